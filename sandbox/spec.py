@@ -1,0 +1,146 @@
+"""What a caller asks for: one frozen record, JSON in and out, no side effects.
+
+A ``Spec`` is complete in itself: with an image, the features of a kernel and the ids of a user it compiles to exactly one plan
+(``sandbox.compile``). Sizes are bytes, times are seconds, processors are cores.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dockless.cgroups import Limits
+from dockless.errors import BadInput
+
+Profile = Literal["default", "untrusted", "privileged"]
+Network = Literal["none", "host"]
+RootMode = Literal["disk", "tmpfs", "readonly"]
+Share = Literal["new", "host"]
+
+_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A host file or directory shown inside. ``idmap``: shift owners by the sandbox's id map (needs root, Linux 5.12)."""
+
+    source: str
+    target: str
+    readonly: bool = False
+    recursive: bool = True
+    idmap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tmpfs:
+    """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory."""
+
+    target: str
+    size: int = 0
+    mode: int = 0o1777
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A named directory that dockless keeps between sandboxes."""
+
+    name: str
+    target: str
+    readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Which namespaces are new (the default) and which are the caller's own. namespaces(7)"""
+
+    mount: Literal["new"] = "new"
+    pid: Share = "new"
+    uts: Share = "new"
+    ipc: Share = "new"
+    user: Share = "new"
+    cgroup: Share = "new"
+    time: Share = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Rlimit:
+    """One resource limit, getrlimit(2). ``name`` without ``RLIMIT_``, lower case: ``nofile``, ``core`` …; -1 is infinity."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything about one sandbox.
+
+    ``argv`` empty: the image's Entrypoint and Cmd. ``env`` is added to the image's. ``user``: ``name|uid[:group|gid]``, looked up
+    inside the image; empty: the image's. ``timeout``: seconds of wall time after which the whole tree is killed, 0 for none;
+    ``grace``: seconds between the stop signal and SIGKILL. ``gpus``: UUIDs of leased GPUs, never a wish. ``time_offset``: seconds
+    added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a profile in the format that Docker and Podman
+    share, ``unconfined``, or empty for dockless's own.
+    """
+
+    argv: tuple[str, ...] = ()
+    image: str = "host"
+    entrypoint: tuple[str, ...] | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str = ""
+    user: str = ""
+    groups: tuple[int, ...] = ()
+    hostname: str = ""
+    profile: Profile = "default"
+    root: RootMode = "disk"
+    root_size: int = 0
+    mounts: tuple[Bind | Tmpfs | Volume, ...] = ()
+    shm_size: int = 0
+    network: Network = "none"
+    namespaces: Namespaces = field(default_factory=Namespaces)
+    limits: Limits = field(default_factory=Limits)
+    best_effort: bool = False
+    cap_add: tuple[str, ...] = ()
+    cap_drop: tuple[str, ...] = ()
+    seccomp: str = ""
+    rlimits: tuple[Rlimit, ...] = ()
+    umask: int | None = None
+    oom_score_adj: int | None = None
+    cpus: tuple[int, ...] = ()
+    time_offset: int = 0
+    stop_signal: int = 0
+    timeout: float = 0.0
+    grace: float = 0.0
+    gpus: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def check_id(value: str, what: str = "sandbox id") -> str:
+    """``value`` if it can name a directory and a cgroup safely, else ``BadInput`` (attack A37)."""
+    if not _ID.match(value):
+        raise BadInput(
+            f"{what} {value[:80]!r} is not usable as a name",
+            subject=value[:80],
+            hint="use up to 64 letters, digits, '_', '.' and '-', starting with a letter or digit",
+        )
+    return value
+
+
+def _check(spec: Spec) -> None:
+    for text in (*spec.argv, *(spec.entrypoint or ()), *(p for pair in spec.env for p in pair), spec.workdir, spec.user):
+        if "\0" in text:
+            raise BadInput(f"{text[:40]!r} contains a NUL byte", hint="arguments, environment and paths are C strings")
+    for name, _ in spec.env:
+        if not name or "=" in name:
+            raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name)
+    if spec.workdir and not spec.workdir.startswith("/"):
+        raise BadInput(f"working directory {spec.workdir!r} is not absolute", subject=spec.workdir, hint="start it with '/'")
+    for mount in spec.mounts:
+        if not mount.target.startswith("/") or "\0" in mount.target:
+            raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")
+        if isinstance(mount, Volume):
+            check_id(mount.name, "volume name")
+    if spec.timeout < 0 or spec.grace < 0:
+        raise BadInput("a timeout cannot be negative", hint="give seconds, or 0 for none")

@@ -1,0 +1,185 @@
+"""Every error dockless raises, in one tree.
+
+::
+
+    DocklessError                   code, subject, hint
+     ├── BadInput                   a value that cannot be meant (also a ValueError)
+     ├── ImageError
+     │    ├── UnknownImage          no such image in the store
+     │    ├── BadDigest             the bytes are not what their digest says
+     │    ├── BadImage              torn, malformed or not an image at all
+     │    ├── UnsafeLayer           a layer entry that tries to leave its root
+     │    └── NotRunnable           sound, but nothing this host can run
+     ├── LimitError
+     │    ├── LimitUnavailable      this host cannot enforce it; names the controller
+     │    └── CgroupError           the kernel refused an operation on a cgroup
+     ├── SandboxError
+     │    ├── LaunchFailed          operation N of the plan failed: step, object, errno
+     │    ├── CommandNotFound       exit code 127
+     │    ├── CommandNotExecutable  exit code 126
+     │    ├── Unsupported           this kernel or this user cannot do it
+     │    ├── IdMapError            an id that the user namespace does not map
+     │    └── SandboxGone           no such sandbox, or it has ended
+     ├── GpuError
+     │    ├── GpuDriverMissing      no NVIDIA driver on this host
+     │    ├── UnknownGpu            no GPU of that index or UUID
+     │    └── NotEnoughGpus         more than the host has, or more than are free
+     ├── SchedError
+     │    ├── DaemonUnavailable     nobody answers on the socket
+     │    ├── UnknownJob            no job of that id
+     │    ├── NotPermitted          another user's job
+     │    └── Refused               a submit the policy can never start
+     └── CheckFailed                ``run(check=True)`` and the command did not return 0
+
+Each class has a stable ``code`` for scripts; each instance names the ``subject`` it is about and, in ``hint``, what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class DocklessError(Exception):
+    """Base of all errors. ``str(error)`` says what failed; ``error.hint`` says what to do about it."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 125
+
+    def __init__(self, message: str, *, subject: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
+        self.hint = hint
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error as the CLI prints it with ``--json``."""
+        return {"error": self.code, "message": str(self), "subject": self.subject, "hint": self.hint}
+
+
+class BadInput(DocklessError, ValueError):
+    code = "bad_input"
+
+
+class ImageError(DocklessError):
+    code = "image"
+
+
+class UnknownImage(ImageError):
+    code = "unknown_image"
+
+
+class BadDigest(ImageError):
+    code = "bad_digest"
+
+
+class BadImage(ImageError):
+    code = "bad_image"
+
+
+class UnsafeLayer(ImageError):
+    code = "unsafe_layer"
+
+
+class NotRunnable(ImageError):
+    code = "not_runnable"
+
+
+class LimitError(DocklessError):
+    code = "limit"
+
+
+class LimitUnavailable(LimitError):
+    """A limit that this host cannot enforce. ``controller`` is the cgroup v2 controller that is missing."""
+
+    code = "limit_unavailable"
+
+    def __init__(self, message: str, *, controller: str, subject: str = "", hint: str = "") -> None:
+        super().__init__(message, subject=subject or controller, hint=hint)
+        self.controller = controller
+
+
+class CgroupError(LimitError):
+    code = "cgroup"
+
+
+class SandboxError(DocklessError):
+    code = "sandbox"
+
+
+class LaunchFailed(SandboxError):
+    """Operation ``index`` of the plan failed with ``errno``; ``step`` is the operation in plain words."""
+
+    code = "launch_failed"
+
+    def __init__(self, message: str, *, index: int, step: str, errno: int, subject: str = "", hint: str = "") -> None:
+        super().__init__(message, subject=subject, hint=hint)
+        self.index = index
+        self.step = step
+        self.errno = errno
+
+
+class CommandNotFound(SandboxError):
+    code = "command_not_found"
+    exit_code = 127
+
+
+class CommandNotExecutable(SandboxError):
+    code = "command_not_executable"
+    exit_code = 126
+
+
+class Unsupported(SandboxError):
+    code = "unsupported"
+
+
+class IdMapError(SandboxError):
+    code = "id_map"
+
+
+class SandboxGone(SandboxError):
+    code = "sandbox_gone"
+
+
+class GpuError(DocklessError):
+    code = "gpu"
+
+
+class GpuDriverMissing(GpuError):
+    code = "gpu_driver_missing"
+
+
+class UnknownGpu(GpuError):
+    code = "unknown_gpu"
+
+
+class NotEnoughGpus(GpuError):
+    code = "not_enough_gpus"
+
+
+class SchedError(DocklessError):
+    code = "sched"
+
+
+class DaemonUnavailable(SchedError):
+    code = "daemon_unavailable"
+
+
+class UnknownJob(SchedError):
+    code = "unknown_job"
+
+
+class NotPermitted(SchedError):
+    code = "not_permitted"
+
+
+class Refused(SchedError):
+    code = "refused"
+
+
+class CheckFailed(DocklessError):
+    """``run(check=True)``: the command ended with something other than 0. ``result`` is the whole result."""
+
+    code = "check_failed"
+
+    def __init__(self, message: str, *, result: Any, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.result = result

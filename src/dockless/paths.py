@@ -1,0 +1,55 @@
+"""Where dockless keeps things: one function per place, as root under /var/lib and /run, as a user under XDG.
+
+``DOCKLESS_HOME`` moves all of them below one directory (tests, labs, a second instance).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def _home() -> Path | None:
+    value = os.environ.get("DOCKLESS_HOME")
+    return Path(value) if value else None
+
+
+def _place(name: str, as_root: str, xdg: str, fallback: str) -> Path:
+    home = _home()
+    if home is not None:
+        return home / name
+    if os.geteuid() == 0:
+        return Path(as_root)
+    base = os.environ.get(xdg)
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / fallback) / "dockless"
+
+
+def store() -> Path:
+    """The image store: blobs by digest, unpacked layers by chain id."""
+    return _place("store", "/var/lib/dockless/store", "XDG_DATA_HOME", ".local/share")
+
+
+def runtime() -> Path:
+    """What a reboot may lose: sockets, locks. A user without ``XDG_RUNTIME_DIR`` gets a directory below the state."""
+    home = _home()
+    if home is not None:
+        return home / "run"
+    if os.geteuid() == 0:
+        return Path("/run/dockless")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "dockless" if base and os.path.isabs(base) else state() / "run"
+
+
+def state() -> Path:
+    """What a reboot must not lose: jobs.db, one directory per sandbox, named volumes."""
+    return _place("state", "/var/lib/dockless", "XDG_STATE_HOME", ".local/state")
+
+
+def config_file() -> Path:
+    """``dockless.toml``."""
+    home = _home()
+    if home is not None:
+        return home / "dockless.toml"
+    if os.geteuid() == 0:
+        return Path("/etc/dockless/dockless.toml")
+    return _place("", "", "XDG_CONFIG_HOME", ".config") / "dockless.toml"
