@@ -1,0 +1,96 @@
+"""What every test gets: its own DOCKLESS_HOME, the requirements check, the residue check, golden files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import requires as requirements
+from support import residue
+
+HERE = Path(__file__).resolve().parent
+CHECKED_FOR_RESIDUE = ("integration", "attacks")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/* from what the tests produce now")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires(*words): what the test needs of the machine; see tests/support/requires.py")
+    config.addinivalue_line("markers", "leaves(reason): the test may leave something behind, on purpose; no residue check")
+
+
+def pytest_report_header() -> list[str]:
+    probes = ("root", "userns", "overlay", "subuid", "cgroup2", "cgroup2:memory", "device-filter", "virtio-disk", "gpu")
+    has = [word for word in probes if not requirements.missing(word)]
+    lines = [f"machine: Linux {os.uname().release}, has: {' '.join(has) or 'nothing special'}"]
+    if os.environ.get("DOCKLESS_MUST_RUN"):
+        lines.append(f"must run: {os.environ['DOCKLESS_MUST_RUN']}")
+    return lines
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # The nearest mark last: a module's needs are reported before a test's own.
+    for mark in reversed(list(item.iter_markers("requires"))):
+        requirements.check(*mark.args)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DOCKLESS_HOME of the test's own. The name is short: a unix socket's path has 108 bytes."""
+    place = tmp_path / "h"
+    place.mkdir(mode=0o700)
+    monkeypatch.setenv("DOCKLESS_HOME", str(place))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _no_residue(request: pytest.FixtureRequest, home: Path) -> Iterator[None]:
+    """Integration and attack tests leave the machine as they found it."""
+    room = request.node.path.relative_to(HERE).parts[0] if request.node.path.is_relative_to(HERE) else ""
+    if room not in CHECKED_FOR_RESIDUE or request.node.get_closest_marker("leaves"):
+        yield
+        return
+    before = residue.snapshot()
+    yield
+    left = residue.leftovers(before)
+    if left:
+        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden("name.txt", text)``: the text is what tests/golden/name.txt says; --update-golden rewrites the file."""
+
+    def compare(name: str, text: str) -> None:
+        path = HERE / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        assert path.exists(), f"{path} is missing: run pytest --update-golden and review it like code"
+        assert text == path.read_text(), f"differs from {path}: if that is meant, run pytest --update-golden and review the change"
+
+    return compare
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of real images and hostile tars, where there is one."""
+    requirements.check("shared")
+    place = requirements.shared()
+    assert place is not None
+    return place
+
+
+@pytest.fixture
+def scratch_disk() -> tuple[Path, str]:
+    """A directory on a disk of its own and the disk's "major:minor", for io limits."""
+    requirements.check("virtio-disk")
+    place = Path(os.environ["DOCKLESS_TEST_DISK"])
+    number = os.stat(place).st_dev
+    return place, f"{os.major(number)}:{os.minor(number)}"

@@ -1,0 +1,157 @@
+"""What a test may not leave behind: mounts, cgroups, processes, descriptors, directories, a changed host process.
+
+``snapshot()`` before, ``leftovers(before)`` after. Ends take a moment (a cgroup empties, a keeper writes its last line), so the second look
+waits for the condition "nothing is left" with a deadline and reports only what is still there at the end of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import resource
+import signal
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.requires import cgroup2_mount
+
+DEADLINE = 3.0  # seconds that ends may take
+PR_GET_DUMPABLE = 3
+
+# What a process keeps on purpose, once: the launcher's sealed memfd and the user namespaces of its id maps.
+KEPT = re.compile(r"/memfd:dockless|user:\[")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    mounts: frozenset[str]
+    cgroups: frozenset[str]
+    processes: frozenset[str]
+    descriptors: frozenset[str]
+    directories: frozenset[str]
+    host: frozenset[str]
+
+
+def _mounts() -> frozenset[str]:
+    rows = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return frozenset(f"mount {row[4]} ({row[row.index('-') + 1]})" for row in rows)
+
+
+def _cgroups() -> frozenset[str]:
+    """Every group below a directory called ``dockless``; the directory itself may stay."""
+    top = cgroup2_mount()
+    if top is None:
+        return frozenset()
+    found = set()
+    for directory, names, _ in os.walk(top):
+        if "/dockless" in directory.removeprefix(str(top)):
+            found.update(f"cgroup {directory}/{name}" for name in names)
+    return frozenset(found)
+
+
+def _stat(pid: str) -> tuple[str, str, int] | None:
+    """(name, state, parent) of a process, None when it is gone. proc_pid_stat(5)"""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+    return name, rest[0], int(rest[1])
+
+
+def _of_another_run(pid: str) -> bool:
+    """A process that lives under another DOCKLESS_HOME than this test's: a second test run on the same machine."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    homes = [entry.partition(b"=")[2] for entry in environ if entry.startswith(b"DOCKLESS_HOME=")]
+    return bool(homes) and homes[0] != os.environb.get(b"DOCKLESS_HOME", b"")
+
+
+def _processes() -> frozenset[str]:
+    """Children of this process, zombies among them, and everything called dockless… that is nobody else's."""
+    me, found = os.getpid(), set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        stat = _stat(pid)
+        if stat is None:
+            continue
+        name, state, parent = stat
+        if parent == me or (name.startswith("dockless") and parent == 1 and not _of_another_run(pid)):
+            found.add(f"process {pid} {name}{' (zombie)' if state == 'Z' else ''}")
+    return frozenset(found)
+
+
+def _descriptors() -> frozenset[str]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if not KEPT.match(target):
+            found.add(f"fd {fd} {target}")
+    return frozenset(found)
+
+
+def _directories() -> frozenset[str]:
+    """The places a test must not touch (its DOCKLESS_HOME is elsewhere) and forgotten temporary directories."""
+    places = [Path("/run/dockless"), Path("/var/lib/dockless"), Path("/etc/dockless"), *Path(tempfile.gettempdir()).glob("dockless*")]
+    return frozenset(f"path {place}" for place in places if place.exists() and not _of_another_path(place))
+
+
+def _of_another_path(place: Path) -> bool:
+    try:
+        return place.stat().st_uid != os.geteuid()
+    except OSError:
+        return True
+
+
+def _host() -> frozenset[str]:
+    mask = os.umask(0)
+    os.umask(mask)
+    return frozenset(
+        {
+            f"hostname {socket.gethostname()}",
+            f"cwd {os.getcwd()}",
+            f"umask {mask:o}",
+            f"dumpable {_libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0)}",
+            f"ids {os.getresuid()} {os.getresgid()}",
+            f"blocked signals {sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))}",
+            f"nofile {resource.getrlimit(resource.RLIMIT_NOFILE)}",
+            f"oom_score_adj {Path('/proc/self/oom_score_adj').read_text().strip()}",
+            *(
+                f"{name} namespace {os.readlink(f'/proc/self/ns/{name}')}"
+                for name in ("mnt", "user", "net", "uts", "cgroup", "pid_for_children")
+            ),
+        }
+    )
+
+
+def snapshot() -> State:
+    return State(_mounts(), _cgroups(), _processes(), _descriptors(), _directories(), _host())
+
+
+def _difference(before: State, after: State) -> set[str]:
+    left: set[str] = set()
+    for name in State.__slots__:
+        left |= getattr(after, name) - getattr(before, name)
+    return left
+
+
+def leftovers(before: State, deadline: float = DEADLINE) -> list[str]:
+    """What is there now that was not there before, once everything that was ending had its time."""
+    left = _difference(before, snapshot())
+    end = time.monotonic() + deadline
+    while left and time.monotonic() < end:
+        gc.collect()  # a descriptor held by a dead object is closed by the collector
+        time.sleep(0.02)
+        left &= _difference(before, snapshot())
+    return sorted(left)
