@@ -1,0 +1,15 @@
+"""Limits, accounting and the kill switch for a tree of processes: cgroup v2, useful alone.
+
+::
+
+    with Cgroup.create("job-7", Limits.parse(cpus="1.5", memory="4G")) as group:
+        ...start something in it: clone3(CLONE_INTO_CGROUP, group.fd), or group.add(pid)
+        print(group.usage().memory_peak)
+
+``limits`` says what is asked, ``delegation`` where groups may be made, ``group`` makes them, ``watch`` waits for events, ``usage``
+reads the accounts, ``devices`` builds the device filter, ``systemd`` asks a user manager for a place.
+"""
+
+from dockless.cgroups.limits import IoMax, Limits, Rounding, Write
+
+__all__ = ["IoMax", "Limits", "Rounding", "Write"]
