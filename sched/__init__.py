@@ -1,0 +1,51 @@
+"""The queue: jobs, quotas, packing, and the daemon that runs them.
+
+Importing this package is cheap (no asyncio, no sqlite3) and never imports the daemon. What a front door needs::
+
+    from dockless.sched import JobSpec, connect
+
+    with connect() as queue:                      # -> Client; DaemonUnavailable if nobody answers
+        job_id = queue.submit(JobSpec(Spec(argv=("python", "train.py")), gpus="2", time_limit=3600))
+        ids = queue.submit_many([JobSpec(...), ...])        # one transaction: all or none
+        ids = queue.submit_array(JobSpec(...), 1000)        # DOCKLESS_ARRAY_ID, DOCKLESS_ARRAY_INDEX in the environment
+        jobs = queue.queue()                      # -> list[Job], waiting and running; every waiting one with its reason
+        jobs = queue.queue(ended=True, limit=50, user="anna")
+        job = queue.job(job_id)                   # -> Job with .attempts filled
+        job = queue.wait(job_id, timeout=None)    # -> Job; blocks without polling; TimeoutError after ``timeout`` seconds
+        jobs = queue.wait_many(ids)               # outlives a restart of the daemon
+        job = queue.cancel(job_id, grace=10.0)    # owner or administrator; ending an ended job is no error
+        for line in queue.logs(job_id, follow=True):        # -> Iterator[LogLine(at, stream, text, partial)]
+            print(line.text, end="" if line.partial else "\\n")
+        info = queue.info()                       # -> HostInfo(gpus=(GpuInfo(index, uuid, model, memory, simulated, job, user, …), …), …)
+        who = queue.ping()                        # -> DaemonInfo(pid, version, owner_uid, admin, socket, …)
+        queue.shutdown()                          # administrator; running jobs go on
+
+    from dockless.sched.client import socket_path           # DOCKLESS_SOCKET, else the user's own daemon, else root's
+
+The daemon: ``from dockless.sched.daemon import main``, ``main(argv: Sequence[str]) -> int`` is ``dockless daemon``; it stays in the
+foreground and writes one line to standard error when it serves. All records are frozen and have ``as_dict()`` for ``--json``.
+Errors of the daemon are raised by the client as the same class of ``dockless.errors``, with message, subject and hint.
+
+Files: ``jobs`` (records and states) · ``policy`` and ``packing`` (pure decisions) · ``queue`` (SQLite) · ``writer`` (group commit) ·
+``lease`` · ``config`` · ``admission`` · ``executor`` (attempts and their sandboxes) · ``protocol`` · ``client`` · ``server`` · ``daemon``.
+"""
+
+from __future__ import annotations
+
+from dockless.sched.client import Client, connect
+from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
+from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
+
+__all__ = [
+    "Attempt",
+    "AttemptState",
+    "Client",
+    "DaemonInfo",
+    "GpuInfo",
+    "HostInfo",
+    "Job",
+    "JobSpec",
+    "LogLine",
+    "State",
+    "connect",
+]

@@ -1,0 +1,99 @@
+"""JobSpec and Spec to plain JSON values and back, strictly: a wrong type or an unknown name is an error, never a guess.
+
+Only what differs from the default is written, so a queued job costs some hundred bytes. The three kinds of mount are told apart by
+what only they have: a bind has a ``source``, a volume has a ``name``, a tmpfs has neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from typing import Any, TypeVar
+
+from dockless.errors import BadInput
+from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
+from dockless.sched.jobs import JobSpec
+
+T = TypeVar("T")
+
+
+def job_to_plain(job: JobSpec) -> dict[str, Any]:
+    """``job`` as dicts, lists, strings and numbers."""
+    return _to_plain(job)
+
+
+def job_from_plain(data: Any) -> JobSpec:
+    """The inverse. Raises BadInput that names the field."""
+    return _record(JobSpec, data, "job")
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        defaults = _defaults(type(value))
+        out = {}
+        for name in defaults:
+            item = getattr(value, name)
+            if item != defaults[name]:
+                out[name] = _to_plain(item)
+        return out
+    if isinstance(value, (tuple, list)):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):
+        if item.default is not dataclasses.MISSING:
+            out[item.name] = item.default
+        elif item.default_factory is not dataclasses.MISSING:
+            out[item.name] = item.default_factory()
+        else:
+            out[item.name] = dataclasses.MISSING
+    return out
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _record(cls: type[T], data: Any, where: str) -> T:
+    import msgspec
+
+    if not isinstance(data, dict):
+        raise BadInput(f"{where} is not an object", subject=where, hint="send a JSON object")
+    hints = _hints(cls)
+    values: dict[str, Any] = {}
+    for name, item in data.items():
+        place = f"{where}.{name}"
+        if name not in hints:
+            raise BadInput(f"{place} is unknown", subject=place, hint="client and daemon may be of different versions")
+        if cls is JobSpec and name == "spec":
+            values[name] = _record(Spec, item, place)
+        elif cls is Spec and name == "mounts":
+            values[name] = _mounts(item, place)
+        else:
+            try:
+                values[name] = msgspec.convert(item, hints[name])
+            except msgspec.ValidationError as error:
+                raise BadInput(f"{place}: {error}", subject=place, hint="see the documentation of this field") from None
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise BadInput(f"{where}: {error}", subject=where, hint="a field is missing") from None
+
+
+def _mounts(data: Any, where: str) -> tuple[Bind | Tmpfs | Volume, ...]:
+    if not isinstance(data, list):
+        raise BadInput(f"{where} is not a list", subject=where)
+    out: list[Bind | Tmpfs | Volume] = []
+    for number, item in enumerate(data):
+        place = f"{where}[{number}]"
+        kind: type[Bind | Tmpfs | Volume] = Tmpfs
+        if isinstance(item, dict):
+            kind = Bind if "source" in item else Volume if "name" in item else Tmpfs
+        out.append(_record(kind, item, place))
+    return tuple(out)

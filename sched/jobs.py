@@ -1,0 +1,229 @@
+"""What a job is, and the states it passes through.
+
+::
+
+    submit ─► PENDING ──────────────────────── cancel ─► CANCELLED
+                │  ▲
+        lease   │  │ the daemon died before the launch: that attempt is void
+      committed ▼  │ (also: the host rebooted and the job says on_reboot="requeue")
+              STARTING ── the launch was refused ──────► FAILED
+                │  └───────────────────────── cancel ─► CANCELLED
+     the program│
+     is exec'd  ▼
+              RUNNING ─┬─ exit code 0 ────────────────► COMPLETED
+                       ├─ any other exit or a signal ──► FAILED
+                       ├─ its time limit was reached ──► TIMEOUT
+                       ├─ the OOM killer took it ──────► OOM
+                       ├─ cancel, then its exit ───────► CANCELLED
+                       └─ nobody can say (reboot, its
+                          keeper was killed) ──────────► LOST
+
+Every change of state is one committed transaction, and ``ALLOWED`` below is the whole of what may happen. A job has numbered
+attempts; at most one of them is alive, ever. An attempt's sandbox is called ``job-<job>-<attempt>``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from dockless.errors import BadInput
+from dockless.sandbox.spec import Spec
+
+OnReboot = Literal["requeue", "fail"]
+
+MAX_PRIORITY = 1_000_000
+MAX_TIME_LIMIT = 10 * 365 * 86400.0
+MAX_NAME = 128
+
+
+class State(str, Enum):
+    """The state of a job. The values are what users see and scripts compare."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OOM = "OOM"
+    LOST = "LOST"
+
+    __str__ = str.__str__
+
+    @property
+    def ended(self) -> bool:
+        return self in ENDED
+
+    @property
+    def holds_gpus(self) -> bool:
+        return self is State.STARTING or self is State.RUNNING
+
+
+ENDED = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMEOUT, State.OOM, State.LOST})
+
+ALLOWED: dict[State, frozenset[State]] = {
+    State.PENDING: frozenset({State.STARTING, State.CANCELLED}),
+    State.STARTING: frozenset({State.RUNNING, State.PENDING}) | ENDED,
+    State.RUNNING: frozenset({State.PENDING}) | ENDED,
+    **{state: frozenset() for state in ENDED},
+}
+
+
+class AttemptState(str, Enum):
+    """The state of one attempt. VOID: it never ran, its number is used up all the same."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    ENDED = "ENDED"
+    VOID = "VOID"
+    LOST = "LOST"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a user submits.
+
+    ``spec``: the sandbox; its ``gpus`` stays empty, the daemon fills in what it leases. ``gpus``: ``""`` for none, ``"2"`` for any two
+    free ones, ``"all"``, ``"device=0,2"`` or a GPU's UUID. ``priority``: higher starts earlier; only an administrator may go above 0.
+    ``time_limit``: seconds from start, 0 for none; a job without one cannot start ahead of a job that waits for its GPUs.
+    ``group``: a label for listings, one of the owner's own groups. ``on_reboot``: what becomes of a running job when the host reboots.
+    """
+
+    spec: Spec = field(default_factory=Spec)
+    gpus: str = ""
+    priority: int = 0
+    time_limit: float = 0.0
+    name: str = ""
+    group: str = ""
+    on_reboot: OnReboot = "fail"
+
+    def __post_init__(self) -> None:
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise BadInput(f"priority {self.priority} is out of range", subject="priority", hint=f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        if not math.isfinite(self.time_limit) or not 0 <= self.time_limit <= MAX_TIME_LIMIT:
+            raise BadInput(f"time limit {self.time_limit} is out of range", subject="time_limit", hint="give seconds, or 0 for none")
+        for what, text in (("name", self.name), ("group", self.group), ("gpus", self.gpus)):
+            if len(text) > MAX_NAME or not text.isprintable():
+                raise BadInput(f"{what} {text[:40]!r} is too long or not printable", subject=what, hint=f"at most {MAX_NAME} printable characters")
+        if self.on_reboot not in ("requeue", "fail"):
+            raise BadInput(f"on_reboot {self.on_reboot!r} is unknown", subject="on_reboot", hint="use 'requeue' or 'fail'")
+        if self.spec.gpus:
+            raise BadInput("a job cannot name leased GPUs", subject="spec.gpus", hint="ask with JobSpec.gpus; the daemon leases them")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to run a job. Times are seconds since the epoch; ``exit`` is the sandbox's exit record as JSON, see ``Exit``."""
+
+    job: int
+    number: int
+    state: AttemptState
+    sandbox: str
+    gpus: tuple[str, ...] = ()
+    started: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    exit: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as the queue shows it. JSON-able by ``as_dict``.
+
+    ``gpus``: as asked; ``gpu_count``: how many that is; ``devices``: UUIDs it holds now or held last. ``attempt``: number of the newest
+    attempt, 0 before the first. ``exit_code``: shell style (128+N by signal N, 124 by time limit), None while there is none.
+    ``array``/``index``: the id of the first job of its array and the place in it; 0/0 outside arrays (``array`` is 0 there).
+    ``name``, ``image`` and ``command`` are empty in what other users see.
+    """
+
+    id: int
+    uid: int
+    user: str
+    state: State
+    reason: str = ""
+    name: str = ""
+    group: str = ""
+    image: str = ""
+    command: str = ""
+    gpus: str = ""
+    gpu_count: int = 0
+    devices: tuple[str, ...] = ()
+    priority: int = 0
+    time_limit: float = 0.0
+    on_reboot: OnReboot = "fail"
+    submitted: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    attempt: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    array: int = 0
+    index: int = 0
+    attempts: tuple[Attempt, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``; what it holds reads back with ``Job.from_dict``."""
+        out: dict[str, Any] = {name: getattr(self, name) for name in _JOB_FIELDS}
+        out["state"] = str(self.state)
+        out["devices"] = list(self.devices)
+        out["attempts"] = [
+            {name: (str(value) if name == "state" else list(value) if name == "gpus" else value) for name, value in _fields(attempt)}
+            for attempt in self.attempts
+        ]
+        return out
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Job:
+        """The inverse of ``as_dict``; fields of a newer daemon are ignored."""
+        known = {name: data[name] for name in _JOB_FIELDS if name in data}
+        known["state"] = State(known["state"])
+        known["devices"] = tuple(known.get("devices", ()))
+        attempts = []
+        for item in known.get("attempts", ()):
+            fields = {name: item[name] for name in Attempt.__slots__ if name in item}
+            fields["state"] = AttemptState(fields["state"])
+            fields["gpus"] = tuple(fields.get("gpus", ()))
+            attempts.append(Attempt(**fields))
+        known["attempts"] = tuple(attempts)
+        return Job(**known)
+
+
+_JOB_FIELDS: tuple[str, ...] = tuple(Job.__slots__)  # type: ignore[arg-type]  # typeshed: str | Iterable[str]
+
+
+def _fields(attempt: Attempt) -> list[tuple[str, Any]]:
+    return [(name, getattr(attempt, name)) for name in Attempt.__slots__]
+
+
+def sandbox_id(job: int, attempt: int) -> str:
+    """The name of the sandbox that an attempt runs in; also its key when a daemon comes back."""
+    return f"job-{job}-{attempt}"
+
+
+def final_state(exit_record: dict[str, Any], cancelled: bool) -> tuple[State, str]:
+    """How a job ended and why, from its exit record. A cancel that was committed wins over what the program made of its signal."""
+    code, signal = exit_record.get("code"), exit_record.get("signal")
+    how = f"exit code {code}" if signal is None else f"killed by signal {signal}"
+    if cancelled:
+        return State.CANCELLED, f"cancelled while it ran ({how})"
+    if exit_record.get("timed_out"):
+        return State.TIMEOUT, "reached its time limit"
+    if code == 0:
+        return State.COMPLETED, ""
+    if exit_record.get("oom_killed"):
+        return State.OOM, f"out of memory ({how})"
+    return State.FAILED, how
+
+
+def shell_code(exit_record: dict[str, Any]) -> int | None:
+    """The exit code as a shell shows it: 124 by time limit, 128+N by signal N."""
+    if exit_record.get("timed_out"):
+        return 124
+    signal, code = exit_record.get("signal"), exit_record.get("code")
+    return 128 + int(signal) if signal is not None else None if code is None else int(code)

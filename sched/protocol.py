@@ -1,0 +1,138 @@
+"""The words that client and daemon exchange: JSON lines over a unix socket, one version number, bounded sizes.
+
+A request is one line, ``{"v": 1, "op": "submit", …}``; the answer is one line, ``{"ok": true, …}`` or ``{"ok": false, "error": {…}}``.
+``logs`` answers with several lines, the last of them has ``"end": true``. Who asks is never part of a message: the daemon reads
+the caller's user id from the socket (SO_PEERCRED, unix(7)).
+
+JSON by the standard library in its ASCII form: a log line that is not UTF-8 travels as lone surrogates and comes back byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dockless.errors import BadInput, DocklessError, SchedError
+
+VERSION = 1
+MAX_REQUEST = 8 << 20
+"""Bytes of one request line. An array of 10,000 is one spec and a count, so this is some 10,000 different jobs."""
+MAX_JOBS_PER_SUBMIT = 10_000
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a job's output. ``at``: RFC 3339 with nanoseconds; ``stream``: ``stdout`` or ``stderr``; ``text`` without its
+    newline, bytes that are not UTF-8 as surrogates (``text.encode(errors="surrogateescape")`` gives them back); ``partial``: no
+    newline was written."""
+
+    at: str
+    stream: str
+    text: str
+    partial: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """A GPU of the host and who holds it. ``memory``: bytes. ``job`` 0: nobody here; ``outside``: in use by something else."""
+
+    index: int
+    uuid: str
+    model: str = ""
+    memory: int = 0
+    numa_node: int = -1
+    simulated: bool = False
+    outside: bool = False
+    job: int = 0
+    attempt: int = 0
+    user: str = ""
+    since: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit)."""
+
+    gpus: tuple[GpuInfo, ...] = ()
+    waiting: int = 0
+    running: int = 0
+    cpu_jobs: int = 0
+    gpu_error: str = ""
+    quotas: tuple[tuple[str, str, int, int | None], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInfo:
+    """The daemon that answers. ``admin``: whether this caller may do everything; ``user``: who the daemon says the caller is."""
+
+    pid: int
+    version: str
+    owner_uid: int
+    user: str
+    admin: bool
+    started: float
+    socket: str = ""
+    simulated: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One message as one line."""
+    return _ENCODER.encode(message).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The message in one line. Raises BadInput for anything that is not one JSON object."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput("a message is not JSON", subject="protocol", hint="send one JSON object per line") from error
+    if not isinstance(message, dict):
+        raise BadInput("a message is not a JSON object", subject="protocol", hint="send one JSON object per line")
+    return message
+
+
+def error_message(error: DocklessError) -> dict[str, Any]:
+    """An error as it travels; what the class adds (``controller``, ``errno`` …) goes along as ``extra``."""
+    extra = {k: v for k, v in vars(error).items() if k not in ("subject", "hint") and isinstance(v, (str, int, float))}
+    notes = list(getattr(error, "__notes__", ()))
+    return {"ok": False, "error": {"code": error.code, "message": str(error), "subject": error.subject, "hint": error.hint, "extra": extra, "notes": notes}}
+
+
+def raise_error(error: dict[str, Any]) -> None:
+    """Raise what ``error_message`` made, as the same class; an unknown code (a newer daemon) becomes SchedError."""
+    cls = _classes().get(str(error.get("code", "")), SchedError)
+    # Not through __init__: subclasses ask for arguments of their own, which are in ``extra`` here.
+    instance = cls.__new__(cls)
+    DocklessError.__init__(instance, str(error.get("message", "")), subject=str(error.get("subject", "")), hint=str(error.get("hint", "")))
+    for name, value in dict(error.get("extra") or {}).items():
+        if name.isidentifier() and not name.startswith("_"):
+            setattr(instance, name, value)
+    for note in error.get("notes") or ():
+        instance.add_note(str(note))
+    raise instance
+
+
+def _classes() -> dict[str, type[DocklessError]]:
+    found: dict[str, type[DocklessError]] = {}
+    stack: list[type[DocklessError]] = [DocklessError]
+    while stack:
+        cls = stack.pop()
+        found.setdefault(cls.code, cls)
+        stack.extend(cls.__subclasses__())
+    return found
