@@ -17,21 +17,21 @@ from types import MappingProxyType
 
 from dockless.errors import BadInput
 
-_NAMES = (
+_IN_ORDER = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST "
     "NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE "
     "SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM "
     "BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
-).split()
+)
 
-CAPS = MappingProxyType({f"CAP_{name}": number for number, name in enumerate(_NAMES)})
+CAPS = MappingProxyType({f"CAP_{name}": number for number, name in enumerate(_IN_ORDER.split())})
 """Name → number, as in linux/capability.h up to CAP_CHECKPOINT_RESTORE (Linux 5.9)."""
 
 ALL = frozenset(CAPS)
 
-DEFAULT = frozenset(
-    f"CAP_{name}" for name in "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT".split()
-)
+_KEPT = "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT"
+
+DEFAULT = frozenset(f"CAP_{name}" for name in _KEPT.split())
 """What Podman keeps; Docker adds MKNOD, NET_RAW and AUDIT_WRITE, which no job on a GPU host needs."""
 
 PROFILES = MappingProxyType({"default": DEFAULT, "untrusted": frozenset[str](), "privileged": ALL})
