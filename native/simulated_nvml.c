@@ -1,0 +1,395 @@
+/* A stand-in for NVIDIA's libnvidia-ml.so.1, for tests and labs without a GPU.
+ *
+ * It carries that SONAME, so that the real pynvml, once this file is loaded, finds it by dlopen("libnvidia-ml.so.1"). It answers the
+ * calls that dockless makes, with the names and struct layouts of nvml.h (_v2, _v3 …), from one environment variable, read whenever the
+ * library is initialised for the first time (or again after the last shutdown):
+ *
+ *     DOCKLESS_SIMULATED_GPUS=4x80G                 four GPUs of 80 GiB
+ *     DOCKLESS_SIMULATED_GPUS=8x80G,nvlink=4        NVLink inside groups of four (of 2..4: direct links; of more: through NVSwitch)
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,mig=3           the last GPU is divided into three MIG slices
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,busy=1          a foreign process (pid 1) computes on GPU 1
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,old             an old driver: processes, topology, NVLink, MIG and affinity are unknown to it
+ *
+ * Without the variable it says "driver not loaded". Every model name contains "Simulated". The symbol dockless_simulated_nvml tells
+ * callers what they have loaded. Handles point into one static table, which changes only while nobody holds the library initialised.
+ *
+ * Build: gcc -shared -fPIC -O2 -Wall -Wl,-soname,libnvidia-ml.so.1 -o simulated/libnvidia-ml.so.1 simulated_nvml.c
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum {
+    OK = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    FUNCTION_NOT_FOUND = 13,
+};
+enum { MAX_GPUS = 99, MAX_SLICES = 7, LINKS = 12, LINKS_PER_SWITCH = 2, DOMAIN = 0xd0c1 };
+
+typedef int result;
+
+struct device {
+    int index, gi, ci;       /* gi, ci: -1 for a whole GPU */
+    unsigned long long memory;
+    char uuid[48];
+    struct device *parent;
+};
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} pci_info;
+
+typedef struct { unsigned long long total, free, used; } memory_v1;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
+typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process_info;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int users;
+static int count, group, slices, busy, old;
+static struct device gpus[MAX_GPUS], parts[MAX_SLICES];
+
+const int dockless_simulated_nvml = 1;
+
+/* "4x80G,nvlink=2,…" into the table; 0 if it is not well formed. */
+static int configure(const char *text) {
+    unsigned long long size;
+    char unit;
+    int used = 0;
+
+    group = slices = old = 0;
+    busy = -1;
+    if (sscanf(text, "%dx%llu%c%n", &count, &size, &unit, &used) != 3 || count < 1 || count > MAX_GPUS || !size || size > 999999)
+        return 0;
+    if (unit == 'M') size <<= 20;
+    else if (unit == 'G') size <<= 30;
+    else if (unit == 'T') size <<= 40;
+    else return 0;
+    for (text += used; *text; text += used) {
+        used = 0;
+        if (sscanf(text, ",nvlink=%d%n", &group, &used) == 1 && used) continue;
+        if (sscanf(text, ",mig=%d%n", &slices, &used) == 1 && used) continue;
+        if (sscanf(text, ",busy=%d%n", &busy, &used) == 1 && used) continue;
+        if (strncmp(text, ",old", 4)) return 0;
+        old = 1;
+        used = 4;
+    }
+    if (group < 0 || slices < 0 || slices > MAX_SLICES) return 0;
+    for (int i = 0; i < count; i++) {
+        gpus[i] = (struct device){.index = i, .gi = -1, .ci = -1, .memory = size};
+        snprintf(gpus[i].uuid, sizeof gpus[i].uuid, "GPU-51d01a7e-d000-4000-8000-%012x", i);
+    }
+    for (int i = 0; i < slices; i++) {
+        parts[i] = (struct device){.index = count - 1, .gi = i + 1, .ci = 0, .memory = size / slices, .parent = &gpus[count - 1]};
+        snprintf(parts[i].uuid, sizeof parts[i].uuid, "MIG-51d01a7e-d000-5000-8%03x-%012x", count - 1, i);
+    }
+    return 1;
+}
+
+static int ready(void) {
+    pthread_mutex_lock(&lock);
+    int yes = users > 0;
+    pthread_mutex_unlock(&lock);
+    return yes;
+}
+
+static int good(const struct device *d) {
+    return (d >= gpus && d < gpus + count) || (d >= parts && d < parts + slices);
+}
+
+#define CHECK(condition, otherwise)       \
+    do {                                  \
+        if (!ready()) return UNINITIALIZED; \
+        if (!(condition)) return otherwise; \
+    } while (0)
+#define MODERN() \
+    do {         \
+        if (old) return FUNCTION_NOT_FOUND; \
+    } while (0)
+
+static result put(char *buffer, unsigned length, const char *text) {
+    if (!buffer) return INVALID_ARGUMENT;
+    if (strlen(text) >= length) return INSUFFICIENT_SIZE;
+    strcpy(buffer, text);
+    return OK;
+}
+
+static void address(pci_info *p, unsigned bus) {
+    memset(p, 0, sizeof *p);
+    p->domain = DOMAIN;
+    p->bus = bus;
+    p->pciDeviceId = 0x000010de; /* a vendor and no device: nothing to be mistaken for */
+    snprintf(p->busIdLegacy, sizeof p->busIdLegacy, "%04X:%02X:00.0", DOMAIN, bus);
+    snprintf(p->busId, sizeof p->busId, "%08X:%02X:00.0", DOMAIN, bus);
+}
+
+/* ---- the library ---- */
+
+result nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    result r = OK;
+    if (users == 0) {
+        const char *text = getenv("DOCKLESS_SIMULATED_GPUS");
+        if (!text || !*text) r = DRIVER_NOT_LOADED;
+        else if (!configure(text)) r = INVALID_ARGUMENT;
+    }
+    if (r == OK) users++;
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+result nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+result nvmlInit(void) { return nvmlInitWithFlags(0); }
+
+result nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    result r = users > 0 ? OK : UNINITIALIZED;
+    if (users > 0) users--;
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+
+const char *nvmlErrorString(result r) {
+    switch (r) {
+    case OK: return "Success (simulated)";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NOT_FOUND: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case FUNCTION_NOT_FOUND: return "Function Not Found";
+    default: return "Unknown Error";
+    }
+}
+
+result nvmlSystemGetDriverVersion(char *buffer, unsigned length) {
+    CHECK(1, OK);
+    return put(buffer, length, "0.0-simulated");
+}
+result nvmlSystemGetNVMLVersion(char *buffer, unsigned length) { return put(buffer, length, "0.0-simulated"); }
+result nvmlSystemGetCudaDriverVersion(int *version) {
+    CHECK(version, INVALID_ARGUMENT);
+    *version = 0;
+    return OK;
+}
+result nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
+
+/* ---- devices ---- */
+
+result nvmlDeviceGetCount_v2(unsigned *n) {
+    CHECK(n, INVALID_ARGUMENT);
+    *n = count;
+    return OK;
+}
+
+result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
+    CHECK(d && index < (unsigned)count, INVALID_ARGUMENT);
+    *d = &gpus[index];
+    return OK;
+}
+
+result nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
+    CHECK(uuid && d, INVALID_ARGUMENT);
+    for (int i = 0; i < count; i++)
+        if (!strcasecmp(gpus[i].uuid, uuid)) return *d = &gpus[i], OK;
+    for (int i = 0; i < slices; i++)
+        if (!strcasecmp(parts[i].uuid, uuid)) return *d = &parts[i], OK;
+    return NOT_FOUND;
+}
+
+result nvmlDeviceGetIndex(struct device *d, unsigned *index) {
+    CHECK(good(d) && index, INVALID_ARGUMENT);
+    *index = d->index;
+    return OK;
+}
+
+result nvmlDeviceGetUUID(struct device *d, char *buffer, unsigned length) {
+    CHECK(good(d), INVALID_ARGUMENT);
+    return put(buffer, length, d->uuid);
+}
+
+result nvmlDeviceGetName(struct device *d, char *buffer, unsigned length) {
+    CHECK(good(d), INVALID_ARGUMENT);
+    return put(buffer, length, d->parent ? "Simulated GPU MIG slice" : "Simulated GPU");
+}
+
+/* The minor differs from the index on purpose, as it may on a real host: the last GPU has minor 0. */
+result nvmlDeviceGetMinorNumber(struct device *d, unsigned *minor) {
+    CHECK(good(d) && minor, INVALID_ARGUMENT);
+    if (d->parent) return NOT_SUPPORTED;
+    *minor = (d->index + 1) % count;
+    return OK;
+}
+
+static unsigned long long occupied(const struct device *d) { return d->index == busy && !d->parent ? 1ull << 30 : 0; }
+
+result nvmlDeviceGetMemoryInfo(struct device *d, memory_v1 *m) {
+    CHECK(good(d) && m, INVALID_ARGUMENT);
+    *m = (memory_v1){d->memory, d->memory - occupied(d), occupied(d)};
+    return OK;
+}
+
+result nvmlDeviceGetMemoryInfo_v2(struct device *d, memory_v2 *m) {
+    CHECK(good(d) && m, INVALID_ARGUMENT);
+    MODERN();
+    if (m->version != (sizeof *m | 2u << 24)) return 25; /* argument version mismatch */
+    *m = (memory_v2){m->version, d->memory, 0, d->memory - occupied(d), occupied(d)};
+    return OK;
+}
+
+result nvmlDeviceGetPciInfo_v3(struct device *d, pci_info *p) {
+    CHECK(good(d) && p, INVALID_ARGUMENT);
+    address(p, 0x10 + d->index);
+    return OK;
+}
+
+/* ---- where it sits ---- */
+
+static int node_of(int index) { return count > 4 && index >= count / 2; } /* two processors once there are more than four GPUs */
+
+result nvmlDeviceGetNumaNodeId(struct device *d, unsigned *node) {
+    (void)d, (void)node;
+    return NOT_SUPPORTED; /* only for GPUs whose own memory is a node */
+}
+
+result nvmlDeviceGetMemoryAffinity(struct device *d, unsigned words, unsigned long *set, unsigned scope) {
+    (void)scope;
+    CHECK(good(d) && words && set, INVALID_ARGUMENT);
+    MODERN();
+    memset(set, 0, words * sizeof *set);
+    set[0] = 1ul << node_of(d->index);
+    return OK;
+}
+
+result nvmlDeviceGetTopologyCommonAncestor(struct device *a, struct device *b, unsigned *level) {
+    CHECK(good(a) && good(b) && level, INVALID_ARGUMENT);
+    MODERN();
+    if (a->index == b->index) *level = 0;                      /* one board */
+    else if (a->index / 2 == b->index / 2) *level = 10;        /* one PCIe switch */
+    else if (node_of(a->index) == node_of(b->index)) *level = 40; /* one NUMA node */
+    else *level = 50;
+    return OK;
+}
+
+/* Links of GPU i: in groups of up to four each peer gets an equal share of the twelve, in larger groups all lead to switches. */
+static int mates(int i) {
+    int first = group > 1 ? i / group * group : i;
+    int last = group > 1 && first + group < count ? first + group : group > 1 ? count : i + 1;
+    return last - first;
+}
+
+static int peer(int i, unsigned number) {
+    int n = mates(i) - 1, first = i / group * group;
+    int which = number / (LINKS / n);
+    if (which >= n) return -1;
+    return first + which + (first + which >= i);
+}
+
+static int linked(const struct device *d, unsigned number) {
+    return !d->parent && group > 1 && mates(d->index) > 1 && number < LINKS && (group > 4 || peer(d->index, number) >= 0);
+}
+
+result nvmlDeviceGetNvLinkState(struct device *d, unsigned number, unsigned *active) {
+    CHECK(good(d) && active, INVALID_ARGUMENT);
+    MODERN();
+    if (group < 2 || d->parent) return NOT_SUPPORTED;
+    if (number >= LINKS) return INVALID_ARGUMENT;
+    *active = linked(d, number);
+    return OK;
+}
+
+result nvmlDeviceGetNvLinkRemoteDeviceType(struct device *d, unsigned number, unsigned *type) {
+    CHECK(good(d) && type && linked(d, number), INVALID_ARGUMENT);
+    MODERN();
+    *type = group > 4 ? 2 : 0; /* switch, GPU */
+    return OK;
+}
+
+result nvmlDeviceGetNvLinkRemotePciInfo_v2(struct device *d, unsigned number, pci_info *p) {
+    CHECK(good(d) && p && linked(d, number), INVALID_ARGUMENT);
+    MODERN();
+    if (group > 4) address(p, 0x80 + d->index / group * 8 + number / LINKS_PER_SWITCH);
+    else address(p, 0x10 + peer(d->index, number));
+    return OK;
+}
+
+result nvmlDeviceGetP2PStatus(struct device *a, struct device *b, unsigned what, unsigned *status) {
+    CHECK(good(a) && good(b) && status, INVALID_ARGUMENT);
+    MODERN();
+    int joined = group > 1 && a->index / group == b->index / group && !a->parent && !b->parent;
+    *status = what != 2 || joined ? 0 : 5; /* 2: NVLink; 5: not supported */
+    return OK;
+}
+
+/* ---- MIG ---- */
+
+static int divided(const struct device *d) { return slices && d == &gpus[count - 1]; }
+
+result nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pending) {
+    CHECK(good(d) && current && pending, INVALID_ARGUMENT);
+    MODERN();
+    *current = *pending = divided(d);
+    return OK;
+}
+
+result nvmlDeviceGetMaxMigDeviceCount(struct device *d, unsigned *n) {
+    CHECK(good(d) && n, INVALID_ARGUMENT);
+    MODERN();
+    *n = divided(d) ? MAX_SLICES : 0;
+    return OK;
+}
+
+result nvmlDeviceGetMigDeviceHandleByIndex(struct device *d, unsigned index, struct device **part) {
+    CHECK(good(d) && part, INVALID_ARGUMENT);
+    MODERN();
+    if (!divided(d) || index >= (unsigned)slices) return NOT_FOUND;
+    *part = &parts[index];
+    return OK;
+}
+
+result nvmlDeviceGetGpuInstanceId(struct device *d, unsigned *id) {
+    CHECK(good(d) && id && d->parent, INVALID_ARGUMENT);
+    *id = d->gi;
+    return OK;
+}
+
+result nvmlDeviceGetComputeInstanceId(struct device *d, unsigned *id) {
+    CHECK(good(d) && id && d->parent, INVALID_ARGUMENT);
+    *id = d->ci;
+    return OK;
+}
+
+result nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct device *d, struct device **whole) {
+    CHECK(good(d) && whole && d->parent, INVALID_ARGUMENT);
+    *whole = d->parent;
+    return OK;
+}
+
+/* ---- who uses it ---- */
+
+result nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
+    CHECK(good(d) && n, INVALID_ARGUMENT);
+    MODERN();
+    unsigned room = *n;
+    *n = d->index == busy && !d->parent;
+    if (*n > room || (*n && !list)) return INSUFFICIENT_SIZE;
+    if (*n) list[0] = (process_info){.pid = 1, .used = 1ull << 30, .gi = divided(d) ? 1u : ~0u, .ci = divided(d) ? 0u : ~0u};
+    return OK;
+}
+
+result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
+    (void)list;
+    CHECK(good(d) && n, INVALID_ARGUMENT);
+    MODERN();
+    *n = 0;
+    return OK;
+}
