@@ -1,0 +1,181 @@
+"""The C part, typed: start a launcher, resolve a path inside a root, load a device filter. ``OSError`` where the kernel refuses.
+
+The extension is imported at the first call, not with the module.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
+_lock = threading.Lock()
+_launcher_fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launcher that has been exec'd. The caller owns ``pidfd`` and reaps the process."""
+
+    pid: int
+    pidfd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the validator demands of an operation's arguments: one letter each, see ``plan.h``."""
+
+    name: str
+    code: int
+    slot_in: str
+    slot_out: str
+    a: str
+    b: str
+
+
+@functools.cache
+def _extension() -> ModuleType:
+    try:
+        from dockless.native import _native  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise ImportError(f"dockless's C extension is not built ({error}); run 'make build' or install a wheel") from error
+    return _native  # type: ignore[no-any-return]
+
+
+def _lib() -> Any:
+    return _extension().lib
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(-result, f"{what}: {os.strerror(-result)}")
+    return result
+
+
+def openat2(dirfd: int, path: str | bytes, flags: int, mode: int = 0, resolve: int = 0) -> int:
+    """openat2(2): a new close-on-exec fd of ``path`` below ``dirfd``, resolved as the ``RESOLVE_`` flags say."""
+    raw = os.fsencode(path)
+    if b"\0" in raw:
+        raise OSError(errno.EINVAL, "openat2: NUL byte in the path", path)
+    fd: int = _lib().shim_openat2(dirfd, raw, flags | os.O_CLOEXEC, mode, resolve)
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd), os.fsdecode(raw))
+    return fd
+
+
+def syscall(number: int, *arguments: int) -> int:
+    """One raw system call with integer arguments: the result, or a negative errno. For the feature probe."""
+    padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
+    result: int = _lib().shim_syscall(number, *padded)
+    return result
+
+
+def bpf_prog_load_cgroup_device(insns: bytes) -> int:
+    """The fd of a loaded BPF_PROG_TYPE_CGROUP_DEVICE program. ``OSError`` carries the verifier's log."""
+    native = _extension()
+    log = native.ffi.new("char[]", 65536)
+    fd: int = native.lib.shim_bpf_load(insns, len(insns) // 8, log, len(log))
+    if fd < 0:
+        text = native.ffi.string(log).decode(errors="replace").strip()
+        raise OSError(-fd, f"bpf(BPF_PROG_LOAD): {os.strerror(-fd)}{': ' + text if text else ''}")
+    return fd
+
+
+def bpf_prog_attach(cgroup_fd: int, prog_fd: int, flags: int = 0) -> None:
+    """Attach a device program to a cgroup. bpf(2), BPF_PROG_ATTACH"""
+    _check(_lib().shim_bpf_attach(cgroup_fd, prog_fd, flags), "bpf(BPF_PROG_ATTACH)")
+
+
+@functools.cache
+def operations() -> dict[str, Shape]:
+    """Every operation of the plan by name, as ``plan.h`` defines it."""
+    native = _extension()
+    shapes = {}
+    for code in range(1, native.lib.shim_op_count()):
+        raw = native.lib.shim_op_name(code)
+        if raw == native.ffi.NULL:
+            continue
+        letters = native.ffi.new("char[4]")
+        native.lib.shim_op_shape(code, letters)
+        name = native.ffi.string(raw).decode()
+        slot_in, slot_out, a, b = native.ffi.unpack(letters, 4).decode()
+        shapes[name] = Shape(name, code, slot_in, slot_out, a, b)
+    return shapes
+
+
+def validate(plan: bytes) -> tuple[bool, int]:
+    """Whether the launcher would accept the plan, and the index of the operation that it objects to (-1: the header)."""
+    native = _extension()
+    bad = native.ffi.new("int *")
+    buffer = native.ffi.new("uint64_t[]", len(plan) // 8 + 1)
+    native.ffi.memmove(buffer, plan, len(plan))
+    return native.lib.plan_validate(buffer, len(plan), bad) == 0, bad[0]
+
+
+def launcher() -> int:
+    """The launcher's program as an fd: a sealed memfd, made once per process."""
+    global _launcher_fd
+    if _launcher_fd < 0:
+        with _lock:
+            if _launcher_fd < 0:
+                _launcher_fd = _check(_lib().shim_launcher_memfd(), "memfd_create")
+    return _launcher_fd
+
+
+def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -1, new_userns: bool = False) -> Launched:
+    """Start a launcher whose only open files are ``fds``: slot → fd of ours. Slot 3 is its plan. clone3(2)"""
+    native = _extension()
+    slots = sorted(fds)
+    pidfd = native.ffi.new("int *")
+    pid = native.lib.shim_launch(
+        launcher(), name.encode(), len(slots), [fds[s] for s in slots], slots, cgroup_fd, int(new_userns), pidfd
+    )
+    return Launched(_check(pid, "clone3"), pidfd[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A tiny process in a new user namespace without id maps; it is ours to write."""
+
+    pid: int
+
+
+@contextmanager
+def hold_userns() -> Iterator[Holder]:
+    """A new user namespace, kept alive by a process for as long as the block runs. user_namespaces(7)"""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        try:
+            launched = launch({3: read_end}, name="dockless-userns", new_userns=True)
+        finally:
+            os.close(read_end)
+        try:
+            yield Holder(launched.pid)
+        finally:
+            os.close(write_end)
+            write_end = -1
+            reap(launched.pidfd)
+            os.close(launched.pidfd)
+    finally:
+        if write_end >= 0:
+            os.close(write_end)
+
+
+def reap(pidfd: int) -> None:
+    """Wait for a child of ours by its pidfd; somebody else may have reaped it before."""
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | 0x40000000)
+    except ChildProcessError:
+        pass

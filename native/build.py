@@ -1,0 +1,33 @@
+"""The cffi side of the extension: declarations and sources. Run by setuptools (``cffi_modules``), never imported at run time."""
+
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).parent
+SOURCES = ["clone.c", "shim.c", "plan.c"]
+
+ffi = FFI()
+ffi.cdef(
+    """
+    int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd,
+                    int new_userns, int *pidfd);
+    int shim_launcher_memfd(void);
+    int shim_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve);
+    int shim_bpf_load(const void *insns, int count, char *log, int log_size);
+    int shim_bpf_attach(int cgroup_fd, int prog_fd, int flags);
+    int shim_syscall(long number, long a, long b, long c, long d, long e, long f);
+    int shim_op_count(void);
+    const char *shim_op_name(int code);
+    int shim_op_shape(int code, char *shape);
+    int plan_validate(const void *plan, uint64_t size, int *bad_op);
+    """
+)
+ffi.set_source(
+    "dockless.native._native",
+    '#include "shim.h"\n#include "plan.h"\n',
+    sources=[f"src/dockless/native/{name}" for name in SOURCES],
+    include_dirs=["src/dockless/native"],
+    py_limited_api=True,
+    extra_compile_args=["-O2", "-Wall", "-fno-strict-aliasing"],
+)

@@ -1,0 +1,150 @@
+/* The launcher: a small static program without a libc that carries out a plan.
+ *
+ *   host        clone3(VM | VFORK), fds to their slots, exec of this program                        clone.c
+ *   keeper      the operations before CLONE, in the host's namespaces; then waits for init          keeper.c
+ *     init      the operations up to SPAWN: the root file system, the namespaces' insides           init.c
+ *       job     the operations up to EXEC: ids, limits, capabilities, seccomp, the program
+ *
+ * Everything the host learns comes as records on one pipe: FAILED(operation, errno) or READY, later STATUS. The job runs on init's memory until its exec
+ * (CLONE_VM | CLONE_VFORK), so init knows by memory, not by guessing, whether the exec succeeded.
+ */
+#include "launcher.h"
+
+static char job_stack[32768] __attribute__((aligned(16)));
+
+struct job {
+    struct plan_header *plan;
+    uint32_t pc;
+};
+
+static void stamp(struct plan_header *plan, uint32_t pc) {
+    if (plan->flags & PLAN_TIMES) ((uint64_t *)((char *)plan + plan->times_offset))[pc] = now_ns(1 /* MONOTONIC */);
+}
+
+/* One operation, with the recorder running. 0 or the errno. */
+static int step(struct plan_header *plan, uint32_t pc) {
+    const struct plan_op *op = &plan_ops(plan)[pc];
+    plan->pc = (int32_t)pc;
+    int err = op_run(plan, op);
+    stamp(plan, pc);
+    if ((op->flags & OP_OPTIONAL) && (err == -E_NOENT || err == -E_NOTDIR)) return 0;
+    return err < 0 ? -err : 0;
+}
+
+static void fail(struct plan_header *plan, uint32_t pc, int error) {
+    plan->error = error;
+    report(REPORT_FAILED, (uint16_t)pc, error, 0);
+    die(1);
+}
+
+static void run_job(void *argument) {
+    struct job *job = argument;
+    struct plan_header *plan = job->plan;
+    plan->phase = PHASE_JOB;
+    for (uint32_t pc = job->pc; pc < plan->n_ops; pc++) {
+        int error = step(plan, pc);
+        if (error) {
+            plan->error = error;
+            break;
+        }
+    }
+    die(127);
+}
+
+static void spawn(struct plan_header *plan, uint32_t pc) {
+    struct job job = {plan, pc + 1};
+    struct clone_args args = {
+        .flags = CLONE_VM_ | CLONE_VFORK_,
+        .exit_signal = SIG_CHLD,
+        .stack = (uint64_t)(uintptr_t)job_stack,
+        .stack_size = sizeof job_stack,
+    };
+    plan->pc = (int32_t)pc;
+    sysret pid = clone_call(&args, run_job, &job);
+    if (pid < 0) fail(plan, pc, (int)-pid);
+    if (plan->error) fail(plan, (uint32_t)plan->pc, plan->error);
+    stamp(plan, plan->n_ops - 1);
+    plan->phase = PHASE_READY;
+    report(REPORT_READY, 0, plan->init_pid, 0);
+    init_run(plan, (int)pid);
+}
+
+static void run_init(struct plan_header *plan, uint32_t pc) {
+    plan->phase = PHASE_INIT;
+    sys(NR_close_range, SLOT_LEASH, SLOT_FREE - 1, 0);
+    for (; pc < plan->n_ops; pc++) {
+        if (plan_ops(plan)[pc].code == OP_SPAWN) spawn(plan, pc);
+        int error = step(plan, pc);
+        if (error) fail(plan, pc, error);
+    }
+    die(1);
+}
+
+/* The keeper goes one way, init the other. */
+static void split(struct plan_header *plan, uint32_t pc) {
+    const struct plan_op *op = &plan_ops(plan)[pc];
+    int pidfd = -1;
+    struct clone_args args = {
+        .flags = op->x | CLONE_PIDFD_ | CLONE_PARENT_SETTID_ | (op->in >= 0 ? CLONE_INTO_CGROUP_ : 0),
+        .pidfd = (uint64_t)(uintptr_t)&pidfd,
+        .parent_tid = (uint64_t)(uintptr_t)&plan->init_pid,
+        .exit_signal = SIG_CHLD,
+        .cgroup = op->in >= 0 ? (uint64_t)op->in : 0,
+    };
+    plan->pc = (int32_t)pc;
+    sysret pid = sys(NR_clone3, &args, sizeof args);
+    stamp(plan, pc);
+    if (pid < 0) fail(plan, pc, (int)-pid);
+    if (pid == 0) run_init(plan, pc + 1);
+    sys(NR_dup3, pidfd, SLOT_INIT, O_CLOEXEC_);
+    /* What belongs to the job must not be kept open here, or nobody would ever read an end of file. */
+    sys(NR_close_range, 0, 2, 0);
+    sys(NR_close_range, SLOT_FREE, ~0u, 0);
+    keeper_run(plan, (int)pid);
+}
+
+/* Started on a pipe instead of a plan: keep a new user namespace alive until the other end closes, while the host writes its id maps. */
+static void hold(void) {
+    char byte;
+    while (sys(NR_read, SLOT_PLAN, &byte, 1) == -E_INTR) {}
+    die(0);
+}
+
+static int is_pipe(const uint64_t *st) {
+#if defined(__x86_64__)
+    uint32_t mode = (uint32_t)st[3];
+#else
+    uint32_t mode = (uint32_t)st[2];
+#endif
+    return (mode & 0170000) == 0010000;
+}
+
+static __attribute__((used)) void launcher_main(void) {
+    uint64_t all = ~0ull, st[32];
+    int bad_op = -1;
+    sys(NR_rt_sigprocmask, 2, &all, 0, 8);
+    default_signals();
+    if (sys(NR_newfstatat, SLOT_PLAN, "", st, AT_EMPTY_PATH_) < 0) die(2);
+    if (is_pipe(st)) hold();
+    sysret map = sys(NR_mmap, 0, st[6], 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);
+    if (map < 0 && map > -4096) die(2);
+    struct plan_header *plan = (struct plan_header *)map;
+    if (plan_validate(plan, st[6], &bad_op) < 0) {
+        report(REPORT_FAILED, (uint16_t)bad_op, E_INVAL, 1);
+        die(2);
+    }
+    plan->phase = PHASE_KEEPER;
+    plan->started_ns = now_ns(0 /* REALTIME */);
+    for (uint32_t pc = 0; pc < plan->n_ops; pc++) {
+        if (plan_ops(plan)[pc].code == OP_CLONE) split(plan, pc);
+        int error = step(plan, pc);
+        if (error) fail(plan, pc, error);
+    }
+    die(1);
+}
+
+#if defined(__x86_64__)
+__asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tand $-16, %rsp\n\tcall launcher_main\n\tud2\n");
+#else
+__asm__(".globl _start\n_start:\n\tmov x29, xzr\n\tbl launcher_main\n\tbrk 1\n");
+#endif

@@ -1,0 +1,356 @@
+/* What each operation does: one function per operation that is more than a system call, one switch at the end.
+ *
+ * A result goes to its slot, and a slot's number is the fd's number, so a trace of the launcher reads like the plan. Paths below a root are resolved with
+ * openat2(RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS): a link inside an image can never lead out of it (attacks A2, A25, A26, A30, A31).
+ */
+#include "ops.h"
+
+#define ROOTED (RESOLVE_IN_ROOT_ | RESOLVE_NO_MAGICLINKS_)
+#define MAX_PATH_BYTES 4096
+
+static int at(int slot) {
+    return slot < 0 ? AT_FDCWD_ : slot;
+}
+
+/* Put a new fd where the plan says it lives. */
+static int place(sysret fd, int slot) {
+    if (fd < 0) return (int)fd;
+    if (fd == slot) return 0;
+    sysret moved = sys(NR_dup3, fd, slot, O_CLOEXEC_);
+    sys(NR_close, fd);
+    return moved < 0 ? (int)moved : 0;
+}
+
+/* openat2 repeats what raced with a rename; -EAGAIN says so. Paths without a root slot are the host's own and are not confined. */
+static sysret open_below(int root, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve) {
+    struct open_how how = {flags | O_CLOEXEC_, mode, root < 0 ? resolve : (resolve | ROOTED)};
+    for (int tries = 0;; tries++) {
+        sysret fd = sys(NR_openat2, at(root), *path ? path : ".", &how, sizeof how);
+        if (fd != -E_AGAIN || tries > 128) return fd;
+    }
+}
+
+static int copy_path(char *to, const char *from, uint64_t length) {
+    if (length >= MAX_PATH_BYTES) return -E_NAMETOOLONG;
+    for (uint64_t i = 0; i < length; i++) to[i] = from[i];
+    to[length] = 0;
+    return 0;
+}
+
+/* The parent directory of a path below a root, made where it is missing; *name becomes the last component. */
+static sysret open_parent(int root, const char *path, const char **name) {
+    char prefix[MAX_PATH_BYTES];
+    uint64_t length = str_length(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    uint64_t cut = length;
+    while (cut && path[cut - 1] != '/') cut--;
+    *name = path + cut;
+    int err = copy_path(prefix, path, cut);
+    if (err) return err;
+    sysret fd = open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);
+    if (fd != -E_NOENT) return fd;
+    /* Make one level after the other, each resolved anew below the root. */
+    for (uint64_t i = 1; i <= cut; i++) {
+        if (i < cut && path[i] != '/') continue;
+        uint64_t end = i, start = i;
+        while (end && path[end - 1] == '/') end--;
+        start = end;
+        while (start && path[start - 1] != '/') start--;
+        if (start == end) continue;
+        char name_only[256];
+        if (end - start > 255) return -E_NAMETOOLONG;
+        copy_path(prefix, path, start);
+        copy_path(name_only, path + start, end - start);
+        sysret parent = open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);
+        if (parent < 0) return parent;
+        sysret made = sys(NR_mkdirat, parent, name_only, 0755);
+        sys(NR_close, parent);
+        if (made < 0 && made != -E_EXIST) return made;
+    }
+    copy_path(prefix, path, cut);
+    return open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);
+}
+
+static uint64_t trimmed(char *to, const char *name) {
+    uint64_t n = 0;
+    while (name[n] && name[n] != '/' && n < 255) {
+        to[n] = name[n];
+        n++;
+    }
+    to[n] = 0;
+    return n;
+}
+
+static int make_directory(const struct plan_op *op, const char *path) {
+    sysret fd = open_below(op->in, path, O_PATH_ | O_DIRECTORY_, 0, 0);
+    if (fd == -E_NOENT) {
+        const char *last;
+        char name[256];
+        sysret parent = open_parent(op->in, path, &last);
+        if (parent < 0) return (int)parent;
+        trimmed(name, last);
+        sysret made = sys(NR_mkdirat, parent, name, op->x);
+        sys(NR_close, parent);
+        if (made < 0 && made != -E_EXIST) return (int)made;
+        fd = open_below(op->in, path, O_PATH_ | O_DIRECTORY_, 0, 0);
+    }
+    if (fd < 0) return (int)fd;
+    if (op->out >= 0) return place(fd, op->out);
+    sys(NR_close, fd);
+    return 0;
+}
+
+static int make_file(const struct plan_op *op, const char *path) {
+    sysret fd = open_below(op->in, path, O_PATH_, 0, 0);
+    if (fd == -E_NOENT) {
+        const char *last;
+        char name[256];
+        sysret parent = open_parent(op->in, path, &last);
+        if (parent < 0) return (int)parent;
+        trimmed(name, last);
+        fd = sys(NR_openat, parent, name, O_WRONLY_ | O_CREAT_ | O_EXCL_ | O_NOFOLLOW_ | O_CLOEXEC_, op->x);
+        sys(NR_close, parent);
+    }
+    if (fd < 0) return (int)fd;
+    sys(NR_close, fd);
+    return 0;
+}
+
+static int make_link(const struct plan_op *op, const char *path, const char *target) {
+    const char *last;
+    char name[256];
+    sysret parent = open_parent(op->in, path, &last);
+    if (parent < 0) return (int)parent;
+    trimmed(name, last);
+    sysret err = sys(NR_symlinkat, target, parent, name);
+    sys(NR_close, parent);
+    return (int)err;
+}
+
+static int write_file(const struct plan_op *op, const char *path, const char *bytes) {
+    sysret fd;
+    if (op->x & O_CREAT_) {
+        const char *last;
+        char name[256];
+        sysret parent = open_parent(op->in, path, &last);
+        if (parent < 0) return (int)parent;
+        trimmed(name, last);
+        fd = sys(NR_openat, parent, name, op->x | O_WRONLY_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
+        sys(NR_close, parent);
+    } else {
+        fd = open_below(op->in, path, op->x | O_WRONLY_, 0, 0);
+    }
+    if (fd < 0) return (int)fd;
+    /* One write: the kernel takes an id map or a sysctl only whole. */
+    sysret wrote = sys(NR_write, fd, bytes, op->c);
+    sys(NR_close, fd);
+    if (wrote < 0) return (int)wrote;
+    return wrote == (sysret)op->c ? 0 : -E_IO;
+}
+
+static int move_mount(const struct plan_op *op, const char *path) {
+    enum { F_EMPTY = 4, T_EMPTY = 0x40 };
+    sysret target = open_below(op->out, path, O_PATH_, 0, op->c);
+    if (target < 0) return (int)target;
+    sysret err = sys(NR_move_mount, op->in, "", target, "", F_EMPTY | T_EMPTY);
+    sys(NR_close, target);
+    return (int)err;
+}
+
+static int mount_attributes(const struct plan_op *op, const char *path) {
+    struct mount_attr attr = {(uint32_t)op->x, op->x >> 32, op->b, op->out < 0 ? 0 : (uint64_t)op->out};
+    return (int)sys(NR_mount_setattr, at(op->in), path, op->c | (*path ? 0 : AT_EMPTY_PATH_), &attr, sizeof attr);
+}
+
+static int pivot(const struct plan_op *op) {
+    sysret err = sys(NR_fchdir, op->in);
+    if (err < 0) return (int)err;
+    err = sys(NR_pivot_root, ".", ".");
+    if (err < 0) return (int)err;
+    err = sys(NR_umount2, ".", 2 /* MNT_DETACH */);
+    if (err < 0) return (int)err;
+    return (int)sys(NR_chdir, "/");
+}
+
+/* Hide a path of procfs or sysfs: a file below /dev/null, a directory below an empty read-only one. Links are not followed: a path that is one is the
+ * image's doing, and an error (CVE-2025-31133). */
+static int mask(const struct plan_op *op, const char *path) {
+    struct open_how how = {O_PATH_ | O_CLOEXEC_, 0, RESOLVE_NO_SYMLINKS_};
+    sysret target = sys(NR_openat2, AT_FDCWD_, path, &how, sizeof how);
+    if (target < 0) return (int)target;
+    how.flags = O_PATH_ | O_CLOEXEC_ | O_DIRECTORY_;
+    sysret directory = sys(NR_openat2, AT_FDCWD_, path, &how, sizeof how);
+    if (directory >= 0) sys(NR_close, directory);
+    sysret source = sys(NR_open_tree, directory >= 0 ? op->out : op->in, "", 1 /* CLONE */ | O_CLOEXEC_ | AT_EMPTY_PATH_);
+    sysret err = source < 0 ? source : sys(NR_move_mount, source, "", target, "", 0x44);
+    if (source >= 0) sys(NR_close, source);
+    sys(NR_close, target);
+    return (int)err;
+}
+
+static int make_readonly(const char *path) {
+    struct open_how how = {O_PATH_ | O_CLOEXEC_, 0, RESOLVE_NO_SYMLINKS_};
+    struct mount_attr attr = {1 /* RDONLY */, 0, 0, 0};
+    sysret target = sys(NR_openat2, AT_FDCWD_, path, &how, sizeof how);
+    if (target < 0) return (int)target;
+    sysret tree = sys(NR_open_tree, target, "", 1 | O_CLOEXEC_ | AT_EMPTY_PATH_ | AT_RECURSIVE_);
+    sysret err = tree;
+    if (tree >= 0) {
+        err = sys(NR_mount_setattr, tree, "", AT_EMPTY_PATH_ | AT_RECURSIVE_, &attr, sizeof attr);
+        if (err >= 0) err = sys(NR_move_mount, tree, "", target, "", 0x44);
+        sys(NR_close, tree);
+    }
+    sys(NR_close, target);
+    return (int)err;
+}
+
+static int expect_device(const struct plan_op *op) {
+    union { uint64_t words[18]; char bytes[256]; } st;
+    sysret err = sys(NR_newfstatat, op->in, "", &st, AT_EMPTY_PATH_);
+    if (err < 0) return (int)err;
+#if defined(__x86_64__)
+    uint64_t rdev = st.words[5];
+#else
+    uint64_t rdev = st.words[4];
+#endif
+    return rdev == op->x ? 0 : -E_NODEV;
+}
+
+/* After the mount namespace has changed, a working directory may lie outside the root: the kernel then calls it unreachable (CVE-2024-21626). */
+static int change_directory(const char *path) {
+    char where[MAX_PATH_BYTES];
+    sysret err = sys(NR_chdir, path);
+    if (err < 0) return (int)err;
+    err = sys(NR_getcwd, where, sizeof where);
+    if (err < 0) return (int)err;
+    return where[0] == '/' ? 0 : -E_ACCES;
+}
+
+static int loopback_up(void) {
+    struct { char name[16]; short flags; char pad[22]; } ifreq = {"lo", 0, {0}};
+    sysret fd = sys(NR_socket, 2 /* AF_INET */, 2 | O_CLOEXEC_, 0);
+    if (fd < 0) return (int)fd;
+    sysret err = sys(NR_ioctl, fd, 0x8913 /* SIOCGIFFLAGS */, &ifreq);
+    ifreq.flags |= 1 /* IFF_UP */;
+    if (err >= 0) err = sys(NR_ioctl, fd, 0x8914 /* SIOCSIFFLAGS */, &ifreq);
+    sys(NR_close, fd);
+    return (int)err;
+}
+
+static int set_ids(const struct plan_op *op, const void *groups) {
+    uint32_t uid = (uint32_t)op->x, gid = (uint32_t)(op->x >> 32);
+    sysret err = op->a ? 0 : sys(NR_setgroups, op->c / 4, groups);
+    if (err >= 0) err = sys(NR_setresgid, gid, gid, gid);
+    if (err >= 0) err = sys(NR_setresuid, uid, uid, uid);
+    return (int)err;
+}
+
+/* Which files may be opened from here on; the kernel drops the file capabilities with fsuid 0. Both calls answer with the old id, so ask again to see. */
+static int set_fs_ids(const struct plan_op *op, const void *groups) {
+    uint32_t uid = (uint32_t)op->x, gid = (uint32_t)(op->x >> 32);
+    sysret err = op->a ? 0 : sys(NR_setgroups, op->c / 4, groups);
+    if (err < 0) return (int)err;
+    sys(NR_setfsgid, gid);
+    sys(NR_setfsuid, uid);
+    if ((uint32_t)sys(NR_setfsgid, gid) != gid || (uint32_t)sys(NR_setfsuid, uid) != uid) return -E_PERM;
+    return 0;
+}
+
+static int drop_bounding(uint64_t kept) {
+    for (int cap = 0; cap < 64; cap++) {
+        if (kept >> cap & 1) continue;
+        sysret err = sys(NR_prctl, 24 /* PR_CAPBSET_DROP */, cap, 0, 0, 0);
+        if (err == -E_INVAL) return 0; /* past the last capability of this kernel */
+        if (err < 0) return (int)err;
+    }
+    return 0;
+}
+
+static int set_caps(uint64_t mask) {
+    struct { uint32_t version; int pid; } header = {0x20080522, 0};
+    struct { uint32_t effective, permitted, inheritable; } data[2] = {
+        {(uint32_t)mask, (uint32_t)mask, 0},
+        {(uint32_t)(mask >> 32), (uint32_t)(mask >> 32), 0},
+    };
+    return (int)sys(NR_capset, &header, data);
+}
+
+static int install_filter(const struct plan_op *op, const void *filter) {
+    struct { uint16_t length; const void *filter; } program = {(uint16_t)(op->b / 8), filter};
+    return (int)sys(NR_seccomp, 1 /* SECCOMP_SET_MODE_FILTER */, 0, &program);
+}
+
+/* Tries each candidate as execvp(3) does: what is missing is passed over, what may not be run is remembered. */
+static int exec_command(struct plan_header *plan, const struct plan_op *op) {
+    const uint32_t *v = (const uint32_t *)plan_data(plan, op->a);
+    uint32_t n_candidates = v[0], n_argv = v[1 + n_candidates], n_envp = v[2 + n_candidates + n_argv];
+    const uint32_t *candidates = v + 1, *argv = candidates + n_candidates + 1, *envp = argv + n_argv + 1;
+    uint64_t bytes = ((uint64_t)n_argv + n_envp + 2) * sizeof(char *);
+    sysret memory = sys(NR_mmap, 0, bytes, 3 /* RW */, 0x22 /* PRIVATE | ANONYMOUS */, -1, 0);
+    if (memory < 0 && memory > -4096) return (int)memory;
+    const char **args = (const char **)memory, **env = args + n_argv + 1;
+    for (uint32_t i = 0; i < n_argv; i++) args[i] = plan_data(plan, argv[i]);
+    for (uint32_t i = 0; i < n_envp; i++) env[i] = plan_data(plan, envp[i]);
+    int result = -E_NOENT;
+    for (uint32_t i = 0; i < n_candidates; i++) {
+        sysret err = sys(NR_execve, plan_data(plan, candidates[i]), args, env);
+        if (err == -E_ACCES) result = -E_ACCES;
+        else if (err != -E_NOENT && err != -E_NOTDIR) return (int)err;
+    }
+    return result;
+}
+
+int op_run(struct plan_header *plan, const struct plan_op *op) {
+    const char *a = plan_data(plan, op->a), *b = plan_data(plan, op->b);
+    switch (op->code) {
+    case OP_OPEN_TREE: return place(sys(NR_open_tree, at(op->in), a, op->x | O_CLOEXEC_ | (*a ? 0 : AT_EMPTY_PATH_)), op->out);
+    case OP_MOUNT_ATTR: return mount_attributes(op, a);
+    case OP_FSOPEN: return place(sys(NR_fsopen, a, 1 /* CLOEXEC */), op->out);
+    case OP_FS_FLAG: return (int)sys(NR_fsconfig, op->in, 0, a, 0, 0);
+    case OP_FS_STRING: return (int)sys(NR_fsconfig, op->in, 1, a, b, 0);
+    case OP_FS_FD: return (int)sys(NR_fsconfig, op->in, 5, a, 0, op->out);
+    case OP_FS_CREATE: return (int)sys(NR_fsconfig, op->in, 6, 0, 0, 0);
+    case OP_FSMOUNT: return place(sys(NR_fsmount, op->in, 1 /* CLOEXEC */, op->x), op->out);
+    case OP_MOVE_MOUNT: return move_mount(op, a);
+    case OP_MKDIR: return make_directory(op, a);
+    case OP_MKFILE: return make_file(op, a);
+    case OP_SYMLINK: return make_link(op, a, b);
+    case OP_OPEN: return place(open_below(op->in, a, op->x, 0, op->c), op->out);
+    case OP_CLOSE: return (int)sys(NR_close, op->in);
+    case OP_PIVOT: return pivot(op);
+    case OP_SETNS: return (int)sys(NR_setns, op->in, op->x);
+    case OP_UNSHARE: return (int)sys(NR_unshare, op->x);
+    case OP_WRITE: return write_file(op, a, b);
+    case OP_HOSTNAME: return (int)sys(NR_sethostname, a, str_length(a));
+    case OP_LOOPBACK_UP: return loopback_up();
+    case OP_SET_IDS: return set_ids(op, b);
+    case OP_FS_IDS: return set_fs_ids(op, b);
+    case OP_SETSID: return (int)(sys(NR_setsid) < 0 ? -E_PERM : 0);
+    case OP_RLIMIT: return (int)sys(NR_prlimit64, 0, op->c, a, 0);
+    case OP_UMASK: sys(NR_umask, op->x); return 0;
+    case OP_CHDIR: return change_directory(a);
+    case OP_AFFINITY: return (int)sys(NR_sched_setaffinity, 0, op->b, a);
+    case OP_BOUNDING: return drop_bounding(op->x);
+    case OP_CAPS: return set_caps(op->x);
+    case OP_NO_NEW_PRIVS: return (int)sys(NR_prctl, 38, 1, 0, 0, 0);
+    case OP_SECCOMP: return install_filter(op, a);
+    case OP_PDEATHSIG: return (int)sys(NR_prctl, 1, op->x, 0, 0, 0);
+    case OP_SUBREAPER: return (int)sys(NR_prctl, 36, 1, 0, 0, 0);
+    case OP_CLOSE_FROM: return (int)sys(NR_close_range, op->x, ~0u, 4 /* CLOEXEC */);
+    case OP_SIGNALS: {
+        uint64_t none = 0;
+        default_signals();
+        return (int)sys(NR_rt_sigprocmask, 2 /* SIG_SETMASK */, &none, 0, 8);
+    }
+    case OP_KEYRING: {
+        sysret ring = sys(NR_keyctl, 1 /* JOIN_SESSION_KEYRING */, 0, 0, 0, 0);
+        return ring < 0 ? (int)ring : 0;
+    }
+    case OP_CHOWN: return (int)sys(NR_fchownat, at(op->in), a, (uint32_t)op->x, (uint32_t)(op->x >> 32), AT_SYMLINK_NOFOLLOW_ | (*a ? 0 : AT_EMPTY_PATH_));
+    case OP_EXPECT_DEVICE: return expect_device(op);
+    case OP_MASK: return mask(op, a);
+    case OP_READONLY: return make_readonly(a);
+    case OP_EXEC: return exec_command(plan, op);
+    }
+    return -E_INVAL;
+}

@@ -1,0 +1,52 @@
+/* What every part of the launcher needs: records to the host, text without a libc. */
+#include "launcher.h"
+
+void *memcpy(void *to, const void *from, unsigned long n) {
+    char *t = to;
+    const char *f = from;
+    while (n--) *t++ = *f++;
+    return to;
+}
+
+void *memset(void *to, int byte, unsigned long n) {
+    char *t = to;
+    while (n--) *t++ = (char)byte;
+    return to;
+}
+
+void die(int code) {
+    for (;;) sys(NR_exit_group, code);
+}
+
+/* 16 bytes: atomic in a pipe. */
+void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x) {
+    struct report record = {kind, op, value, x};
+    sys(NR_write, SLOT_REPORT, &record, sizeof record);
+}
+
+uint64_t put_text(char *to, uint64_t at, const char *text) {
+    while (*text) to[at++] = *text++;
+    return at;
+}
+
+uint64_t put_number(char *to, uint64_t at, uint64_t number, int width) {
+    char digits[20];
+    int n = 0;
+    do {
+        digits[n++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    while (n < width) digits[n++] = '0';
+    while (n) to[at++] = digits[--n];
+    return at;
+}
+
+void write_all(int fd, const char *bytes, uint64_t length) {
+    while (length) {
+        sysret n = sys(NR_write, fd, bytes, length);
+        if (n == -E_INTR) continue;
+        if (n <= 0) return;
+        bytes += n;
+        length -= (uint64_t)n;
+    }
+}
