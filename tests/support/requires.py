@@ -122,13 +122,15 @@ def cgroup2_mount() -> Path | None:
 
 
 def _own_cgroup() -> Path | None:
-    """The highest place where this process may make groups: the root of the tree, or its own group when that is delegated."""
+    """The highest place where this process may make groups: the root of the tree, or of the subtree that was delegated to a user."""
     mount = cgroup2_mount()
     if mount is None or os.geteuid() == 0:
         return mount
     own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/")
-    place = mount / own.lstrip("/")
-    return place if os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK) else None
+    place, best = mount / own.lstrip("/"), None
+    while place != mount and os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK):
+        place, best = place.parent, place
+    return best
 
 
 def _delegated_controllers() -> frozenset[str]:

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Boots a small Debian with a real cgroup v2 tree in QEMU and runs the suite there, where nothing v2-related may skip.
+#
+#   tests/vm/run.sh [pytest arguments]     default: tests/integration tests/attacks tests/native
+#
+# DOCKLESS_VM_CACHE    where kernel, root disk and wheels are kept      (~/.cache/dockless-vm)
+# DOCKLESS_VM_TIMEOUT  seconds until a hanging guest is ended           (1200)
+# DOCKLESS_VM_AS       root, user or both                               (both)
+# DOCKLESS_WHEEL       test this wheel instead of one built from the tree
+# DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
+#
+# Three virtio disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on
+# io. The guest's console comes out here; its exit status comes back through a second serial port.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+top=$(cd "$here/../.." && pwd)
+cache=${DOCKLESS_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dockless-vm}
+limit=${DOCKLESS_VM_TIMEOUT:-1200}
+python=$top/.venv/bin/python
+export PATH=$PATH:/usr/sbin:/sbin PYTHONSAFEPATH=1
+[ $# -gt 0 ] || set -- tests/integration tests/attacks tests/native
+
+if [ "$(uname -m)" != x86_64 ]; then
+  echo "test-vm: the guest is x86-64 only so far; this machine is $(uname -m)" >&2
+  exit 2
+fi
+for program in qemu-system-x86_64 mke2fs sha256sum; do
+  if ! command -v "$program" >/dev/null; then
+    echo "test-vm: $program is missing: apt-get install mmdebstrap e2fsprogs qemu-system-x86 uidmap" >&2
+    exit 2
+  fi
+done
+
+key() { cat "$@" <(echo "${DOCKLESS_VM_SUITE:-bookworm}") | sha256sum | cut -c 1-16; }
+
+# ---- the base and the dependencies: kept as long as what they are made from is the same --------------------------------------------------
+base=$cache/base-$(key "$here/base.sh" "$here/initramfs-init" "$here/guest-init")
+"$here/base.sh" "$base"
+
+deps=$cache/deps-$(key "$top/pyproject.toml" "$here/run.sh")
+if [ ! -d "$deps" ]; then
+  echo "test-vm: the guest's Python packages"
+  "$python" - "$top/pyproject.toml" >"$base/requirements.txt" <<'PYTHON'
+import sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+for line in project["dependencies"] + project["optional-dependencies"]["test"]:
+    print(line.split(";")[0])  # the markers would be those of this Python, not the guest's
+PYTHON
+  rm -rf "$deps.new"
+  platforms=()
+  for glibc in 34 31 28 27 26 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
+  PIP_DISABLE_PIP_VERSION_CHECK=1 "$python" -m pip install -qq --target "$deps.new" --only-binary=:all: --python-version 3.11 --implementation cp \
+    "${platforms[@]}" --platform manylinux2014_x86_64 -r "$base/requirements.txt"
+  mv "$deps.new" "$deps"
+fi
+
+# ---- the payload: wheel and tests of now ----------------------------------------------------------------------------------------------
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/dockless-vm.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+wheel=${DOCKLESS_WHEEL:-}
+if [ -z "$wheel" ]; then
+  "$python" -m pip wheel -qq --no-deps --no-build-isolation -w "$work/wheel" "$top"
+  wheel=$(echo "$work"/wheel/dockless-*.whl)
+fi
+payload=$work/payload
+mkdir -p "$payload/bin"
+cp -a "$deps" "$payload/site"
+"$python" -m zipfile -e "$wheel" "$payload/site"
+find "$payload/site/dockless" -name launcher -exec chmod 755 {} +
+printf '#!/bin/sh\nexec python3 -m dockless.cli "$@"\n' >"$payload/bin/dockless"
+chmod 755 "$payload/bin/dockless"
+cp -a "$top/tests" "$top/pyproject.toml" "$payload/"
+{ echo "DOCKLESS_VM_AS=${DOCKLESS_VM_AS:-both}"; sed 1d "$here/guest-tests"; } >"$payload/guest-tests"
+printf '%s\n' "$@" >"$payload/arguments"
+find "$payload" -name __pycache__ -prune -exec rm -rf {} +
+chmod -R a+rX "$payload"
+size=$(du -sm "$payload" | cut -f 1)
+truncate -s "$((size + size / 3 + 32))M" "$work/payload.img"
+mke2fs -q -F -t ext4 -O ^has_journal -E root_owner=0:0 -d "$payload" "$work/payload.img"
+truncate -s 4G "$work/scratch.img"
+mke2fs -q -F -t ext4 -E root_owner=0:0,lazy_itable_init=1 "$work/scratch.img"
+
+# ---- the machine ----------------------------------------------------------------------------------------------------------------------
+machine=(qemu-system-x86_64 -machine q35 -smp 2 -m 2048 -nodefaults -display none -no-reboot -kernel "$base/vmlinuz" -initrd "$base/initrd")
+kvm=(-accel kvm -cpu host)
+tcg=(-accel "tcg,thread=multi" -cpu max)
+kernel="console=ttyS0 quiet panic=-1 psi=1"
+
+accelerator=${DOCKLESS_VM_ACCEL:-}
+if [ -z "$accelerator" ]; then
+  # Whether KVM works is only known by booting with it: nested or filtered, it can refuse a register or spin for ever.
+  accelerator=tcg
+  if [ -w /dev/kvm ] && timeout -k 1 10 "${machine[@]}" "${kvm[@]}" -serial stdio -append "$kernel dockless.probe" </dev/null 2>/dev/null |
+    grep -q "DOCKLESS-VM-PROBE works"; then accelerator=kvm; fi
+fi
+case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
+
+echo "test-vm: booting ($accelerator), at most $limit s"
+start=$SECONDS
+ended=0
+timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" -serial stdio -serial "file:$work/status" \
+  -drive "file=$base/root.img,format=raw,if=virtio,snapshot=on" \
+  -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" \
+  -drive "file=$work/scratch.img,format=raw,if=virtio,cache=unsafe" \
+  -append "$kernel" </dev/null 2>&1 | tr -d '\r' | tee "$work/console" || ended=${PIPESTATUS[0]}
+
+status=$(tr -dc 0-9 <"$work/status" || true)
+if [ -z "$status" ]; then
+  echo "test-vm: the guest ended without a result ($([ "$ended" = 124 ] && echo "still running after $limit s" || echo "qemu: $ended")); its last lines:" >&2
+  tail -n 40 "$work/console" >&2
+  exit 1
+fi
+echo "test-vm: $((SECONDS - start)) s under $accelerator, exit status $status"
+exit "$status"
