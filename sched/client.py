@@ -194,7 +194,9 @@ class Client:
     def _send(self, op: str, fields: dict[str, Any]) -> None:
         line = protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}})
         if len(line) > protocol.MAX_REQUEST:
-            raise BadInput(f"the request has {len(line)} bytes, at most {protocol.MAX_REQUEST} are taken", subject=op, hint="submit in parts")
+            raise BadInput(
+                f"the request has {len(line)} bytes, at most {protocol.MAX_REQUEST} are taken", subject=op, hint="submit in parts"
+            )
         self._open()
         assert self._socket is not None
         try:

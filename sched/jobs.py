@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal
 
 from dockless.errors import BadInput
@@ -39,7 +39,7 @@ MAX_TIME_LIMIT = 10 * 365 * 86400.0
 MAX_NAME = 128
 
 
-class State(str, Enum):
+class State(StrEnum):
     """The state of a job. The values are what users see and scripts compare."""
 
     PENDING = "PENDING"
@@ -51,8 +51,6 @@ class State(str, Enum):
     TIMEOUT = "TIMEOUT"
     OOM = "OOM"
     LOST = "LOST"
-
-    __str__ = str.__str__
 
     @property
     def ended(self) -> bool:
@@ -73,7 +71,7 @@ ALLOWED: dict[State, frozenset[State]] = {
 }
 
 
-class AttemptState(str, Enum):
+class AttemptState(StrEnum):
     """The state of one attempt. VOID: it never ran, its number is used up all the same."""
 
     STARTING = "STARTING"
@@ -81,8 +79,6 @@ class AttemptState(str, Enum):
     ENDED = "ENDED"
     VOID = "VOID"
     LOST = "LOST"
-
-    __str__ = str.__str__
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,9 @@ class JobSpec:
             raise BadInput(f"time limit {self.time_limit} is out of range", subject="time_limit", hint="give seconds, or 0 for none")
         for what, text in (("name", self.name), ("group", self.group), ("gpus", self.gpus)):
             if len(text) > MAX_NAME or not text.isprintable():
-                raise BadInput(f"{what} {text[:40]!r} is too long or not printable", subject=what, hint=f"at most {MAX_NAME} printable characters")
+                raise BadInput(
+                    f"{what} {text[:40]!r} is too long or not printable", subject=what, hint=f"at most {MAX_NAME} printable characters"
+                )
         if self.on_reboot not in ("requeue", "fail"):
             raise BadInput(f"on_reboot {self.on_reboot!r} is unknown", subject="on_reboot", hint="use 'requeue' or 'fail'")
         if self.spec.gpus:

@@ -111,7 +111,10 @@ def error_message(error: DocklessError) -> dict[str, Any]:
     """An error as it travels; what the class adds (``controller``, ``errno`` …) goes along as ``extra``."""
     extra = {k: v for k, v in vars(error).items() if k not in ("subject", "hint") and isinstance(v, (str, int, float))}
     notes = list(getattr(error, "__notes__", ()))
-    return {"ok": False, "error": {"code": error.code, "message": str(error), "subject": error.subject, "hint": error.hint, "extra": extra, "notes": notes}}
+    return {
+        "ok": False,
+        "error": {"code": error.code, "message": str(error), "subject": error.subject, "hint": error.hint, "extra": extra, "notes": notes},
+    }
 
 
 def raise_error(error: dict[str, Any]) -> None:

@@ -1,0 +1,193 @@
+"""What holds for every state: no GPU twice, no quota broken, nobody starved, nothing idle without a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dockless.sched.policy import HOST, Quotas, Running, State, Waiting, decide, order
+
+USERS = ("anna", "bob", "carl")
+GROUP = {"anna": ("vision",), "bob": ("vision",), "carl": ()}
+
+
+@st.composite
+def hosts(draw):
+    size = draw(st.integers(1, 8))
+    gpus = tuple(f"g{i}" for i in range(size))
+    links = {(a, b): draw(st.sampled_from((0.0, 1.0, 100.0))) for i, a in enumerate(gpus) for b in gpus[i + 1 :]}
+    return gpus, draw(st.sampled_from(({}, links)))
+
+
+@st.composite
+def jobs(draw, gpus, *, limits=st.sampled_from((0.0, 10.0, 50.0, 200.0)), priorities=st.integers(-1, 1), named=True):
+    out = []
+    for number in range(1, draw(st.integers(1, 14)) + 1):
+        user = draw(st.sampled_from(USERS))
+        devices = frozenset(draw(st.sets(st.sampled_from(gpus), max_size=2))) if named and draw(st.integers(0, 5)) == 0 else frozenset()
+        count = len(devices) or draw(st.integers(0, len(gpus)))
+        out.append(Waiting(number, user, count, GROUP[user], devices, draw(priorities), draw(limits)))
+    return sorted(out, key=order)
+
+
+quotas = st.builds(
+    Quotas,
+    users=st.dictionaries(st.sampled_from(USERS), st.integers(0, 8), max_size=3),
+    groups=st.dictionaries(st.just("vision"), st.integers(0, 8), max_size=1),
+    default=st.one_of(st.none(), st.integers(0, 8)),
+)
+
+
+@st.composite
+def states(draw):
+    gpus, links = draw(hosts())
+    waiting = draw(jobs(gpus))
+    limits = draw(quotas)
+    running, free = [], list(gpus)
+    for number in range(draw(st.integers(0, 4))):
+        count = draw(st.integers(0, len(free)))
+        user = draw(st.sampled_from(USERS))
+        taken, free = free[:count], free[count:]
+        running.append(Running(100 + number, user, frozenset(taken), GROUP[user], draw(st.sampled_from((None, 5.0, 60.0)))))
+    outside = frozenset(draw(st.sets(st.sampled_from(gpus), max_size=1)))
+    return State(gpus, waiting, running, limits, links, outside, cpu_jobs=draw(st.integers(0, 4)))
+
+
+def usage(state, starts):
+    """GPUs per pool after ``starts``."""
+    by_id = {job.id: job for job in state.waiting}
+    used = {}
+    held = [(job.user, job.groups, len(job.gpus)) for job in state.running]
+    held += [(by_id[s.job].user, by_id[s.job].groups, len(s.gpus)) for s in starts]
+    for user, groups, count in held:
+        for pool in (("user", user), *(("group", g) for g in groups)):
+            used[pool] = used.get(pool, 0) + count
+    return used
+
+
+@settings(max_examples=400, deadline=None)
+@given(states())
+def test_grants_are_sound(state):
+    decision = decide(state, 0.0)
+    by_id = {job.id: job for job in state.waiting}
+    taken = [g for job in state.running for g in job.gpus] + [g for start in decision.starts for g in start.gpus]
+    assert len(taken) == len(set(taken)) <= len(state.gpus)
+    assert len({start.job for start in decision.starts}) == len(decision.starts)
+    for start in decision.starts:
+        job = by_id[start.job]
+        assert len(start.gpus) == job.gpus
+        assert not set(start.gpus) & state.outside
+        assert not job.devices or set(start.gpus) == job.devices
+    used = usage(state, decision.starts)
+    gained = {("user", by_id[s.job].user) for s in decision.starts if s.gpus} | {
+        ("group", g) for s in decision.starts if s.gpus for g in by_id[s.job].groups
+    }
+    for kind, name in gained:
+        limit = state.quotas.of(name) if kind == "user" else state.quotas.groups.get(name)
+        assert limit is None or used[kind, name] <= limit
+    cpu = sum(1 for job in state.running if not job.gpus)
+    assert sum(1 for s in decision.starts if not s.gpus) <= max(0, state.cpu_jobs - cpu)
+
+
+@settings(max_examples=300, deadline=None)
+@given(states())
+def test_deciding_is_pure_and_has_a_reason_for_all(state):
+    before = (list(state.waiting), list(state.running))
+    one, two = decide(state, 0.0), decide(state, 0.0)
+    assert one.starts == two.starts and before == (list(state.waiting), list(state.running))
+    going = {start.job for start in one.starts}
+    for job in state.waiting:
+        if job.id not in going:
+            reason = one.reason(job)
+            assert reason.text and reason.code in {"quota", "resources", "reserved", "jobs", "order"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(states())
+def test_first_come_first_served_among_equals(state):
+    decision = decide(state, 0.0)
+    going = {start.job for start in decision.starts}
+    for i, earlier in enumerate(state.waiting):
+        for later in state.waiting[i + 1 :]:
+            if earlier.shape == later.shape and later.id in going:
+                assert earlier.id in going
+
+
+@settings(max_examples=300, deadline=None)
+@given(states())
+def test_nothing_idle_without_a_reservation(state):
+    decision = decide(state, 0.0)
+    if decision.reservations:
+        return
+    going = {start.job for start in decision.starts}
+    after = usage(state, decision.starts)
+    free = [g for g in state.gpus if g not in state.outside]
+    for holder in (*(j.gpus for j in state.running), *(s.gpus for s in decision.starts)):
+        free = [g for g in free if g not in holder]
+    for job in state.waiting:
+        if job.id in going or not job.gpus:
+            continue
+        fits = job.devices <= set(free) if job.devices else job.gpus <= len(free)
+        limits = [(state.quotas.of(job.user), after.get(("user", job.user), 0))]
+        limits += [(state.quotas.groups.get(g), after.get(("group", g), 0)) for g in job.groups]
+        assert not fits or any(limit is not None and used + job.gpus > limit for limit, used in limits)
+
+
+def simulate(state, length):
+    """Run the queue to its end; yields (now, decision) per pass. ``length(job)``: how long it really runs."""
+    now, waiting, running = 0.0, list(state.waiting), []
+    by_id = {job.id: job for job in waiting}
+    while waiting or running:
+        decision = decide(replace(state, waiting=waiting, running=[r for r, _ in running]), now)
+        yield now, decision, waiting
+        for start in decision.starts:
+            job = by_id[start.job]
+            ends = now + job.time_limit if job.time_limit else None
+            running.append((Running(job.id, job.user, frozenset(start.gpus), job.groups, ends), now + length(job)))
+            waiting = [w for w in waiting if w.id != job.id]
+        if not running:
+            assert not waiting, "a host with nothing running must start something"
+            return
+        now = min(end for _, end in running)
+        running = [(r, end) for r, end in running if end > now]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_head_never_slips(data):
+    """Once told a start time, the first job in line starts by then, whoever backfills; early ends only make it earlier."""
+    gpus, links = data.draw(hosts())
+    waiting = data.draw(jobs(gpus, limits=st.sampled_from((10.0, 50.0, 200.0)), priorities=st.just(0), named=False))
+    early = data.draw(st.sampled_from((1.0, 0.5, 0.1)))
+    promised: dict[int, float] = {}
+    for now, decision, _ in simulate(State(gpus, waiting, links=links), lambda job: job.time_limit * (early if job.id % 2 else 1.0)):
+        for start in decision.starts:
+            assert now <= promised.get(start.job, now) + 1e-9
+        for reservation in decision.reservations:
+            if reservation.pool == HOST and reservation.at is not None:
+                assert reservation.at <= promised.get(reservation.job, reservation.at) + 1e-9
+                promised[reservation.job] = reservation.at
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_bounded_bypass(data):
+    """Even with no time limit known, at most as many later jobs pass the head as fit beside it in one go."""
+    gpus, links = data.draw(hosts())
+    waiting = data.draw(jobs(gpus, limits=st.just(0.0), priorities=st.just(0), named=False))
+    lengths = data.draw(st.lists(st.integers(1, 50), min_size=len(waiting), max_size=len(waiting)))
+    limits = data.draw(st.sampled_from((Quotas(), Quotas(users={u: len(gpus) for u in USERS}))))
+    state = State(gpus, waiting, quotas=limits, links=links)
+    need = {job.id: job.gpus for job in waiting}
+    finished = set()
+    for _, decision, left in simulate(state, lambda job: float(lengths[job.id - 1])):
+        head = next((r for r in decision.reservations if r.pool == HOST), None)
+        if head is not None:
+            # What passed beside the head in this pass never amounts to more than what is over once the head runs.
+            passed = sum(need[s.job] for s in decision.starts if s.job > head.job)
+            assert passed <= len(gpus) - need[head.job]
+        finished |= {start.job for start in decision.starts}
+        assert len(left) >= len(decision.starts)
+    assert finished == set(need)
