@@ -10,6 +10,31 @@
 reads the accounts, ``devices`` builds the device filter, ``systemd`` asks a user manager for a place.
 """
 
+from dockless.cgroups.delegation import Delegation, find_delegation, release
+from dockless.cgroups.devices import STANDARD_DEVICES, DeviceRule
+from dockless.cgroups.group import Cgroup, unavailable
 from dockless.cgroups.limits import IoMax, Limits, Rounding, Write
+from dockless.cgroups.usage import USAGE_FILES, Pressure, Usage
+from dockless.cgroups.watch import Event, Frozen, OomEvent, Populated, Watch
 
-__all__ = ["IoMax", "Limits", "Rounding", "Write"]
+__all__ = [
+    "STANDARD_DEVICES",
+    "USAGE_FILES",
+    "Cgroup",
+    "Delegation",
+    "DeviceRule",
+    "Event",
+    "Frozen",
+    "IoMax",
+    "Limits",
+    "OomEvent",
+    "Populated",
+    "Pressure",
+    "Rounding",
+    "Usage",
+    "Watch",
+    "Write",
+    "find_delegation",
+    "release",
+    "unavailable",
+]

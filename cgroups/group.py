@@ -1,0 +1,355 @@
+"""One group: made, limited, watched, killed, removed.
+
+Without limits a group costs four system calls: mkdir and an O_PATH open to make it, close and rmdir to remove it. Everything else is
+relative to that directory fd, so a group never turns into another one of the same name. The kernel's cgroup.kill (Linux 5.14) reaches
+every process in it, whatever they do; ``remove`` then only waits for the last of them to be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from dockless.cgroups import devices
+from dockless.cgroups.apply import apply
+from dockless.cgroups.delegation import HOME, Delegation, enable, find_delegation, forget
+from dockless.cgroups.limits import Limits, Rounding, Write
+from dockless.cgroups.usage import USAGE_FILES, Usage, parse_flat
+from dockless.cgroups.watch import Watch, wait_for
+from dockless.errors import BadInput, CgroupError, LimitUnavailable
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+-]{0,126}")
+_UNLIMITED = Limits()
+_OPEN = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Cgroup:
+    """A group that we made. As a context manager it kills what is left in it and removes it.
+
+    path; fd: an O_PATH directory fd for clone3(CLONE_INTO_CGROUP); warnings: limits that ``best_effort`` let pass; readback: where the
+    kernel keeps another value than the one asked for.
+    """
+
+    __slots__ = ("fd", "path", "readback", "warnings")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = Path(path)
+        self.fd = fd
+        self.warnings: tuple[str, ...] = ()
+        self.readback: tuple[Rounding, ...] = ()
+
+    # -- making ------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, name: str, limits: Limits = _UNLIMITED, *, delegation: Delegation | None = None, best_effort: bool = False) -> Cgroup:
+        """Make ``dockless/<name>`` with its limits in force, or leave nothing behind.
+
+        Raises ``BadInput`` (impossible limit or name), ``LimitUnavailable`` (names the controller; with ``best_effort`` a line in
+        ``warnings`` instead), ``CgroupError`` (no place, the name is taken, the kernel refuses).
+        """
+        check_name(name)
+        writes = _checked_writes(limits)
+        place = delegation if delegation is not None else find_delegation()
+        if not best_effort:
+            for write in writes:
+                if place.path is None or write.controller not in place.controllers:
+                    raise place.missing(write.controller, write.file)
+        home = str(place.home)
+        have = enable(place, [write.controller for write in writes])
+        try:
+            os.mkdir(f"{home}/{name}", 0o755)
+        except FileNotFoundError:
+            forget(place)  # somebody tidied up; once more from the start
+            have = enable(place, [write.controller for write in writes])
+            _mkdir(f"{home}/{name}")
+        except OSError as error:
+            raise _mkdir_error(f"{home}/{name}", error) from error
+        return _limited(f"{home}/{name}", writes, have, place, best_effort)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Cgroup:
+        """A group made earlier, by this process or another. Only groups below a ``dockless`` directory: others are not ours to touch."""
+        text = os.fspath(path)
+        if HOME not in Path(text).parts[:-1] or ".." in Path(text).parts:
+            raise CgroupError(f"{text} was not made by dockless", subject=text, hint=f"only groups below a '{HOME}' directory are touched")
+        try:
+            fd = os.open(text, _OPEN)
+        except OSError as error:
+            raise CgroupError(f"cannot open the group {text}: {error.strerror}", subject=text, hint="it may be gone already") from error
+        if not _exists(fd, "cgroup.kill"):
+            os.close(fd)
+            raise CgroupError(f"{text} is not a cgroup v2 group", subject=text, hint="this needs Linux 5.14 (cgroup.kill)")
+        return cls(text, fd)
+
+    def child(self, name: str, limits: Limits = _UNLIMITED, *, best_effort: bool = False) -> Cgroup:
+        """A group inside this one. With limits this group passes controllers on and so can hold no process of its own."""
+        check_name(name)
+        writes = _checked_writes(limits)
+        inside = Delegation(self.path, frozenset(self._read("cgroup.controllers").split()), frozenset(), "subtree", "a group of ours")
+        have = frozenset(self._read("cgroup.subtree_control").split())
+        for controller in {write.controller for write in writes} - have:
+            if controller in inside.controllers:
+                self._write("cgroup.subtree_control", f"+{controller}", "remove its processes first: only leaves may hold some")
+                have |= {controller}
+        path = f"{self.path}/{name}"
+        _mkdir(path)
+        return _limited(path, writes, have, inside, best_effort)
+
+    def set(self, limits: Limits, *, best_effort: bool = False) -> None:
+        """Change limits while processes run. What ``limits`` leaves out stays as it is. Raises like ``create``."""
+        writes = _checked_writes(limits)
+        have = frozenset(self._read("cgroup.controllers").split())
+        place = Delegation(self.path, have, have, "subtree", "a group of ours")
+        warnings, readback = apply(self.fd, writes, have, place, best_effort)
+        self.warnings += tuple(warnings)
+        self.readback += tuple(readback)
+
+    # -- what is in it -----------------------------------------------------------------------------------------------------
+
+    def add(self, pid: int) -> None:
+        """Move a process (with all its threads) in; 0 is the caller. Better: start it inside, with CLONE_INTO_CGROUP."""
+        self._write("cgroup.procs", str(pid), "the process must exist, and both groups must be this user's")
+
+    def pids(self) -> tuple[int, ...]:
+        """Processes in the group itself, without those in groups below."""
+        return tuple(int(pid) for pid in self._read("cgroup.procs").split())
+
+    @property
+    def populated(self) -> bool:
+        """Does any process live here or below?"""
+        return parse_flat(self._read("cgroup.events")).get("populated", 0) == 1
+
+    def usage(self) -> Usage:
+        """The accounts as they stand."""
+        return Usage.from_files(self.usage_files())
+
+    def usage_files(self) -> dict[str, str]:
+        """The raw text of the files behind ``usage``, those that exist."""
+        files = {}
+        for name in USAGE_FILES:
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+            except OSError:
+                continue
+            try:
+                files[name] = os.read(fd, 65536).decode()
+            except OSError:
+                pass  # PSI switched off: EOPNOTSUPP
+            finally:
+                os.close(fd)
+        return files
+
+    def events(self) -> Watch:
+        """Out-of-memory kills, populated and frozen, from now on: see ``Watch``."""
+        return Watch(self.fd)
+
+    def wait_empty(self, timeout: float | None = None) -> bool:
+        """Wait until no process is left here or below; False after ``timeout`` seconds."""
+        return wait_for(self.fd, "populated", 0, timeout)
+
+    # -- power over it -----------------------------------------------------------------------------------------------------
+
+    def freeze(self, timeout: float = 10.0) -> None:
+        """Stop every process where it stands, and wait until all are. Raises ``CgroupError`` after ``timeout`` seconds, thawed again."""
+        self._write("cgroup.freeze", "1")
+        if not wait_for(self.fd, "frozen", 1, timeout):
+            self._write("cgroup.freeze", "0")
+            raise CgroupError(
+                f"{self.path.name} did not freeze in {timeout:g} s",
+                subject=str(self.path),
+                hint="a process sits in an uninterruptible wait",
+            )
+
+    def thaw(self, timeout: float = 10.0) -> None:
+        """Let them go on."""
+        self._write("cgroup.freeze", "0")
+        if not wait_for(self.fd, "frozen", 0, timeout):
+            raise CgroupError(f"{self.path.name} did not thaw", subject=str(self.path), hint="is a group above it frozen?")
+
+    def kill(self) -> None:
+        """SIGKILL to every process here and below, also frozen ones and those being forked. Returns before they are gone."""
+        self._write("cgroup.kill", "1", "cgroup.kill needs Linux 5.14")
+
+    def allow_devices(self, rules: Iterable[devices.DeviceRule], *, flags: int = devices.ALLOW_MULTI) -> None:
+        """Let the group open these devices and no others. See ``devices.attach``; a second call can only narrow the first."""
+        devices.attach(self.fd, rules, flags=flags)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def remove(self, timeout: float = 5.0) -> None:
+        """Remove the group and the groups below it, waiting up to ``timeout`` seconds for dying processes. Harmless twice.
+
+        Kills nobody: a group with living processes is a ``CgroupError`` that names them.
+        """
+        try:
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self._remove_slowly(time.monotonic() + timeout)
+        self.close()
+
+    def _remove_slowly(self, deadline: float) -> None:
+        while True:
+            if not wait_for(self.fd, "populated", 0, max(0.0, deadline - time.monotonic())):
+                pids = [str(pid) for path in _tree(str(self.path)) for pid in _pids_in(path)]
+                raise CgroupError(
+                    f"{self.path.name} still has processes: {' '.join(pids[:16]) or 'dying ones'}",
+                    subject=str(self.path),
+                    hint="kill() first",
+                )
+            error = None
+            for path in _tree(str(self.path)):
+                try:
+                    os.rmdir(path)
+                except FileNotFoundError:
+                    continue
+                except OSError as caught:
+                    error = caught
+            if error is None:
+                return
+            if time.monotonic() >= deadline:
+                raise CgroupError(
+                    f"cannot remove {self.path}: {error.strerror}",
+                    subject=str(self.path),
+                    hint="a process was added meanwhile: kill() first",
+                ) from error
+
+    def close(self) -> None:
+        """Forget the group without removing it (a detached job lives on). Harmless twice."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Cgroup:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.fd < 0:
+            return
+        try:
+            os.rmdir(self.path)  # the usual case: everything ended by itself
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self.kill()
+            self.remove()
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Cgroup({str(self.path)!r})"
+
+    # -- files -------------------------------------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> str:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                return os.read(fd, 65536).decode()
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._error(f"cannot read {name}", error) from error
+
+    def _write(self, name: str, value: str, hint: str = "") -> None:
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.fd)
+            try:
+                os.write(fd, value.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._error(f"cannot write {value} to {name}", error, hint) from error
+
+    def _error(self, what: str, error: OSError, hint: str = "") -> CgroupError:
+        if self.fd < 0 or not os.path.isdir(self.path):
+            hint = "the group is gone"
+        hint = hint or "see Documentation/admin-guide/cgroup-v2.rst"
+        return CgroupError(f"{self.path.name}: {what}: {error.strerror}", subject=str(self.path), hint=hint)
+
+
+def check_name(name: str) -> str:
+    """A name for one directory in cgroupfs, or ``BadInput``."""
+    if not _NAME.fullmatch(name) or name.startswith("cgroup."):
+        raise BadInput(
+            f"{name[:80]!r} cannot name a group",
+            subject=name[:80],
+            hint="use letters, digits and '_.:@+-', starting with a letter or digit",
+        )
+    return name
+
+
+def unavailable(limits: Limits, delegation: Delegation) -> tuple[LimitUnavailable, ...]:
+    """The limits that ``delegation`` cannot enforce, one error per controller, without making anything. For doctors and dry runs."""
+    seen: dict[str, LimitUnavailable] = {}
+    for write in limits.writes():
+        if delegation.path is None or write.controller not in delegation.controllers:
+            seen.setdefault(write.controller, delegation.missing(write.controller, write.file))
+    return tuple(seen.values())
+
+
+def _checked_writes(limits: Limits) -> tuple[Write, ...]:
+    if limits == _UNLIMITED:
+        return ()
+    limits.check_host()
+    return limits.writes()
+
+
+def _mkdir(path: str) -> None:
+    try:
+        os.mkdir(path, 0o755)
+    except OSError as error:
+        raise _mkdir_error(path, error) from error
+
+
+def _mkdir_error(path: str, error: OSError) -> CgroupError:
+    hint = "cgroup.max.descendants or cgroup.max.depth above it may be exhausted"
+    if isinstance(error, FileExistsError):
+        hint = "another group has this name: use another, or Cgroup.open it and remove it"
+    return CgroupError(f"cannot make the group {path}: {error.strerror}", subject=path, hint=hint)
+
+
+def _limited(path: str, writes: tuple[Write, ...], have: frozenset[str], place: Delegation, best_effort: bool) -> Cgroup:
+    try:
+        group = Cgroup(path, os.open(path, _OPEN))
+    except OSError as error:
+        os.rmdir(path)
+        raise CgroupError(f"cannot open the new group {path}: {error.strerror}", subject=path, hint="raise ulimit -n") from error
+    if writes:
+        try:
+            warnings, readback = apply(group.fd, writes, have, place, best_effort)
+        except BaseException:
+            group.remove()
+            raise
+        group.warnings, group.readback = tuple(warnings), tuple(readback)
+    return group
+
+
+def _exists(fd: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=fd)
+    except OSError:
+        return False
+    return True
+
+
+def _tree(path: str) -> list[str]:
+    """The group and those below it, deepest first."""
+    try:
+        with os.scandir(path) as entries:
+            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        below = []
+    return [*(deeper for child in below for deeper in _tree(child)), path]
+
+
+def _pids_in(path: str) -> list[int]:
+    try:
+        with open(f"{path}/cgroup.procs", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except (OSError, ValueError):
+        return []
