@@ -30,6 +30,9 @@ CAPABILITIES = frozenset({"gpu", "nvidia", "compute", "compat32", "graphics", "u
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _NAME = re.compile(rf"(?:(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
 _COUNT = re.compile(r"(all|-1|[0-9]{1,6})\Z")
+_MORE_DEVICES = re.compile(r"(?!all\Z)")
+_MORE_CAPABILITIES = re.compile(r"(?!(all|-?[0-9]+)\Z)")
+_NEVER = re.compile(r"(?!)")
 _INDEX = re.compile(r"[0-9]{1,4}(:[0-9]{1,2})?\Z")
 _KEYS = ("count", "device", "capabilities", "driver", "options")
 _HINT = "write a number of GPUs, 'all', 'device=0,2' or GPU UUIDs"
@@ -221,20 +224,23 @@ def _fields(text: str) -> Iterable[tuple[str, list[str]]]:
     except csv.Error as error:
         raise _bad(text, f"is not one line of comma-separated fields ({error})") from None
     grouped: list[tuple[str, list[str]]] = []
+    continues = _NEVER  # what a bare cell must look like to belong to the list before it
     for cell in (raw.strip() for raw in cells):
         key, equals, value = cell.partition("=")
-        last = grouped[-1] if grouped else None
         if equals:
             if key not in _KEYS:
                 raise _bad(text, f"has an unknown key {key[:40]!r}")
             many = key in ("device", "capabilities", "options")
             grouped.append((key, [part.strip() for part in value.split(",")] if many else [value]))
-        elif last is not None and ((last[0] == "device" and cell != "all") or (last[0] == "capabilities" and not _COUNT.match(cell))):
-            last[1].append(cell)
+            continues = {"device": _MORE_DEVICES, "capabilities": _MORE_CAPABILITIES}.get(key, _NEVER)
+        elif grouped and continues.match(cell):
+            grouped[-1][1].append(cell)
         elif _NAME.match(cell):
             grouped.append(("device", [cell]))
+            continues = _NAME
         else:
             grouped.append(("count", [cell]))
+            continues = _NEVER
     return grouped
 
 

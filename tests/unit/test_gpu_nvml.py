@@ -1,0 +1,239 @@
+"""The inventory, through the real pynvml on the stand-in library; and what a host without a driver says.
+
+pynvml keeps the first library it loads, so what must see another one runs in a Python of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.requires import requires
+
+from dockless.errors import BadInput, GpuDriverMissing, GpuError
+from dockless.sandbox import gpu_nvml
+from dockless.sandbox.gpu import Gpu, driver, find, inventory, refresh, session, units
+
+
+@pytest.fixture
+def simulate(monkeypatch):
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has a real NVIDIA driver; this process may have loaded it")
+    assert gpu_nvml.stand_in_library().exists(), "native/simulated/libnvidia-ml.so.1 is not built: run 'make build'"
+    return lambda text: monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", text)
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if key != "DOCKLESS_SIMULATED_GPUS"}
+    return subprocess.run([sys.executable, "-P", "-c", code], env={**clean, **env}, capture_output=True, text=True, timeout=60)
+
+
+def test_four_gpus(simulate):
+    simulate("4x80G")
+    gpus = inventory()
+    assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
+    assert [gpu.minor for gpu in gpus] == [1, 2, 3, 0]  # never the index
+    assert len({gpu.uuid for gpu in gpus}) == len({gpu.pci_bus_id for gpu in gpus}) == 4
+    assert all(gpu.memory == 80 << 30 and gpu.numa_node == 0 and not gpu.processes and not gpu.mig_enabled for gpu in gpus)
+    assert gpus[0].pci_bus_id == "d0c1:10:00.0"
+
+
+def test_everything_says_simulated(simulate):
+    simulate("2x80G,mig=2")
+    for gpu in (*inventory(), *units(inventory())):
+        assert gpu.simulated and "Simulated" in gpu.model and "(simulated)" in str(gpu)
+    assert driver().simulated and "simulated" in driver().version
+
+
+@pytest.mark.parametrize(("text", "size"), [("1x512M", 512 << 20), ("1x24G", 24 << 30), ("1x2T", 2 << 40)])
+def test_memory_sizes(simulate, text, size):
+    simulate(text)
+    assert [gpu.memory for gpu in inventory()] == [size]
+
+
+def kinds(gpu: Gpu) -> list[tuple[str, int]]:
+    return [(link.kind, link.width) for link in gpu.links]
+
+
+def test_pcie_distances(simulate):
+    simulate("8x80G")
+    first = inventory()[0]
+    assert kinds(first) == [("PIX", 0), ("NODE", 0), ("NODE", 0)] + [("SYS", 0)] * 4
+    assert [gpu.numa_node for gpu in inventory()] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(("group", "width"), [(2, 12), (4, 4), (8, 12)])
+def test_nvlink_direct_and_through_switches(simulate, group, width):
+    simulate(f"8x80G,nvlink={group}")
+    gpus = inventory()
+    for gpu in gpus:
+        near = {link.peer: link for link in gpu.links}
+        for other in gpus:
+            if other is gpu:
+                continue
+            joined = gpu.index // group == other.index // group
+            assert (near[other.uuid].kind == "NVLINK") == joined
+            assert near[other.uuid].width == (width if joined else 0)
+
+
+@pytest.mark.parametrize("text", ["3x80G,nvlink=2", "5x80G,nvlink=4", "1x80G,nvlink=8", "7x80G,nvlink=3"])
+def test_groups_that_do_not_divide_evenly(simulate, text):
+    simulate(text)
+    gpus = inventory()
+    width = {(gpu.uuid, link.peer): link.width for gpu in gpus for link in gpu.links}
+    assert all(width[b, a] == n for (a, b), n in width.items())
+
+
+def test_mig_slices(simulate):
+    simulate("2x70G,mig=3")
+    whole, divided = inventory()
+    assert not whole.mig_enabled and divided.mig_enabled
+    assert [(part.gi, part.ci, part.gi_cap, part.ci_cap) for part in divided.mig] == [(1, 0, 12, 13), (2, 0, 21, 22), (3, 0, 30, 31)]
+    assert find([divided.mig[1].uuid], (whole, divided))[0].memory == (70 << 30) // 3
+
+
+def test_a_foreign_process(simulate):
+    simulate("2x80G,busy=1")
+    assert [[process.pid for process in gpu.processes] for gpu in inventory()] == [[], [1]]
+    assert inventory()[1].processes[0].memory == 1 << 30
+    simulate("2x80G,mig=2,busy=1")
+    assert [bool(unit.processes) for unit in units(inventory())] == [False, True, False]
+
+
+def test_an_old_driver_leaves_fields_unknown(simulate):
+    simulate("2x80G,nvlink=2,mig=2,busy=1,old")
+    gpus = inventory()
+    assert len(gpus) == 2
+    assert all(gpu.numa_node is None and not gpu.processes and not gpu.mig and kinds(gpu) == [("SYS", 0)] for gpu in gpus)
+
+
+def test_the_cheap_reads(simulate):
+    simulate("2x80G,nvlink=2")
+    plain = inventory(processes=False, links=False)
+    assert all(not gpu.links for gpu in plain) and [g.uuid for g in plain] == [g.uuid for g in inventory()]
+    simulate("2x80G,nvlink=2,busy=0")
+    again = refresh(inventory(processes=False))
+    assert again == inventory()
+    simulate("1x80G")
+    assert [gpu.index for gpu in refresh(again)] == [0]  # the other one is gone
+
+
+def test_init_and_shutdown_are_balanced_from_threads(simulate):
+    simulate("4x80G,nvlink=4")
+    with session() as nvml, ThreadPoolExecutor(8) as pool:
+        expected = inventory()
+        assert all(found == expected for found in pool.map(lambda _: inventory(), range(64)))
+    with ThreadPoolExecutor(8) as pool:  # and with nobody holding it open
+        assert all(found == expected for found in pool.map(lambda _: inventory(), range(64)))
+    with pytest.raises(nvml.NVMLError_Uninitialized):
+        nvml.nvmlDeviceGetCount()
+
+
+def test_a_session_ends_when_its_body_fails(simulate):
+    simulate("1x80G")
+    with pytest.raises(KeyError), session() as nvml:
+        raise KeyError
+    with pytest.raises(nvml.NVMLError_Uninitialized):
+        nvml.nvmlDeviceGetCount()
+
+
+@pytest.mark.parametrize(
+    "text", ["4", "0x80G", "4x0G", "x80G", "4x80", "100x80G", "4x80G,", "4x80G,mig=8", "4x80G,nvlink", "4x80G;", "-1x80G", "yes"]
+)
+def test_a_malformed_simulation_is_bad_input(simulate, text):
+    simulate(text)
+    with pytest.raises(BadInput) as error:
+        inventory()
+    assert "4x80G" in error.value.hint
+
+
+def test_the_stand_in_reads_no_further_than_its_own_grammar(simulate):
+    """What Python lets through, C reads the same; what it does not, C refuses too."""
+    library = ctypes.CDLL(str(gpu_nvml.stand_in_library()))
+    for text, expected in [("4x80G,mig=7,busy=3,old", 0), ("4x80G,mig=8", 2), ("100x80G", 2), ("4x80Gx", 2), ("4x80G,nvlink=", 2)]:
+        simulate(text)
+        assert library.nvmlInit_v2() == expected, text
+        if expected == 0:
+            assert library.nvmlShutdown() == 0
+
+
+def test_once_the_variable_is_gone_the_simulated_gpus_are(simulate, monkeypatch):
+    simulate("2x80G")
+    inventory()
+    monkeypatch.delenv("DOCKLESS_SIMULATED_GPUS")
+    with pytest.raises(GpuDriverMissing, match="simulated one"):
+        inventory()
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has an NVIDIA driver")
+def test_without_a_driver():
+    code = """
+from dockless.errors import GpuDriverMissing
+from dockless.sandbox import gpu
+for call in (gpu.inventory, gpu.driver, lambda: gpu.refresh(())):
+    try: call()
+    except GpuDriverMissing as error: print(error.code, bool(error.hint), error)
+"""
+    done = python(code)
+    assert done.stdout.splitlines() == ["gpu_driver_missing True no NVIDIA driver on this host: libnvidia-ml.so.1 is not installed"] * 3, (
+        done
+    )
+
+
+def test_importing_does_not_import_pynvml():
+    done = python("import sys; import dockless.sandbox.gpu; print('pynvml' in sys.modules, 'msgspec' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"], done
+
+
+def test_a_stand_in_that_is_not_built_is_an_error(simulate, monkeypatch, tmp_path):
+    code = """
+from pathlib import Path
+from dockless.sandbox import gpu_nvml
+gpu_nvml.stand_in_library = lambda: Path("/nonexistent/libnvidia-ml.so.1")
+try: gpu_nvml.inventory()
+except gpu_nvml.GpuError as error: print(type(error).__name__, "make build" in error.hint)
+"""
+    assert python(code, DOCKLESS_SIMULATED_GPUS="1x80G").stdout.split() == ["GpuError", "True"]
+
+
+def test_the_real_library_and_the_simulation_do_not_mix():
+    """A process that has loaded another NVML is told so, instead of taking its GPUs for simulated ones."""
+    code = """
+import ctypes, pynvml
+from dockless.sandbox import gpu_nvml
+pynvml.nvmlLib = ctypes.CDLL(None)   # any library without our mark
+try: gpu_nvml.inventory()
+except gpu_nvml.GpuError as error: print(error)
+"""
+    assert "real NVML already" in python(code, DOCKLESS_SIMULATED_GPUS="1x80G").stdout
+
+
+def test_mig_minors():
+    text = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi1/ci1/access\nx y\n"
+    assert gpu_nvml.parse_mig_minors(text) == {"config": 1, "monitor": 2, "gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}
+
+
+@requires("gpu")
+def test_a_real_gpu_host():
+    """The inventory beside nvidia-smi."""
+    listed = subprocess.run(["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    code = """
+from dockless.sandbox.gpu import inventory
+for gpu in inventory():
+    assert gpu.memory and not gpu.simulated
+    print(f"{gpu.index}, {gpu.uuid}")
+"""
+    assert python(code).stdout == listed.stdout
+
+
+def test_errors_of_a_broken_driver_are_not_called_missing():
+    import pynvml
+
+    for value in (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN):
+        error = gpu_nvml._init_error(pynvml, pynvml.NVMLError(value))
+        assert isinstance(error, GpuError) and not isinstance(error, GpuDriverMissing) and error.hint

@@ -1,0 +1,241 @@
+"""``--gpus``: what parses, what is refused, and which GPUs a request becomes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
+from dockless.sandbox.gpu import ALL, Gpu, GpuProcess, GpuRequest, MigInstance, choose, find, parse_request, possible, units, why_not_free
+from dockless.sandbox.gpu_topology import link
+
+UUID = "GPU-00000000-0000-0000-0000-{:012x}"
+MIG = "MIG-00000000-0000-0000-0000-{:012x}"
+A, B, SLICE = UUID.format(0), UUID.format(1), MIG.format(0)
+
+
+def host(count: int = 4, *, group: int = 1, mig: int = 0, foreign: frozenset[int] = frozenset()) -> tuple[Gpu, ...]:
+    """Made-up GPUs: NVLink inside groups, the last one divided into ``mig`` slices, foreign processes on some."""
+    gpus = []
+    for i in range(count):
+        near = [
+            link(UUID.format(j), "NVLINK" if i // group == j // group else "SYS", 4 if i // group == j // group else 0)
+            for j in range(count)
+            if j != i
+        ]
+        divided = bool(mig) and i == count - 1
+        slices = tuple(MigInstance(MIG.format(n), n + 1, 0, 10 << 30) for n in range(mig)) if divided else ()
+        processes = (GpuProcess(1000 + i, 1 << 30, 1 if divided else None),) if i in foreign else ()
+        gpus.append(
+            Gpu(
+                i,
+                UUID.format(i),
+                (i + 3) % count,
+                "Test GPU",
+                80 << 30,
+                links=tuple(near),
+                mig=slices,
+                mig_enabled=divided,
+                processes=processes,
+            )
+        )
+    return tuple(gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1", GpuRequest(1)),
+        (2, GpuRequest(2)),
+        (" 3 ", GpuRequest(3)),
+        ("all", GpuRequest(ALL)),
+        ("-1", GpuRequest(ALL)),
+        (-1, GpuRequest(ALL)),
+        ("count=2", GpuRequest(2)),
+        ("count=all", GpuRequest(ALL)),
+        ("device=all", GpuRequest(ALL)),
+        ("device=0", GpuRequest(0, ("0",))),
+        ("device=0,2", GpuRequest(0, ("0", "2"))),
+        ('"device=0,2"', GpuRequest(0, ("0", "2"))),
+        ("device=0,2,capabilities=compute,utility", GpuRequest(0, ("0", "2"), ("compute", "utility"))),
+        ('"device=0,2","capabilities=compute,utility"', GpuRequest(0, ("0", "2"), ("compute", "utility"))),
+        ("capabilities=utility,2", GpuRequest(2, (), ("utility",))),
+        ("all,capabilities=utility", GpuRequest(ALL, (), ("utility",))),
+        ("driver=nvidia", GpuRequest(1, driver="nvidia")),
+        ("2,driver=nvidia,options=a=b", GpuRequest(2, driver="nvidia", options=(("a", "b"),))),
+        (A, GpuRequest(0, (A,))),
+        (f"{A},{B}", GpuRequest(0, (A, B))),
+        (f"device={A.upper()}", GpuRequest(0, (A,))),
+        (f"device={A},1", GpuRequest(0, (A, "1"))),
+        (SLICE, GpuRequest(0, (SLICE,))),
+        (f"MIG-{A}/1/0", GpuRequest(0, (f"MIG-{A}/1/0",))),
+        ("device=3:1", GpuRequest(0, ("3:1",))),
+    ],
+)
+def test_parses(text, expected):
+    assert parse_request(text) == expected
+
+
+WRONG = [
+    *("", " ", ",", 0, -2, "\x00", "1\n2", "²", "٣", True, None, 1.0, '"device=0', 'device="0"x"', f"{A},2", f"2,{A}"),
+    *("0", "-2", "count=0", "device=", "device=,", "two", "1.5", "1e3", "99999999", "+1", "2,3", "2,count=3", "count=2,device=0", "GPU-"),
+    *("device=0,all", "device=0,0", "device=0,00", "device=0,device=1", "device=-1", "device=../../dev/sda", "device=nvidia0"),
+    *("device=GPU-1234", "capabilities=fly", "capabilities=", "driver=amd", "options=a", "x=1", "count=", "all,all"),
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_refuses(text):
+    with pytest.raises(BadInput) as error:
+        parse_request(text)
+    assert error.value.hint
+
+
+@given(st.text(max_size=40))
+def test_any_text_parses_or_is_bad_input(text):
+    try:
+        request = parse_request(text)
+    except BadInput:
+        return
+    assert (request.count == 0) == bool(request.devices)
+
+
+@given(st.builds(GpuRequest, st.integers(1, 16), st.just(()), st.just(("compute",))))
+def test_a_request_survives_json(request_):
+    assert msgspec.json.decode(msgspec.json.encode(request_), type=GpuRequest) == request_
+
+
+def test_a_gpu_survives_json():
+    gpus = host(3, mig=2, foreign=frozenset({1}))
+    assert msgspec.json.decode(msgspec.json.encode(gpus), type=tuple[Gpu, ...]) == gpus
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------------------------
+
+
+def indices(gpus):
+    return [gpu.index for gpu in gpus]
+
+
+def test_n_means_n_free_ones():
+    gpus = host(4, foreign=frozenset({0}))
+    assert indices(choose(parse_request(2), gpus, {UUID.format(1)})) == [2, 3]
+
+
+def test_neighbours_are_preferred():
+    gpus = host(8, group=4)
+    busy = {UUID.format(i) for i in (0, 1, 2)}  # 3 is left over of the first group
+    assert indices(choose(parse_request(2), gpus, busy)) == [4, 5]
+    assert indices(choose(parse_request(4), gpus, busy)) == [4, 5, 6, 7]
+
+
+def test_a_single_gpu_comes_from_the_broken_group():
+    assert indices(choose(parse_request(1), host(4, group=2), {UUID.format(3)})) == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "busy", "words"),
+    [
+        ("5", (), ("5 GPUs", "4 in all", "at most 4")),
+        ("3", (A, B), ("2 of 4 free", "GPU 0 is leased", "GPU 1 is leased")),
+        ("all", (A,), ("3 of 4 free", "GPU 0 is leased")),
+        ("device=0", (A,), ("0 of 1 free", "GPU 0 is leased")),
+    ],
+)
+def test_not_enough_says_who_has_them(text, busy, words):
+    with pytest.raises(NotEnoughGpus) as error:
+        choose(parse_request(text), host(4), busy)
+    said = f"{error.value} {error.value.hint}"
+    assert all(word in said for word in words), said
+
+
+def test_a_foreign_process_is_named():
+    with pytest.raises(NotEnoughGpus, match="1 of 2 free") as error:
+        choose(parse_request(2), host(2, foreign=frozenset({1})))
+    assert "GPU 1 is used by process 1001" in error.value.hint
+
+
+@pytest.mark.parametrize("text", ["device=4", "device=0,9", UUID.format(9), MIG.format(9), "device=0:0", "device=3:9"])
+def test_an_unknown_gpu_is_named_with_those_that_exist(text):
+    with pytest.raises(UnknownGpu) as error:
+        possible(parse_request(text), host(4))
+    assert "0, 1, 2, 3" in error.value.hint
+
+
+@pytest.mark.parametrize("text", ["1", "all"])
+def test_a_host_without_gpus(text):
+    with pytest.raises(NotEnoughGpus, match="0 in all"):
+        possible(parse_request(text), ())
+
+
+def test_the_same_gpu_by_two_names():
+    with pytest.raises(BadInput, match="twice"):
+        choose(parse_request(f"device=0,{A}"), host(2))
+
+
+def test_named_gpus_come_in_the_order_named():
+    assert indices(choose(parse_request("device=2,0"), host(4))) == [2, 0]
+
+
+def test_mig_slices_are_units_and_their_gpu_is_not():
+    gpus = host(3, mig=2, foreign=frozenset({2}))  # the process is in the slice of GPU instance 1
+    found = units(gpus)
+    assert [unit.uuid for unit in found] == [A, B, MIG.format(0), MIG.format(1)]
+    assert [why_not_free(unit, ()) != "" for unit in found] == [False, False, True, False]
+    assert all(unit.parent == UUID.format(2) and unit.minor == gpus[2].minor for unit in found[2:])
+    assert possible(parse_request("all"), gpus) == 4
+    assert possible(parse_request("2"), gpus) == 2
+    with pytest.raises(NotEnoughGpus) as error:
+        possible(parse_request("3"), gpus)
+    assert "MIG" in error.value.hint
+    with pytest.raises(UnknownGpu, match="divided") as unknown:
+        possible(parse_request("device=2"), gpus)
+    assert SLICE in unknown.value.hint
+    for name in (MIG.format(1), "device=2:1", f"MIG-{UUID.format(2)}/2/0"):
+        assert [unit.uuid for unit in choose(parse_request(name), gpus)] == [MIG.format(1)]
+    assert why_not_free(found[3], {UUID.format(2)}) == "is leased"
+    assert units(found) == found
+
+
+def test_find_gives_the_leased_units_back():
+    gpus = host(3, mig=2)
+    assert [unit.uuid for unit in find([SLICE, A.upper().replace("GPU", "GPU")], gpus)] == [SLICE, A]
+    with pytest.raises(UnknownGpu):
+        find([UUID.format(9)], gpus)
+
+
+@st.composite
+def situations(draw):
+    count = draw(st.integers(0, 10))
+    numbers = st.sets(st.integers(0, max(count - 1, 0)))
+    gpus = host(count, group=draw(st.sampled_from([1, 2, 4])), mig=draw(st.integers(0, 3)), foreign=frozenset(draw(numbers)))
+    names = [unit.uuid for unit in units(gpus)]
+    busy = draw(st.sets(st.sampled_from(names))) if names else set()
+    wish = st.one_of(
+        st.integers(1, 11).map(str),
+        st.just("all"),
+        st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True).map(lambda ids: "device=" + ",".join(map(str, ids))),
+        *([st.sampled_from(names)] if names else []),
+    )
+    return parse_request(draw(wish)), gpus, busy
+
+
+@given(situations())
+def test_choose_never_gives_a_busy_gpu_nor_more_than_asked(situation):
+    request, gpus, busy = situation
+    free = {unit.uuid for unit in units(gpus) if not why_not_free(unit, busy)}
+    try:
+        chosen = choose(request, gpus, busy)
+    except (NotEnoughGpus, UnknownGpu) as error:
+        assert error.hint
+        if request.count > 0:  # refused only if there really are too few
+            whole = {unit.uuid for unit in units(gpus) if not unit.parent}
+            assert len(whole & free) < request.count
+        return
+    names = [unit.uuid for unit in chosen]
+    assert set(names) <= free
+    assert len(set(names)) == len(names) == possible(request, gpus)
+    assert request.count in (0, ALL, len(names))
+    assert choose(request, gpus, busy) == chosen
