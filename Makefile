@@ -1,0 +1,105 @@
+# dockless: everything a developer types. `make` alone lists it.
+#
+# A fresh clone needs Python 3.11 or newer with venv and headers, gcc and a package index:
+#   apt-get install gcc make python3-dev python3-venv
+# Everything else goes into .venv. PYTHON=… picks an interpreter, ARGS=… goes to pytest, bench or the VM.
+
+# The repository root holds a folder called `sched`: it must never hide the standard library's.
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+suitable = $(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do if $(call suitable,$$p); then echo $$p; break; fi; done)
+CC ?= gcc
+V := .venv
+PY := $(V)/bin/python
+PIP := $(PY) -m pip --quiet
+NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv build demo test test-vm bench check format wheel clean clean-all preflight
+
+help:  ## this list
+	@echo "dockless: make <target>"
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+
+demo: build  ## two users' jobs queue, get (simulated) GPUs by quota, run in real sandboxes, finish
+	@$(PY) -m dockless.demo $(ARGS)
+
+test: build  ## all tests that can run here; what cannot says why. ARGS="tests/unit -k name"
+	@$(PY) -m pytest $(or $(ARGS),tests)
+
+test-vm: build  ## the suite in a QEMU guest with a real cgroup v2 tree, as root and as a user
+	@tests/vm/run.sh $(ARGS)
+
+bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benchmarks/results
+	@$(PY) benchmarks/run.py $(ARGS)
+
+check: build $(V)/.dev  ## ruff format and lint, mypy --strict, layering
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest -q tests/unit/test_layering.py
+
+format: $(V)/.dev  ## let ruff format and fix
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix .
+
+venv: $(V)/.venv  ## .venv with what the build and the tests need
+
+build: $(V)/.built  ## the native part, and dockless installed editable in .venv
+
+wheel: build  ## sdist, and the wheel built from it, in dist/
+	@rm -rf dist
+	@$(PIP) install build
+	@$(PY) -m build --outdir dist . >/dev/null
+	@ls dist
+
+clean:  ## remove what was built
+	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf native/*.so native/*.o native/_native.c native/launcher native/simulated $(V)/.built
+	@find . -path ./$(V) -prune -o -name __pycache__ -type d -print | xargs rm -rf
+
+clean-all: clean  ## and .venv; the VM's cache is ~/.cache/dockless-vm
+	@rm -rf $(V)
+
+# ---- how ------------------------------------------------------------------------------------------------------------------------------
+
+preflight:
+	@if [ -z "$(PYTHON)" ] || ! $(call suitable,$(PYTHON)); then \
+	  echo "dockless needs Python 3.11 or newer; '$(or $(PYTHON),python3)' is $$($(or $(PYTHON),python3) --version 2>&1 | tail -n 1)."; \
+	  echo "  hint: Debian 12 and Ubuntu 24.04 have it (apt-get install python3); or make PYTHON=/path/to/python3.12"; exit 1; fi
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module."; \
+	  echo "  hint: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') (or python3-venv)"; exit 1; }
+	@command -v $(firstword $(CC)) >/dev/null || { echo "No C compiler ($(CC))."; echo "  hint: apt-get install gcc"; exit 1; }
+	@echo '#include <errno.h>' | $(CC) -E - >/dev/null 2>&1 || { echo "The C library's headers are missing."; echo "  hint: apt-get install libc6-dev"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_config_var("INCLUDEPY") + "/Python.h"))' || { \
+	  echo "Python's C headers are missing."; \
+	  echo "  hint: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])') (or python3-dev)"; exit 1; }
+
+# The environment is made anew only when it is not there; packages follow pyproject.toml.
+$(PY):
+	@$(MAKE) --no-print-directory preflight
+	@echo "make: $(V) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(V) || { rm -rf $(V); exit 1; }
+
+$(V)/.venv: pyproject.toml | $(PY)
+	@echo "make: packages for build and tests"
+	@$(PIP) install 'setuptools>=77' wheel 'cffi>=1.16'
+	@touch $@
+
+$(V)/.dev: pyproject.toml | $(V)/.built
+	@echo "make: packages for the checks"
+	@$(PIP) install --no-build-isolation -e '.[test,dev]'
+	@touch $@
+
+# The first time pip installs the package editable (a plain .pth to src/); afterwards only the C part is compiled again.
+$(V)/.built: pyproject.toml $(NATIVE) | $(V)/.venv
+	@echo "make: building"
+	@if [ ! -e $(V)/.installed ] || [ pyproject.toml -nt $(V)/.installed ]; then \
+	  $(PIP) install --no-build-isolation -e '.[test]' && touch $(V)/.installed; \
+	else $(PY) -W ignore setup.py --quiet build_ext --inplace; fi
+	@touch $@

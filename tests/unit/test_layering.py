@@ -1,0 +1,74 @@
+"""The rooms' one direction, and what may be imported when: read from the sources with ``ast``, whatever the tests happen to run."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "dockless"
+FLOOR = {"errors", "paths", "units"}
+ROOMS = ("native", "cgroups", "images", "sandbox", "sched")
+BELOW = {
+    "native": FLOOR,
+    "cgroups": FLOOR | {"native"},
+    "images": FLOOR | {"native"},
+    "sandbox": FLOOR | {"native", "cgroups", "images"},
+    "sched": FLOOR | {"native", "cgroups", "images", "sandbox"},
+}
+HEAVY = ("asyncio", "isal", "jeepney", "msgspec", "psutil", "pynvml", "pyroute2", "rich", "sqlite3", "ssl", "multiprocessing", "unittest")
+
+needs_sources = pytest.mark.skipif(not SOURCE.is_dir(), reason="only the installed package is here, not the sources")
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, first name below ``dockless``) of every import in a file, those inside functions too. The front door itself is "dockless"."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [f"dockless.{alias.name}" for alias in node.names] if node.module == "dockless" else [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "dockless":
+                yield node.lineno, [*name.split("."), "dockless"][1]
+
+
+@needs_sources
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_is_below(room):
+    wrong = [
+        f"{path}:{line}: {room} imports dockless.{name}"
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        for line, name in imported(path)
+        if name != room and name not in BELOW[room]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@needs_sources
+@pytest.mark.parametrize("name", sorted(FLOOR))
+def test_the_floor_imports_only_the_floor(name):
+    assert {what for _, what in imported(SOURCE / f"{name}.py")} <= FLOOR
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints, started in the repository's root as ``make`` does it."""
+    root = SOURCE.parents[1]
+    return subprocess.run([sys.executable, "-P", "-c", code], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_import_sched_is_the_standard_library():
+    assert Path(python("import sched; assert sched.scheduler; print(sched.__file__)")).name == "sched.py"
+
+
+@pytest.mark.parametrize("module", ["dockless", "dockless.sandbox", "dockless.cgroups", "dockless.images", "dockless.sched"])
+def test_importing_a_room_loads_nothing_heavy(module):
+    loaded = python(f"import sys, {module}; print(' '.join(sys.modules))").split()
+    assert not [name for name in HEAVY if name in loaded]
