@@ -26,7 +26,7 @@ The daemon: ``from dockless.sched.daemon import main``, ``main(argv: Sequence[st
 foreground and writes one line to standard error when it serves. All records are frozen and have ``as_dict()`` for ``--json``.
 Errors of the daemon are raised by the client as the same class of ``dockless.errors``, with message, subject and hint.
 
-Files: ``jobs`` (records and states) · ``policy`` and ``packing`` (pure decisions) · ``queue`` (SQLite) · ``writer`` (group commit) ·
+Files: ``jobs`` (records and states) · ``policy`` (pure decisions) · ``queue`` (SQLite) · ``writer`` (group commit) ·
 ``lease`` · ``config`` · ``admission`` · ``executor`` (attempts and their sandboxes) · ``protocol`` · ``client`` · ``server`` · ``daemon``.
 """
 

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 def job_to_plain(job: JobSpec) -> dict[str, Any]:
     """``job`` as dicts, lists, strings and numbers."""
-    return _to_plain(job)
+    plain: dict[str, Any] = _to_plain(job)
+    return plain
 
 
 def job_from_plain(data: Any) -> JobSpec:
@@ -56,7 +57,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -65,7 +66,7 @@ def _record(cls: type[T], data: Any, where: str) -> T:
 
     if not isinstance(data, dict):
         raise BadInput(f"{where} is not an object", subject=where, hint="send a JSON object")
-    hints = _hints(cls)
+    hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]  # a class is hashable, whatever T is
     values: dict[str, Any] = {}
     for name, item in data.items():
         place = f"{where}.{name}"

@@ -192,7 +192,7 @@ class Job:
         return Job(**known)
 
 
-_JOB_FIELDS: tuple[str, ...] = tuple(Job.__slots__)  # type: ignore[arg-type]  # typeshed: str | Iterable[str]
+_JOB_FIELDS: tuple[str, ...] = tuple(Job.__slots__)
 
 
 def _fields(attempt: Attempt) -> list[tuple[str, Any]]:

@@ -7,7 +7,7 @@ The rules, in the order they bind:
 1. **Order.** Higher priority first; among equals, first come first served.
 2. **Quota.** A user and each of her groups may hold so many GPUs, never more. A job that its own quota keeps waiting does not
    hold up other users; within the same user (group) it keeps its place.
-3. **Packing.** GPUs are taken as ``packing.choose`` likes them.
+3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``best_set``).
 4. **No starvation** (EASY backfill). The first job that finds too few free GPUs gets a *reservation*: the moment at which, by the time
    limits of what runs, its GPUs will be free. A later job may start before it only if it cannot delay it: it ends by then (it has a
    time limit), or it takes only GPUs that are over even then. Where what runs has no time limit, the moment is unknown, and only what is
@@ -23,8 +23,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dockless.sched import packing
-from dockless.sched.packing import Links
+from dockless.sandbox.gpu_topology import FARTHEST, best_set
+
+Links = Mapping[tuple[str, str], float]
+"""Distance of each pair of GPUs, in both orders; a pair that is missing is as far as can be."""
 
 HOST = "host"
 
@@ -74,7 +76,8 @@ class Quotas:
 @dataclass(frozen=True, slots=True)
 class State:
     """All that a decision may depend on. ``waiting`` is in queue order (``order``); ``gpus`` in index order; ``outside``: GPUs that
-    something else on the host uses; ``cpu_jobs``: how many jobs without GPUs may run at once."""
+    something else on the host uses; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs
+    without GPUs may run at once."""
 
     gpus: tuple[str, ...]
     waiting: Sequence[Waiting]
@@ -82,6 +85,7 @@ class State:
     quotas: Quotas = field(default_factory=Quotas)
     links: Links = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
+    slices: frozenset[str] = frozenset()
     cpu_jobs: int = 64
 
 
@@ -164,8 +168,9 @@ class _Pass:
         self.state = state
         self.now = now
         held = frozenset().union(*(job.gpus for job in state.running)) if state.running else frozenset()
-        self.usable = [gpu for gpu in state.gpus if gpu not in state.outside]
-        self.free = [gpu for gpu in self.usable if gpu not in held]
+        usable = [gpu for gpu in state.gpus if gpu not in state.outside]
+        self.whole = frozenset(usable) - state.slices
+        self.free = [gpu for gpu in usable if gpu not in held]
         self.running = list(state.running)
         self.used: dict[str, int] = {}
         self.cpu_jobs = sum(1 for job in state.running if not job.gpus)
@@ -223,7 +228,11 @@ class _Pass:
         return None
 
     def enough(self, job: Waiting, free: Sequence[str]) -> bool:
-        return job.devices <= set(free) if job.devices else job.gpus <= len(free)
+        return job.devices <= set(free) if job.devices else job.gpus <= sum(1 for gpu in free if gpu in self.whole)
+
+    def draws(self, job: Waiting, pool: str) -> int:
+        """How much of ``pool`` the job takes. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
+        return len(job.devices - self.state.slices) if job.devices and pool == HOST else job.gpus
 
     def in_time(self, job: Waiting, reservation: Reservation) -> bool:
         return bool(job.time_limit) and reservation.at is not None and self.now + job.time_limit <= reservation.at
@@ -231,7 +240,7 @@ class _Pass:
     def in_the_way(self, job: Waiting, pool: str) -> Reservation | None:
         """The reservation in ``pool`` that ``job`` would delay."""
         reservation = self.reserved.get(pool)
-        if reservation is None or job.gpus <= reservation.extra or self.in_time(job, reservation):
+        if reservation is None or self.draws(job, pool) <= reservation.extra or self.in_time(job, reservation):
             return None
         return reservation
 
@@ -247,13 +256,13 @@ class _Pass:
         chosen: tuple[str, ...] = ()
         if job.gpus:
             free = self.allowed(job)
-            chosen = tuple(g for g in free if g in job.devices) if job.devices else packing.choose(job.gpus, free, self.state.links)
+            chosen = tuple(g for g in free if g in job.devices) if job.devices else self.pack(job.gpus, free)
             self.free = [gpu for gpu in self.free if gpu not in chosen]
             quota = self.pools(job.user, job.groups)
             for pool in (*quota, HOST):
                 reservation = self.reserved.get(pool)
                 if reservation is not None and not self.in_time(job, reservation):
-                    reservation.extra -= job.gpus
+                    reservation.extra -= self.draws(job, pool)
             for pool in quota:
                 self.used[pool] = self.used.get(pool, 0) + job.gpus
         else:
@@ -262,6 +271,13 @@ class _Pass:
         self.running.append(Running(job.id, job.user, frozenset(chosen), job.groups, ends))
         self.starts.append(Start(job.id, chosen))
 
+    def pack(self, count: int, free: Sequence[str]) -> tuple[str, ...]:
+        whole = [gpu for gpu in free if gpu in self.whole]
+        links = self.state.links
+        if not links or count == len(whole):
+            return tuple(whole[:count])
+        return best_set(whole, count, lambda a, b: links.get((a, b), FARTHEST))
+
     # -- keeping a place
 
     def reserve(self, job: Waiting, short: str, quota: Sequence[str]) -> Reservation | None:
@@ -269,7 +285,7 @@ class _Pass:
         there. Gives the reservation that stands: an earlier job's stays as it is. None where ``job`` could not start even if everything
         ended (a quota was lowered, a GPU is in use outside): nothing is kept idle for it."""
         if short == HOST:
-            goal = job.devices or frozenset(self.usable)
+            goal = job.devices or self.whole
             free = sum(1 for gpu in self.free if gpu in goal)
             releases = [(other.ends, len(other.gpus & goal), other.id) for other in self.running if other.gpus & goal]
         else:
@@ -337,7 +353,7 @@ def _reason(decision: Decision, job: Waiting) -> Reason:
     if not job.gpus:
         busy = sum(1 for other in state.running if not other.gpus) + sum(1 for start in decision.starts if not start.gpus)
         return Reason("jobs", f"{busy} of {state.cpu_jobs} jobs without GPUs run already")
-    parts = [f"needs {_gpus(job)}, {len(decision._free)} free"]
+    parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
     if state.outside:
         parts[0] += f" ({len(state.outside)} in use outside dockless)"
     for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dockless.sched import packing
 from dockless.sched.policy import Quotas, Running, Start, State, Waiting, decide, duration, shadow
 
 EIGHT = tuple(f"g{i}" for i in range(8))
@@ -143,19 +142,28 @@ def test_shadow():
     assert shadow(0, 3, [(None, 4, 1)], 0) == (None, 1, 1)
 
 
+NVLINKED = {(f"g{a}", f"g{b}"): 0.0 for a in range(8) for b in range(8) if a != b and a // 4 == b // 4}
+
+
+def packed(count: int, *busy: int) -> tuple[str, ...]:
+    return decide(State(EIGHT, [Waiting(1, "a", count)], [Running(9, "b", on(*busy))], links=NVLINKED), 0).starts[0].gpus
+
+
 def test_packing_keeps_islands_whole():
-    links = {(f"g{a}", f"g{b}"): 100.0 for a in range(8) for b in range(a + 1, 8) if a // 4 == b // 4}
-    assert packing.choose(2, EIGHT, links) == ("g0", "g1")
-    assert packing.choose(1, EIGHT[1:], links) == ("g1",)  # from the broken island
-    assert packing.choose(4, EIGHT[1:], links) == EIGHT[4:]
-    assert packing.choose(3, ("g2", "g3", "g4", "g5", "g6", "g7"), links) == ("g4", "g5", "g6")
-    assert packing.choose(2, ("g2", "g3", "g4", "g5", "g6", "g7"), links) == ("g2", "g3")
+    assert packed(2) == ("g0", "g1")
+    assert packed(1, 0) == ("g1",)  # from the broken island
+    assert packed(4, 0) == EIGHT[4:]
+    assert packed(3, 0, 1) == ("g4", "g5", "g6")
+    assert packed(2, 0, 1) == ("g2", "g3")
 
 
-def test_packing_many_gpus_by_growth():
-    sixteen = tuple(f"g{i}" for i in range(16))
-    links = {(f"g{a}", f"g{b}"): 1.0 for a in range(16) for b in range(a + 1, 16) if a // 8 == b // 8}
-    assert packing.choose(8, sixteen[3:], links) == sixteen[8:]
+def test_slices_are_given_by_name_only():
+    state = State(
+        ("g0", "m0", "m1"),
+        [Waiting(1, "a", 2), Waiting(2, "a", 1), Waiting(3, "b", 1, devices=frozenset({"m1"}))],
+        slices=frozenset({"m0", "m1"}),
+    )
+    assert decide(state, 0).starts == [Start(2, ("g0",)), Start(3, ("m1",))]
 
 
 def test_durations_as_people_say_them():

@@ -21,8 +21,12 @@ def hosts(draw):
     return gpus, draw(st.sampled_from(({}, links)))
 
 
+LIMITS = st.sampled_from((0.0, 10.0, 50.0, 200.0))
+PRIORITIES = st.integers(-1, 1)
+
+
 @st.composite
-def jobs(draw, gpus, *, limits=st.sampled_from((0.0, 10.0, 50.0, 200.0)), priorities=st.integers(-1, 1), named=True):
+def jobs(draw, gpus, *, limits=LIMITS, priorities=PRIORITIES, named=True):
     out = []
     for number in range(1, draw(st.integers(1, 14)) + 1):
         user = draw(st.sampled_from(USERS))
