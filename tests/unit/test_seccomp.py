@@ -8,13 +8,14 @@ import operator
 import random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import cbpf
+
 from dockless.errors import BadInput
 from dockless.sandbox import bpf, seccomp
 from dockless.sandbox.capabilities import ALL, DEFAULT
 from dockless.sandbox.syscalls import table
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support import cbpf
 
 KERNEL = (6, 1)
 U64 = 2**64 - 1

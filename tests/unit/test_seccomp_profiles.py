@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from support import cbpf
+from support.requires import shared
+
 from dockless.sandbox import seccomp
 from dockless.sandbox.capabilities import ALL, DEFAULT
 from dockless.sandbox.syscalls import table
-from support import cbpf
-from support.requires import shared
 
 KERNEL = (6, 1)
 ARCHES = ["x86_64", "aarch64"]
@@ -26,6 +27,24 @@ THREAD = 0x3D0F00  # what pthread_create asks for
 FORK = 0x1200011  # what fork asks for
 EAFNOSUPPORT, EINVAL = cbpf.errno(97), cbpf.errno(22)
 HIGH = 1 << 32
+
+# Among them what Python's multiprocessing, a thread pool, NCCL's shared memory and a C library's start use.
+NEEDED = """
+    read write openat close fstat newfstatat mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn ioctl pread64 pipe2
+    sched_yield madvise shmget shmat shmctl dup3 nanosleep getpid socketpair connect sendmsg recvmsg bind listen accept4 execve
+    exit exit_group wait4 kill uname fcntl flock fsync ftruncate getcwd chdir getdents64 mkdirat unlinkat readlinkat fchmod umask
+    gettimeofday getrlimit getrusage sysinfo getuid setuid setgid setgroups sigaltstack prctl futex sched_setaffinity
+    sched_getaffinity epoll_create1 epoll_ctl epoll_pwait set_tid_address clock_gettime clock_nanosleep tgkill mbind set_mempolicy
+    get_mempolicy mq_open waitid ppoll pselect6 set_robust_list splice eventfd2 timerfd_create prlimit64 getrandom memfd_create
+    statx rseq copy_file_range close_range openat2 faccessat2 pidfd_open futex_waitv membarrier io_setup landlock_create_ruleset
+    mlock mlock2 fchmodat2 memfd_secret pidfd_send_signal execveat seccomp capget capset
+"""
+REFUSED = """
+    mount umount2 pivot_root fsopen fsconfig fsmount fspick open_tree move_mount mount_setattr open_tree_attr setns bpf
+    perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key request_key kexec_load
+    kexec_file_load init_module finit_module delete_module swapon swapoff reboot acct quotactl quotactl_fd syslog
+    open_by_handle_at sethostname setdomainname settimeofday clock_settime vhangup move_pages migrate_pages vmsplice fanotify_init
+"""
 
 
 def program(untrusted=False, caps=DEFAULT, arch="x86_64"):
@@ -77,28 +96,15 @@ def test_compiling_is_quick():
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_what_every_program_needs(arch, untrusted):
-    """Among them what Python's multiprocessing, a thread pool, NCCL's shared memory and a C library's start use."""
-    names = """read write openat close fstat newfstatat mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn ioctl pread64 pipe2
-        sched_yield madvise shmget shmat shmctl dup3 nanosleep getpid socketpair connect sendmsg recvmsg bind listen accept4 execve exit
-        exit_group wait4 kill uname fcntl flock fsync ftruncate getcwd chdir getdents64 mkdirat unlinkat readlinkat fchmod umask
-        gettimeofday getrlimit getrusage sysinfo getuid setuid setgid setgroups sigaltstack prctl futex sched_setaffinity
-        sched_getaffinity epoll_create1 epoll_ctl epoll_pwait set_tid_address clock_gettime clock_nanosleep tgkill mbind set_mempolicy
-        get_mempolicy mq_open waitid ppoll pselect6 set_robust_list splice eventfd2 timerfd_create prlimit64 getrandom memfd_create
-        statx rseq copy_file_range close_range openat2 faccessat2 pidfd_open futex_waitv membarrier io_setup landlock_create_ruleset
-        mlock mlock2 fchmodat2 memfd_secret pidfd_send_signal execveat seccomp capget capset""".split()
     made = program(untrusted, frozenset() if untrusted else DEFAULT, arch)
-    for name in names:
+    for name in NEEDED.split():
         assert cbpf.decide(made, arch, table(arch)[name]) == cbpf.ALLOW, name
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("untrusted", [False, True])
 def test_what_is_refused(arch, untrusted):
-    names = """mount umount2 pivot_root fsopen fsconfig fsmount fspick open_tree move_mount mount_setattr open_tree_attr setns bpf
-        perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key request_key kexec_load kexec_file_load
-        init_module finit_module delete_module swapon swapoff reboot acct quotactl quotactl_fd syslog open_by_handle_at sethostname
-        setdomainname settimeofday clock_settime vhangup move_pages migrate_pages vmsplice fanotify_init""".split()
-    for name in names:
+    for name in REFUSED.split():
         assert ask(name, untrusted=untrusted, arch=arch) == cbpf.EPERM, name
 
 
