@@ -30,7 +30,7 @@ ALLOW_MULTI = 2
 _MKNOD, _READ, _WRITE = 1, 2, 4
 _ACCESS = {"r": _READ, "w": _WRITE, "m": _MKNOD}
 _TYPES = {"b": 1, "c": 2}
-_MOST_RULES = 512  # at most 8 instructions each: BPF_MAXINSNS is 4096 without CAP_BPF's larger limit
+_MOST_RULES = 500  # at most 8 instructions each, to stay below BPF_MAXINSNS (4096)
 
 # opcode = class | operation | source, the names of the instruction set document
 _LDX_W = 0x61  # dst = *(u32 *)(src + off)

@@ -424,7 +424,7 @@ def _parse_pairs(what: str, value: str | Mapping[str, str | int]) -> tuple[tuple
         key, equals, amount = part.partition("=")
         if not equals or not key:
             raise BadInput(f"{what} {value[:80]!r} cannot be read", subject=value[:80], hint=f"write {what}=NAME=SIZE[,NAME=SIZE]")
-        pairs.append((key.strip(), parse_size(amount, what)))
+        pairs.append((key, parse_size(amount, what)))
     return tuple(pairs)
 
 

@@ -1,0 +1,117 @@
+"""Usage from the text of the files, and where groups may be made from the text of /proc."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dockless.cgroups import Delegation, Limits, Usage, unavailable
+from dockless.cgroups.delegation import Mount, find_mounts, own_directory
+from dockless.cgroups.group import check_name
+from dockless.cgroups.usage import Pressure, parse_flat
+from dockless.errors import BadInput, CgroupError
+
+FILES = {
+    "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\nnr_periods 30\nnr_throttled 20\nthrottled_usec 1250000\n",
+    "memory.current": "1048576\n",
+    "memory.peak": "67108864\n",
+    "memory.events": "low 0\nhigh 0\nmax 12\noom 1\noom_kill 2\noom_group_kill 1\n",
+    "io.stat": "254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n8:0 rbytes=10 wbytes=20 rios=3 wios=4\n7:0 \n",
+    "pids.current": "3\n",
+    "pids.peak": "9\n",
+    "pids.events": "max 4\n",
+    "cpu.pressure": "some avg10=1.50 avg60=0.50 avg300=0.10 total=3000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\n",
+}
+
+
+def test_all_numbers():
+    usage = Usage.from_files(FILES)
+    assert (usage.cpu_seconds, usage.user_seconds, usage.system_seconds) == (2.5, 2.0, 0.5)
+    assert (usage.periods, usage.throttled_periods, usage.throttled_seconds) == (30, 20, 1.25)
+    assert (usage.memory_current, usage.memory_peak, usage.swap_current) == (1 << 20, 64 << 20, None)
+    assert (usage.oom_kills, usage.memory_limit_hits) == (2, 12)
+    assert (usage.io_read_bytes, usage.io_write_bytes, usage.io_read_ops, usage.io_write_ops) == (4106, 8212, 4, 6)
+    assert (usage.pids_current, usage.pids_peak, usage.pids_refused) == (3, 9, 4)
+    assert usage.cpu_pressure == Pressure(1.5, 0.5, 0.1, 3.0, 0.0, 0.0, 0.0, 1.0)
+    assert usage.memory_pressure is None
+
+
+def test_unknown_is_not_zero():
+    assert Usage.from_files({}) == Usage()
+    assert Usage.from_files({"cpu.stat": "usage_usec 5\n"}).throttled_seconds is None
+    assert Usage.from_files({"io.stat": ""}).io_read_bytes == 0
+
+
+@pytest.mark.parametrize("text", ["", "\n", "usage_usec", "usage_usec x\n", "garbage\0\n", "some avg10=x\n", "8:0 rbytes=-\n"])
+def test_torn_files_are_passed_over(text):
+    usage = Usage.from_files(dict.fromkeys([*FILES, "memory.pressure", "io.pressure"], text))
+    assert usage.cpu_seconds is None and usage.memory_peak is None
+
+
+def test_usage_travels_as_json():
+    usage = Usage.from_files(FILES)
+    assert msgspec.json.decode(msgspec.json.encode(usage), type=Usage) == usage
+
+
+def test_flat_files():
+    assert parse_flat("populated 1\nfrozen 0\n") == {"populated": 1, "frozen": 0}
+
+
+PURE = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n"
+HYBRID = (
+    "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+    "36 31 0:33 / /sys/fs/cgroup/blkio rw,relatime - cgroup cgroup rw,blkio\n"
+    "40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd\n"
+    "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
+)
+
+
+def test_mounts_are_found():
+    assert find_mounts(PURE) == ([Mount("/sys/fs/cgroup", "/")], frozenset())
+    assert find_mounts(HYBRID) == ([Mount("/sys/fs/cgroup/unified", "/")], {"memory", "io"})
+    assert find_mounts("") == ([], frozenset())
+    odd = "30 23 0:26 /x /mnt/a\\040b rw - cgroup2 cgroup2 rw\n" + PURE
+    assert find_mounts(odd)[0] == [Mount("/sys/fs/cgroup", "/"), Mount("/mnt/a b", "/x")]
+
+
+@pytest.mark.parametrize(
+    ("root", "own", "place"),
+    [
+        ("/", "9:pids:/x\n0::/user.slice/a\n", "/m/user.slice/a"),
+        ("/", "0::/\n", "/m"),
+        ("/", "0::/../other\n", None),
+        ("/docker/1", "0::/docker/1\n", "/m"),
+        ("/docker/1", "0::/docker/1/sub (deleted)\n", "/m/sub"),
+        ("/docker/1", "0::/docker/12\n", None),
+        ("/", "1:memory:/x\n", None),
+    ],
+)
+def test_own_group(root, own, place):
+    assert own_directory(Mount("/m", root), own) == place
+
+
+def test_missing_controllers_are_explained(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("pids cpu\n")
+    place = Delegation(tmp_path, frozenset({"pids"}), frozenset({"pids", "cpu", "io"}), "subtree", "a test", frozenset({"memory"}))
+    limits = Limits.parse(memory="1G", memory_high="1G", cpus=1, pids=5, io_weight=10)
+    errors = {error.controller: error for error in unavailable(limits, place)}
+    assert set(errors) == {"memory", "cpu", "io"}
+    assert "cgroup v1" in str(errors["memory"]) and "unified" in errors["memory"].hint
+    assert "other processes live" in str(errors["cpu"]) and "systemd-run" in errors["cpu"].hint
+    assert "not delegated" in str(errors["io"]) and "user@.service" in errors["io"].hint
+    assert "no hugetlb controller" in str(place.missing("hugetlb"))
+
+
+def test_no_place():
+    nowhere = Delegation(None, frozenset(), frozenset(), "none", "no bus", hint="log in")
+    (error,) = unavailable(Limits.parse(pids=1), nowhere)
+    assert error.controller == "pids" and "no bus" in str(error) and error.hint == "log in"
+    with pytest.raises(CgroupError, match="no bus"):
+        _ = nowhere.home
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "_caller", "cgroup.procs", "a\nb", "a\0", "x" * 200, "-a"])
+def test_names_that_name_no_group(name):
+    with pytest.raises(BadInput):
+        check_name(name)

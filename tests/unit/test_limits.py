@@ -1,0 +1,203 @@
+"""Limits as data: what would be written for them, what is refused before anything is, and how the kernel's rounding is told."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dockless.cgroups import IoMax, Limits, Rounding, Write
+from dockless.cgroups import limits as module
+from dockless.cgroups.limits import find_device, format_list, hugetlb_name, parse_list, rounding
+from dockless.errors import BadInput
+
+
+def values(limits: Limits) -> dict[str, str]:
+    return {write.file: write.value for write in limits.writes()}
+
+
+def test_no_limits_write_nothing():
+    assert Limits().writes() == ()
+    assert Limits.parse() == Limits()
+    assert not Limits()
+    assert Limits(pids_max=1)
+
+
+def test_every_limit_has_its_file_and_controller(monkeypatch):
+    monkeypatch.setattr(module, "find_device", lambda target: {"/data": "254:0"}.get(target, target))
+    limits = Limits.parse(
+        cpus="1.5", cpu_weight=200, cpu_burst="50ms", cpuset="0-1", mems="0", memory="4G", memory_high="3G", memory_low="1G",
+        memory_min="512M", swap="0",
+        oom_group=True, io="/data:write=50MB/s,read_iops=1k", io_weight=50, pids=100, hugetlb="2MB=1G", dmem="drm/0000:03:00.0/vram0=8G",
+    )  # fmt: skip
+    assert [(w.file, w.value, w.controller) for w in limits.writes()] == [
+        ("cpu.max", "150000 100000", "cpu"),
+        ("cpu.max.burst", "50000", "cpu"),
+        ("cpu.weight", "200", "cpu"),
+        ("cpuset.cpus", "0-1", "cpuset"),
+        ("cpuset.mems", "0", "cpuset"),
+        ("memory.max", "4294967296", "memory"),
+        ("memory.high", "3221225472", "memory"),
+        ("memory.low", "1073741824", "memory"),
+        ("memory.min", "536870912", "memory"),
+        ("memory.swap.max", "0", "memory"),
+        ("memory.oom.group", "1", "memory"),
+        ("io.weight", "default 50", "io"),
+        ("pids.max", "100", "pids"),
+        ("io.max", "254:0 wbps=52428800 riops=1000", "io"),
+        ("hugetlb.2MB.max", "1073741824", "hugetlb"),
+        ("hugetlb.2MB.rsvd.max", "1073741824", "hugetlb"),
+        ("dmem.max", "drm/0000:03:00.0/vram0 8589934592", "dmem"),
+    ]
+    assert limits.controllers() == {"cpu", "cpuset", "memory", "io", "pids", "hugetlb", "dmem"}
+
+
+def test_limits_travel_as_json():
+    limits = Limits(cpu_max=2.0, io_max=(IoMax("/", rbps=5),), hugetlb=(("2MB", 4),), dmem=(("a/b", 1),), memory_oom_group=False)
+    assert msgspec.json.decode(msgspec.json.encode(limits), type=Limits) == limits
+
+
+def test_a_sliver_of_a_core_takes_a_longer_period():
+    assert values(Limits(cpu_max=0.5)) == {"cpu.max": "50000 100000"}
+    assert values(Limits(cpu_max=0.01)) == {"cpu.max": "1000 100000"}
+    assert values(Limits(cpu_max=0.005)) == {"cpu.max": "5000 1000000"}
+    assert values(Limits(cpu_max=0.001)) == {"cpu.max": "1000 1000000"}
+
+
+@given(st.floats(min_value=0.001, max_value=1024))
+def test_any_number_of_cores_is_within_a_microsecond_per_period(cores):
+    (write,) = Limits(cpu_max=cores).writes()
+    quota, period = map(int, write.value.split())
+    assert quota >= 1000 and period in (100_000, 1_000_000)
+    assert abs(quota - cores * period) <= 0.5 + 1e-6
+    assert bool(write.asked) == (abs(quota / period - cores) > 1e-9 * cores)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"cpus": 0}, {"cpus": "0.0001"}, {"cpus": -1}, {"cpus": "1e9"}, {"cpus": 10**9}, {"cpu_weight": 0}, {"cpu_weight": 10001},
+        {"cpu_burst": "1s"},
+        {"cpus": 1, "cpu_burst": "1s"}, {"cpuset": ""}, {"cpuset": "3-1"}, {"cpuset": "a"}, {"cpuset": "0,,1"}, {"cpuset": "-1"},
+        {"mems": "x"},
+        {"memory": 0}, {"memory": "0"}, {"memory": 100}, {"memory": "-1"}, {"memory": "lots"}, {"memory_high": 0},
+        {"memory": "1G", "memory_low": "2G"},
+        {"memory": "1G", "memory_min": "2G"}, {"swap": -1}, {"pids": 0}, {"pids": 5_000_000}, {"pids": "x"}, {"io_weight": 0},
+        {"io_weight": 20000},
+        {"io": "/data"}, {"io": "/data:"}, {"io": "/data:write=0"}, {"io": "/data:speed=1"}, {"io": "/data:write=1,wbps=2"},
+        {"io": ":write=5"},
+        {"hugetlb": "2MB"}, {"hugetlb": "3B=1G"}, {"hugetlb": "=1G"}, {"hugetlb": "2MB=1G,2M=2G"}, {"dmem": "a b=1"},
+        {"dmem": "x=1,x=2"}, {"dmem": "x\n=1"},
+    ],
+)  # fmt: skip
+def test_impossible_limits(wanted):
+    with pytest.raises(BadInput) as caught:
+        Limits.parse(**wanted)
+    assert caught.value.hint
+
+
+def test_impossible_limits_are_refused_without_parse_too():
+    for wanted in (
+        {"cpu_max": 0.0},
+        {"cpu_max": float("nan")},
+        {"memory_max": 0},
+        {"pids_max": 0},
+        {"cpuset_cpus": "9-"},
+        {"cpu_burst": 0.01},
+    ):
+        with pytest.raises(BadInput):
+            Limits(**wanted)
+    with pytest.raises(BadInput):
+        IoMax("/data")
+
+
+def test_limits_this_host_cannot_have():
+    there = len(os.sched_getaffinity(0))
+    with pytest.raises(BadInput, match="this host has no") as caught:
+        Limits(cpuset_cpus=f"0-{there + 4096}").check_host()
+    assert "online" in caught.value.hint
+    with pytest.raises(BadInput, match="this host has no"):
+        Limits(cpuset_mems="1023").check_host()
+    with pytest.raises(BadInput, match="huge pages"):
+        Limits(hugetlb=(("3MB", 3 << 20),)).check_host()
+    Limits(cpuset_cpus="0", cpuset_mems="0", memory_max=1 << 50).check_host()
+
+
+def test_disks():
+    with pytest.raises(BadInput, match="No such file"):
+        find_device("/no/such/place")
+    with pytest.raises(BadInput, match="no disk behind it") as caught:
+        find_device("/proc")
+    assert "lsblk" in caught.value.hint
+    with pytest.raises(BadInput, match="no disk"):
+        find_device("4000:1")
+    with pytest.raises(BadInput):
+        IoMax("/a\0b", rbps=1)
+
+
+def _disks_with_partitions():
+    for name in sorted(os.listdir("/sys/class/block")) if os.path.isdir("/sys/class/block") else []:
+        yield name, os.path.exists(f"/sys/class/block/{name}/partition")
+
+
+def test_whole_disks_are_themselves_and_partitions_are_their_disk():
+    seen = False
+    for name, partition in _disks_with_partitions():
+        seen = True
+        with open(f"/sys/class/block/{name}/dev") as file:
+            number = file.read().strip()
+        if not partition:
+            assert find_device(number) == number
+            continue
+        with open(os.path.join(os.path.realpath(f"/sys/class/block/{name}"), "..", "dev")) as file:
+            assert find_device(number) == file.read().strip()
+    if not seen:
+        pytest.skip("this machine has no block device at all")
+
+
+@pytest.mark.parametrize(
+    "text", ["/data:write=5M", "/a:b/c d:write=5M", "8:0:write=5M", "/dev/vda read=1M,write=5M", "254:0:rbps=1M,wiops=7"]
+)
+def test_io_targets_may_hold_colons(text):
+    assert IoMax.parse(text).target == text.replace(" read", ":read").partition(":write")[0].partition(":r")[0]
+
+
+@given(st.frozensets(st.integers(0, 2000), min_size=1, max_size=40))
+def test_lists_round_trip(numbers):
+    assert parse_list(format_list(numbers)) == numbers
+
+
+def test_lists_look_like_the_kernels():
+    assert format_list([3, 0, 1, 2, 8]) == "0-3,8"
+    assert parse_list("8,0-3") == {0, 1, 2, 3, 8}
+    assert format_list([]) == ""
+
+
+def test_huge_page_names():
+    assert [hugetlb_name(size) for size in ("2MB", "2M", "2048K", "1G", "64K", "512MiB")] == ["2MB", "2MB", "2MB", "1GB", "64KB", "512MB"]
+
+
+@pytest.mark.parametrize(
+    ("write", "text", "kept"),
+    [
+        (Write("memory.max", "4294967296", "memory"), "4294967296\n", None),
+        (Write("memory.max", "4294967297", "memory"), "4294967296\n", "4294967296"),
+        (Write("cpu.max", "150000 100000", "cpu"), "150000 100000\n", None),
+        (Write("cpu.max", "33333 100000", "cpu", "0.3333333333 cores"), "33333 100000\n", "0.33333 cores"),
+        (Write("cpu.max", "150000 100000", "cpu"), "max 100000\n", "max 100000"),
+        (Write("io.weight", "default 50", "io"), "default 50\n8:0 10\n", None),
+        (Write("io.max", "254:0 wbps=1048576", "io"), "8:0 rbps=1\n254:0 rbps=max wbps=1048576 riops=max wiops=max\n", None),
+        (Write("io.max", "254:0 wiops=9999999999", "io"), "254:0 rbps=max wbps=max riops=max wiops=4294967295\n", "254:0 wiops=4294967295"),
+        (Write("io.max", "254:0 wbps=1", "io"), "", "nothing"),
+        (Write("dmem.max", "drm/a 4097", "dmem"), "drm/a 4096\ndrm/b max\n", "drm/a 4096"),
+        (Write("hugetlb.2MB.max", "2097153", "hugetlb"), "2097152\n", "2097152"),
+    ],
+)
+def test_rounding_is_told(write, text, kept):
+    told = rounding(write, text)
+    assert told == (None if kept is None else Rounding(write.file, write.asked or write.value, kept))
+    if told:
+        assert str(told).startswith(f"{write.file}: asked for ")
