@@ -97,9 +97,12 @@ STANDARD_DEVICES: tuple[DeviceRule, ...] = (
 )
 
 
+_EVERYTHING = DeviceRule("a", None, None, "rwm")
+
+
 def assemble(rules: Iterable[DeviceRule]) -> bytes:
     """The program: 8 bytes per instruction, native byte order. Everything that no rule allows is refused. Raises ``BadInput``."""
-    chosen = tuple(dict.fromkeys(rules))
+    chosen = tuple(dict.fromkeys(DeviceRule(rule.type, rule.major, rule.minor, _sorted_access(rule.access)) for rule in rules))
     if len(chosen) > _MOST_RULES:
         raise BadInput(f"{len(chosen)} device rules are more than {_MOST_RULES}", hint="use '*' for a whole major number")
     # r2 type, r3 access, r4 major, r5 minor; r1 (the context) is then free for arithmetic.
@@ -113,8 +116,14 @@ def assemble(rules: Iterable[DeviceRule]) -> bytes:
     ]
     for rule in chosen:
         code += _one(rule)
+        if rule == _EVERYTHING:
+            return b"".join(code)  # the verifier refuses a program with instructions that nothing can reach
     code += _answer(0)
     return b"".join(code)
+
+
+def _sorted_access(access: str) -> str:
+    return "".join(letter for letter in "rwm" if letter in access)
 
 
 def _one(rule: DeviceRule) -> list[bytes]:
@@ -165,8 +174,10 @@ def attach(cgroup_fd: int, rules: Iterable[DeviceRule], *, flags: int = ALLOW_MU
         program = native.bpf_prog_load_cgroup_device(code)
         native.bpf_prog_attach(cgroup_fd, program, flags)
     except OSError as error:
-        if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS) or (error.errno == errno.EINVAL and program < 0):
-            reason = "it needs root" if error.errno in (errno.EPERM, errno.EACCES) else "this kernel has no CONFIG_CGROUP_BPF"
+        # EINVAL without a word from the verifier: the kernel does not know this type of program.
+        unknown = error.errno == errno.ENOSYS or (error.errno == errno.EINVAL and program < 0 and str(error).endswith("Invalid argument"))
+        if unknown or error.errno in (errno.EPERM, errno.EACCES):
+            reason = "this kernel has no CONFIG_CGROUP_BPF" if unknown else "it needs root"
             raise LimitUnavailable(
                 f"devices cannot be filtered: {reason}",
                 controller="devices",

@@ -62,6 +62,19 @@ def allowed(rules: tuple[DeviceRule, ...], kind: str, access: str, major: int, m
     )  # fmt: skip
 
 
+def reachable(program: bytes) -> bool:
+    """Can every instruction be reached? The verifier refuses a program otherwise."""
+    code = [struct.unpack_from("=BBhi", program, at) for at in range(0, len(program), 8)]
+    seen, todo = set(), [0]
+    while todo:
+        at = todo.pop()
+        if at not in seen:
+            seen.add(at)
+            opcode, _, off, _ = code[at]
+            todo += [] if opcode == 0x95 else [at + 1, at + 1 + off] if opcode in (0x55, 0x5D) else [at + 1]
+    return len(seen) == len(code)
+
+
 numbers = st.integers(0, 3) | st.sampled_from([195, 4095])
 minors = st.integers(0, 3) | st.sampled_from([255, (1 << 20) - 1])
 letters = st.sets(st.sampled_from("rwm"), min_size=1).map(lambda chosen: "".join(sorted(chosen)))
@@ -71,6 +84,14 @@ rules = st.builds(DeviceRule, st.sampled_from("abc"), st.none() | numbers, st.no
 @given(st.lists(rules, max_size=8).map(tuple), st.sampled_from("bc"), letters, numbers, minors)
 def test_the_program_says_what_the_rules_say(chosen, kind, access, major, minor):
     assert run(assemble(chosen), kind, access, major, minor) == allowed(chosen, kind, access, major, minor)
+    assert reachable(assemble(chosen))
+
+
+def test_everything_allowed_ends_the_program():
+    everything = DeviceRule("a", None, None, "wmr")
+    assert run(assemble([everything]), "b", "rwm", 8, 0) == 1
+    assert assemble([everything, *STANDARD_DEVICES]) == assemble([everything])
+    assert reachable(assemble([*STANDARD_DEVICES, everything]))
 
 
 def test_nothing_allowed():
