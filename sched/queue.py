@@ -1,0 +1,305 @@
+"""The queue on disk: SQLite in WAL mode with synchronous=FULL, so a committed transaction survives kill -9 and power loss.
+
+One table per noun (jobs, attempts, leases) and a log of events. What must never happen is refused by the database itself:
+
+- an id given out twice: ``AUTOINCREMENT``, sqlite.org/autoinc.html;
+- two live attempts of a job: a partial unique index;
+- a GPU leased twice: the key of ``leases``;
+- a state change that ``jobs.ALLOWED`` does not know: every update names the state it comes from.
+
+Functions here run inside a transaction that the caller opened (``writer.Writer`` gathers several callers into one) or only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dockless.errors import SchedError
+from dockless.sched import lease as leases
+from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
+from dockless.sched.lease import Lease
+
+VERSION = 1
+
+SCHEMA = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE jobs(
+        id INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, user TEXT NOT NULL, state TEXT NOT NULL,
+        reason TEXT NOT NULL DEFAULT '', name TEXT NOT NULL, grp TEXT NOT NULL, image TEXT NOT NULL, command TEXT NOT NULL, gpus TEXT NOT NULL, gpu_count INTEGER NOT NULL,
+        wanted TEXT NOT NULL, quota_groups TEXT NOT NULL, priority INTEGER NOT NULL, time_limit REAL NOT NULL, on_reboot TEXT NOT NULL,
+        submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0, ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0,
+        exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL, idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]',
+        cancelled INTEGER NOT NULL DEFAULT 0, spec TEXT NOT NULL)""",
+    "CREATE INDEX jobs_live ON jobs(state) WHERE state IN ('PENDING','STARTING','RUNNING')",
+    "CREATE INDEX jobs_ended ON jobs(ended) WHERE ended > 0",
+    """CREATE TABLE attempts(
+        job INTEGER NOT NULL, number INTEGER NOT NULL, state TEXT NOT NULL, sandbox TEXT NOT NULL, gpus TEXT NOT NULL, boot TEXT NOT NULL,
+        started REAL NOT NULL, ticks REAL NOT NULL, ended REAL NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '', exit TEXT,
+        PRIMARY KEY(job, number)) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX one_live_attempt ON attempts(job) WHERE state IN ('STARTING','RUNNING')",
+    leases.SCHEMA,
+    """CREATE TABLE events(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, job INTEGER NOT NULL, attempt INTEGER NOT NULL,
+        event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '')""",
+)
+
+_COLUMNS = (
+    "id, uid, user, state, reason, name, grp, image, command, gpus, gpu_count, devices, priority, time_limit, on_reboot, submitted,"
+    " started, ended, attempt, exit_code, signal, array, idx"
+)
+_LIVE = "state IN ('PENDING','STARTING','RUNNING')"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that passed admission. ``wanted``: UUIDs it insists on; ``quota_groups``: groups it counts against; ``spec``: JSON."""
+
+    uid: int
+    user: str
+    name: str
+    group: str
+    image: str
+    command: str
+    gpus: str
+    gpu_count: int
+    wanted: tuple[str, ...]
+    quota_groups: tuple[str, ...]
+    priority: int
+    time_limit: float
+    on_reboot: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A job that has not ended, with what only the daemon needs. ``boot`` and ``ticks`` (CLOCK_BOOTTIME at its start, seconds) are of
+    the newest attempt."""
+
+    job: Job
+    wanted: tuple[str, ...]
+    quota_groups: tuple[str, ...]
+    cancelled: bool
+    boot: str = ""
+    ticks: float = 0.0
+
+
+def open_queue(path: Path) -> sqlite3.Connection:
+    """The database, made if it is not there, readable by its owner alone. Raises SchedError for a newer schema or a damaged file."""
+    # O_NOFOLLOW and the mode before SQLite sees it: a queue holds environments, and environments hold secrets.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        db = connect(path)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        have = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if have == 0:
+            db.execute("BEGIN IMMEDIATE")
+            for statement in SCHEMA:
+                db.execute(statement)
+            db.execute("INSERT INTO meta VALUES('queue', ?)", (uuid.uuid4().hex,))
+            db.execute(f"PRAGMA user_version={VERSION}")
+            db.execute("COMMIT")
+    except sqlite3.DatabaseError as error:
+        raise SchedError(f"the queue {path} cannot be opened: {error}", subject=str(path), hint="restore it, or move it away") from error
+    if have > VERSION:
+        raise SchedError(
+            f"the queue {path} has schema {have}, this dockless knows {VERSION}",
+            subject=str(path),
+            hint="run the newer dockless that wrote it",
+        )
+    return db
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """One more connection to the same queue, for reading."""
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+
+
+def queue_id(db: sqlite3.Connection) -> str:
+    """The name of this very database: sandboxes carry it, so nobody adopts those of another queue."""
+    return str(db.execute("SELECT value FROM meta WHERE key='queue'").fetchone()[0])
+
+
+# -- changes, each inside the caller's transaction
+
+
+def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: float) -> list[int]:
+    """Queue ``jobs`` in order; their ids, one after the other. ``array``: they are one array, in order of their index."""
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name='jobs'").fetchone()
+    first = (int(row[0]) if row else 0) + 1
+    encoded: dict[tuple[str, ...], str] = {}
+
+    def plain(values: tuple[str, ...]) -> str:
+        return encoded.get(values) or encoded.setdefault(values, json.dumps(values))
+
+    db.executemany(
+        "INSERT INTO jobs(id, uid, user, state, name, grp, image, command, gpus, gpu_count, wanted, quota_groups, priority, time_limit,"
+        " on_reboot, submitted, array, idx, spec) VALUES(?,?,?,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (
+            (
+                *(first + i, j.uid, j.user, j.name, j.group, j.image, j.command, j.gpus, j.gpu_count, plain(j.wanted)),
+                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, first if array else 0, i if array else 0, j.spec),
+            )
+            for i, j in enumerate(jobs)
+        ),
+    )
+    event(db, now, first, 0, "submit", "" if len(jobs) == 1 else f"{len(jobs)} jobs, to {first + len(jobs) - 1}")
+    return list(range(first, first + len(jobs)))
+
+
+def begin_attempt(db: sqlite3.Connection, lease: Lease, sandbox: str, boot: str, ticks: float) -> None:
+    """PENDING → STARTING, with the attempt's row and its lease: from here on the GPUs are taken, whatever dies."""
+    _move(db, lease.job, State.PENDING, State.STARTING, "", attempt=lease.attempt, started=lease.since, devices=json.dumps(lease.gpus))
+    leases.take(db, lease)
+    db.execute(
+        "INSERT INTO attempts(job, number, state, sandbox, gpus, boot, started, ticks) VALUES(?,?,'STARTING',?,?,?,?,?)",
+        (lease.job, lease.attempt, sandbox, json.dumps(lease.gpus), boot, lease.since, ticks),
+    )
+    event(db, lease.since, lease.job, lease.attempt, "start", " ".join(lease.gpus))
+
+
+def set_running(db: sqlite3.Connection, job: int, attempt: int, now: float, detail: str = "") -> None:
+    """STARTING → RUNNING: the program was exec'd."""
+    _move(db, job, State.STARTING, State.RUNNING, "")
+    db.execute("UPDATE attempts SET state='RUNNING' WHERE job=? AND number=?", (job, attempt))
+    event(db, now, job, attempt, "running", detail)
+
+
+def void_attempt(db: sqlite3.Connection, job: int, attempt: int, now: float, reason: str) -> None:
+    """STARTING → PENDING: this attempt never ran."""
+    _move(db, job, State.STARTING, State.PENDING, "", started=0.0, devices="[]")
+    _end_attempt(db, job, attempt, AttemptState.VOID, now, reason, None)
+
+
+def requeue(db: sqlite3.Connection, job: int, attempt: int, now: float, reason: str) -> None:
+    """STARTING or RUNNING → PENDING after a reboot, by the job's own policy."""
+    _move(db, job, _state(db, job), State.PENDING, "", started=0.0, devices="[]")
+    _end_attempt(db, job, attempt, AttemptState.LOST, now, reason, None)
+
+
+def finish(
+    db: sqlite3.Connection,
+    job: int,
+    attempt: int,
+    state: State,
+    now: float,
+    reason: str,
+    exit_record: dict[str, Any] | None,
+    exit_code: int | None = None,
+) -> None:
+    """The end of a job and of its attempt, and the GPUs are free: one transaction."""
+    signal = exit_record.get("signal") if exit_record else None
+    _move(db, job, _state(db, job), state, reason, ended=now, exit_code=exit_code, signal=signal)
+    if attempt:
+        _end_attempt(db, job, attempt, AttemptState.LOST if state is State.LOST else AttemptState.ENDED, now, reason, exit_record)
+    else:
+        event(db, now, job, 0, str(state).lower(), reason)
+
+
+def want_cancel(db: sqlite3.Connection, job: int, now: float, who: str) -> None:
+    """The wish to end a job that has an attempt; a daemon that comes back still knows it."""
+    db.execute("UPDATE jobs SET cancelled=1 WHERE id=?", (job,))
+    event(db, now, job, 0, "cancel", who)
+
+
+def event(db: sqlite3.Connection, now: float, job: int, attempt: int, what: str, detail: str = "") -> None:
+    db.execute("INSERT INTO events(at, job, attempt, event, detail) VALUES(?,?,?,?,?)", (now, job, attempt, what, detail))
+
+
+def _end_attempt(
+    db: sqlite3.Connection, job: int, attempt: int, state: AttemptState, now: float, reason: str, record: dict[str, Any] | None
+) -> None:
+    db.execute(
+        "UPDATE attempts SET state=?, ended=?, reason=?, exit=? WHERE job=? AND number=?",
+        (str(state), now, reason, None if record is None else json.dumps(record), job, attempt),
+    )
+    leases.release(db, job, attempt)
+    event(db, now, job, attempt, str(state).lower(), reason)
+
+
+def _state(db: sqlite3.Connection, job: int) -> State:
+    row = db.execute("SELECT state FROM jobs WHERE id=?", (job,)).fetchone()
+    if row is None:
+        raise SchedError(f"job {job} is not in the queue", subject=f"job {job}")
+    return State(row[0])
+
+
+def _move(db: sqlite3.Connection, job: int, old: State, new: State, reason: str, **columns: Any) -> None:
+    if new not in ALLOWED[old]:
+        raise SchedError(f"job {job} cannot go from {old} to {new}", subject=f"job {job}")
+    extra = "".join(f", {name}=?" for name in columns)
+    done = db.execute(
+        f"UPDATE jobs SET state=?, reason=?{extra} WHERE id=? AND state=?", (str(new), reason, *columns.values(), job, str(old))
+    )
+    if done.rowcount != 1:
+        raise SchedError(f"job {job} is not {old} any more", subject=f"job {job}")
+
+
+# -- reading
+
+
+def live(db: sqlite3.Connection, ids: Iterable[int] | None = None) -> list[Live]:
+    """Jobs that have not ended, oldest first: what a daemon starts from."""
+    where = _LIVE if ids is None else f"id IN ({','.join(str(int(i)) for i in ids)})"
+    rows = db.execute(
+        f"SELECT {_COLUMNS}, wanted, quota_groups, cancelled,"
+        " (SELECT boot FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
+        " (SELECT ticks FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt)"
+        f" FROM jobs WHERE {where} ORDER BY id"
+    )
+    return [Live(_job(r), tuple(json.loads(r[23])), tuple(json.loads(r[24])), bool(r[25]), r[26] or "", r[27] or 0.0) for r in rows]
+
+
+def job(db: sqlite3.Connection, number: int) -> Job | None:
+    """One job with its attempts."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id=?", (number,)).fetchone()
+    return None if row is None else _job(row, attempts(db, number))
+
+
+def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
+    rows = db.execute(
+        "SELECT job, number, state, sandbox, gpus, started, ended, reason, exit FROM attempts WHERE job=? ORDER BY number", (number,)
+    )
+    return tuple(
+        Attempt(r[0], r[1], AttemptState(r[2]), r[3], tuple(json.loads(r[4])), r[5], r[6], r[7], json.loads(r[8]) if r[8] else None)
+        for r in rows
+    )
+
+
+def ended(db: sqlite3.Connection, user: str, limit: int) -> list[Job]:
+    """Jobs that have ended, newest first."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM jobs WHERE ended > 0 AND (?='' OR user=?) ORDER BY ended DESC, id DESC LIMIT ?", (user, user, limit)
+    )
+    return [_job(r) for r in rows]
+
+
+def spec(db: sqlite3.Connection, number: int) -> str:
+    """The JSON of the JobSpec as it was submitted."""
+    return str(db.execute("SELECT spec FROM jobs WHERE id=?", (number,)).fetchone()[0])
+
+
+def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:
+    return Job(
+        id=r[0], uid=r[1], user=r[2], state=State(r[3]), reason=r[4], name=r[5], group=r[6], image=r[7], command=r[8], 
+        gpus=r[9], gpu_count=r[10], devices=tuple(json.loads(r[11])), priority=r[12], time_limit=r[13], on_reboot=r[14], submitted=r[15],
+        started=r[16], ended=r[17], attempt=r[18], exit_code=r[19], signal=r[20], array=r[21], index=r[22], attempts=tries,
+    )  # fmt: skip
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot; proc(5)."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def ticks() -> float:
+    """Seconds since boot, suspend included: time limits are judged by a clock that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
