@@ -1,0 +1,157 @@
+"""The image's own configuration: what to run, as whom, where, with which environment. Data only, bounded and checked.
+
+Of the document only the fields below are used. Labels are kept as data and never mean anything to dockless (attack A21); a volume must
+be an absolute, clean path (attack A22); the user is looked up inside the image by the sandbox.
+
+https://github.com/opencontainers/image-spec/blob/main/config.md
+"""
+
+from __future__ import annotations
+
+import posixpath
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dockless.errors import BadImage
+from dockless.images.digest import Digest
+from dockless.images.digest import parse as parse_digest
+from dockless.images.platforms import Platform, normal
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LAYERS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """``env`` in order, names unique. ``working_dir`` absolute. ``user``: ``name|uid[:group|gid]`` or empty for root. ``stop_signal``: a
+    number, 0 where the image names none. ``volumes``: absolute, clean paths inside the image."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    working_dir: str = "/"
+    user: str = ""
+    volumes: tuple[str, ...] = ()
+    stop_signal: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDocument:
+    """A parsed image configuration: the platform, the layers' uncompressed digests, and the part that runs."""
+
+    platform: Platform
+    diff_ids: tuple[Digest, ...]
+    config: ImageConfig
+    created: str = ""
+
+
+def parse(document: Mapping[str, Any], what: str) -> ConfigDocument:
+    """Check an image configuration; ``BadImage`` names the field that is wrong."""
+    rootfs = _mapping(document, "rootfs", what)
+    if rootfs and rootfs.get("type", "layers") != "layers":
+        raise _bad(what, "rootfs.type is not 'layers'")
+    diff_ids = _list(rootfs, "diff_ids", what)
+    if len(diff_ids) > LAYERS_MAX:
+        raise _bad(what, f"it has {len(diff_ids)} layers, more than {LAYERS_MAX}")
+    created = document.get("created")
+    return ConfigDocument(
+        platform=normal(document.get("os"), document.get("architecture"), document.get("variant")),
+        diff_ids=tuple(parse_digest(text, "a layer's diff_id") for text in diff_ids),
+        config=_config(_mapping(document, "config", what), what),
+        created=created if isinstance(created, str) else "",
+    )
+
+
+def _config(raw: Mapping[str, Any], what: str) -> ImageConfig:
+    env: dict[str, str] = {}
+    for entry in _strings(raw, "Env", what):
+        name, equals, value = entry.partition("=")
+        if equals and name:
+            env[name] = value
+    return ImageConfig(
+        env=tuple(env.items()),
+        entrypoint=_strings(raw, "Entrypoint", what),
+        cmd=_strings(raw, "Cmd", what),
+        working_dir=posixpath.normpath("/" + _string(raw, "WorkingDir", what).lstrip("/")),
+        user=_string(raw, "User", what),
+        volumes=tuple(sorted({_volume(path, what) for path in _mapping(raw, "Volumes", what)})),
+        stop_signal=parse_signal(_string(raw, "StopSignal", what), what),
+        labels=tuple(
+            (key, value) for key, value in _mapping(raw, "Labels", what).items() if isinstance(key, str) and isinstance(value, str)
+        ),
+    )
+
+
+def _volume(path: object, what: str) -> str:
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise _bad(what, f"the volume {str(path)[:100]!r} is not an absolute path without '..'")
+    clean = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+    if clean == "/":
+        raise _bad(what, "a volume covers the whole image")
+    return clean
+
+
+def parse_signal(text: str, what: str) -> int:
+    """``SIGTERM``, ``TERM``, ``15``, ``SIGRTMIN+3`` as a number, 0 for an empty text."""
+    if not text:
+        return 0
+    name, plus, offset = text.upper().removeprefix("SIG").partition("+")
+    name, minus, down = (name, "", "") if plus else name.partition("-")
+    number = 0
+    if name.isdecimal() and not plus and not minus:
+        number = int(name) if len(name) < 4 else 0
+    elif (found := getattr(signal, f"SIG{name}", None)) is not None and name.isalnum():
+        shift = offset or down
+        number = int(found)
+        if shift:
+            # glibc keeps two real-time signals to itself, so SIGRTMIN is 34 in every image as it is here.
+            valid = shift.isdecimal() and len(shift) < 3 and name in ("RTMIN", "RTMAX")
+            number = number + (int(shift) if plus else -int(shift)) if valid else 0
+    if not 1 <= number <= 64:
+        raise _bad(what, f"the stop signal {text[:40]!r} is unknown")
+    return number
+
+
+def _mapping(raw: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _bad(what, f"{key} is not an object")
+    return value
+
+
+def _list(raw: Mapping[str, Any], key: str, what: str) -> list[Any]:
+    value = raw.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _bad(what, f"{key} is not a list")
+    return value
+
+
+def _strings(raw: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:
+    value = raw.get(key)
+    if isinstance(value, str):
+        value = ["/bin/sh", "-c", value] if key in ("Cmd", "Entrypoint") else [value]
+    elif value is None:
+        value = []
+    if not isinstance(value, list) or not all(isinstance(part, str) and "\0" not in part for part in value):
+        raise _bad(what, f"{key} is not a list of texts")
+    return tuple(value)
+
+
+def _string(raw: Mapping[str, Any], key: str, what: str) -> str:
+    value = raw.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value:
+        raise _bad(what, f"{key} is not a text")
+    return value
+
+
+def _bad(what: str, why: str) -> BadImage:
+    return BadImage(f"{what}: its configuration is malformed: {why}", subject=what, hint="build the image again")

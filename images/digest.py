@@ -1,0 +1,81 @@
+"""Digests: ``sha256:<64 hex>`` or ``sha512:<128 hex>``, checked before they ever touch a path (attack A16).
+
+A ``Digest`` can only be made by ``parse`` or ``of``, so ``digest.algorithm`` and ``digest.hex`` are always safe as path components. Upper
+case, other algorithms and anything with a slash are refused, as the image specification asks.
+
+https://github.com/opencontainers/image-spec/blob/main/descriptor.md#digests
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dockless.errors import BadDigest
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_HEX_LENGTH = {"sha256": 64, "sha512": 128}
+_HEX = re.compile(r"[0-9a-f]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """An algorithm and a value in lower-case hex; both safe as a path component."""
+
+    algorithm: str
+    hex: str
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}:{self.hex}"
+
+    def hasher(self) -> _Hash:
+        """A fresh hash object of this digest's algorithm."""
+        return hashlib.new(self.algorithm, usedforsecurity=True)
+
+
+def parse(text: object, what: str = "digest") -> Digest:
+    """``text`` as a digest, else ``BadDigest``."""
+    if isinstance(text, str):
+        algorithm, _, value = text.partition(":")
+        if len(value) == _HEX_LENGTH.get(algorithm, -1) and _HEX.match(value):
+            return Digest(algorithm, value)
+    raise BadDigest(
+        f"{what} {str(text)[:100]!r} is not a digest",
+        subject=str(text)[:100],
+        hint="only sha256:<64 hex> and sha512:<128 hex>, in lower case, are accepted",
+    )
+
+
+def of(data: bytes, algorithm: str = "sha256") -> Digest:
+    """The digest of ``data``."""
+    return Digest(algorithm, hashlib.new(algorithm, data).hexdigest())
+
+
+def check(data: bytes, expected: Digest, what: str) -> None:
+    """``BadDigest`` unless ``data`` is what ``expected`` says."""
+    verdict(of(data, expected.algorithm), expected, what)
+
+
+def verdict(found: Digest, expected: Digest, what: str) -> None:
+    """``BadDigest`` unless the two are equal."""
+    if found != expected:
+        raise BadDigest(
+            f"{what}: its bytes have the digest {found}, expected {expected}",
+            subject=str(expected),
+            hint="the source is damaged or was tampered with; fetch or build it again",
+        )
+
+
+def chain(diff_ids: tuple[Digest, ...]) -> tuple[Digest, ...]:
+    """The chain id of each layer: what identifies it *together with all layers below it*.
+
+    https://github.com/opencontainers/image-spec/blob/main/config.md#layer-chainid
+    """
+    found: list[Digest] = []
+    for diff_id in diff_ids:
+        found.append(of(f"{found[-1]} {diff_id}".encode()) if found else diff_id)
+    return tuple(found)

@@ -1,0 +1,197 @@
+"""The store's file habits: temp file + fsync + rename, locks that die with their holder, directories that nobody sees half done.
+
+A temporary directory is held by a lock on itself for as long as its maker lives, so the next process can tell a crash's left-overs
+(nobody holds the lock) from work in progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dockless.errors import ImageError
+from dockless.units import format_size
+
+RESERVE = 512 << 20
+"""Bytes of a file system that stay free, at most; on a small one a twentieth of it."""
+
+
+def make_private(path: Path) -> Path:
+    """The directory ``path``, made with its parents if need be, 0700: layers hold setuid files (CVE-2021-41091)."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    return path
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``, durable, never seen half written."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``; other processes and threads wait. The kernel lets go when the holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def temporary_directory(parent: Path) -> Iterator[Path]:
+    """A fresh 0700 directory below ``parent``, locked while we live; whatever is left of it goes at the end."""
+    while True:
+        path = parent / secrets.token_hex(8)
+        path.mkdir(mode=0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path):
+                break
+        except BlockingIOError:
+            pass  # a sweeper was quicker: it takes an unlocked directory for a crash's left-over
+        os.close(fd)
+    try:
+        yield path
+    finally:
+        remove_tree(path)
+        os.close(fd)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the temporary directories below ``parent`` whose makers are gone."""
+    for name in os.listdir(parent):
+        path = parent / name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(path)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory we own, whatever is in it: any depth, any names, any modes. Follows no link. Absent is fine.
+
+    It holds one descriptor and walks up by ``..``, so neither the depth of the tree nor the length of its paths matters; nobody else writes
+    below the store, so ``..`` is where we came from.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        return
+    trail: list[bytes] = []
+    try:
+        while True:
+            below = _empty(fd)
+            if below is not None:
+                with contextlib.suppress(PermissionError):
+                    os.chmod(below, 0o700, dir_fd=fd)
+                child = os.open(below, flags, dir_fd=fd)
+                os.close(fd)
+                fd = child
+                trail.append(below)
+            elif trail:
+                up = os.open("..", flags, dir_fd=fd)
+                os.close(fd)
+                fd = up
+                os.rmdir(trail.pop(), dir_fd=fd)
+            else:
+                break
+    finally:
+        os.close(fd)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def _empty(fd: int) -> bytes | None:
+    """Unlink all but directories; the name of a directory that is still to be emptied, or None."""
+    found: bytes | None = None
+    for text in os.listdir(fd):
+        name = os.fsencode(text)
+        if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            try:
+                os.rmdir(name, dir_fd=fd)
+            except OSError:
+                found = name
+        else:
+            os.unlink(name, dir_fd=fd)
+    return found
+
+
+def check_room(fd: int, coming: int, what: str) -> None:
+    """``ImageError`` if ``coming`` more bytes would eat into the reserve of the file system that ``fd`` is on (attack A12)."""
+    room = os.fstatvfs(fd)
+    reserve = min(RESERVE, room.f_blocks * room.f_frsize // 20)
+    free = room.f_bavail * room.f_frsize
+    if free - coming < reserve:
+        missing = coming + reserve - free
+        raise ImageError(
+            f"{what}: no room in the image store: {format_size(missing)} more are needed, {format_size(reserve)} are kept free",
+            subject=what,
+            hint="free some space on the file system of the store, or move the store",
+        )
+    if room.f_files and room.f_favail < min(1000, room.f_files // 20):
+        raise ImageError(
+            f"{what}: no room in the image store: its file system has {room.f_favail} inodes left",
+            subject=what,
+            hint="remove files on the file system of the store, or move the store",
+        )
+
+
+_SYNCFS = {"x86_64": 306, "aarch64": 267}
+
+
+def sync_filesystem(path: Path) -> None:
+    """syncfs(2) on the file system of ``path``: one flush for a whole layer instead of one per file."""
+    from dockless import native
+
+    number = _SYNCFS.get(os.uname().machine)
+    if number is None:
+        os.sync()
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        result = native.syscall(number, fd)
+    finally:
+        os.close(fd)
+    if result < 0:
+        raise OSError(-result, f"syncfs: {os.strerror(-result)}")

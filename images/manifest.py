@@ -1,0 +1,187 @@
+"""Manifests and indexes, OCI and Docker schema 2: parsed strictly, bounded, never guessed.
+
+A document is what its content says; where its content says two things (``layers`` and ``manifests``, one key twice or in two
+spellings), or its media type contradicts it, it is refused (attack A17, CVE-2021-41190). Schema 1 and artifacts are refused by name.
+
+https://github.com/opencontainers/image-spec/blob/main/manifest.md, https://distribution.github.io/distribution/spec/manifest-v2-2/
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dockless.errors import BadImage
+from dockless.images.config import LAYERS_MAX
+from dockless.images.digest import Digest
+from dockless.images.digest import parse as parse_digest
+from dockless.images.platforms import Platform, normal
+
+DOCUMENT_MAX = 4 << 20
+"""Bytes of one JSON document, the limit that registries keep too."""
+ENTRIES_MAX = 10_000
+
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
+OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+MANIFESTS = frozenset({OCI_MANIFEST, DOCKER_MANIFEST})
+INDEXES = frozenset({OCI_INDEX, DOCKER_LIST})
+REF_NAME = "org.opencontainers.image.ref.name"
+CONTAINERD_NAME = "io.containerd.image.name"
+_ATTESTATION = "vnd.docker.reference.type"
+_SCHEMA1 = "application/vnd.docker.distribution.manifest.v1"
+
+
+class Artifact(BadImage):
+    """A sound manifest of something that is no image: a chart, a signature, an attestation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """What a document says about a blob. ``data``: the blob itself, where it is given inline."""
+
+    media_type: str
+    digest: Digest
+    size: int
+    annotations: tuple[tuple[str, str], ...] = ()
+    platform: Platform | None = None
+    data: str | None = None
+
+    def annotation(self, key: str) -> str:
+        return dict(self.annotations).get(key, "")
+
+    @property
+    def is_attestation(self) -> bool:
+        return bool(self.annotation(_ATTESTATION)) or (
+            self.platform is not None and "unknown" in (self.platform.os, self.platform.architecture)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One image: its configuration and its layers, bottom first."""
+
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Several images: platforms of one, or simply several."""
+
+    entries: tuple[Descriptor, ...]
+
+
+def load_json(data: bytes, what: str) -> Any:
+    """``data`` as JSON; ``BadImage`` where it is not, is too large, or has a key twice."""
+    if len(data) > DOCUMENT_MAX:
+        raise BadImage(f"{what} is larger than {DOCUMENT_MAX} bytes", subject=what)
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadImage(f"{what} is not sound JSON: {why}", subject=what, hint="build or fetch the image again") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def parse(data: bytes, what: str, declared: str = "") -> Manifest | Index:
+    """A manifest or an index from its bytes. ``declared``: the media type by which it was referred to, if any."""
+    document = load_json(data, what)
+    if not isinstance(document, dict):
+        raise _bad(what, "it is not an object")
+    folded = [key.casefold() for key in document]
+    if len(set(folded)) != len(folded):
+        raise _bad(what, "one key stands in it in two spellings")
+    media_type = document.get("mediaType", "")
+    if not isinstance(media_type, str):
+        raise _bad(what, "its mediaType is not a text")
+    if document.get("schemaVersion") == 1 or media_type.startswith(_SCHEMA1) or "fsLayers" in document:
+        raise BadImage(
+            f"{what} is a Docker schema 1 manifest, a format that was given up in 2017",
+            subject=what,
+            hint="pull and push the image again with a current tool, which converts it",
+        )
+    if document.get("schemaVersion") != 2:
+        raise _bad(what, "its schemaVersion is not 2")
+    is_index = "manifests" in document
+    if is_index and ("layers" in document or "config" in document):
+        raise _bad(what, "it is ambiguous: both an index and a manifest")
+    for stated in (media_type, declared):
+        if (stated in INDEXES and not is_index) or (stated in MANIFESTS and is_index):
+            raise _bad(what, f"it is ambiguous: its media type {stated} contradicts its content")
+    if is_index:
+        return Index(tuple(_descriptor(entry, what) for entry in _list(document, "manifests", what, ENTRIES_MAX)))
+    if media_type and media_type not in MANIFESTS:
+        raise _bad(what, f"its media type {media_type[:100]!r} is unknown")
+    return _manifest(document, what)
+
+
+def _manifest(document: Mapping[str, Any], what: str) -> Manifest:
+    artifact_type = document.get("artifactType")
+    if "config" not in document:
+        if artifact_type or "layers" in document:
+            raise _artifact(what, str(artifact_type or "unknown"))
+        raise _bad(what, "it has no configuration")
+    config = _descriptor(document["config"], what)
+    if config.media_type not in (OCI_CONFIG, DOCKER_CONFIG) or artifact_type:
+        raise _artifact(what, str(artifact_type or config.media_type))
+    layers = tuple(_descriptor(entry, what) for entry in _list(document, "layers", what, LAYERS_MAX))
+    return Manifest(config, layers)
+
+
+def _descriptor(raw: Any, what: str) -> Descriptor:
+    if not isinstance(raw, dict):
+        raise _bad(what, "a descriptor in it is not an object")
+    media_type, size, data = raw.get("mediaType", ""), raw.get("size"), raw.get("data")
+    if not isinstance(media_type, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise _bad(what, "a descriptor in it has no media type or no sound size")
+    annotations, platform = raw.get("annotations") or {}, raw.get("platform")
+    if (
+        not isinstance(annotations, dict)
+        or not (platform is None or isinstance(platform, dict))
+        or not (data is None or isinstance(data, str))
+    ):
+        raise _bad(what, "a descriptor in it has annotations, a platform or data of the wrong kind")
+    return Descriptor(
+        media_type=media_type,
+        digest=parse_digest(raw.get("digest"), f"{what}: a descriptor's digest"),
+        size=size,
+        annotations=tuple((key, value) for key, value in annotations.items() if isinstance(value, str)),
+        platform=normal(platform.get("os"), platform.get("architecture"), platform.get("variant")) if platform else None,
+        data=data,
+    )
+
+
+def _list(document: Mapping[str, Any], key: str, what: str, limit: int) -> list[Any]:
+    value = document.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _bad(what, f"{key} is not a list")
+    if len(value) > limit:
+        raise _bad(what, f"it has {len(value)} {key}, more than {limit}")
+    return value
+
+
+def _artifact(what: str, kind: str) -> Artifact:
+    return Artifact(
+        f"{what} is not a container image but an artifact of type {kind[:100]!r}",
+        subject=what,
+        hint="dockless runs container images; fetch artifacts with the tool that made them",
+    )
+
+
+def _bad(what: str, why: str) -> BadImage:
+    return BadImage(f"{what} is malformed: {why}", subject=what, hint="build or fetch the image again")

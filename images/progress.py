@@ -1,0 +1,22 @@
+"""What a load tells its caller while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One layer of one image. ``layer`` counts from 1; ``done`` bytes of the source have been read, of ``total`` (None: not known).
+
+    ``state``: ``unpacking``; ``verifying`` (the store has the layer, these bytes are only checked); ``shared`` (nothing to do); ``done``.
+    """
+
+    image: str
+    layer: int
+    layers: int
+    digest: str
+    done: int
+    total: int | None
+    state: Literal["unpacking", "verifying", "shared", "done"]
