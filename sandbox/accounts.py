@@ -121,7 +121,7 @@ def _find_gid(part: str, group: bytes | None) -> int:
 
 def _refuse_bad_number(part: str, what: str) -> None:
     """What starts like a number but is not an id is an error, never a name: a passwd line called ``-1`` or ``0x0`` must not catch it."""
-    if part[0].isdigit() or part[0] in "+-":
+    if part[:1].isdigit() or part.startswith(("+", "-")):
         raise BadInput(f"{what} {part[:40]!r} is not a usable id", subject=part[:40], hint=f"ids are plain digits, from 0 to {MAX_ID}")
     if any(c.isspace() or not c.isprintable() for c in part):
         raise BadInput(f"{what} {part[:40]!r} has blanks or control characters", subject=part[:40], hint="give a name or a number")

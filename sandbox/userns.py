@@ -20,6 +20,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ _MAX_ID = 2**32 - 2
 _MAX_FILE = 16 << 20
 _TOOL_PLACES = ("/usr/bin", "/bin", "/run/wrappers/bin", "/usr/local/bin")
 _TOOL_TIMEOUT = 10.0  # seconds
+_SETTLE = 0.2  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,9 +376,25 @@ def _make(idmap: IdMap) -> int:
                 _write_maps(holder.pid, idmap)
             else:
                 _run_tools(holder.pid, idmap)
-            return os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            return _open_of(holder.pid, "ns/user", os.O_RDONLY)
     except OSError as error:
         raise IdMapError(f"cannot make a user namespace: {error.strerror}", subject="user namespace", hint=_why(error)) from error
+
+
+def _open_of(pid: int, name: str, flags: int) -> int:
+    """A file of the holder's in /proc.
+
+    Its exec has begun when we get here, but may not be over: for some microseconds the new program is as closed as ours is
+    (PR_SET_DUMPABLE, which a change of ids clears). So a refusal is final only after a while.
+    """
+    deadline = time.monotonic() + _SETTLE
+    while True:
+        try:
+            return os.open(f"/proc/{pid}/{name}", flags | os.O_CLOEXEC)
+        except PermissionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.0005)
 
 
 def _why(error: OSError) -> str:
@@ -393,8 +411,7 @@ def _why(error: OSError) -> str:
 def _write_maps(pid: int, idmap: IdMap) -> None:
     """As root: gid before uid, setgroups stays allowed. Each map is taken in one write(2) or not at all."""
     for kind, text in (("gid", idmap.gid_text()), ("uid", idmap.uid_text())):
-        path = f"/proc/{pid}/{kind}_map"
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        fd = _open_of(pid, f"{kind}_map", os.O_WRONLY)
         try:
             os.write(fd, text.encode())
         except OSError as error:
