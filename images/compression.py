@@ -1,8 +1,8 @@
 """Decompression by magic bytes, never by media type: gzip, zstd, xz, bzip2, or none.
 
 One reader serves all formats because their decompressors speak one protocol (``decompress(data, max_length)``, ``needs_input``,
-``eof``, ``unused_data``). It handles members that follow one another (eStargz, pigz, zstd:chunked with its skippable frames), zero padding behind the
-last one, and keeps memory bounded: at most one chunk in, one chunk out, a zstd window of 128 MiB, 256 MiB for xz (attack A12).
+``eof``, ``unused_data``). It handles members that follow one another (eStargz, pigz, zstd:chunked with its skippable frames), zero
+padding behind the last one, and keeps memory bounded: one chunk in, one chunk out, a zstd window of 128 MiB, 256 MiB for xz (attack A12).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _factory(kind: str) -> Callable[[], _Decompressor]:
             from compression import zstd
         else:
             from backports import zstd
-        options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
+        options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
         return lambda: zstd.ZstdDecompressor(options=options)
     if kind == "xz":
         import lzma

@@ -224,12 +224,11 @@ def _open_blob(source: Source, entry: Descriptor) -> BinaryIO | None:
     path = f"blobs/{entry.digest.algorithm}/{entry.digest.hex}"
     stream = source.open(path)
     if stream is not None:
-        text = stream.read(_LINK_TEXT_MAX + 1)
+        with stream:
+            text = stream.read(_LINK_TEXT_MAX + 1)
         if len(text) <= _LINK_TEXT_MAX and len(text) != entry.size and _LINK_TEXT.match(text):
-            stream.close()
-            return source.open(posixpath.normpath(posixpath.join(posixpath.dirname(path), text.decode())))
-        stream.seek(0)
-    return stream
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), text.decode()))
+    return source.open(path) if stream is not None else None
 
 
 def _has(source: Source, entry: Descriptor) -> bool:
