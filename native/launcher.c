@@ -124,6 +124,7 @@ static __attribute__((used)) void launcher_main(void) {
     int bad_op = -1;
     sys(NR_rt_sigprocmask, 2, &all, 0, 8);
     default_signals();
+    sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
     if (sys(NR_newfstatat, SLOT_PLAN, "", st, AT_EMPTY_PATH_) < 0) die(2);
     if (is_pipe(st)) hold();
     sysret map = sys(NR_mmap, 0, st[6], 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);

@@ -100,7 +100,26 @@ static int make_directory(const struct plan_op *op, const char *path) {
     return 0;
 }
 
-static int make_file(const struct plan_op *op, const char *path) {
+static uint32_t file_mode(int fd, int *error) {
+    uint64_t st[32];
+    sysret err = sys(NR_newfstatat, fd, "", st, AT_EMPTY_PATH_);
+    *error = err < 0 ? (int)err : 0;
+#if defined(__x86_64__)
+    return (uint32_t)st[3];
+#else
+    return (uint32_t)st[2];
+#endif
+}
+
+/* Something to mount on: a directory for a directory, an empty file for anything else. What is there already is taken. */
+static int make_target(const struct plan_op *op, const char *path) {
+    int error;
+    uint32_t mode = file_mode(op->out, &error);
+    if (error) return error;
+    if ((mode & 0170000) == 0040000) {
+        struct plan_op directory = {.in = op->in, .out = -1, .x = 0755};
+        return make_directory(&directory, path);
+    }
     sysret fd = open_below(op->in, path, O_PATH_, 0, 0);
     if (fd == -E_NOENT) {
         const char *last;
@@ -108,7 +127,7 @@ static int make_file(const struct plan_op *op, const char *path) {
         sysret parent = open_parent(op->in, path, &last);
         if (parent < 0) return (int)parent;
         trimmed(name, last);
-        fd = sys(NR_openat, parent, name, O_WRONLY_ | O_CREAT_ | O_EXCL_ | O_NOFOLLOW_ | O_CLOEXEC_, op->x);
+        fd = sys(NR_openat, parent, name, O_WRONLY_ | O_CREAT_ | O_EXCL_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
         sys(NR_close, parent);
     }
     if (fd < 0) return (int)fd;
@@ -182,7 +201,9 @@ static int mask(const struct plan_op *op, const char *path) {
     sysret directory = sys(NR_openat2, AT_FDCWD_, path, &how, sizeof how);
     if (directory >= 0) sys(NR_close, directory);
     sysret source = sys(NR_open_tree, directory >= 0 ? op->out : op->in, "", 1 /* CLONE */ | O_CLOEXEC_ | AT_EMPTY_PATH_);
-    sysret err = source < 0 ? source : sys(NR_move_mount, source, "", target, "", 0x44);
+    struct mount_attr attr = {1 /* RDONLY */, 0, 0, 0};
+    sysret err = source < 0 ? source : sys(NR_mount_setattr, source, "", AT_EMPTY_PATH_, &attr, sizeof attr);
+    if (err >= 0) err = sys(NR_move_mount, source, "", target, "", 0x44);
     if (source >= 0) sys(NR_close, source);
     sys(NR_close, target);
     return (int)err;
@@ -308,12 +329,11 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_FSOPEN: return place(sys(NR_fsopen, a, 1 /* CLOEXEC */), op->out);
     case OP_FS_FLAG: return (int)sys(NR_fsconfig, op->in, 0, a, 0, 0);
     case OP_FS_STRING: return (int)sys(NR_fsconfig, op->in, 1, a, b, 0);
-    case OP_FS_FD: return (int)sys(NR_fsconfig, op->in, 5, a, 0, op->out);
     case OP_FS_CREATE: return (int)sys(NR_fsconfig, op->in, 6, 0, 0, 0);
     case OP_FSMOUNT: return place(sys(NR_fsmount, op->in, 1 /* CLOEXEC */, op->x), op->out);
     case OP_MOVE_MOUNT: return move_mount(op, a);
     case OP_MKDIR: return make_directory(op, a);
-    case OP_MKFILE: return make_file(op, a);
+    case OP_MKTARGET: return make_target(op, a);
     case OP_SYMLINK: return make_link(op, a, b);
     case OP_OPEN: return place(open_below(op->in, a, op->x, 0, op->c), op->out);
     case OP_CLOSE: return (int)sys(NR_close, op->in);
@@ -350,6 +370,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_EXPECT_DEVICE: return expect_device(op);
     case OP_MASK: return mask(op, a);
     case OP_READONLY: return make_readonly(a);
+    case OP_OVERLAY: return (int)sys(NR_mount, "overlay", b, "overlay", 4 /* NODEV */, a);
     case OP_EXEC: return exec_command(plan, op);
     }
     return -E_INVAL;

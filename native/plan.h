@@ -105,43 +105,43 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(3, FSOPEN, '-', 's', 'p', '-') \
     X(4, FS_STRING, 's', '-', 'p', 'p') \
     X(5, FS_FLAG, 's', '-', 'p', '-') \
-    X(6, FS_FD, 's', 's', 'p', '-')        /* out is the value */ \
-    X(7, FS_CREATE, 's', '-', '-', '-') \
-    X(8, FSMOUNT, 's', 's', '-', '-')      /* x attributes */ \
-    X(9, MOVE_MOUNT, 's', 'o', 'p', '-')   /* in onto a below out, c resolve flags */ \
-    X(10, MKDIR, 'o', 'o', 'p', '-')       /* with parents, x mode */ \
-    X(11, MKFILE, 'o', '-', 'p', '-')      /* with parents, x mode */ \
-    X(12, SYMLINK, 'o', '-', 'p', 'p')     /* at a, to b */ \
-    X(13, OPEN, 'o', 's', 'p', '-')        /* x open flags, c resolve flags */ \
-    X(14, CLOSE, 's', '-', '-', '-') \
-    X(15, PIVOT, 's', '-', '-', '-') \
-    X(16, SETNS, 's', '-', '-', '-')       /* x type */ \
-    X(17, UNSHARE, '-', '-', '-', '-')     /* x flags */ \
-    X(18, WRITE, 'o', '-', 'p', 'd')       /* x open flags */ \
-    X(19, HOSTNAME, '-', '-', 'p', '-') \
-    X(20, LOOPBACK_UP, '-', '-', '-', '-') \
-    X(21, SET_IDS, '-', '-', 'n', 'd')     /* x uid | gid << 32, b groups (u32), a != 0: leave groups */ \
-    X(22, FS_IDS, '-', '-', 'n', 'd')      /* the same for fsuid, fsgid */ \
-    X(23, CLONE, 'o', '-', '-', '-')       /* in cgroup, x flags */ \
-    X(24, SPAWN, '-', '-', '-', '-') \
-    X(25, SETSID, '-', '-', '-', '-') \
-    X(26, RLIMIT, '-', '-', 'b', 'l')      /* a two u64: soft, hard; c resource */ \
-    X(27, UMASK, '-', '-', '-', '-')       /* x */ \
-    X(28, CHDIR, '-', '-', 'p', '-') \
-    X(29, AFFINITY, '-', '-', 'b', 'l')    /* a cpu mask */ \
-    X(30, BOUNDING, '-', '-', '-', '-')    /* x kept */ \
-    X(31, CAPS, '-', '-', '-', '-')        /* x permitted and effective */ \
-    X(32, NO_NEW_PRIVS, '-', '-', '-', '-') \
-    X(33, SECCOMP, '-', '-', 'b', 'l')     /* a struct sock_filter[] */ \
-    X(34, PDEATHSIG, '-', '-', '-', '-')   /* x */ \
-    X(35, SUBREAPER, '-', '-', '-', '-') \
-    X(36, CLOSE_FROM, '-', '-', '-', '-')  /* x first */ \
-    X(37, SIGNALS, '-', '-', '-', '-')     /* all to their defaults, none blocked */ \
-    X(38, KEYRING, '-', '-', '-', '-') \
-    X(39, CHOWN, 'o', '-', 'p', '-')       /* x uid | gid << 32 */ \
-    X(40, EXPECT_DEVICE, 's', '-', '-', '-') /* x st_rdev */ \
-    X(41, MASK, 's', 's', 'p', '-')        /* in /dev/null, out empty directory */ \
-    X(42, READONLY, '-', '-', 'p', '-') \
+    X(6, FS_CREATE, 's', '-', '-', '-') \
+    X(7, FSMOUNT, 's', 's', '-', '-')      /* x attributes */ \
+    X(8, MOVE_MOUNT, 's', 'o', 'p', '-')   /* in onto a below out, c resolve flags */ \
+    X(9, MKDIR, 'o', 'o', 'p', '-')       /* with parents, x mode */ \
+    X(10, MKTARGET, 'o', 's', 'p', '-')    /* a file or a directory, as out is one; with parents */ \
+    X(11, SYMLINK, 'o', '-', 'p', 'p')     /* at a, to b */ \
+    X(12, OPEN, 'o', 's', 'p', '-')        /* x open flags, c resolve flags */ \
+    X(13, CLOSE, 's', '-', '-', '-') \
+    X(14, PIVOT, 's', '-', '-', '-') \
+    X(15, SETNS, 's', '-', '-', '-')       /* x type */ \
+    X(16, UNSHARE, '-', '-', '-', '-')     /* x flags */ \
+    X(17, WRITE, 'o', '-', 'p', 'd')       /* x open flags */ \
+    X(18, HOSTNAME, '-', '-', 'p', '-') \
+    X(19, LOOPBACK_UP, '-', '-', '-', '-') \
+    X(20, SET_IDS, '-', '-', 'n', 'd')     /* x uid | gid << 32, b groups (u32), a != 0: leave groups */ \
+    X(21, FS_IDS, '-', '-', 'n', 'd')      /* the same for fsuid, fsgid */ \
+    X(22, CLONE, 'o', '-', '-', '-')       /* in cgroup, x flags */ \
+    X(23, SPAWN, '-', '-', '-', '-') \
+    X(24, SETSID, '-', '-', '-', '-') \
+    X(25, RLIMIT, '-', '-', 'b', 'l')      /* a two u64: soft, hard; c resource */ \
+    X(26, UMASK, '-', '-', '-', '-')       /* x */ \
+    X(27, CHDIR, '-', '-', 'p', '-') \
+    X(28, AFFINITY, '-', '-', 'b', 'l')    /* a cpu mask */ \
+    X(29, BOUNDING, '-', '-', '-', '-')    /* x kept */ \
+    X(30, CAPS, '-', '-', '-', '-')        /* x permitted and effective */ \
+    X(31, NO_NEW_PRIVS, '-', '-', '-', '-') \
+    X(32, SECCOMP, '-', '-', 'b', 'l')     /* a struct sock_filter[] */ \
+    X(33, PDEATHSIG, '-', '-', '-', '-')   /* x */ \
+    X(34, SUBREAPER, '-', '-', '-', '-') \
+    X(35, CLOSE_FROM, '-', '-', '-', '-')  /* x first */ \
+    X(36, SIGNALS, '-', '-', '-', '-')     /* all to their defaults, none blocked */ \
+    X(37, KEYRING, '-', '-', '-', '-') \
+    X(38, CHOWN, 'o', '-', 'p', '-')       /* x uid | gid << 32 */ \
+    X(39, EXPECT_DEVICE, 's', '-', '-', '-') /* x st_rdev */ \
+    X(40, MASK, 's', 's', 'p', '-')        /* in /dev/null, out empty directory */ \
+    X(41, READONLY, '-', '-', 'p', '-') \
+    X(42, OVERLAY, '-', '-', 'p', 'p')     /* mount(2) for old kernels: a options, b target */ \
     X(43, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
 
 #define X(code, name, in, out, a, b) OP_##name = code,

@@ -23,7 +23,9 @@ extern const char launcher_end[] __attribute__((visibility("hidden")));
 
 /* The launcher in a sealed memfd: a job that reaches it through /proc/<pid>/exe can read it and nothing else (CVE-2019-5736). */
 int shim_launcher_memfd(void) {
-    int fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    enum { EXEC = 0x10 }; /* MFD_EXEC: said aloud since Linux 6.3, unknown before */
+    int fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING | EXEC);
+    if (fd < 0 && errno == EINVAL) fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return -errno;
     size_t size = (size_t)(launcher_end - launcher_start);
     if (write(fd, launcher_start, size) != (ssize_t)size || fchmod(fd, 0555) < 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dockless.errors import BadInput
 
@@ -34,16 +35,14 @@ class Account:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _User:
+class _User(NamedTuple):
     name: str
     uid: int
     gid: int
     home: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     name: str
     gid: int
     members: frozenset[str]
@@ -158,8 +157,8 @@ def _records(data: bytes | None, count: int) -> Iterator[list[str]]:
         return
     bounded = data[:MAX_FILE]
     lines = bounded.split(b"\n")
-    if len(data) > MAX_FILE:
-        lines.pop()  # cut in the middle: half a line could name another id
+    if len(data) >= MAX_FILE:
+        lines.pop()  # cut here or by whoever read it, and half a line could name another id
     for line in lines:
         if b"\0" in line or line.startswith((b"#", b"+", b"-")):
             continue

@@ -33,9 +33,8 @@ import errno
 import functools
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dockless.errors import BadInput
 from dockless.sandbox import bpf
@@ -64,8 +63,7 @@ _U64 = 2**64 - 1
 _U32 = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """One comparison of argument ``index`` (0-5). MASKED_EQ: ``argument & mask == value``; the mask is all ones otherwise."""
 
     index: int
@@ -74,8 +72,7 @@ class Condition:
     mask: int = _U64
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """``action`` (a SECCOMP_RET_* word) if all conditions hold."""
 
     conditions: tuple[Condition, ...]

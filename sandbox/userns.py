@@ -322,13 +322,7 @@ def _text(ranges: tuple[Range, ...]) -> str:
 # Namespaces with a map ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(slots=True)
-class _Kept:
-    fd: int
-    identity: tuple[int, int]
-
-
-_kept: dict[IdMap, _Kept] = {}
+_kept: dict[IdMap, tuple[int, tuple[int, int]]] = {}  # map → descriptor and its identity
 _lock = threading.Lock()
 
 
@@ -349,12 +343,12 @@ def namespace_fd(idmap: IdMap) -> int:
     """
     with _lock:
         kept = _kept.get(idmap)
-        if kept is not None and _identity(kept.fd) == kept.identity:
-            return kept.fd
+        if kept is not None and _identity(kept[0]) == kept[1]:
+            return kept[0]
         fd = _make(idmap)
         identity = _identity(fd)
         assert identity is not None
-        _kept[idmap] = _Kept(fd, identity)
+        _kept[idmap] = fd, identity
         return fd
 
 

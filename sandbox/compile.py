@@ -1,0 +1,137 @@
+"""From a resolved spec to a plan. Pure: the same input gives the same plan, on any machine.
+
+::
+
+    keeper   in the host's namespaces: sources of mounts, as root also the root file system; the user namespace
+    CLONE    the new namespaces, straight into the cgroup
+    init     identity, root file system, /proc /sys /dev, mounts, hostname, loopback, pivot_root, masks
+    SPAWN
+    job      limits, directory, ids, capabilities, no_new_privs, seccomp
+    EXEC
+"""
+
+from __future__ import annotations
+
+import struct
+
+from dockless.sandbox import rootfs
+from dockless.sandbox.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder
+from dockless.sandbox.plan import SLOT_CGROUP, Op, Plan
+from dockless.sandbox.resolved import Resolved
+
+USERNS_LABEL = "user namespace"
+RLIMITS = {
+    "cpu": 0, "fsize": 1, "data": 2, "stack": 3, "core": 4, "rss": 5, "nproc": 6, "nofile": 7, "memlock": 8, "as": 9, "locks": 10,
+    "sigpending": 11, "msgqueue": 12, "nice": 13, "rtprio": 14, "rttime": 15,
+}  # fmt: skip
+_SIGKILL = 9
+_ALL_CAPS = (1 << 64) - 1
+
+
+def compile_plan(r: Resolved) -> Plan:
+    """The plan of one sandbox. A slot labelled ``USERNS_LABEL``, if there is one, is for the caller to fill. Errors: ``Unsupported``."""
+    r.features.require_floor()
+    b = Builder()
+    userns = b.slot(USERNS_LABEL) if r.userns_from_fd else -1
+    mounter = b.keeper if r.rootful else b.init
+
+    b.keeper.add("SETSID")
+    if not r.rootful:
+        _enter(b, r, userns)
+    sources = rootfs.bind_sources(b, mounter, r, userns)
+    host = rootfs.host_sources(b, mounter, r)
+    nodes = rootfs.device_sources(b, mounter, r)
+    root = rootfs.root_mount(b, mounter, r, userns)
+    if r.rootful:
+        _enter(b, r, userns)
+
+    b.init.add("MOVE_MOUNT", root, a="/")
+    if not r.layers:
+        rootfs.host_skeleton(b.init, r, root, host)
+    scratch = rootfs.scratch_mount(b, r, root)
+    rootfs.network_files(b, r, root, scratch)
+    rootfs.kernel_file_systems(b, r, root)
+    rootfs.devices(b, r, root, nodes)
+    rootfs.requested_mounts(b, r, root, sources)
+    if r.workdir != "/":
+        b.init.add("MKDIR", root, a=r.workdir, x=0o755)
+    _names(b, r)
+    if r.spec.root == "readonly":
+        b.init.add("MOUNT_ATTR", root, a="", x=RDONLY)
+    empty = b.slot("an empty directory")
+    b.init.add("OPEN", scratch, empty, a="empty", x=rootfs.O_PATH)
+    b.init.add("PIVOT", root)
+    rootfs.masks(b, r, empty, nodes[0][0])
+    _job(b, r)
+    ops = (*b.keeper.ops, *b.init.ops, Op("SPAWN"), *b.job.ops)
+    return Plan(
+        ops, r.command, {**b.slots, SLOT_CGROUP: "cgroup"}, r.spec.timeout, r.spec.grace, r.stop_signal, r.log_limit
+    )  # fmt: skip
+
+
+def _enter(b: Builder, r: Resolved, userns: int) -> None:
+    """Into the namespaces: the user namespace first, because it owns the others."""
+    ns = r.spec.namespaces
+    if userns >= 0:
+        b.keeper.add("SETNS", userns, x=NEW_NS["user"])
+    if ns.time == "new":
+        b.keeper.add("UNSHARE", x=NEW_NS["time"])
+        if r.spec.time_offset:
+            offsets = f"monotonic {r.spec.time_offset} 0\nboottime {r.spec.time_offset} 0\n"
+            b.keeper.add("WRITE", a="/proc/self/timens_offsets", b=offsets)
+    kinds = ["mount"] + [kind for kind in ("pid", "uts", "ipc") if getattr(ns, kind) == "new"]
+    if r.spec.network != "host":
+        kinds.append("net")
+    own_map = r.idmap is not None and not r.userns_from_fd
+    if own_map:
+        kinds.append("user")
+    b.keeper.add("CLONE", SLOT_CGROUP if r.has_cgroup else -1, x=sum(NEW_NS[kind] for kind in kinds))
+    if own_map:
+        assert r.idmap is not None
+        b.init.add("WRITE", a="/proc/self/setgroups", b="deny")
+        b.init.add("WRITE", a="/proc/self/uid_map", b=r.idmap.uid_text())
+        b.init.add("WRITE", a="/proc/self/gid_map", b=r.idmap.gid_text())
+    b.init.add("SET_IDS", a=int(own_map))
+    b.init.add("PDEATHSIG", x=_SIGKILL)
+    b.init.add("KEYRING")
+    if ns.pid != "new":
+        b.init.add("SUBREAPER")
+    if ns.cgroup == "new":
+        b.init.add("UNSHARE", x=NEW_NS["cgroup"])
+    b.init.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
+
+
+def _names(b: Builder, r: Resolved) -> None:
+    if r.spec.namespaces.uts == "new":
+        b.init.add("HOSTNAME", a=r.hostname)
+    if r.spec.network == "none":
+        b.init.add("LOOPBACK_UP")
+
+
+def _job(b: Builder, r: Resolved) -> None:
+    """What only the job's own process gets. Everything that needs a right comes before the right is dropped."""
+    job, spec = b.job, r.spec
+    job.add("SIGNALS")
+    job.add("SETSID")
+    if spec.cpus:
+        mask = sum(1 << cpu for cpu in spec.cpus)
+        job.add("AFFINITY", a=mask.to_bytes((mask.bit_length() + 63) // 64 * 8, "little"))
+    for limit in spec.rlimits:
+        values = struct.pack("<QQ", limit.soft & _ALL_CAPS, limit.hard & _ALL_CAPS)
+        job.add("RLIMIT", a=values, c=RLIMITS[limit.name])
+    if spec.oom_score_adj is not None:
+        job.add("WRITE", a="/proc/self/oom_score_adj", b=str(spec.oom_score_adj))
+    if spec.umask is not None:
+        job.add("UMASK", x=spec.umask)
+    job.add("CHDIR", a=r.workdir)
+    job.add("BOUNDING", x=r.capabilities)
+    account = r.account
+    groups = b"".join(g.to_bytes(4, "little") for g in account.groups)
+    setgroups_denied = r.idmap is not None and not r.userns_from_fd
+    job.add("SET_IDS", a=int(setgroups_denied), b=groups, x=account.uid | account.gid << 32)
+    job.add("CAPS", x=r.capabilities if account.uid == 0 else 0)
+    if spec.profile != "privileged":
+        job.add("NO_NEW_PRIVS")
+    job.add("CLOSE_FROM", x=3)
+    if r.seccomp:
+        job.add("SECCOMP", a=r.seccomp)

@@ -1,0 +1,343 @@
+"""Sandboxes that outlive whoever started them: one directory each, a lock that says whether it lives, a record that says how it ended.
+
+::
+
+    <state>/sandboxes/<id>/
+        spec.json      what was asked, with labels, the boot and the cgroup
+        lock           locked by the keeper for as long as it lives; pids can be reused, locks cannot
+        started        the keeper's and init's pids, once they exist
+        log, log.1     the job's output
+        exit           raw wait status, outcome and the kernel's accounts: written by the keeper, whole or not at all
+        upper/ work/   the private upper, where the root is on disk
+
+No process of Python stays behind. Whoever comes next (a daemon after a crash, another shell) finds the directory and reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from dockless import paths
+from dockless.cgroups import Cgroup, Usage
+from dockless.errors import BadInput, SandboxGone
+from dockless.sandbox import process, sandbox
+from dockless.sandbox.compile import compile_plan
+from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT
+from dockless.sandbox.process import Exit
+from dockless.sandbox.spec import Spec, check_id
+
+State = Literal["starting", "running", "exited", "vanished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """``spec.json``. ``cgroup``: its path, empty for none."""
+
+    spec: Spec
+    boot_id: str
+    created: float
+    owner: int
+    cgroup: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """A sandbox by its directory. Cheap to make; every question is answered by the file system."""
+
+    id: str
+    directory: Path
+
+    @property
+    def document(self) -> Document:
+        """What ``spec.json`` says. ``SandboxGone`` if the directory is gone, or was left before it was whole."""
+        import msgspec
+
+        try:
+            return msgspec.json.decode((self.directory / "spec.json").read_bytes(), type=Document)
+        except (FileNotFoundError, msgspec.DecodeError):
+            raise _gone(self.id) from None
+
+    @property
+    def spec(self) -> Spec:
+        return self.document.spec
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self.document.labels
+
+    @property
+    def log_paths(self) -> tuple[Path, ...]:
+        """The older part of the log and the newer, those that exist."""
+        return tuple(p for p in (self.directory / "log.1", self.directory / "log") if p.exists())
+
+    def state(self) -> State:
+        """``starting``: no program has been exec'd yet, ``vanished``: it ended without a record (a reboot, a killed keeper), or never began."""
+        alive = _locked(self.directory / "lock")
+        if (self.directory / "exit").exists():
+            return "exited"
+        if not alive:
+            return "exited" if (self.directory / "exit").exists() else "vanished"
+        return "running" if (self.directory / "started").exists() else "starting"
+
+    def exit(self) -> Exit | None:
+        """How it ended, from the record; None without one."""
+        try:
+            return parse_exit((self.directory / "exit").read_text())
+        except FileNotFoundError:
+            return None
+
+    @property
+    def pid(self) -> int:
+        """The keeper's pid; 0 before it has one."""
+        return self._pids().get("keeper", 0)
+
+    def _pids(self) -> dict[str, int]:
+        try:
+            lines = (self.directory / "started").read_text().splitlines()
+        except FileNotFoundError:
+            return {}
+        return {key: int(value) for key, _, value in (line.partition(" ") for line in lines)}
+
+    def pidfd(self) -> int:
+        """A pidfd of the keeper, readable when it has ended; the caller closes it. ``SandboxGone`` if it has already.
+
+        The lock is looked at after the pidfd is open: if it is still held, the pid was not reused in between.
+        """
+        pid = self.pid
+        if pid:
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                raise _gone(self.id) from None
+            if _locked(self.directory / "lock"):
+                return fd
+            os.close(fd)
+        raise _gone(self.id)
+
+    def wait(self, timeout: float | None = None) -> Exit:
+        """Until it has ended. ``TimeoutError`` after ``timeout`` seconds; ``SandboxGone`` if it vanished without a record."""
+        try:
+            fd = self.pidfd()
+        except SandboxGone:
+            pass
+        else:
+            try:
+                if not select.select([fd], [], [], timeout)[0]:
+                    raise TimeoutError(f"sandbox {self.id} still runs after {timeout} s")
+                _reap(fd)
+            finally:
+                os.close(fd)
+        ended = self.exit()
+        if ended is None:
+            raise _gone(self.id)
+        return ended
+
+    def send_signal(self, number: int) -> None:
+        """To the job's own process."""
+        fd = self.pidfd()
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            raise _gone(self.id) from None
+        finally:
+            os.close(fd)
+
+    def stop(self, grace: float = 10.0) -> None:
+        """The image's stop signal, and after ``grace`` seconds the end of everything inside. Returns when it has ended."""
+        try:
+            self.send_signal(self.document.spec.stop_signal or signal.SIGTERM)
+            self.wait(grace)
+        except TimeoutError:
+            self.kill()
+            self.wait()
+        except SandboxGone:
+            return
+
+    def kill(self) -> None:
+        """SIGKILL to everything inside; the keeper records it. No error if it has ended."""
+        group = self._cgroup()
+        if group is not None:
+            with group:
+                group.kill()
+            return
+        init = self._pids().get("init", 0)
+        if not init:
+            return
+        try:
+            fd = os.pidfd_open(init)
+        except ProcessLookupError:
+            return
+        try:
+            if _locked(self.directory / "lock"):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+
+    def _cgroup(self) -> Cgroup | None:
+        document = self.document
+        if not document.cgroup or document.boot_id != boot_id() or not os.path.isdir(document.cgroup):
+            return None
+        return Cgroup.open(document.cgroup)
+
+    def remove(self) -> None:
+        """End it if it still runs, and remove everything of it: processes, cgroup, upper, logs, records."""
+        try:
+            document: Document | None = self.document
+        except SandboxGone:
+            document = None
+        if document is not None:
+            if self.state() in ("starting", "running"):
+                self.kill()
+                try:
+                    self.wait(10)
+                except (SandboxGone, TimeoutError):
+                    pass
+            group = self._cgroup()
+            if group is not None:
+                with group:
+                    group.kill()
+                    group.remove()
+        sandbox.remove_tree(self.directory)
+
+
+def _gone(id: str) -> SandboxGone:
+    return SandboxGone(f"sandbox {id} is not running", subject=id, hint="'dockless ps --all' lists what there is")
+
+
+def _reap(pidfd: int) -> None:
+    from dockless import native
+
+    native.reap(pidfd)
+
+
+def boot_id() -> str:
+    """Changes at every boot: a pid or a cgroup of another boot is nobody's."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _locked(path: Path) -> bool:
+    """Whether somebody holds the lock. Asked with a shared lock, so that two who ask do not see each other."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def parse_exit(text: str) -> Exit:
+    """The keeper's exit record: numbers, then the cgroup's files as they stood."""
+    head, *sections = text.split("\n[")
+    numbers = {key: int(value) for key, _, value in (line.partition(" ") for line in head.splitlines() if line)}
+    files = {}
+    for section in sections:
+        name, _, body = section.partition("]\n")
+        files[name] = body + "\n"
+    user, system = numbers["user_us"] / 1e6, numbers["system_us"] / 1e6
+    own = Usage(cpu_seconds=user + system, user_seconds=user, system_seconds=system)
+    ended = process.exit_of(
+        numbers["status"],
+        numbers["outcome"],
+        started=numbers["started_ns"] / 1e9,
+        ended=numbers["ended_ns"] / 1e9,
+        max_rss=numbers["max_rss_kb"] * 1024,
+        usage=own,
+    )
+    return sandbox.with_usage(ended, Usage.from_files(files)) if files else ended
+
+
+def _root(state_root: Path | None) -> Path:
+    return (state_root or paths.state()) / "sandboxes"
+
+
+def find(id: str, state_root: Path | None = None) -> Detached | None:
+    """The sandbox of that id, if its directory exists."""
+    directory = _root(state_root) / check_id(id)
+    return Detached(id, directory) if directory.is_dir() else None
+
+
+def list_all(state_root: Path | None = None) -> list[Detached]:
+    """Every detached sandbox of this state directory, by id."""
+    root = _root(state_root)
+    return [Detached(path.name, path) for path in sorted(root.iterdir()) if path.is_dir()] if root.is_dir() else []
+
+
+def start(
+    spec: Spec, *, id: str | None = None, owner: int | None = None, labels: Mapping[str, str] | None = None, state_root: Path | None = None
+) -> Detached:
+    """Start a sandbox that goes on without us. Returns when its program has been exec'd; on an error nothing is left behind.
+
+    ``owner``: the host user it runs for (root only). Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s.
+    """
+    id = check_id(id) if id else sandbox.new_id()
+    image = sandbox.find_image(spec.image)
+    directory = _root(state_root) / id
+    directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        raise BadInput(f"there is a sandbox {id} already", subject=id, hint=f"remove it first: dockless rm {id}") from None
+    made = Detached(id, directory)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _start(spec, made, image, lock, owner, labels or {})
+    except BaseException:
+        os.close(lock)
+        made.remove()
+        raise
+    os.close(lock)
+    return made
+
+
+def _start(spec: Spec, made: Detached, image: object, lock: int, owner: int | None, labels: Mapping[str, str]) -> None:
+    group = sandbox.make_cgroup(spec, made.id)
+    fds: list[int] = []
+    try:
+        warnings = tuple(group.warnings) if group else ()
+        document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), str(group.path) if group else "", dict(labels), warnings)
+        _write_document(made.directory, document)
+        resolved = sandbox.prepare(spec, image, made.directory, group, owner)  # type: ignore[arg-type]
+        plan = compile_plan(resolved)
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        out_reader, out = os.pipe2(os.O_CLOEXEC)
+        err_reader, err = os.pipe2(os.O_CLOEXEC)
+        state = os.open(made.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fds += [null, out_reader, out, err_reader, err, state]
+        slots = {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
+        slots |= sandbox.slots(plan, resolved, group)
+        process.start(plan, slots, name=f"dockless {made.id}", detached=True).release()
+    finally:
+        for fd in fds:
+            os.close(fd)
+        if group is not None:
+            group.close()
+
+
+def _write_document(directory: Path, document: Document) -> None:
+    import msgspec
+
+    temporary = directory / "spec.json.tmp"
+    with open(temporary, "wb") as stream:
+        stream.write(msgspec.json.encode(document))
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.rename(temporary, directory / "spec.json")
+

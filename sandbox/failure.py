@@ -1,0 +1,91 @@
+"""The sentence for a failed operation: what was done, to what, why the kernel refused, and what to do next."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from dockless.errors import CommandNotExecutable, CommandNotFound, IdMapError, LaunchFailed, SandboxError
+from dockless.sandbox.plan import Op, Plan
+
+_E = errno
+_HINTS: dict[tuple[str, int], str] = {
+    ("SETNS", _E.EPERM): "the user namespace belongs to somebody else",
+    ("CLONE", _E.EPERM): "this user may not make namespaces: run 'dockless doctor'",
+    ("CLONE", _E.ENOSPC): "too many namespaces: raise sysctl user.max_*_namespaces",
+    ("CLONE", _E.EAGAIN): "too many processes: raise the limit on processes (ulimit -u, pids.max)",
+    ("CLONE", _E.EBUSY): "the cgroup has controllers switched on for its children, so it can hold no process",
+    ("FSOPEN", _E.ENODEV): "this kernel lacks that file system: load its module as root (modprobe overlay)",
+    ("FSOPEN", _E.EPERM): "a user namespace may not mount it here: run 'dockless doctor'",
+    ("FS_CREATE", _E.EINVAL): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
+    ("FSMOUNT", _E.EPERM): "an existing mount of this file system is partly covered, as inside a container: run outside of it, or share the namespace",
+    ("OVERLAY", _E.EINVAL): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
+    ("OVERLAY", _E.EPERM): "this kernel has no overlay for user namespaces (Linux 5.11): run as root, or boot a newer kernel",
+    ("MOUNT_ATTR", _E.EINVAL): "that file system cannot map owners, or not in this kernel: put the store on ext4 or xfs, or use the host's user namespace as root",
+    ("MOVE_MOUNT", _E.ELOOP): "the image has a link at a place where a kernel file system belongs; fix the image",
+    ("MOVE_MOUNT", _E.EINVAL): "the target is not in this mount namespace; if '/' is an initramfs, switch_root first",
+    ("PIVOT", _E.EINVAL): "the host's root is an initramfs: switch_root to a real file system first",
+    ("SECCOMP", _E.EINVAL): "this kernel has no seccomp filters, or the profile does not compile to one",
+    ("AFFINITY", _E.EINVAL): "none of these processors is allowed here",
+    ("EXPECT_DEVICE", _E.ENODEV): "the node on the host is not the device that its name says: repair /dev",
+    ("RLIMIT", _E.EPERM): "raising a hard limit needs CAP_SYS_RESOURCE on the host",
+    ("WRITE", _E.EACCES): "lowering oom_score_adj needs CAP_SYS_RESOURCE on the host",
+}
+
+
+def explain(plan: Plan, index: int, error: int) -> SandboxError:
+    """The error for operation ``index`` of the plan. ``error`` 0: the launcher was killed while it was there."""
+    total = len(plan.ops) + 1
+    if not 0 <= index < total:
+        return LaunchFailed(f"the launcher refused the plan: {os.strerror(error)}", index=index, step="validate", errno=error, hint="this is a bug in dockless")
+    if index == len(plan.ops):
+        return _exec_failed(plan, index, error)
+    op = plan.ops[index]
+    from dockless.sandbox.explain import words
+
+    step = words(op, plan)
+    special = _special(op, error)
+    if special is not None:
+        return special
+    reason = os.strerror(error) if error else "the launcher was killed"
+    message = f"cannot {step} (operation {index} of {total}): {reason}"
+    hint = _HINTS.get((op.name, error)) or (
+        "the kernel killed it, probably for want of memory: raise the memory limit" if not error else "see every step with --explain"
+    )
+    return LaunchFailed(message, index=index, step=step, errno=error, subject=_subject(op), hint=hint)
+
+
+def _subject(op: Op) -> str:
+    return op.a if isinstance(op.a, str) and op.a else op.name.lower()
+
+
+def _exec_failed(plan: Plan, index: int, error: int) -> SandboxError:
+    program = plan.command.argv[0]
+    if error in (_E.ENOENT, _E.ENOTDIR):
+        if len(plan.command.candidates) > 1 or "/" not in program:
+            looked = ", ".join(os.path.dirname(c) or "/" for c in plan.command.candidates)
+            return CommandNotFound(f"{program}: command not found", subject=program, hint=f"looked in {looked}")
+        return CommandNotFound(f"{program}: no such file, or its interpreter is missing", subject=program, hint="check the path inside the image")
+    hints = {
+        _E.EACCES: "make it executable, and check that its file system is not mounted noexec",
+        _E.ENOEXEC: "it is neither a program for this processor nor a script with a '#!' line",
+        _E.E2BIG: "arguments and environment together are too long",
+    }
+    if error in hints or error in (_E.EPERM, _E.ELIBBAD, _E.ETXTBSY):
+        hint = hints.get(error, "check the file inside the image")
+        return CommandNotExecutable(f"{program}: cannot be executed: {os.strerror(error)}", subject=program, hint=hint)
+    return LaunchFailed(
+        f"cannot run {program}: {os.strerror(error) if error else 'the launcher was killed'}", index=index, step="exec", errno=error, subject=program
+    )
+
+
+def _special(op: Op, error: int) -> SandboxError | None:
+    """Failures that are the caller's input, said in the caller's words."""
+    if op.name == "OPEN_TREE" and isinstance(op.a, str) and op.a and error in (_E.ENOENT, _E.ENOTDIR, _E.EACCES):
+        what = "does not exist" if error != _E.EACCES else "may not be read by this user"
+        return LaunchFailed(
+            f"mount source {op.a} {what}", index=-1, step=f"open {op.a}", errno=error, subject=op.a, hint="check the path on the host"
+        )
+    if op.name == "SET_IDS" and error == _E.EINVAL:
+        return IdMapError(f"user {op.x & 0xFFFFFFFF}:{op.x >> 32} is not in the id map", subject=str(op.x & 0xFFFFFFFF), hint="add a range to /etc/subuid")
+    return None

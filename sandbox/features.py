@@ -1,0 +1,164 @@
+"""What this kernel can do for us, asked of the kernel and never read from its version.
+
+A ``Features`` is data: tests make up other kernels and compare the plans that come out.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import struct
+import tempfile
+from dataclasses import dataclass
+
+from dockless import native
+from dockless.errors import Unsupported
+
+_MACHINE_SUPPORTED = ("x86_64", "aarch64")
+_NR_OPEN_TREE, _NR_FSOPEN, _NR_FSCONFIG, _NR_CLONE3, _NR_CLOSE_RANGE, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 430, 431, 435, 436, 437, 442
+_FLOOR = ((_NR_CLONE3, "clone3", "5.3"), (_NR_OPENAT2, "openat2", "5.6"), (_NR_CLOSE_RANGE, "close_range", "5.9"), (_NR_MOUNT_SETATTR, "mount_setattr", "5.12"))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """``overlay_lowerdir_plus``: layers are added one by one (6.7), not in one string of at most a page. ``overlay_detached_layers``: a layer may be a mount
+    that is nowhere attached (6.15). ``idmapped_mounts``: mount_setattr knows MOUNT_ATTR_IDMAP. ``sys_admin``: we may mount in the host's namespaces.
+    """
+
+    release: str
+    machine: str
+    missing: tuple[tuple[str, str], ...] = ()
+    overlay: bool = True
+    overlay_lowerdir_plus: bool = True
+    overlay_detached_layers: bool = True
+    idmapped_mounts: bool = True
+    user_namespaces: bool = True
+    time_namespace: bool = True
+    cgroup_namespace: bool = True
+    sys_admin: bool = True
+
+    def require_floor(self) -> None:
+        """``Unsupported`` if this kernel lacks what every sandbox needs (Linux 5.14)."""
+        if self.machine not in _MACHINE_SUPPORTED:
+            raise Unsupported(f"dockless does not run on {self.machine}", subject=self.machine, hint="use x86-64 or 64-bit Arm")
+        if self.missing:
+            names = ", ".join(f"{name} (Linux {since})" for name, since in self.missing)
+            raise Unsupported(f"Linux {self.release} lacks {names}", subject=names, hint="dockless needs Linux 5.14 or newer: boot a newer kernel")
+
+
+def _has_sys_admin() -> bool:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) >> 21 & 1)
+    return False
+
+
+def _overlay_accepts_lowerdir_plus() -> tuple[bool, bool]:
+    """Whether there is overlay, and whether it takes layers one by one. Needs CAP_SYS_ADMIN; nothing is mounted."""
+    context = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
+    if context < 0:
+        return context != -errno.ENODEV, True
+    try:
+        return True, native.syscall(_NR_FSCONFIG, context, 1, _address(b"lowerdir+"), _address(b"/"), 0) == 0
+    finally:
+        os.close(context)
+
+
+def _accepts_detached_layers() -> bool:
+    """A trial overlay over two clones of an empty directory that are attached nowhere; it disappears with its fds."""
+    fds: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="dockless-probe-") as empty:
+        try:
+            overlay = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
+            if overlay < 0:
+                return False
+            fds.append(overlay)
+            for name in ("a", "b"):
+                path = os.path.join(empty, name)
+                os.mkdir(path)
+                tree = native.syscall(_NR_OPEN_TREE, -100, _address(os.fsencode(path)), 0x80001)
+                if tree < 0:
+                    return False
+                fds.append(tree)
+                if native.syscall(_NR_FSCONFIG, overlay, 1, _address(b"lowerdir+"), _address(f"/proc/self/fd/{tree}".encode()), 0) != 0:
+                    return False
+            return native.syscall(_NR_FSCONFIG, overlay, 6, 0, 0, 0) == 0
+        finally:
+            for fd in reversed(fds):
+                os.close(fd)
+
+
+def _accepts_idmap() -> bool:
+    """MOUNT_ATTR_IDMAP on no mount at all: a kernel that knows it objects to the fd, an older one to the flag."""
+    attributes = (0x100000).to_bytes(8, "little") + bytes(16) + (0x7FFFFFFE).to_bytes(8, "little")
+    return native.syscall(_NR_MOUNT_SETATTR, -1, _address(b""), 0x1000, _address(attributes), 32) == -errno.EBADF
+
+
+_kept: dict[bytes, object] = {}
+
+
+def _address(raw: bytes) -> int:
+    """The address of a C string that lives as long as the process."""
+    import ctypes
+
+    buffer = _kept.get(raw)
+    if buffer is None:
+        buffer = _kept[raw] = ctypes.create_string_buffer(raw)
+    return ctypes.addressof(buffer)  # type: ignore[arg-type]
+
+
+def _user_namespaces_work() -> bool:
+    try:
+        with native.hold_userns():
+            return True
+    except OSError:
+        return False
+
+
+@functools.cache
+def probe() -> Features:
+    """The features of the running kernel for this user; asked once per process."""
+    uname = os.uname()
+    missing = tuple((name, since) for number, name, since in _FLOOR if native.syscall(number, -1, 0, 0, 0) == -errno.ENOSYS)
+    sys_admin = _has_sys_admin()
+    user_namespaces = _user_namespaces_work()
+    overlay, plus = _overlay_accepts_lowerdir_plus() if sys_admin else _ask_inside() if user_namespaces else (False, False)
+    return Features(
+        release=uname.release,
+        machine=uname.machine,
+        missing=missing,
+        overlay=overlay,
+        overlay_lowerdir_plus=plus,
+        overlay_detached_layers=sys_admin and plus and _accepts_detached_layers(),
+        idmapped_mounts=sys_admin and not missing and _accepts_idmap(),
+        user_namespaces=user_namespaces,
+        time_namespace=os.path.exists("/proc/self/ns/time"),
+        cgroup_namespace=os.path.exists("/proc/self/ns/cgroup"),
+        sys_admin=sys_admin,
+    )
+
+
+def _ask_inside() -> tuple[bool, bool]:
+    """The same question where only a user namespace gives the right to mount: a plan whose failing operation is the answer."""
+    from dockless.sandbox.plan import Command, Op, Plan, encode
+
+    new_user_mount_pid = 0x10000000 | 0x20000 | 0x20000000
+    trial = [Op("CLONE", x=new_user_mount_pid), Op("FSOPEN", slot_out=16, a="overlay"), Op("FS_STRING", 16, a="lowerdir+", b="/"), Op("SPAWN")]
+    raw = encode(Plan(tuple(trial), Command(("/nonexistent",), ("-",), ())))
+    plan = os.memfd_create("dockless-probe", os.MFD_CLOEXEC)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        os.write(plan, raw)
+        try:
+            launched = native.launch({3: plan, 4: writer})
+        finally:
+            os.close(writer)
+        _, failed_at, _, _ = struct.unpack("<HHiQ", os.read(reader, 16).ljust(16, b"\0"))
+        native.reap(launched.pidfd)
+        os.close(launched.pidfd)
+        return failed_at > 1, failed_at > 2
+    finally:
+        os.close(plan)
+        os.close(reader)

@@ -1,0 +1,250 @@
+"""From a spec to a resolved spec: the image's configuration, the account inside, the id map, capabilities, seccomp, files, devices.
+
+Reads the host and the image; changes nothing but what a named volume needs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from dockless import paths
+from dockless.errors import BadInput, Unsupported
+from dockless.sandbox import capabilities, seccomp
+from dockless.sandbox.accounts import Account, resolve_user
+from dockless.sandbox.compile import RLIMITS
+from dockless.sandbox.features import Features
+from dockless.sandbox.plan import Command
+from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
+from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume, check_id
+from dockless.sandbox.userns import IdMap, default_map
+
+if TYPE_CHECKING:
+    from dockless.images import Image
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+UNTRUSTED_PIDS = 512
+_HOST_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
+
+
+def resolve(spec: Spec, image: Image, features: Features, *, directory: str, owner: int | None = None, has_cgroup: bool = False) -> Resolved:
+    """Look up everything that the plan of ``spec`` needs. ``owner``: the host user for whom root starts it. Errors: ``DocklessError``."""
+    image.check_runnable()
+    rootful = features.sys_admin and os.geteuid() == 0
+    _refuse(spec, features, rootful, owner)
+    idmap = _id_map(spec, features, owner)
+    account = _account(spec, image, idmap)
+    kept = capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
+    hostname = spec.hostname or "dockless"
+    gpu_nodes, gpu_environment = _gpus(spec)
+    command = _command(spec, image, account, hostname, gpu_environment)
+    return Resolved(
+        spec=_hardened(spec),
+        features=features,
+        account=account,
+        command=command,
+        directory=directory,
+        layers=tuple(str(layer) for layer in image.layers),
+        host_entries=_host_entries() if image.is_host else (),
+        hidden=_secrets() if image.is_host and idmap is None and rootful else (),
+        idmap=idmap,
+        rootful=rootful,
+        owner=_owner(owner),
+        capabilities=capabilities.mask(kept),
+        seccomp=_filter(spec, kept, features),
+        workdir=_directory(spec.workdir or image.config.working_dir or "/"),
+        hostname=hostname,
+        files=_files(spec, hostname),
+        mounts=_mounts(spec, image, owner),
+        devices=(*STANDARD_DEVICES, *gpu_nodes),
+        has_cgroup=has_cgroup,
+        stop_signal=spec.stop_signal or image.config.stop_signal or int(signal.SIGTERM),
+    )
+
+
+def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) -> None:
+    if spec.profile == "privileged" and (not rootful or owner):
+        raise Unsupported("the privileged profile is for root only", subject="privileged", hint="use the default profile, or run as root")
+    if spec.namespaces.user == "host" and (not rootful or owner):
+        raise Unsupported("only root can do without a user namespace", subject="user namespace", hint="leave the user namespace new")
+    if not rootful and not features.user_namespaces:
+        from dockless.sandbox.userns import namespace_problem
+
+        raise Unsupported("this user may not make user namespaces", subject="user namespace", hint=namespace_problem() or "run 'dockless doctor'")
+    if spec.namespaces.time == "new" and not features.time_namespace:
+        raise Unsupported("this kernel has no time namespaces", subject="time namespace", hint="leave the time namespace to the host's")
+    if spec.time_offset and spec.namespaces.time != "new":
+        raise BadInput("a time offset needs a time namespace of its own", subject="time_offset", hint="ask for a new time namespace")
+    if spec.stop_signal < 0 or spec.stop_signal > 64:
+        raise BadInput(f"{spec.stop_signal} is not a signal", subject=str(spec.stop_signal))
+    for limit in spec.rlimits:
+        if limit.name not in RLIMITS:
+            raise BadInput(f"unknown resource limit {limit.name!r}", subject=limit.name, hint=f"one of {', '.join(sorted(RLIMITS))}")
+    available = os.sched_getaffinity(0)
+    if not set(spec.cpus) <= available:
+        raise BadInput(f"no such processor: {sorted(set(spec.cpus) - available)}", subject="cpus", hint=f"this host has {sorted(available)}")
+    for label in spec.hostname.split("."):
+        if len(spec.hostname) > 64 or (spec.hostname and not all(c.isalnum() or c in "-_" for c in label)):
+            raise BadInput(f"hostname {spec.hostname[:80]!r} is not usable", subject=spec.hostname[:80], hint="use up to 64 letters, digits and '-'")
+
+
+def _hardened(spec: Spec) -> Spec:
+    """What a profile implies: ``untrusted`` has no network and a read-only root."""
+    if spec.profile != "untrusted":
+        return spec
+    from dataclasses import replace
+
+    return replace(spec, network="none", root="readonly" if spec.root == "disk" else spec.root)
+
+
+def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
+    if spec.namespaces.user == "host" or spec.profile == "privileged":
+        return None
+    if not features.user_namespaces:
+        raise Unsupported("user namespaces are off on this host", subject="user namespace", hint="run 'dockless doctor'")
+    return default_map(owner)
+
+
+def _account(spec: Spec, image: Image, idmap: IdMap | None) -> Account:
+    from dataclasses import replace
+
+    account = resolve_user(spec.user or image.config.user, image.read_file("/etc/passwd"), image.read_file("/etc/group"))
+    if spec.groups:
+        account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *spec.groups))))
+    if idmap is not None:
+        if idmap.single:
+            account = replace(account, groups=())
+        idmap.require(account.uid, account.gid, account.groups)
+    return account
+
+
+def _owner(uid: int | None) -> Owner | None:
+    if not uid:
+        return None
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return Owner(uid, uid)
+    groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    return Owner(uid, entry.pw_gid, tuple(g for g in groups if g != entry.pw_gid))
+
+
+def _command(spec: Spec, image: Image, account: Account, hostname: str, extra: dict[str, str]) -> Command:
+    from dockless.sandbox.gpu import UNSET_IN_SANDBOX
+
+    config = image.config
+    environment = {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": account.home}
+    environment |= dict(config.env)
+    environment |= dict(spec.env)
+    for name in UNSET_IN_SANDBOX:
+        environment.pop(name, None)
+    environment |= extra
+    entrypoint = config.entrypoint if spec.entrypoint is None else spec.entrypoint
+    arguments = spec.argv if spec.argv or spec.entrypoint is not None else config.cmd
+    argv = (*entrypoint, *arguments)
+    if not argv:
+        raise BadInput(f"image {image.name} names no command", subject=image.name, hint="say what to run: dockless run IMAGE -- COMMAND")
+    if not argv[0]:
+        raise BadInput("the command is empty", hint="the first argument is the program to run")
+    return Command(_candidates(argv[0], environment.get("PATH", "")), argv, tuple(f"{k}={v}" for k, v in environment.items()))
+
+
+def _candidates(program: str, path: str) -> tuple[str, ...]:
+    """What execvp(3) would try. An empty or relative entry of PATH is left out: it would mean the working directory."""
+    if "/" in program:
+        return (program,)
+    found = tuple(f"{entry.rstrip('/')}/{program}" for entry in path.split(":") if entry.startswith("/"))
+    return found or (f"/{program}",)
+
+
+def _directory(path: str) -> str:
+    return os.path.normpath(path) if path.startswith("/") else "/" + os.path.normpath(path)
+
+
+def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | None:
+    if spec.seccomp == "unconfined" or (spec.profile == "privileged" and not spec.seccomp):
+        return None
+    profile = spec.seccomp or seccomp.default_profile(spec.profile == "untrusted")
+    return seccomp.compile_profile(profile, kept, features.machine)
+
+
+def _files(spec: Spec, hostname: str) -> tuple[tuple[str, str], ...]:
+    hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
+    resolver = ""
+    if spec.network == "host":
+        try:
+            with open("/etc/resolv.conf") as stream:
+                resolver = stream.read(65536)
+        except OSError:
+            resolver = ""
+    return (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
+
+
+def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Bind | Tmpfs, ...]:
+    """Named volumes become binds. An image's VOLUMEs lie in the private upper like everything else; below a read-only root they get memory."""
+    mounts: list[Bind | Tmpfs] = []
+    for mount in spec.mounts:
+        if isinstance(mount, Volume):
+            mounts.append(Bind(volume_path(mount.name, owner), mount.target, mount.readonly))
+        elif isinstance(mount, Bind) and not mount.source.startswith("/"):
+            raise BadInput(f"mount source {mount.source!r} is not absolute", subject=mount.source, hint="start it with '/', or use a named volume")
+        else:
+            mounts.append(mount)
+    if _hardened(spec).root == "readonly":
+        taken = {_directory(mount.target) for mount in mounts}
+        mounts += [Tmpfs(path, mode=0o755) for path in image.config.volumes if path not in taken]
+    return tuple(mounts)
+
+
+def volume_path(name: str, owner: int | None = None) -> str:
+    """The directory of a named volume, made on first use and owned by the sandbox's root."""
+    check_id(name, "volume name")
+    folder = paths.state() / "volumes" / (str(owner) if owner else "")
+    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path = folder / name
+    if not path.exists():
+        path.mkdir(mode=0o755)
+        idmap = default_map(owner)
+        if os.geteuid() == 0:
+            os.chown(path, idmap.outside_uid(0) or 0, idmap.outside_gid(0) or 0)
+    return str(path)
+
+
+def _host_entries() -> tuple[HostEntry, ...]:
+    entries = []
+    for path in _HOST_DIRECTORIES:
+        if os.path.islink(path):
+            entries.append(HostEntry(path, os.readlink(path)))
+        elif os.path.isdir(path):
+            entries.append(HostEntry(path))
+    return tuple(entries)
+
+
+def _secrets() -> tuple[str, ...]:
+    """Files below /etc that not everybody may read. Only asked where the sandbox's root is the host's: elsewhere the kernel refuses by itself."""
+    found: list[str] = []
+    pending = ["/etc"]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    continue
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if not mode & 0o004:
+                    found.append(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+    return tuple(sorted(found))
+
+
+def _gpus(spec: Spec) -> tuple[tuple[Device, ...], dict[str, str]]:
+    from dockless.sandbox import gpu
+
+    if not spec.gpus:
+        return (), gpu.environment(())
+    leased = gpu.find(spec.gpus, gpu.inventory(processes=False, links=False))
+    nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
+    return nodes, gpu.environment(leased)

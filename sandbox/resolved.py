@@ -1,0 +1,78 @@
+"""A spec with every name looked up: what the compiler needs to know of the image, the user, the host. Made by ``resolve``, or by a test out of thin air."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dockless.sandbox.accounts import Account
+from dockless.sandbox.features import Features
+from dockless.sandbox.plan import Command
+from dockless.sandbox.spec import Bind, Spec, Tmpfs
+from dockless.sandbox.userns import IdMap
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """On whose behalf host paths are opened when root starts a sandbox for a user. Numbers of the host."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostEntry:
+    """One top-level entry of the pseudo-image ``host``: a link (``link`` is its target) or a directory shown read-only."""
+
+    path: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device node shown inside: ``target`` there, ``source`` here, and the number it must have."""
+
+    target: str
+    source: str
+    major: int
+    minor: int
+
+
+STANDARD_DEVICES = tuple(
+    Device(f"/dev/{name}", f"/dev/{name}", major, minor)
+    for name, major, minor in (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``directory``: the sandbox's own on the host, for the upper.
+    ``idmap`` None: the caller's user namespace. ``rootful``: the keeper may mount in the host's namespaces. ``hidden``: host files that only root may read.
+    """
+
+    spec: Spec
+    features: Features
+    account: Account
+    command: Command
+    directory: str
+    layers: tuple[str, ...] = ()
+    host_entries: tuple[HostEntry, ...] = ()
+    hidden: tuple[str, ...] = ()
+    idmap: IdMap | None = None
+    rootful: bool = True
+    owner: Owner | None = None
+    capabilities: int = 0
+    seccomp: bytes | None = None
+    workdir: str = "/"
+    hostname: str = "dockless"
+    files: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Bind | Tmpfs, ...] = ()
+    devices: tuple[Device, ...] = STANDARD_DEVICES
+    has_cgroup: bool = False
+    stop_signal: int = 15
+    log_limit: int = 64 << 20
+
+    @property
+    def userns_from_fd(self) -> bool:
+        """Whether the user namespace is joined (its maps were written by others) rather than made by the clone."""
+        return self.idmap is not None and not (self.idmap.single and not self.rootful)

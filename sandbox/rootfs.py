@@ -1,0 +1,269 @@
+"""The operations that make a root file system: where it comes from, what is writable, what is mounted in it.
+
+::
+
+    /            overlay: image layers (read-only, owners shifted by the id map) + a private upper
+                 host:    an empty tmpfs with the host's system directories read-only
+    /proc /sys   fresh ones of the new namespaces
+    /dev         tmpfs with a few device nodes bound in, devpts, mqueue, shm
+    /etc/…       hostname, hosts, resolv.conf
+    mounts       what the caller asked for
+"""
+
+from __future__ import annotations
+
+from dockless.errors import Unsupported
+from dockless.sandbox.builder import IDMAP, NEW_NS, NO_SYMLINKS, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, RECURSIVE, Builder, Section
+from dockless.sandbox.resolved import Device, Resolved
+from dockless.sandbox.spec import Bind, Tmpfs
+
+O_PATH = 0x200000
+O_CREAT = 0x40
+
+MASKED = (
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi",
+    "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs/selinux",
+)  # fmt: skip
+READONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+LINKS = (("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"), ("/dev/stderr", "/proc/self/fd/2"),
+         ("/dev/ptmx", "pts/ptmx"))  # fmt: skip
+SHM_DEFAULT = 1 << 30
+
+
+def host_identity(section: Section, r: Resolved, *, on: bool) -> None:
+    """Open files as the owner of the job, or as root again."""
+    if r.owner is None:
+        return
+    who = r.owner if on else None
+    uid, gid, groups = (who.uid, who.gid, who.groups) if who else (0, 0, ())
+    section.add("FS_IDS", b=b"".join(g.to_bytes(4, "little") for g in groups), x=uid | gid << 32)
+
+
+def bind_sources(b: Builder, section: Section, r: Resolved, userns: int) -> dict[int, int]:
+    """Clones of everything that is going to be bound in, opened with the rights of whoever asked: index in ``r.mounts`` → slot."""
+    slots = {}
+    host_identity(section, r, on=True)
+    for index, mount in enumerate(r.mounts):
+        if not isinstance(mount, Bind):
+            continue
+        attributes = NODEV | NOSUID | (RDONLY if mount.readonly else 0)
+        tree = b.clone_tree(section, mount.source, recursive=mount.recursive, attributes=attributes, label=f"bind {mount.source}")
+        slots[index] = tree
+        if mount.idmap:
+            if not r.rootful or r.owner is not None or userns < 0:
+                raise Unsupported(
+                    f"cannot map owners of {mount.source}", subject=mount.source, hint="an idmapped bind needs root and a user namespace of the sandbox's own"
+                )
+            section.add("MOUNT_ATTR", tree, userns, a="", x=IDMAP, c=RECURSIVE if mount.recursive else 0)
+    host_identity(section, r, on=False)
+    return slots
+
+
+def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
+    """The root file system, attached nowhere yet: its slot."""
+    if not r.layers:
+        return _empty_root(b, section, r)
+    attach = r.rootful and not r.features.overlay_detached_layers
+    if attach:
+        section.add("UNSHARE", x=NEW_NS["mount"])
+        section.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
+    lowers = [_layer(b, section, r, path, userns, attach) for path in r.layers]
+    upper, work = _upper(b, section, r, attach)
+    options = {"upperdir": f"/proc/self/fd/{upper}", "workdir": f"/proc/self/fd/{work}"}
+    flags = [] if r.rootful else ["userxattr"]
+    if r.spec.root == "disk":
+        flags.append("volatile")
+    if r.features.overlay_lowerdir_plus:
+        context = b.slot("overlay context")
+        section.add("FSOPEN", slot_out=context, a="overlay")
+        for lower in reversed(lowers):
+            section.add("FS_STRING", context, a="lowerdir+", b=f"/proc/self/fd/{lower}")
+        for key, value in options.items():
+            section.add("FS_STRING", context, a=key, b=value)
+        for flag in flags:
+            section.add("FS_FLAG", context, a=flag)
+        section.add("FS_CREATE", context)
+        root = b.slot("root")
+        section.add("FSMOUNT", context, root, x=NODEV)
+        section.add("CLOSE", context)
+        return root
+    options = {"lowerdir": ":".join(f"/proc/self/fd/{lower}" for lower in reversed(lowers)), **options}
+    target = f"{r.directory}/root"
+    section.add("MKDIR", a=target, x=0o700)
+    section.add("OVERLAY", a=",".join([f"{k}={v}" for k, v in options.items()] + flags), b=target)
+    return b.clone_tree(section, target, attributes=NODEV, label="root")
+
+
+def _layer(b: Builder, section: Section, r: Resolved, path: str, userns: int, attach: bool) -> int:
+    slot = b.slot(f"layer {path.rsplit('/', 1)[-1][:12]}")
+    if not r.rootful:
+        section.add("OPEN", slot_out=slot, a=path, x=O_PATH)
+        return slot
+    section.add("OPEN_TREE", slot_out=slot, a=path, x=1)
+    if r.idmap is not None:
+        section.add("MOUNT_ATTR", slot, userns, a="", x=IDMAP)
+    if attach:
+        section.add("MOVE_MOUNT", slot, a=path)
+    return slot
+
+
+def _upper(b: Builder, section: Section, r: Resolved, attach: bool) -> tuple[int, int]:
+    """The private upper and its work directory: on disk below the sandbox's directory, or in memory."""
+    upper, work = b.slot("upper"), b.slot("work")
+    if r.spec.root == "disk":
+        home = b.slot("sandbox directory")
+        if r.rootful and not attach:
+            section.add("OPEN_TREE", slot_out=home, a=r.directory, x=1)
+        else:
+            section.add("OPEN", slot_out=home, a=r.directory, x=O_PATH)
+    else:
+        size = {"size": str(r.spec.root_size)} if r.spec.root_size else {}
+        home = b.file_system(section, "tmpfs", {"mode": "0700", **size}, attributes=NODEV, label="upper in memory")
+        if attach or not r.rootful:
+            section.add("MKDIR", a=f"{r.directory}/root", x=0o700)
+            section.add("MOVE_MOUNT", home, a=f"{r.directory}/root")
+    section.add("MKDIR", home, upper, a="upper", x=0o755)
+    section.add("MKDIR", home, work, a="work", x=0o700)
+    if r.rootful and r.idmap is not None:
+        section.add("CHOWN", home, a="upper", x=_inside_root(r))
+    return upper, work
+
+
+def _inside_root(r: Resolved) -> int:
+    """The sandbox's root as the host knows it: uid | gid << 32."""
+    assert r.idmap is not None
+    return (r.idmap.outside_uid(0) or 0) | (r.idmap.outside_gid(0) or 0) << 32
+
+
+def _empty_root(b: Builder, section: Section, r: Resolved) -> int:
+    """The pseudo-image ``host``: a tmpfs, then the host's system directories below it, read-only."""
+    options = {"mode": "0755"}
+    if r.spec.root_size:
+        options["size"] = str(r.spec.root_size)
+    if r.rootful and r.idmap is not None:
+        options |= {"uid": str(r.idmap.outside_uid(0) or 0), "gid": str(r.idmap.outside_gid(0) or 0)}
+    return b.file_system(section, "tmpfs", options, attributes=NODEV, label="root")
+
+
+def host_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int, str]]:
+    """Read-only clones of the host's system directories: slots and where they go."""
+    attributes = RDONLY | NOSUID | NODEV
+    return [(b.clone_tree(section, e.path, recursive=True, attributes=attributes, label=f"host {e.path}"), e.path) for e in r.host_entries if not e.link]
+
+
+def host_skeleton(section: Section, r: Resolved, root: int, sources: list[tuple[int, str]]) -> None:
+    """The pseudo-image's tree: links, system directories, and the empty places every program expects."""
+    for entry in r.host_entries:
+        if entry.link:
+            section.add("SYMLINK", root, a=entry.path, b=entry.link)
+    for slot, path in sources:
+        section.add("MKTARGET", root, slot, a=path)
+        section.add("MOVE_MOUNT", slot, root, a=path, c=NO_SYMLINKS)
+    for path, mode in (("/root", 0o700), ("/home", 0o755), ("/var/tmp", 0o1777), ("/run", 0o755), ("/tmp", 0o1777), ("/mnt", 0o755), ("/srv", 0o755)):
+        section.add("MKDIR", root, a=path, x=mode)
+
+
+def attach(section: Section, tree: int, root: int, target: str, *, resolve: int = 0, optional: bool = False) -> None:
+    """Mount a tree at a path of the root, which is made if it is missing."""
+    section.add("MKTARGET", root, tree, a=target, optional=optional)
+    section.add("MOVE_MOUNT", tree, root, a=target, c=resolve, optional=optional)
+
+
+def kernel_file_systems(b: Builder, r: Resolved, root: int) -> None:
+    """/proc, /sys and the cgroup tree. A target that is a link is refused: an image could aim it elsewhere (CVE-2019-19921, CVE-2026-41579)."""
+    section = b.init
+    ns = r.spec.namespaces
+    if ns.pid == "new":
+        proc = b.file_system(section, "proc", attributes=NOSUID | NODEV | NOEXEC)
+    else:
+        proc = b.clone_tree(section, "/proc", recursive=True, label="the host's /proc")
+    attach(section, proc, root, "/proc", resolve=NO_SYMLINKS)
+    privileged = r.spec.profile == "privileged"
+    if r.spec.network != "host" or r.idmap is None:
+        attributes = NOSUID | NODEV | NOEXEC | (0 if privileged else RDONLY)
+        sysfs = b.file_system(section, "sysfs", attributes=attributes)
+    else:
+        sysfs = b.clone_tree(section, "/sys", recursive=True, attributes=RDONLY | NOSUID | NODEV | NOEXEC, label="the host's /sys")
+    attach(section, sysfs, root, "/sys", resolve=NO_SYMLINKS)
+    if r.has_cgroup and ns.cgroup == "new":
+        cgroup = b.file_system(section, "cgroup2", attributes=NOSUID | NODEV | NOEXEC | (0 if privileged else RDONLY))
+        section.add("MOVE_MOUNT", cgroup, root, a="/sys/fs/cgroup", c=NO_SYMLINKS)
+
+
+def device_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int, Device]]:
+    """Clones of the host's device nodes, each checked to be the device that its name says (CVE-2025-31133)."""
+    slots = []
+    for device in r.devices:
+        tree = b.clone_tree(section, device.source, label=device.source)
+        section.add("EXPECT_DEVICE", tree, x=_rdev(device))
+        slots.append((tree, device))
+    return slots
+
+
+def _rdev(device: Device) -> int:
+    return (device.minor & 0xFF) | (device.major & 0xFFF) << 8 | (device.minor & ~0xFF) << 12
+
+
+def devices(b: Builder, r: Resolved, root: int, sources: list[tuple[int, Device]]) -> None:
+    """/dev: a tmpfs of our own, the nodes bound in, terminals, shared memory, message queues."""
+    section = b.init
+    dev = b.file_system(section, "tmpfs", {"mode": "0755", "size": "65536k"}, attributes=NOSUID | NOEXEC, label="/dev")
+    for path, target in LINKS:
+        section.add("SYMLINK", dev, a=path[5:], b=target)
+    for directory in ("pts", "shm", "mqueue"):
+        section.add("MKDIR", dev, a=directory, x=0o755)
+    attach(section, dev, root, "/dev", resolve=NO_SYMLINKS)
+    for tree, device in sources:
+        attach(section, tree, dev, device.target.removeprefix("/dev/"))
+    gid = {"gid": "5"} if r.idmap is None or r.idmap.maps_gid(5) else {}
+    pts = b.file_system(section, "devpts", {"ptmxmode": "0666", "mode": "0620", **gid}, attributes=NOSUID | NOEXEC, label="/dev/pts")
+    section.add("MOVE_MOUNT", pts, dev, a="pts")
+    shm = b.file_system(section, "tmpfs", {"mode": "1777", "size": str(r.spec.shm_size or SHM_DEFAULT)}, attributes=NOSUID | NODEV | NOEXEC, label="/dev/shm")
+    section.add("MOVE_MOUNT", shm, dev, a="shm")
+    if r.spec.namespaces.ipc == "new":
+        mqueue = b.file_system(section, "mqueue", attributes=NOSUID | NODEV | NOEXEC, label="/dev/mqueue")
+        section.add("MOVE_MOUNT", mqueue, dev, a="mqueue")
+
+
+def scratch_mount(b: Builder, r: Resolved, root: int) -> int:
+    """A small tmpfs for what is ours: its slot. It is mounted at /proc, where the real one will cover it, because older kernels clone only
+    from mounts that are attached."""
+    section = b.init
+    scratch = b.file_system(section, "tmpfs", {"mode": "0755", "size": "1m"}, attributes=NOSUID | NODEV | NOEXEC, label="scratch")
+    attach(section, scratch, root, "/proc", resolve=NO_SYMLINKS)
+    section.add("MKDIR", scratch, a="empty", x=0o555)
+    return scratch
+
+
+def network_files(b: Builder, r: Resolved, root: int, scratch: int) -> None:
+    """/etc/hostname, /etc/hosts and /etc/resolv.conf, bound in so that they are no part of the image's upper."""
+    section = b.init
+    for path, text in r.files:
+        name = path.rsplit("/", 1)[-1]
+        section.add("WRITE", scratch, a=name, b=text, x=O_CREAT)
+        tree = b.slot(f"our {path}")
+        section.add("OPEN_TREE", scratch, tree, a=name, x=1)
+        attach(section, tree, root, path, optional=not r.layers)
+
+
+def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int]) -> None:
+    """The caller's own mounts, in her order."""
+    for index, mount in enumerate(r.mounts):
+        if isinstance(mount, Tmpfs):
+            options = {"mode": f"{mount.mode:04o}"} | ({"size": str(mount.size)} if mount.size else {})
+            tree = b.file_system(b.init, "tmpfs", options, attributes=NOSUID | NODEV, label=f"tmpfs {mount.target}")
+        else:
+            tree = sources[index]
+        attach(b.init, tree, root, mount.target)
+
+
+def masks(b: Builder, r: Resolved, scratch: int, null: int) -> None:
+    """What of procfs and sysfs a sandbox does not see, or sees read-only. After pivot: these are paths of the new root."""
+    for path in r.hidden:
+        b.init.add("MASK", null, scratch, a=path, optional=True)
+    if r.spec.profile == "privileged":
+        return
+    for path in MASKED:
+        b.init.add("MASK", null, scratch, a=path, optional=True)
+    for path in READONLY:
+        b.init.add("READONLY", a=path, optional=True)

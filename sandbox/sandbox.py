@@ -1,0 +1,205 @@
+"""One sandbox as a context manager: image, cgroup, plan and process under one roof, undone backwards.
+
+::
+
+    with Sandbox(Spec(argv=("python3", "-c", "print(1)"))) as box:
+        exit = box.wait()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from dockless import paths
+from dockless.cgroups import STANDARD_DEVICES as STANDARD_RULES
+from dockless.cgroups import Cgroup, DeviceRule, Limits, Usage, find_delegation
+from dockless.errors import LimitUnavailable, Unsupported
+from dockless.sandbox import features, process
+from dockless.sandbox.compile import USERNS_LABEL, compile_plan
+from dockless.sandbox.plan import SLOT_CGROUP, Plan
+from dockless.sandbox.process import Exit, Process
+from dockless.sandbox.resolve import UNTRUSTED_PIDS, resolve
+from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.spec import Spec, check_id
+from dockless.sandbox.userns import namespace_fd
+
+if TYPE_CHECKING:
+    from dockless.images import Image
+
+
+def new_id() -> str:
+    """A fresh sandbox id."""
+    return "s-" + secrets.token_hex(5)
+
+
+def find_image(reference: str) -> Image:
+    """The image of a spec: the store's, or the pseudo-image ``host``. ``UnknownImage``"""
+    from dockless import images
+
+    return images.host_image() if reference == "host" else images.Store().get(reference)
+
+
+class Sandbox:
+    """``stdin``, ``stdout``, ``stderr``: fds of ours for the job, its own 0-2 by default. Entering starts it; leaving ends it and removes all of it."""
+
+    def __init__(self, spec: Spec, *, id: str | None = None, stdin: int = 0, stdout: int = 1, stderr: int = 2, times: bool = False) -> None:
+        self.spec = spec
+        self.id = check_id(id) if id else new_id()
+        self.plan: Plan | None = None
+        self.warnings: tuple[str, ...] = ()
+        self._stdio = (stdin, stdout, stderr)
+        self._times = times
+        self._process: Process | None = None
+        self._cgroup: Cgroup | None = None
+        self._exit: Exit | None = None
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def process(self) -> Process:
+        if self._process is None:
+            raise Unsupported("the sandbox has not been started", hint="use it as a context manager: with Sandbox(spec) as box")
+        return self._process
+
+    @property
+    def cgroup(self) -> Cgroup | None:
+        """Its cgroup, or None where the host has no place for one."""
+        return self._cgroup
+
+    def __enter__(self) -> Sandbox:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        image = find_image(self.spec.image)
+        self._cgroup = make_cgroup(self.spec, f"run-{self.id}")
+        if self._cgroup is not None:
+            self._stack.callback(self._cgroup.remove)
+            self.warnings += tuple(self._cgroup.warnings)
+        directory = paths.state() / "running" / self.id
+        self._stack.callback(remove_tree, directory)
+        resolved = prepare(self.spec, image, directory, self._cgroup)
+        self.plan = compile_plan(resolved)
+        fds = dict(enumerate(self._stdio)) | slots(self.plan, resolved, self._cgroup)
+        self._process = process.start(self.plan, fds, name=f"dockless {self.id}", times=self._times)
+        self._stack.callback(self._process.close)
+
+    def wait(self, timeout: float | None = None) -> Exit:
+        """How it ended, with the cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
+        if self._exit is None:
+            self._exit = with_usage(self.process.wait(timeout), self._cgroup.usage() if self._cgroup else None)
+        return self._exit
+
+    def kill(self) -> None:
+        """SIGKILL to everything inside."""
+        self.process.kill()
+
+    def send_signal(self, number: int) -> None:
+        """A signal to the job's own process."""
+        self.process.send_signal(number)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self._process is not None and self._exit is None:
+                self._process.kill()
+                self._process.wait()
+        finally:
+            try:
+                self._stack.close()
+            except Exception as cleanup:
+                if error is None:
+                    raise
+                error.add_note(f"while cleaning up: {cleanup}")
+
+
+def prepare(spec: Spec, image: Image, directory: Path, cgroup: Cgroup | None, owner: int | None = None) -> Resolved:
+    """Resolve a spec and make its directory where it needs one. Errors leave the directory to the caller."""
+    resolved = resolve(spec, image, features.probe(), directory=str(directory), owner=owner, has_cgroup=cgroup is not None)
+    if resolved.layers:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if resolved.rootful and cgroup is not None and spec.profile != "privileged":
+        extra = [DeviceRule("c", device.major, device.minor, "rw") for device in resolved.devices]
+        cgroup.allow_devices([*STANDARD_RULES, *extra])
+    return resolved
+
+
+def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
+    """The cgroup of a sandbox with its limits, or None where there is no place and nothing was asked for. ``LimitUnavailable``"""
+    limits = spec.limits
+    asked = limits != Limits()
+    place = find_delegation(ask_systemd=asked)
+    if spec.profile == "untrusted" and limits.pids_max is None and "pids" in place.controllers:
+        limits = replace(limits, pids_max=UNTRUSTED_PIDS)
+    if place.path is None:
+        if asked and not spec.best_effort:
+            missing = next((w.controller for w in limits.writes()), "")
+            raise LimitUnavailable(f"limits cannot be enforced: {place.why}", controller=missing, hint=place.hint)
+        if spec.namespaces.pid == "host":
+            raise Unsupported("a shared PID namespace needs a cgroup, to end what is left", subject="pid namespace", hint=place.hint or place.why)
+        return None
+    return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort)
+
+
+def slots(plan: Plan, resolved: Resolved, cgroup: Cgroup | None) -> dict[int, int]:
+    """The fds that a plan expects to find: the cgroup and the user namespace."""
+    fds = {} if cgroup is None else {SLOT_CGROUP: cgroup.fd}
+    if resolved.userns_from_fd:
+        assert resolved.idmap is not None
+        number = next(slot for slot, label in plan.slots.items() if label == USERNS_LABEL)
+        fds[number] = namespace_fd(resolved.idmap)
+    return fds
+
+
+def with_usage(ended: Exit, usage: Usage | None) -> Exit:
+    """The exit with the cgroup's numbers; what the cgroup does not count stays as the keeper counted it."""
+    if usage is None:
+        return ended
+    own = ended.usage
+    if own is not None:
+        usage = replace(
+            usage,
+            cpu_seconds=own.cpu_seconds if usage.cpu_seconds is None else usage.cpu_seconds,
+            user_seconds=own.user_seconds if usage.user_seconds is None else usage.user_seconds,
+            system_seconds=own.system_seconds if usage.system_seconds is None else usage.system_seconds,
+        )
+    return replace(ended, usage=usage, oom_killed=bool(usage.oom_kills))
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a sandbox's directory, never following a link. What a job made unreadable to us is made readable first."""
+    if not os.path.lexists(directory):
+        return
+
+    def force(function: object, path: str, error: object) -> None:
+        parent = os.path.dirname(path)
+        with contextlib.suppress(OSError):
+            os.chmod(parent, 0o700, follow_symlinks=True)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.chmod(path, 0o700)
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+    shutil.rmtree(directory, onerror=force)
+
+
+def explain(spec: Spec) -> Plan:
+    """The plan of a spec on this host, without starting anything."""
+    image = find_image(spec.image)
+    has_cgroup = find_delegation(ask_systemd=False).path is not None
+    directory = paths.state() / "running" / "explained"
+    return compile_plan(resolve(spec, image, features.probe(), directory=str(directory), has_cgroup=has_cgroup))
+
+
