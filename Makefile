@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 CC ?= gcc
 V := .venv
 PY := $(V)/bin/python
-PIP := $(PY) -m pip --quiet
+PIP := $(PY) -m pip --quiet --quiet
 NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
 ARGS ?=
 
@@ -54,7 +54,8 @@ build: $(V)/.built  ## the native part, and dockless installed editable in .venv
 wheel: build  ## sdist, and the wheel built from it, in dist/
 	@rm -rf dist
 	@$(PIP) install build
-	@$(PY) -m build --outdir dist . >/dev/null
+	@$(PY) -m build --outdir dist . >dist.log 2>&1 || { cat dist.log; exit 1; }
+	@rm -f dist.log
 	@ls dist
 
 clean:  ## remove what was built

@@ -6,12 +6,17 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from support import requires as requirements
 from support import residue
 
 HERE = Path(__file__).resolve().parent
 CHECKED_FOR_RESIDUE = ("integration", "attacks")
+
+# No deadline: the guest emulates its processor. No database of examples where the tests lie on a read-only disk.
+hypothesis.settings.register_profile("dockless", deadline=None, **({} if os.access(HERE.parent, os.W_OK) else {"database": None}))
+hypothesis.settings.load_profile("dockless")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

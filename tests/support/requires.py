@@ -354,7 +354,7 @@ def check(*words: str) -> None:
         if reason and must_run(word):
             pytest.fail(f"DOCKLESS_MUST_RUN forbids this skip: requires({word!r}): {reason}", pytrace=False)
         if reason:
-            pytest.skip(f"requires {word}: {reason}")
+            raise pytest.skip.Exception(f"requires {word}: {reason}", _use_item_location=True)  # the report names the test, not this line
 
 
 def requires(*words: str) -> pytest.MarkDecorator:

@@ -31,11 +31,12 @@ trap '"${as_root[@]}" rm -rf "$work"' EXIT
 mkdir -p "$out"
 
 echo "test-vm: building the guest's root ($suite) in $out, once"
+export TMPDIR=${TMPDIR:-/var/tmp}
 mmdebstrap --quiet --variant=apt --include="$packages" \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-  --customize-hook='chroot "$1" sh -c "cd /tmp && apt-get -qq download \$(apt-cache depends linux-image-cloud-\$(dpkg --print-architecture) | sed -n \"s/.*Depends: \\(linux-image-.*\\)/\\1/p\" | head -n 1) && mv linux-image-*.deb linux.deb"' \
+  --customize-hook='set -e; chroot "$1" sh -c "cd /tmp && apt-get -qq download \$(apt-cache depends linux-image-cloud-\$(dpkg --print-architecture) | sed -n \"s/.*Depends: \\(linux-image-.*\\)/\\1/p\" | head -n 1) && mv linux-image-*.deb linux.deb"' \
   --customize-hook="copy-out /tmp/linux.deb /bin/busybox $work" \
-  --customize-hook='rm -rf "$1"/tmp/* "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*' \
+  --customize-hook='rm -f "$1"/tmp/linux*' \
   --customize-hook="copy-in $here/guest-init /sbin" \
   "$suite" "$work/root.tar"
 
@@ -74,7 +75,7 @@ PYTHON
 echo "test-vm: root disk"
 mkdir "$work/root"
 "${as_root[@]}" sh -eu -c '
-  tar -xf "$1/root.tar" -C "$1/root" --numeric-owner
+  tar -xf "$1/root.tar" -C "$1/root" --numeric-owner --exclude="./dev/*" # a user may not make nodes; the guest has devtmpfs
   chmod 755 "$1/root" "$1/root/sbin/guest-init"
   truncate -s 1200M "$2"
   mke2fs -q -F -t ext4 -O ^has_journal -d "$1/root" "$2"

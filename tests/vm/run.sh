@@ -32,9 +32,17 @@ for program in qemu-system-x86_64 mke2fs sha256sum; do
   fi
 done
 
+if [ ! -x "$python" ]; then
+  echo "test-vm: no .venv here yet: make build" >&2
+  exit 2
+fi
+
 key() { cat "$@" <(echo "${DOCKLESS_VM_SUITE:-bookworm}") | sha256sum | cut -c 1-16; }
 
 # ---- the base and the dependencies: kept as long as what they are made from is the same --------------------------------------------------
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9 # two runs at once build one base
 base=$cache/base-$(key "$here/base.sh" "$here/initramfs-init" "$here/guest-init")
 "$here/base.sh" "$base"
 
@@ -54,6 +62,9 @@ PYTHON
     "${platforms[@]}" --platform manylinux2014_x86_64 -r "$base/requirements.txt"
   mv "$deps.new" "$deps"
 fi
+touch "$base" "$deps"
+find "$cache" -maxdepth 1 \( -name 'base-*' -o -name 'deps-*' \) -mtime +14 -exec rm -rf {} +
+exec 9>&-
 
 # ---- the payload: wheel and tests of now ----------------------------------------------------------------------------------------------
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/dockless-vm.XXXXXX")
