@@ -16,8 +16,8 @@ from typing import Any
 from dockless.errors import BadInput, DocklessError, SchedError
 
 VERSION = 1
-MAX_REQUEST = 8 << 20
-"""Bytes of one request line. An array of 10,000 is one spec and a count, so this is some 10,000 different jobs."""
+MAX_REQUEST = 1 << 20
+"""Bytes of one request line: some thousand different jobs. An array of 10,000 is one job and a count."""
 MAX_JOBS_PER_SUBMIT = 10_000
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))

@@ -33,11 +33,11 @@ SCHEMA = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE jobs(
         id INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, user TEXT NOT NULL, state TEXT NOT NULL,
-        reason TEXT NOT NULL DEFAULT '', name TEXT NOT NULL, grp TEXT NOT NULL, image TEXT NOT NULL, command TEXT NOT NULL, gpus TEXT NOT NULL, gpu_count INTEGER NOT NULL,
-        wanted TEXT NOT NULL, quota_groups TEXT NOT NULL, priority INTEGER NOT NULL, time_limit REAL NOT NULL, on_reboot TEXT NOT NULL,
-        submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0, ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0,
-        exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL, idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]',
-        cancelled INTEGER NOT NULL DEFAULT 0, spec TEXT NOT NULL)""",
+        reason TEXT NOT NULL DEFAULT '', name TEXT NOT NULL, grp TEXT NOT NULL, image TEXT NOT NULL, command TEXT NOT NULL,
+        gpus TEXT NOT NULL, gpu_count INTEGER NOT NULL, wanted TEXT NOT NULL, quota_groups TEXT NOT NULL, priority INTEGER NOT NULL,
+        time_limit REAL NOT NULL, on_reboot TEXT NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0,
+        ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL,
+        idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]', cancelled INTEGER NOT NULL DEFAULT 0, spec TEXT NOT NULL)""",
     "CREATE INDEX jobs_live ON jobs(state) WHERE state IN ('PENDING','STARTING','RUNNING')",
     "CREATE INDEX jobs_ended ON jobs(ended) WHERE ended > 0",
     """CREATE TABLE attempts(
@@ -288,7 +288,7 @@ def spec(db: sqlite3.Connection, number: int) -> str:
 
 def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:
     return Job(
-        id=r[0], uid=r[1], user=r[2], state=State(r[3]), reason=r[4], name=r[5], group=r[6], image=r[7], command=r[8], 
+        id=r[0], uid=r[1], user=r[2], state=State(r[3]), reason=r[4], name=r[5], group=r[6], image=r[7], command=r[8],
         gpus=r[9], gpu_count=r[10], devices=tuple(json.loads(r[11])), priority=r[12], time_limit=r[13], on_reboot=r[14], submitted=r[15],
         started=r[16], ended=r[17], attempt=r[18], exit_code=r[19], signal=r[20], array=r[21], index=r[22], attempts=tries,
     )  # fmt: skip

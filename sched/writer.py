@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from dockless.errors import SchedError
 
 T = TypeVar("T")
+Outcome = list[tuple[Any, Any, BaseException | None]]
 Change = Callable[[sqlite3.Connection], T]
 
 MOST = 512
@@ -27,23 +28,22 @@ MOST = 512
 
 class Writer:
     """Owns the writing connection. ``done``: called in the writer's thread with the list of (future, result, error) of every
-    transaction; by default it resolves the futures right there."""
+    transaction; by default it resolves the futures right there. A future may be of any kind that ``done`` understands."""
 
-    def __init__(
-        self, db: sqlite3.Connection, done: Callable[[list[tuple[Future[Any], Any, BaseException | None]]], None] | None = None
-    ) -> None:
+    def __init__(self, db: sqlite3.Connection, done: Callable[[Outcome], None] | None = None) -> None:
         self._db = db
         self._done = done or settle
-        self._waiting: deque[tuple[Future[Any], Change[Any]]] = deque()
+        self._waiting: deque[tuple[Any, Change[Any]]] = deque()
         self._wake = threading.Condition()
         self._closing = False
         self.transactions = 0
         self._thread = threading.Thread(target=self._run, name="dockless-writer", daemon=True)
         self._thread.start()
 
-    def write(self, change: Change[T]) -> Future[T]:
-        """Queue ``change``; its result arrives after the commit. Changes are applied in the order of the calls."""
-        future: Future[T] = Future()
+    def write(self, change: Change[Any], future: Any = None) -> Any:
+        """Queue ``change``; ``future`` (a new ``concurrent.futures.Future`` by default) gets its result after the commit. Changes are
+        applied in the order of the calls."""
+        future = Future() if future is None else future
         with self._wake:
             if self._closing:
                 raise SchedError("the queue is closed", hint="the daemon is ending")
@@ -69,8 +69,8 @@ class Writer:
             self._done(self._commit(batch))
         self._db.close()
 
-    def _commit(self, batch: list[tuple[Future[Any], Change[Any]]]) -> list[tuple[Future[Any], Any, BaseException | None]]:
-        outcome: list[tuple[Future[Any], Any, BaseException | None]] = []
+    def _commit(self, batch: list[tuple[Any, Change[Any]]]) -> Outcome:
+        outcome: Outcome = []
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -93,7 +93,7 @@ class Writer:
         return outcome
 
 
-def settle(outcome: list[tuple[Future[Any], Any, BaseException | None]]) -> None:
+def settle(outcome: Outcome) -> None:
     """Resolve futures with what became of them."""
     for future, result, error in outcome:
         if error is not None:

@@ -1,0 +1,95 @@
+"""Who asks: what the kernel says about the other end of the socket, and what follows from it.
+
+Only SO_PEERCRED counts (unix(7)): the ids of the process at the moment it connected. Groups come from the system's own list for that user
+(getgrouplist(3)) or from the settings, never from the caller.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from dockless.errors import NotPermitted
+from dockless.sched.config import Config
+
+_REMEMBER = 60.0
+"""Seconds for which a user's groups are kept: looking them up may ask a directory server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """``admin``: root, the daemon's own user, or named in ``host.admins``: may do everything. ``root``: uid 0."""
+
+    uid: int
+    user: str
+    groups: frozenset[str]
+    admin: bool
+
+    @property
+    def root(self) -> bool:
+        return self.uid == 0
+
+
+class Callers:
+    """Turns connected sockets into callers."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._owner = os.geteuid()
+        self._known: dict[int, tuple[float, str, frozenset[str]]] = {}
+        with open("/proc/sys/kernel/overflowuid") as file:
+            self._overflow = int(file.read())
+
+    def peer_uid(self, connection: socket.socket) -> int:
+        """The user id at the other end."""
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", raw)[1])
+
+    def caller(self, uid: int) -> Caller:
+        """Raises NotPermitted for those this daemon does not serve."""
+        if self._owner != 0 and uid not in (0, self._owner):
+            raise NotPermitted(
+                "this daemon serves one user, and it is not you", subject=f"uid {uid}", hint="start your own with `dockless daemon`"
+            )
+        if uid == self._overflow and uid != self._owner:
+            # All ids that a foreign user namespace does not map look like this one: nobody in particular.
+            raise NotPermitted(f"uid {uid} stands for ids that are not mapped here", subject=f"uid {uid}", hint="call from the host itself")
+        user, groups = self._look_up(uid)
+        return Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins)
+
+    def quota_groups(self, caller: Caller) -> tuple[str, ...]:
+        """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""
+        return tuple(name for name in self.config.quotas.groups if self.member(caller, name))
+
+    def member(self, caller: Caller, group: str) -> bool:
+        listed = self.config.groups.get(group)
+        return caller.user in listed if listed is not None else group in caller.groups
+
+    def _look_up(self, uid: int) -> tuple[str, frozenset[str]]:
+        now = time.monotonic()
+        known = self._known.get(uid)
+        if known is not None and now - known[0] < _REMEMBER:
+            return known[1], known[2]
+        try:
+            entry = pwd.getpwuid(uid)
+        except KeyError:
+            user, groups = f"uid-{uid}", frozenset[str]()
+        else:
+            user = entry.pw_name
+            groups = frozenset(_group_name(gid) for gid in os.getgrouplist(user, entry.pw_gid))
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known[uid] = (now, user, groups)
+        return user, groups
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid-{gid}"

@@ -1,0 +1,160 @@
+"""``dockless daemon``: one process, in the foreground, that starts queued jobs.
+
+::
+
+    lock (one daemon per queue) ─► settings, GPUs ─► take up what runs ─► listen ─► … ─► SIGTERM: commit, leave the jobs running
+
+Killed at any moment it loses nothing: what was acked is on disk, jobs do not need it, and the next one takes up what it finds
+(``attempts.recover``). SIGHUP reads the settings again. Under systemd use ``KillMode=process``, or stopping the service takes the jobs
+along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from dockless import paths
+from dockless.errors import DocklessError, SchedError
+from dockless.sched import config
+from dockless.sched.attempts import Launcher
+from dockless.sched.engine import Engine
+from dockless.sched.hostgpus import HostGpus
+from dockless.sched.server import Server
+
+TAKE_OVER = 5.0
+"""Seconds to wait for the lock of a daemon that was killed: a sandbox it was just cloning holds it until its exec."""
+
+
+def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or a shutdown request. Raises DocklessError if it cannot."""
+    parser = argparse.ArgumentParser(prog="dockless daemon", description="Start queued jobs; stays in the foreground.")
+    parser.add_argument("--socket", type=Path, help="where to listen (default: %(default)s)", default=paths.runtime() / "daemon.sock")
+    options = parser.parse_args(list(argv))
+    state = paths.state()
+    _directory(state)
+    _directory(options.socket.parent)
+    with only_one(state / "daemon.lock"):
+        asyncio.run(serve(state, options.socket, launcher or real_launcher()))
+    return 0
+
+
+async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[[], None] | None = None) -> None:
+    """The daemon's life, in a running loop. ``ready``: called once it listens."""
+    loop = asyncio.get_running_loop()
+    settings = config.load(paths.config_file())
+    gpus = HostGpus()
+    engine = Engine(state, launcher, gpus, settings, check_image)
+    end = asyncio.Event()
+    server = Server(engine, path, _version(), end.set)
+
+    def reload() -> None:
+        try:
+            engine.configure(config.load(paths.config_file()))
+            say("settings read again")
+        except DocklessError as error:
+            say(f"settings not changed: {error}")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        await engine.recover()
+        await server.open()
+        what = f"{len(gpus.uuids)} {'simulated ' if gpus.simulated else ''}GPUs" if gpus.uuids else "no GPUs"
+        say(f"serving {'all users' if os.geteuid() == 0 else 'this user'} at {path}, {what}, {len(engine.entries)} jobs in the queue")
+        _notify("READY=1")
+        if ready is not None:
+            ready()
+        await end.wait()
+        say("ending; running jobs go on")
+    finally:
+        _notify("STOPPING=1")
+        engine.closing = True
+        await server.close()
+        await server.hang_up()
+        await engine.close()
+
+
+@contextlib.contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Hold the queue's lock. Raises SchedError if another daemon has it; a flock(2), so it goes with the process, however that ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + TAKE_OVER
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                    raise
+            pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
+            # Only a sign for people and for how long to wait; the lock alone decides.
+            if (pid.isdigit() and os.path.exists(f"/proc/{pid}")) or time.monotonic() > deadline:
+                raise SchedError(f"a daemon serves this queue already, process {pid}", subject=str(path), hint="there is one per user")
+            time.sleep(0.02)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def real_launcher() -> Launcher:
+    """Detached sandboxes."""
+    from dockless.sandbox import detached
+
+    return cast(Launcher, detached)
+
+
+def check_image(reference: str) -> None:
+    """Raises UnknownImage unless this daemon's store has it. Nothing is downloaded: a job never holds a GPU while bytes travel."""
+    if reference != "host":
+        from dockless.images import Store
+
+        Store().get(reference)
+
+
+def _directory(path: Path) -> None:
+    path.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dockless")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _notify(text: str) -> None:
+    """sd_notify(3), where a service manager asked for it."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
+            connection.sendto(text.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def say(text: str) -> None:
+    print(f"dockless daemon: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except DocklessError as fault:
+        print(f"dockless: {fault}\n  hint: {fault.hint}", file=sys.stderr)
+        sys.exit(fault.exit_code)

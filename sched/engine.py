@@ -1,0 +1,602 @@
+"""The daemon's middle: what is in the queue, who starts next, what has ended. One asyncio loop, no locks.
+
+Memory mirrors the database: every change is committed first (by ``writer``), then shown. Work that blocks (launching, stopping,
+removing) is done in threads; the end of a job is seen through a pidfd in the loop, so nothing here polls.
+
+The order of writes is the promise of the house::
+
+    lease + attempt STARTING committed ─► launch ─► RUNNING committed ─► exit committed, lease gone ─► sandbox removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from bisect import bisect_left, insort
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dockless.errors import BadInput, DocklessError, NotPermitted, SchedError, UnknownJob
+from dockless.sched import attempts, policy, queue
+from dockless.sched.admission import Admission
+from dockless.sched.attempts import Handle, Launcher
+from dockless.sched.callers import Caller, Callers
+from dockless.sched.codec import job_from_plain
+from dockless.sched.config import Config
+from dockless.sched.hostgpus import HostGpus
+from dockless.sched.jobs import Job, State, final_state, sandbox_id, shell_code
+from dockless.sched.lease import Lease
+from dockless.sched.protocol import GpuInfo, HostInfo
+from dockless.sched.queue import Live
+from dockless.sched.writer import Change, Writer
+
+LAUNCHERS = 4
+GRACE = 10.0
+"""Seconds between a cancelled job's stop signal and SIGKILL, where neither the caller nor the job says otherwise."""
+LOOK_AGAIN = 5.0
+"""Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job that has not ended. ``waiting``: what the policy sees of it; ``ends``: on the policy's clock, None without a limit.
+    ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone."""
+
+    live: Live
+    waiting: policy.Waiting
+    cancelled: bool = False
+    ends: float | None = None
+    handle: Handle | None = None
+    pidfd: int = -1
+    ended: list[asyncio.Future[Job]] = field(default_factory=list)
+    up: list[asyncio.Future[None]] = field(default_factory=list)
+    gone: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @property
+    def job(self) -> Job:
+        return self.live.job
+
+    def show(self, **changes: Any) -> None:
+        self.live = replace(self.live, job=replace(self.live.job, **changes))
+
+
+class Engine:
+    """``directory``: holds jobs.db and the kept logs. Call ``recover`` before anything else, ``close`` at the end."""
+
+    def __init__(self, directory: Path, launcher: Launcher, gpus: HostGpus, config: Config, check_image: Callable[[str], None]) -> None:
+        self.launcher = launcher
+        self.gpus = gpus
+        self.logs = directory / "logs"
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        database = directory / "jobs.db"
+        writing = queue.open_queue(database)
+        self.queue_id = queue.queue_id(writing)
+        self._reader = queue.connect(database)
+        self._writer = Writer(writing, self._committed)
+        self._loop = asyncio.get_running_loop()
+        self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
+        self._ending = ThreadPoolExecutor(32, "dockless-end")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._boot = queue.boot_id()
+        self.entries: dict[int, Entry] = {}
+        self._waiting: list[policy.Waiting] = []
+        self._active: dict[int, Entry] = {}
+        self._per_user: dict[int, int] = {}
+        self._decision: policy.Decision | None = None
+        self._kicked = False
+        self._look_again: asyncio.TimerHandle | None = None
+        self.closing = False
+        self._check_image = check_image
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take new settings; quotas bind what starts from now on."""
+        self.config = config
+        self.callers = Callers(config)
+        self.admission = Admission(config, self.gpus, self.callers, self._check_image)
+        self._decision = None
+        self.kick()
+
+    # -- the database
+
+    def _committed(self, outcome: list[tuple[Any, Any, BaseException | None]]) -> None:
+        # One wake-up of the loop for a whole transaction, not one per change.
+        self._loop.call_soon_threadsafe(_settle, outcome)
+
+    def _write(self, change: Change[Any]) -> asyncio.Future[Any]:
+        """Commit ``change``; the future is resolved in the loop, in commit order."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._writer.write(change, future)
+        return future
+
+    async def _write_surely(self, change: Change[Any]) -> None:
+        """Commit what must not be lost: a full disk is waited out, for as long as it takes."""
+        while True:
+            try:
+                await self._write(change)
+                return
+            except SchedError as error:
+                if error.subject != "jobs.db":
+                    raise
+                _say(f"{error}; trying again")
+                await asyncio.sleep(1.0)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _say(f"fault: {type(error).__name__}: {error}")
+
+    # -- coming back
+
+    async def recover(self) -> None:
+        """Take up what an earlier daemon left: nothing lost, nothing run twice."""
+        unsettled: list[Entry] = []
+        for live in queue.live(self._reader):
+            entry = self._enter(live)
+            if live.job.state is State.PENDING:
+                insort(self._waiting, entry.waiting, key=policy.order)
+            else:
+                self._active[live.job.id] = entry
+                unsettled.append(entry)
+        await asyncio.gather(*(self._take_up(entry) for entry in unsettled))
+        alive = {sandbox_id(entry.job.id, entry.job.attempt) for entry in self._active.values()}
+        for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__):
+            await self._remove(handle)
+        with contextlib.suppress(OSError):
+            attempts.prune_logs(self.logs, self.config.keep_days * 86400)
+        self.kick()
+
+    async def _take_up(self, entry: Entry) -> None:
+        job, live = entry.job, entry.live
+        same_boot = live.boot == self._boot
+        was_running = job.state is State.RUNNING
+        found = await self._in_thread(self._launching, attempts.recover, self.launcher, job.id, job.attempt, was_running, same_boot)
+        entry.handle = found.handle
+        now = time.time()
+        if found.what == "running":
+            if not was_running:
+                await self._write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
+                entry.show(state=State.RUNNING)
+            self._watch(entry)
+        elif found.what == "exited":
+            await self._finish(entry)
+        elif found.what == "void":
+            await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
+        elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
+            await self._back(entry, lambda db: queue.requeue(db, job.id, job.attempt, now, "the host was rebooted"))
+        else:
+            reason = found.reason if same_boot else "the host was rebooted while it ran"
+            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
+
+    async def _back(self, entry: Entry, change: Change[Any]) -> None:
+        """The job waits again."""
+        await self._write_surely(change)
+        if entry.handle is not None:
+            await self._remove(entry.handle)
+            entry.handle = None
+        self._active.pop(entry.job.id, None)
+        entry.ends = None
+        entry.show(state=State.PENDING, started=0.0, devices=())
+        if entry.cancelled:
+            await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
+            return
+        insort(self._waiting, entry.waiting, key=policy.order)
+        self.kick()
+
+    # -- submit
+
+    async def submit(self, caller: Caller, specs: Sequence[Any], array: int | None) -> list[int]:
+        """Queue jobs given as plain JSON values, all or none; ``array``: that many copies of the one given."""
+        if array is not None and len(specs) != 1:
+            raise BadInput("an array is made of one job", subject="array", hint="submit several jobs without a count")
+        if self.closing:
+            raise SchedError("the daemon is ending", hint="try again when it is back")
+        count = len(specs) if array is None else array
+        self.admission.flood(caller, self._per_user.get(caller.uid, 0), count)
+        new: list[queue.NewJob] = []
+        for plain in specs:
+            new.append(self.admission.admit(caller, job_from_plain(plain)))
+        if array is not None:
+            new *= array
+        # Counted before the commit, so that a flood through many connections at once cannot slip in between.
+        self._per_user[caller.uid] = self._per_user.get(caller.uid, 0) + count
+        now = time.time()
+        try:
+            ids: list[int] = await self._write(lambda db: queue.insert(db, new, array is not None, now))
+        finally:
+            self._per_user[caller.uid] -= count
+        held = True
+        for index, (number, job) in enumerate(zip(ids, new, strict=True)):
+            entry = self._enter(_live(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
+            insort(self._waiting, entry.waiting, key=policy.order)
+            held = held and self._decision is not None and self._decision.held(entry.waiting)
+        if not held:
+            self.kick()
+        return ids
+
+    def _enter(self, live: Live) -> Entry:
+        job = live.job
+        shape = policy.Waiting(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
+        entry = Entry(live, shape, live.cancelled)
+        if job.time_limit and live.boot == self._boot:
+            entry.ends = live.ticks + job.time_limit
+        self.entries[job.id] = entry
+        self._per_user[job.uid] = self._per_user.get(job.uid, 0) + 1
+        return entry
+
+    # -- deciding and starting
+
+    def kick(self) -> None:
+        """Something changed that may let a job start: decide once, soon."""
+        if not self._kicked and not self.closing:
+            self._kicked = True
+            self._loop.call_soon(self._pass)
+
+    def _pass(self) -> None:
+        self._kicked = False
+        if self.closing:
+            return
+        now = queue.ticks()
+        decision = self._decision = policy.decide(self._state(), now)
+        for start in decision.starts:
+            self._start(self.entries[start.job], start.gpus, now)
+        if decision._state.outside and self._waiting and self._look_again is None:
+            self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
+
+    def _looked(self) -> None:
+        self._look_again = None
+        self.kick()
+
+    def _state(self) -> policy.State:
+        running = [
+            policy.Running(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self._active.values()
+        ]
+        wanted = any(waiting.gpus for waiting in self._waiting)
+        outside = self.gpus.outside({gpu for job in running for gpu in job.gpus}) if wanted else frozenset()
+        return policy.State(
+            self.gpus.uuids,
+            self._waiting,
+            running,
+            self.config.quotas,
+            self.gpus.distances,
+            outside,
+            self.gpus.slices,
+            self.config.cpu_jobs,
+        )
+
+    def _start(self, entry: Entry, gpus: tuple[str, ...], now: float) -> None:
+        self._unwait(entry)
+        self._active[entry.job.id] = entry
+        entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
+        entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
+        self._spawn(self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now))
+
+    def _unwait(self, entry: Entry) -> None:
+        place = bisect_left(self._waiting, policy.order(entry.waiting), key=policy.order)
+        assert self._waiting[place] is entry.waiting
+        del self._waiting[place]
+
+    async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
+        job = entry.job
+        try:
+            await self._write(lambda db: queue.begin_attempt(db, lease, sandbox_id(job.id, lease.attempt), self._boot, now))
+        except SchedError as error:
+            _say(f"job {job.id} cannot start: {error}; trying again")
+            await asyncio.sleep(1.0)
+            self._active.pop(job.id, None)
+            entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
+            insort(self._waiting, entry.waiting, key=policy.order)
+            self.kick()
+            return
+        if entry.cancelled:
+            await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
+            return
+        try:
+            spec = job_from_plain(json.loads(queue.spec(self._reader, job.id))).spec
+            entry.handle = await self._in_thread(
+                self._launching,
+                partial(
+                    self.launcher.start,
+                    attempts.complete(spec, entry.live, lease.attempt, lease.gpus, job.time_limit),
+                    id=sandbox_id(job.id, lease.attempt),
+                    owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
+                    labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
+                ),
+            )
+        except Exception as error:
+            # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
+            text = str(error) if isinstance(error, DocklessError) else f"{type(error).__name__}: {error}"
+            code = error.exit_code if isinstance(error, DocklessError) else 125
+            hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
+            state = State.CANCELLED if entry.cancelled else State.FAILED
+            await self._end(entry, state, f"not started: {text}{hint}", None, code)
+            return
+        running_at = time.time()
+        await self._write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
+        entry.show(state=State.RUNNING)
+        _wake(entry.up)
+        self._watch(entry)
+        if entry.cancelled:
+            self._stop(entry, None)
+
+    # -- ending
+
+    def _watch(self, entry: Entry) -> None:
+        assert entry.handle is not None
+        if self.closing:
+            return  # the next daemon adopts it
+        fd = attempts.wait_gone(entry.handle)
+        if fd is None:
+            self._spawn(self._finish(entry))
+            return
+        entry.pidfd = fd
+        self._loop.add_reader(fd, self._gone, entry)
+
+    def _gone(self, entry: Entry) -> None:
+        self._loop.remove_reader(entry.pidfd)
+        os.close(entry.pidfd)
+        entry.pidfd = -1
+        self._spawn(self._finish(entry))
+
+    async def _finish(self, entry: Entry) -> None:
+        """The keeper has ended: what it wrote about the end, or LOST if it could not."""
+        handle = entry.handle
+        assert handle is not None
+        exit = await self._in_thread(self._ending, handle.exit)
+        if exit is None:
+            await self._in_thread(self._ending, handle.kill)  # nothing of it may go on while its GPUs go to the next
+            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, "its keeper was killed; no exit record", None, None)
+            return
+        record = attempts.exit_record(exit)
+        state, reason = final_state(record, entry.cancelled)
+        await self._end(entry, state, reason, record, shell_code(record))
+
+    async def _end(self, entry: Entry, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
+        job = entry.job
+        attempt = job.attempt if job.state is not State.PENDING else 0
+        _wake(entry.gone)
+        if entry.handle is not None:
+            with contextlib.suppress(OSError):
+                await self._in_thread(self._ending, attempts.keep_log, entry.handle, self.log_base(job.id, job.attempt))
+        now = time.time()
+        await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code))
+        signal = record.get("signal") if record else None
+        entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
+        self._active.pop(job.id, None)
+        self.entries.pop(job.id, None)
+        self._per_user[job.uid] -= 1
+        if not self._per_user[job.uid]:
+            del self._per_user[job.uid]
+        for future in entry.ended:
+            if not future.done():
+                future.set_result(entry.job)
+        _wake(entry.up)
+        self.kick()
+        if entry.handle is not None:
+            await self._remove(entry.handle)
+
+    async def _remove(self, handle: Handle) -> None:
+        try:
+            await self._in_thread(self._ending, handle.remove)
+        except (DocklessError, OSError) as error:
+            _say(f"{handle.id} is not removed yet: {error}")  # the next start of the daemon tries again
+
+    async def cancel(self, caller: Caller, number: int, grace: float | None) -> Job:
+        """End a job; returns when the wish is on disk."""
+        entry = self.entries.get(number)
+        if entry is None:
+            return self.own(caller, number)
+        self.own(caller, number)
+        first, entry.cancelled = not entry.cancelled, True
+        now = time.time()
+        if entry.job.state is State.PENDING and first:
+            self._unwait(entry)
+            try:
+                await self._end(entry, State.CANCELLED, f"cancelled by {caller.user}", None, None)
+            except SchedError:
+                entry.cancelled = False
+                insort(self._waiting, entry.waiting, key=policy.order)
+                raise
+        elif not entry.job.state.ended:
+            if first:
+                await self._write(lambda db: queue.want_cancel(db, number, now, f"by {caller.user}"))
+            if entry.job.state is State.RUNNING:
+                self._stop(entry, grace)
+        return self.view(caller, entry.job)
+
+    def _stop(self, entry: Entry, grace: float | None) -> None:
+        handle = entry.handle
+        if handle is not None and entry.pidfd >= 0:
+            self._spawn(self._stopping(handle, GRACE if grace is None else grace))
+
+    async def _stopping(self, handle: Handle, grace: float) -> None:
+        with contextlib.suppress(DocklessError):
+            await self._in_thread(self._ending, handle.stop, grace)
+
+    # -- asking
+
+    def own(self, caller: Caller, number: int) -> Job:
+        """The job, if it is the caller's to deal with. Raises UnknownJob, NotPermitted."""
+        entry = self.entries.get(number)
+        job = entry.job if entry is not None else queue.job(self._reader, number)
+        if job is None:
+            raise UnknownJob(f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them")
+        if job.uid != caller.uid and not caller.admin:
+            raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
+        return self.view(caller, job)
+
+    def job(self, caller: Caller, number: int) -> Job:
+        """One job in full."""
+        self.own(caller, number)
+        stored = queue.job(self._reader, number)
+        assert stored is not None
+        entry = self.entries.get(number)
+        return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
+
+    def view(self, caller: Caller, job: Job) -> Job:
+        """The job as ``caller`` may see it, with the reason it waits."""
+        if job.state is State.PENDING and not job.reason:
+            job = replace(job, reason=self._why(job.id))
+        if job.uid != caller.uid and not caller.admin:
+            job = replace(job, name="", image="", command="")
+        return job
+
+    def _why(self, number: int) -> str:
+        entry = self.entries.get(number)
+        if entry is None or self._decision is None:
+            return "just submitted"
+        text = self._decision.reason(entry.waiting).text
+        for gpu in self.gpus.gpus:
+            if gpu.uuid in text:
+                text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
+        return text
+
+    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> list[Job]:
+        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended."""
+        if self._decision is None and not self._kicked:
+            self.kick()
+        running = [e.job for e in sorted(self._active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
+        waiting: list[Job] = []
+        for item in self._waiting:
+            if len(waiting) >= limit:
+                break
+            if not user or item.user == user:
+                waiting.append(self.entries[item.id].job)
+        jobs = [*running, *waiting, *(queue.ended(self._reader, user, limit) if ended else ())]
+        return [self.view(caller, job) for job in jobs]
+
+    async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None) -> tuple[list[Job], int]:
+        """The jobs once all have ended, or (timeout) how many have not."""
+        for number in numbers:
+            self.own(caller, number)
+        futures: list[asyncio.Future[Job]] = []
+        for number in numbers:
+            entry = self.entries.get(number)
+            if entry is not None:
+                future: asyncio.Future[Job] = self._loop.create_future()
+                entry.ended.append(future)
+                futures.append(future)
+        if futures:
+            try:
+                _, left = await asyncio.wait(futures, timeout=timeout)
+            finally:
+                mine = {future for future in futures if not future.done()}
+                for number in numbers if mine else ():
+                    if (entry := self.entries.get(number)) is not None:
+                        entry.ended = [future for future in entry.ended if future not in mine]
+            if left:
+                return [], len(left)
+        return [self.own(caller, number) for number in numbers], 0
+
+    async def started(self, number: int) -> None:
+        """Until the job's program runs, or it never will."""
+        entry = self.entries.get(number)
+        while entry is not None and entry.job.state in (State.PENDING, State.STARTING) and number in self.entries:
+            future: asyncio.Future[None] = self._loop.create_future()
+            entry.up.append(future)
+            await future
+
+    def gone(self, entry: Entry) -> asyncio.Future[None]:
+        """Resolved when nothing more will be written by the running attempt."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        entry.gone.append(future)
+        return future
+
+    def info(self) -> HostInfo:
+        """The host and who holds what of it."""
+        holder = {gpu: entry for entry in self._active.values() for gpu in entry.job.devices}
+        outside = self.gpus.outside(holder)
+        rows = []
+        for gpu in self.gpus.gpus:
+            row = GpuInfo(
+                gpu.index,
+                gpu.uuid,
+                gpu.model,
+                gpu.memory,
+                -1 if gpu.numa_node is None else gpu.numa_node,
+                gpu.simulated,
+                gpu.uuid in outside,
+            )
+            if (entry := holder.get(gpu.uuid)) is not None:
+                row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)
+            rows.append(row)
+        used: dict[tuple[str, str], int] = {}
+        for entry in self._active.values():
+            for key in (("user", entry.job.user), *(("group", name) for name in entry.live.quota_groups)):
+                used[key] = used.get(key, 0) + len(entry.job.devices)
+        quotas = self.config.quotas
+        users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
+        table = [("user", name, used.get(("user", name), 0), quotas.of(name)) for name in users]
+        table += [("group", name, used.get(("group", name), 0), limit) for name, limit in sorted(quotas.groups.items())]
+        return HostInfo(tuple(rows), len(self._waiting), len(self._active), self.config.cpu_jobs, self.gpus.error, tuple(table))
+
+    def log_base(self, number: int, attempt: int) -> Path:
+        """Where an ended attempt's output is kept, without the suffix."""
+        return self.logs / sandbox_id(number, attempt)
+
+    # -- the end of the daemon
+
+    async def close(self) -> None:
+        """Start nothing more, let what is being launched or recorded come to its end, close the database. Running jobs go on."""
+        self.closing = True
+        if self._look_again is not None:
+            self._look_again.cancel()
+        for entry in self._active.values():
+            if entry.pidfd >= 0:
+                self._loop.remove_reader(entry.pidfd)
+                os.close(entry.pidfd)
+                entry.pidfd = -1
+        under_way = [task for task in self._tasks if not task.done()]
+        if under_way:
+            await asyncio.wait(under_way, timeout=GRACE)
+        await self._loop.run_in_executor(None, self._writer.close)
+        self._launching.shutdown(wait=False)
+        self._ending.shutdown(wait=False)
+        self._reader.close()
+        self.gpus.close()
+
+    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
+        return await self._loop.run_in_executor(pool, work, *args)
+
+
+def _live(number: int, job: queue.NewJob, now: float, array: int, index: int) -> Live:
+    shown = Job(
+        id=number, uid=job.uid, user=job.user, state=State.PENDING, name=job.name, group=job.group, image=job.image, command=job.command,
+        gpus=job.gpus, gpu_count=job.gpu_count, priority=job.priority, time_limit=job.time_limit,
+        on_reboot="requeue" if job.on_reboot == "requeue" else "fail", submitted=now, array=array, index=index,
+    )  # fmt: skip
+    return Live(shown, job.wanted, job.quota_groups, False)
+
+
+def _wake(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+    futures.clear()
+
+
+def _settle(outcome: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, result, error in outcome:
+        if future.done():  # its caller went away
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _say(text: str) -> None:
+    print(f"dockless daemon: {text}", file=sys.stderr, flush=True)

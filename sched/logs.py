@@ -1,0 +1,172 @@
+"""What a job wrote, served to its owner: read and followed without polling and without trusting a path.
+
+A running attempt's output lies in its sandbox's directory (``log``, and ``log.1`` once it was rotated), an ended one's in the daemon's own
+(``job-7-1.log``). Every file is opened with O_NOFOLLOW below a directory opened with O_NOFOLLOW, and must be a plain file with one name: a
+symlink or a hard link that a user put there leads nowhere (attack A55).
+
+Each line is ``<RFC 3339 with nanoseconds> stdout|stderr F|P text``, the format of Kubernetes' CRI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+Row = tuple[str, str, str, bool]
+
+_CHUNK = 1 << 16
+_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF = 0x2, 0x80, 0x100, 0x200, 0x400
+_IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+
+
+def parse(line: bytes) -> Row:
+    """(time, stream, text, partial). A line that is not of the format is passed on as it is."""
+    at, _, rest = line.partition(b" ")
+    stream, _, rest = rest.partition(b" ")
+    tag, _, text = rest.partition(b" ")
+    if stream not in (b"stdout", b"stderr") or tag not in (b"F", b"P"):
+        return "", "stdout", line.decode(errors="surrogateescape"), False
+    return at.decode("ascii", "replace"), stream.decode(), text.decode(errors="surrogateescape"), tag == b"P"
+
+
+def open_log(directory: Path, name: str) -> int | None:
+    """A descriptor of a plain file in a plain directory, None if there is none such."""
+    try:
+        parent = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
+        return None
+    finally:
+        os.close(parent)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        return None
+    return fd
+
+
+class Tail:
+    """Complete lines from a file that may still grow."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.inode = os.fstat(fd).st_ino
+        self._rest = b""
+
+    def read(self) -> list[Row]:
+        """The lines that are complete by now, at most a chunk of them; empty at the end of what there is."""
+        rows: list[Row] = []
+        while not rows:
+            data = os.read(self.fd, _CHUNK)
+            if not data:
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            rows = [parse(line) for line in lines]
+        return rows
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+async def ended(base: Path) -> AsyncIterator[list[Row]]:
+    """The kept output of an ended attempt. ``base``: as given to ``attempts.keep_log``."""
+    for suffix in (".log.1", ".log"):
+        fd = open_log(base.parent, base.name + suffix)
+        if fd is None:
+            continue
+        tail = Tail(fd)
+        try:
+            while rows := tail.read():
+                yield rows
+        finally:
+            tail.close()
+
+
+async def running(directory: Path, base: Path, done: asyncio.Future[None] | None) -> AsyncIterator[list[Row]]:
+    """The output of a live attempt. ``done``: follow until it is resolved, and read what is left then; None: only what there is now.
+    ``base``: where its files go when it has ended, which may happen between any two steps here."""
+    watch = Watch(directory) if done is not None else None
+    tail: Tail | None = None
+    rotated: int | None = None  # inode of the rotated file that was read already
+    try:
+        while True:
+            over = done is None or done.done()
+            if tail is None:
+                fd = _either(directory, base, "log.1") if rotated is None else None
+                fd = _either(directory, base, "log") if fd is None else fd
+                tail = Tail(fd) if fd is not None else None
+            if tail is not None:
+                while rows := tail.read():
+                    yield rows
+                now = _either(directory, base, "log")
+                if now is not None:
+                    newer = os.fstat(now).st_ino != tail.inode
+                    os.close(now)
+                    if newer:
+                        while rows := tail.read():  # what came between the last read and the rotation
+                            yield rows
+                        rotated = tail.inode
+                        tail.close()
+                        tail = None
+                        continue
+            if over:
+                return
+            if watch is not None and done is not None:
+                await watch.wait(done)
+    finally:
+        if tail is not None:
+            tail.close()
+        if watch is not None:
+            watch.close()
+
+
+def _either(directory: Path, base: Path, name: str) -> int | None:
+    fd = open_log(directory, name)
+    return fd if fd is not None else open_log(base.parent, f"{base.name}.{name}")
+
+
+class Watch:
+    """Wakes when a file of a directory changes; inotify(7), by way of libc, as Python has none of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        mask = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF
+        if self._fd >= 0 and libc.inotify_add_watch(self._fd, os.fsencode(directory), ctypes.c_uint32(mask)) < 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def wait(self, done: asyncio.Future[None]) -> None:
+        """Until something changed or ``done``; a quarter of a second where the user's inotify instances are used up."""
+        if self._fd < 0:
+            await asyncio.wait([done], timeout=0.25)
+            return
+        loop = asyncio.get_running_loop()
+        changed: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not changed.done():
+                changed.set_result(None)
+
+        loop.add_reader(self._fd, wake)
+        try:
+            await asyncio.wait([done, changed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(self._fd)
+        try:
+            while len(os.read(self._fd, 4096)) >= struct.calcsize("iIII"):
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
