@@ -64,7 +64,7 @@ class Detached:
 
         try:
             return msgspec.json.decode((self.directory / "spec.json").read_bytes(), type=Document)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.MsgspecError):
             raise _gone(self.id) from None
 
     @property

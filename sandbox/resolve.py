@@ -17,7 +17,7 @@ from dockless.sandbox.compile import RLIMITS
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
-from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume, check_id
+from dockless.sandbox.spec import Bind, Mount, Spec, Tmpfs, check_id
 from dockless.sandbox.userns import IdMap, default_map
 
 if TYPE_CHECKING:
@@ -183,13 +183,13 @@ def _files(spec: Spec, hostname: str) -> tuple[tuple[str, str], ...]:
     return (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
 
 
-def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Bind | Tmpfs, ...]:
+def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
     """Named volumes become binds. An image's VOLUMEs lie in the private upper like everything else; below a read-only root they get memory."""
-    mounts: list[Bind | Tmpfs] = []
+    mounts: list[Mount] = []
     for mount in spec.mounts:
-        if isinstance(mount, Volume):
-            mounts.append(Bind(volume_path(mount.name, owner), mount.target, mount.readonly))
-        elif isinstance(mount, Bind) and not mount.source.startswith("/"):
+        if mount.kind == "volume":
+            mounts.append(Bind(volume_path(mount.source, owner), mount.target, readonly=mount.readonly))
+        elif mount.kind == "bind" and not mount.source.startswith("/"):
             raise BadInput(f"mount source {mount.source!r} is not absolute", subject=mount.source, hint="start it with '/', or use a named volume")
         else:
             mounts.append(mount)

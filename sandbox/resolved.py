@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command
-from dockless.sandbox.spec import Bind, Spec, Tmpfs
+from dockless.sandbox.spec import Mount, Spec
 from dockless.sandbox.userns import IdMap
 
 
@@ -66,7 +66,7 @@ class Resolved:
     workdir: str = "/"
     hostname: str = "dockless"
     files: tuple[tuple[str, str], ...] = ()
-    mounts: tuple[Bind | Tmpfs, ...] = ()
+    mounts: tuple[Mount, ...] = ()
     devices: tuple[Device, ...] = STANDARD_DEVICES
     has_cgroup: bool = False
     stop_signal: int = 15

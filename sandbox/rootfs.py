@@ -15,7 +15,6 @@ from __future__ import annotations
 from dockless.errors import Unsupported
 from dockless.sandbox.builder import IDMAP, NEW_NS, NO_SYMLINKS, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, RECURSIVE, Builder, Section
 from dockless.sandbox.resolved import Device, Resolved
-from dockless.sandbox.spec import Bind, Tmpfs
 
 O_PATH = 0x200000
 O_CREAT = 0x40
@@ -44,7 +43,7 @@ def bind_sources(b: Builder, section: Section, r: Resolved, userns: int) -> dict
     slots = {}
     host_identity(section, r, on=True)
     for index, mount in enumerate(r.mounts):
-        if not isinstance(mount, Bind):
+        if mount.kind != "bind":
             continue
         attributes = NODEV | NOSUID | (RDONLY if mount.readonly else 0)
         tree = b.clone_tree(section, mount.source, recursive=mount.recursive, attributes=attributes, label=f"bind {mount.source}")
@@ -249,7 +248,7 @@ def network_files(b: Builder, r: Resolved, root: int, scratch: int) -> None:
 def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int]) -> None:
     """The caller's own mounts, in her order."""
     for index, mount in enumerate(r.mounts):
-        if isinstance(mount, Tmpfs):
+        if mount.kind == "tmpfs":
             options = {"mode": f"{mount.mode:04o}"} | ({"size": str(mount.size)} if mount.size else {})
             tree = b.file_system(b.init, "tmpfs", options, attributes=NOSUID | NODEV, label=f"tmpfs {mount.target}")
         else:

@@ -22,32 +22,32 @@ _ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Bind:
-    """A host file or directory shown inside. ``idmap``: shift owners by the sandbox's id map (needs root, Linux 5.12)."""
+class Mount:
+    """Something mounted inside; made by ``Bind``, ``Tmpfs`` and ``Volume``. One record for all three, so that it travels as JSON."""
 
-    source: str
+    kind: Literal["bind", "tmpfs", "volume"]
     target: str
+    source: str = ""
     readonly: bool = False
     recursive: bool = True
     idmap: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tmpfs:
-    """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory."""
-
-    target: str
     size: int = 0
     mode: int = 0o1777
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A named directory that dockless keeps between sandboxes."""
+def Bind(source: str, target: str, *, readonly: bool = False, recursive: bool = True, idmap: bool = False) -> Mount:  # noqa: N802
+    """A host file or directory shown inside. ``idmap``: shift owners by the sandbox's id map (needs root, Linux 5.12)."""
+    return Mount("bind", target, source, readonly, recursive, idmap)
 
-    name: str
-    target: str
-    readonly: bool = False
+
+def Tmpfs(target: str, *, size: int = 0, mode: int = 0o1777) -> Mount:  # noqa: N802
+    """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory."""
+    return Mount("tmpfs", target, size=size, mode=mode)
+
+
+def Volume(name: str, target: str, *, readonly: bool = False) -> Mount:  # noqa: N802
+    """A named directory that dockless keeps between sandboxes."""
+    return Mount("volume", target, name, readonly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Spec:
     profile: Profile = "default"
     root: RootMode = "disk"
     root_size: int = 0
-    mounts: tuple[Bind | Tmpfs | Volume, ...] = ()
+    mounts: tuple[Mount, ...] = ()
     shm_size: int = 0
     network: Network = "none"
     namespaces: Namespaces = field(default_factory=Namespaces)
@@ -140,7 +140,7 @@ def _check(spec: Spec) -> None:
     for mount in spec.mounts:
         if not mount.target.startswith("/") or "\0" in mount.target:
             raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")
-        if isinstance(mount, Volume):
-            check_id(mount.name, "volume name")
+        if mount.kind == "volume":
+            check_id(mount.source, "volume name")
     if spec.timeout < 0 or spec.grace < 0:
         raise BadInput("a timeout cannot be negative", hint="give seconds, or 0 for none")
