@@ -137,12 +137,17 @@ def enable(place: Delegation, wanted: Iterable[str]) -> frozenset[str]:
         ) from error
     assert place.path is not None
     needed = asked - _words(home / "cgroup.subtree_control")
-    if needed - _words(place.path / "cgroup.subtree_control"):
-        _step_aside(place.path, home)
-    for directory in (place.path, home):
+    directories = [place.path, home]
+    if needed - _words(place.path / "cgroup.subtree_control") and not _step_aside(place.path, home):
+        directories = [home]  # pids and cpu would be accepted even so, and turn every group below into one that can hold nobody
+    for directory in directories:
         for controller in sorted(needed - _words(directory / "cgroup.subtree_control")):
             # One by one: a controller that cannot be had (cpu beside realtime tasks) must not take the others with it.
             _try_write(directory / "cgroup.subtree_control", f"+{controller}")
+    if "invalid" in _text(home / "cgroup.type"):
+        raise CgroupError(
+            f"groups below {place.path} can hold no processes: it is the root of a threaded subtree", subject=str(home), hint=_SCOPE_HINT
+        )
     have = _words(home / "cgroup.subtree_control")
     _enabled[key] = (asked | known[0] if known else asked, have)
     return have
@@ -254,16 +259,18 @@ def own_directory(mount: Mount, own: str) -> str | None:
     return None
 
 
-def _step_aside(path: Path, home: Path) -> None:
-    """If this process is the only one in ``path``, move it into ``dockless/_caller`` so that ``path`` may pass controllers on."""
-    if _is_root_group(str(path)) or _text(path / "cgroup.procs").split() != [str(os.getpid())]:
-        return
-    leaf = home / CALLER
-    try:
-        leaf.mkdir(exist_ok=True)
-    except OSError:
-        return
-    _try_write(leaf / "cgroup.procs", "0")
+def _step_aside(path: Path, home: Path) -> bool:
+    """May ``path`` pass controllers on? If this process is the only one in it, move it into ``dockless/_caller``, and it may."""
+    if _is_root_group(str(path)):
+        return True
+    if _text(path / "cgroup.procs").split() == [str(os.getpid())]:
+        leaf = home / CALLER
+        try:
+            leaf.mkdir(exist_ok=True)
+        except OSError:
+            return False
+        _try_write(leaf / "cgroup.procs", "0")
+    return not _text(path / "cgroup.procs").split()
 
 
 def _is_root_group(directory: str) -> bool:

@@ -91,10 +91,17 @@ class Cgroup:
         writes = _checked_writes(limits)
         inside = Delegation(self.path, frozenset(self._read("cgroup.controllers").split()), frozenset(), "subtree", "a group of ours")
         have = frozenset(self._read("cgroup.subtree_control").split())
-        for controller in {write.controller for write in writes} - have:
-            if controller in inside.controllers:
-                self._write("cgroup.subtree_control", f"+{controller}", "remove its processes first: only leaves may hold some")
-                have |= {controller}
+        wanted = ({write.controller for write in writes} & inside.controllers) - have
+        if wanted and self.pids():
+            # The kernel refuses most controllers here; the threaded ones (cpu, pids) it takes, and then no child can hold a process.
+            raise CgroupError(
+                f"{self.path.name} has processes of its own and cannot limit groups below it",
+                subject=str(self.path),
+                hint="move them into a group inside it first: only leaves may hold processes",
+            )
+        for controller in wanted:
+            self._write("cgroup.subtree_control", f"+{controller}", "only leaves may hold processes")
+            have |= {controller}
         path = f"{self.path}/{name}"
         _mkdir(path)
         return _limited(path, writes, have, inside, best_effort)

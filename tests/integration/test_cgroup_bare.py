@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -103,6 +105,28 @@ def test_usage_counts_processor_time(group):
     usage = group.usage()
     assert usage.cpu_seconds is not None and usage.cpu_seconds >= 0.2
     assert Usage.from_files(group.usage_files()).cpu_seconds == usage.cpu_seconds
+
+
+@requires("arch:x86_64")
+def test_a_process_starts_inside(group):
+    """clone3 with CLONE_INTO_CGROUP and the group's own fd, in a small C-less way: the child only execs."""
+    clone_args = struct.pack("=11Q", 0x200000000, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, group.fd)
+    area = ctypes.create_string_buffer(clone_args, len(clone_args))
+    libc = ctypes.CDLL(None, use_errno=True)
+    reader, writer = os.pipe()
+    pid = libc.syscall(435, ctypes.byref(area), ctypes.c_size_t(len(clone_args)))
+    if pid == 0:
+        try:
+            os.dup2(writer, 1)
+            os.execv("/bin/cat", ["cat", "/proc/self/cgroup"])
+        finally:
+            os._exit(127)
+    os.close(writer)
+    assert pid > 0, os.strerror(ctypes.get_errno())
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [line for line in said.splitlines() if line.startswith("0::")][0].endswith(f"/dockless/{NAME}")
 
 
 def test_kill_reaches_everything(group):

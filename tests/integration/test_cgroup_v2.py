@@ -45,6 +45,14 @@ def start(group: Cgroup, *argv: str, **more) -> subprocess.Popen[str]:
     return subprocess.Popen(["sh", "-c", script, str(group.path), *argv], text=True, **more)
 
 
+def sleeper(group: Cgroup) -> subprocess.Popen[str]:
+    """A process that certainly lives in the group when this returns."""
+    process = start(group, "sh", "-c", "echo in; exec sleep 1000", stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "in\n"
+    process.stdout.close()
+    return process
+
+
 def python(group: Cgroup, code: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     process = start(group, sys.executable, "-S", "-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -99,12 +107,10 @@ def test_out_of_memory_is_killed_and_seen(make):
 @requires("cgroup2:memory")
 def test_out_of_memory_takes_the_whole_group(make):
     group = make(memory="64M", swap=0, oom_group=True)
-    bystander = start(group, "sh", "-c", "echo in; exec sleep 1000", stdout=subprocess.PIPE)
-    assert bystander.stdout is not None and bystander.stdout.readline() == "in\n"
-    bystander.stdout.close()
+    bystander = sleeper(group)
     assert python(group, HOG).returncode == -signal.SIGKILL
     assert bystander.wait(timeout=20) == -signal.SIGKILL
-    assert group.usage().oom_kills == 2
+    assert group.usage().oom_kills in (2, 3)  # Linux 6.1 counts the one it chose first twice
 
 
 @requires("cgroup2:memory")
@@ -129,7 +135,7 @@ def test_memory_limits_are_in_the_files_and_rounding_is_told(make):
 @requires("cgroup2:memory")
 def test_limits_change_while_it_runs(make):
     group = make(memory="1G")
-    process = start(group, "sleep", "1000")
+    process = sleeper(group)
     group.set(Limits.parse(memory="512M"))
     assert (group.path / "memory.max").read_text() == f"{512 * MIB}\n"
     group.kill()
@@ -312,7 +318,7 @@ def test_disk_weights_need_a_disk_that_shares(make, scratch_disk):
 # ---- the rest --------------------------------------------------------------------------------------------------------------------------
 
 
-@requires("root", "cgroup2:hugetlb")
+@requires("root", "cgroup2:hugetlb", "cgroup2:memory")
 def test_huge_pages_stop_at_the_limit(make):
     pool = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
     if not pool.exists():
@@ -366,12 +372,13 @@ def test_pressure_is_felt(make):
 @requires("cgroup2:memory", "cgroup2:pids")
 def test_only_leaves_hold_processes(make):
     group = make()
-    process = start(group, "sh", "-c", "echo in; exec sleep 1000", stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == "in\n"
-    process.stdout.close()
-    with pytest.raises(CgroupError, match="subtree_control") as caught:
-        group.child("inner", Limits(pids_max=5))
-    assert "only leaves" in caught.value.hint
+    process = sleeper(group)
+    for limits in (Limits(pids_max=5), Limits(memory_max=64 * MIB)):
+        # pids alone the kernel would allow, and make the child a "domain invalid" one that can hold no process
+        with pytest.raises(CgroupError, match="has processes of its own") as caught:
+            group.child("inner", limits)
+        assert "only leaves" in caught.value.hint
+        assert not (group.path / "inner").exists()
     group.kill()
     assert process.wait(timeout=20) == -signal.SIGKILL
     assert group.wait_empty(5)
