@@ -116,7 +116,8 @@ def test_roots_namespace():
 @requires("root")
 def test_another_users_namespace(tmp_path):
     def body():
-        with_ranges(tmp_path, "nobody:100000:1000\n65534:200000:5\n")
+        userns.SUBUID = userns.SUBGID = str(tmp_path / "ranges")
+        (tmp_path / "ranges").write_text("nobody:100000:1000\n65534:200000:5\n")
         return seen_inside(userns.namespace_fd(userns.default_map(NOBODY)))
 
     gid = userns._primary_gid(NOBODY)
@@ -141,6 +142,14 @@ def test_a_user_with_ranges(tmp_path):
     uids, gids, setgroups = child(body)
     assert uids == [[0, NOBODY, 1], [1, 100000, 65536], [65537, 300000, 10]]
     assert gids[0] == [0, gid, 1] and gids[1:] == uids[1:]
+    assert setgroups == "allow"
+
+
+@requires("user", "subuid")
+def test_my_own_namespace():
+    """The same without any help from root."""
+    uids, gids, setgroups = child(lambda: seen_inside(userns.namespace_fd(userns.default_map())))
+    assert uids[0] == [0, os.geteuid(), 1] and len(uids) > 1 and len(gids) > 1
     assert setgroups == "allow"
 
 

@@ -306,3 +306,48 @@ def test_a_backward_jump_is_a_bug():
     asm.go(back)
     with pytest.raises(AssertionError):
         asm.assemble()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2**65)
+    | st.sampled_from(["read", "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO", "SCMP_CMP_EQ", "4.8", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "names",
+                    "name",
+                    "action",
+                    "args",
+                    "includes",
+                    "excludes",
+                    "errnoRet",
+                    "errno",
+                    "index",
+                    "op",
+                    "value",
+                    "valueTwo",
+                    "caps",
+                    "arches",
+                    "minKernel",
+                ]
+            ),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(["defaultAction", "defaultErrnoRet", "defaultErrno", "syscalls"]), JSON), JSON)
+def test_any_json_is_a_program_or_bad_input(prof, entries):
+    for candidate in (prof, {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [entries]}):
+        try:
+            program = seccomp.compile_profile(candidate, frozenset(), "x86_64", KERNEL)
+        except BadInput:
+            continue
+        cbpf.verify(program)
