@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dockless.images.config import ImageConfig
     from dockless.images.digest import Digest
     from dockless.images.image import Image, host_image
-    from dockless.images.layer import UnpackLimits
+    from dockless.images.limits import UnpackLimits
     from dockless.images.progress import Progress
     from dockless.images.reference import Reference
     from dockless.images.store import Store
@@ -32,7 +32,7 @@ _HOME = {
     "Progress": "progress",
     "Reference": "reference",
     "Store": "store",
-    "UnpackLimits": "layer",
+    "UnpackLimits": "limits",
     "host_image": "image",
 }
 

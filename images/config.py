@@ -9,7 +9,6 @@ https://github.com/opencontainers/image-spec/blob/main/config.md
 from __future__ import annotations
 
 import posixpath
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +97,8 @@ def parse_signal(text: str, what: str) -> int:
     """``SIGTERM``, ``TERM``, ``15``, ``SIGRTMIN+3`` as a number, 0 for an empty text."""
     if not text:
         return 0
+    import signal
+
     name, plus, offset = text.upper().removeprefix("SIG").partition("+")
     name, minus, down = (name, "", "") if plus else name.partition("-")
     number = 0

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dockless.errors import ImageError
-from dockless.units import format_size
 
 RESERVE = 512 << 20
 """Bytes of a file system that stay free, at most; on a small one a twentieth of it."""
@@ -163,6 +162,8 @@ def check_room(fd: int, coming: int, what: str) -> None:
     reserve = min(RESERVE, room.f_blocks * room.f_frsize // 20)
     free = room.f_bavail * room.f_frsize
     if free - coming < reserve:
+        from dockless.units import format_size
+
         missing = coming + reserve - free
         raise ImageError(
             f"{what}: no room in the image store: {format_size(missing)} more are needed, {format_size(reserve)} are kept free",

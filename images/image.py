@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +89,3 @@ def host_image() -> Image:
     here = platforms.host()
     config = ImageConfig(env=(("PATH", DEFAULT_PATH),), cmd=("/bin/sh",))
     return Image(HOST, "", config, (), here.architecture, "linux", variant=here.variant)
-
-
-def uses_user_xattrs() -> bool:
-    """Whether layers written by this process mark opaque directories with ``user.overlay.*`` (mount overlay with ``userxattr``)."""
-    return os.geteuid() != 0

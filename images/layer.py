@@ -29,6 +29,7 @@ from pathlib import Path
 from dockless.errors import BadImage, ImageError, UnsafeLayer
 from dockless.images import tarstream
 from dockless.images.files import check_room, remove_tree
+from dockless.images.limits import UnpackLimits
 from dockless.images.merged import LINKS_MAX, PATH_MAX, Merged, Node, Parts, has_opaque, is_whiteout, show
 from dockless.images.tarstream import Member, TarReader
 
@@ -39,14 +40,6 @@ _ROOM_BYTES = 64 << 20
 _ROOM_ENTRIES = 10_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackLimits:
-    """What one layer may become at most: ``size`` bytes of data, ``entries`` members. The disk's reserve stops a bomb earlier."""
-
-    size: int = 64 << 30
-    entries: int = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)

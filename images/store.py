@@ -29,7 +29,7 @@ from dockless.images import config, digest, manifest, reference
 from dockless.images.digest import Digest
 from dockless.images.files import locked, make_private, write_atomic
 from dockless.images.image import HOST, Image, host_image
-from dockless.images.layer import UnpackLimits
+from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
 
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")

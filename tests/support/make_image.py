@@ -30,11 +30,12 @@ from typing import Any
 
 MTIME = 1_700_000_000
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-PROGRAMS = (
-    "sh cat ls id sleep env true false echo test [ pwd mkdir rm cp mv ln touch chmod chown stat head tail wc sort grep sed awk cut tr "
-    "date uname hostname mount umount ps kill dd df du find xargs seq yes tee mknod readlink realpath mktemp sync timeout nproc expr printf "
-    "which whoami groups sha256sum od mkfifo ulimit nice ip ping"
-).split()
+_PROGRAMS = """
+    sh cat ls id sleep env true false echo test [ pwd mkdir rm cp mv ln touch chmod chown stat head tail wc sort grep sed awk cut tr
+    date uname hostname mount umount ps kill dd df du find xargs seq yes tee mknod readlink realpath mktemp sync timeout nproc expr
+    printf which whoami groups sha256sum od mkfifo nice ip ping
+"""
+PROGRAMS = tuple(_PROGRAMS.split())
 _MACHINES = {
     "x86_64": "amd64",
     "aarch64": "arm64",
