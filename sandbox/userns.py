@@ -36,7 +36,7 @@ MAX_EXTENTS = 340
 
 _MAX_ID = 2**32 - 2
 _MAX_FILE = 16 << 20
-_TOOL_PLACES = ("/usr/bin", "/bin", "/run/wrappers/bin", "/usr/local/bin")
+_TOOL_PLACES = ("/usr/bin", "/bin", "/run/wrappers/bin")  # not /usr/local/bin: a group may write there
 _TOOL_TIMEOUT = 10.0  # seconds
 _SETTLE = 0.2  # seconds
 
