@@ -64,9 +64,9 @@ _U32 = 2**32 - 1
 
 
 class Condition(NamedTuple):
-    """One comparison of argument ``index`` (0-5). MASKED_EQ: ``argument & mask == value``; the mask is all ones otherwise."""
+    """One comparison of an argument (0-5). MASKED_EQ: its value ``& mask == value``; the mask is all ones otherwise."""
 
-    index: int
+    argument: int
     op: str
     value: int
     mask: int = _U64
@@ -220,7 +220,7 @@ def _rules(entry: Mapping[str, Any]) -> list[Rule]:
     if not isinstance(raw, list) or not all(isinstance(arg, Mapping) for arg in raw):
         raise BadInput("seccomp profile: 'args' is not a list of objects", subject="args")
     conditions = tuple(_condition(arg) for arg in raw)
-    if len({condition.index for condition in conditions}) < len(conditions):
+    if len({condition.argument for condition in conditions}) < len(conditions):
         return [Rule((condition,), action) for condition in conditions]
     return [Rule(conditions, action)]
 
@@ -323,13 +323,13 @@ def _compare(asm: bpf.Assembler, condition: Condition, otherwise: int) -> None:
         yes, no = no, yes
     mask_high, mask_low = condition.mask >> 32, condition.mask & _U32
     if mask_high:
-        asm.load(bpf.argument_high(condition.index))
+        asm.load(bpf.argument_high(condition.argument))
         if mask_high != _U32:
             asm.and_(mask_high)
         if op in ("GE", "GT"):
             asm.jump(bpf.JGT, high, yes, bpf.NEXT)
         asm.jump(bpf.JEQ, high, bpf.NEXT, no)
-    asm.load(bpf.argument_low(condition.index))
+    asm.load(bpf.argument_low(condition.argument))
     if mask_low != _U32:
         asm.and_(mask_low)
     asm.jump({"GE": bpf.JGE, "GT": bpf.JGT}.get(op, bpf.JEQ), low, yes, no)

@@ -107,4 +107,4 @@ def test_system_call_numbers_agree(arch, token):
 
 
 def _condition(c):
-    return (c.index, c.op, c.mask, c.value) if c.op == "MASKED_EQ" else (c.index, c.op, c.value, 0)
+    return (c.argument, c.op, c.mask, c.value) if c.op == "MASKED_EQ" else (c.argument, c.op, c.value, 0)
