@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable
 
 from dockless.errors import NotPermitted, Refused
-from dockless.sandbox.spec import Bind
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
@@ -80,7 +79,7 @@ class Admission:
             (spec.profile == "privileged", "the profile 'privileged'"),
             (spec.namespaces.user == "host", "the host's user namespace"),
             (spec.oom_score_adj is not None and spec.oom_score_adj < 0, f"oom_score_adj {spec.oom_score_adj}"),
-            (any(isinstance(mount, Bind) and mount.idmap for mount in spec.mounts), "an id-mapped bind mount"),
+            (any(mount.idmap for mount in spec.mounts), "an id-mapped bind mount"),
         ):
             if wrong:
                 raise NotPermitted(f"{what} is for root", subject=caller.user, hint="leave it out")

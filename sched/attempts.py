@@ -15,6 +15,7 @@ Whether something lives is told by the lock that its keeper holds, never by a pr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import stat
@@ -29,6 +30,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched.jobs import sandbox_id
 from dockless.sched.queue import Live
 
+_WALL = 0x40000000  # __WALL, wait(2): children that were cloned without an exit signal too
+
 SETTLE = 30.0
 """Seconds a sandbox that a dead daemon was just starting gets to be up; its keeper needs milliseconds."""
 
@@ -40,6 +43,8 @@ class Handle(Protocol):
     def id(self) -> str: ...
     @property
     def directory(self) -> Path: ...
+    @property
+    def pid(self) -> int: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
     def state(self) -> str: ...
@@ -120,6 +125,14 @@ def wait_gone(handle: Handle) -> int | None:
         return None
 
 
+def reap(handle: Handle) -> None:
+    """Take the keeper's status if it is a child of ours: a daemon that started it is its parent, one that adopted it is not."""
+    pid = handle.pid
+    if pid > 0:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG | _WALL)
+
+
 def keep_log(handle: Handle, kept: Path) -> None:
     """Move an ended attempt's output out of its sandbox's directory, which is about to go. Repeating it is no error.
 
@@ -136,9 +149,20 @@ def keep_log(handle: Handle, kept: Path) -> None:
         os.close(directory)
 
 
-def orphans(launcher: Launcher, queue: str, alive: Callable[[str], bool]) -> list[Handle]:
-    """Sandboxes of this very queue that no live attempt owns: their end was committed, their directory was not removed yet."""
-    return [handle for handle in launcher.list_all() if handle.labels.get("queue") == queue and not alive(handle.id)]
+def orphans(launcher: Launcher, queue: str, alive: Callable[[str], bool], known: Callable[[str], bool]) -> list[Handle]:
+    """Sandboxes of this very queue that no live attempt owns: their end was committed and their directory was not removed yet, or
+    they were never whole. ``known``: whether the queue has an attempt of that name."""
+    found = []
+    for handle in launcher.list_all():
+        if alive(handle.id):
+            continue
+        try:
+            ours = handle.labels.get("queue") == queue
+        except SandboxGone:  # left before anything was written about it
+            ours = known(handle.id) and handle.state() == "vanished"
+        if ours:
+            found.append(handle)
+    return found
 
 
 def prune_logs(directory: Path, older_than: float) -> int:

@@ -1,7 +1,6 @@
 """JobSpec and Spec to plain JSON values and back, strictly: a wrong type or an unknown name is an error, never a guess.
 
-Only what differs from the default is written, so a queued job costs some hundred bytes. The three kinds of mount are told apart by
-what only they have: a bind has a ``source``, a volume has a ``name``, a tmpfs has neither.
+Only what differs from the default is written, so a queued job costs some hundred bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import typing
 from typing import Any, TypeVar
 
 from dockless.errors import BadInput
-from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
+from dockless.sandbox.spec import Spec
 from dockless.sched.jobs import JobSpec
 
 T = TypeVar("T")
@@ -74,8 +73,6 @@ def _record(cls: type[T], data: Any, where: str) -> T:
             raise BadInput(f"{place} is unknown", subject=place, hint="client and daemon may be of different versions")
         if cls is JobSpec and name == "spec":
             values[name] = _record(Spec, item, place)
-        elif cls is Spec and name == "mounts":
-            values[name] = _mounts(item, place)
         else:
             try:
                 values[name] = msgspec.convert(item, hints[name])
@@ -85,16 +82,3 @@ def _record(cls: type[T], data: Any, where: str) -> T:
         return cls(**values)
     except TypeError as error:
         raise BadInput(f"{where}: {error}", subject=where, hint="a field is missing") from None
-
-
-def _mounts(data: Any, where: str) -> tuple[Bind | Tmpfs | Volume, ...]:
-    if not isinstance(data, list):
-        raise BadInput(f"{where} is not a list", subject=where)
-    out: list[Bind | Tmpfs | Volume] = []
-    for number, item in enumerate(data):
-        place = f"{where}[{number}]"
-        kind: type[Bind | Tmpfs | Volume] = Tmpfs
-        if isinstance(item, dict):
-            kind = Bind if "source" in item else Volume if "name" in item else Tmpfs
-        out.append(_record(kind, item, place))
-    return tuple(out)

@@ -153,7 +153,8 @@ class Engine:
                 unsettled.append(entry)
         await asyncio.gather(*(self._take_up(entry) for entry in unsettled))
         alive = {sandbox_id(entry.job.id, entry.job.attempt) for entry in self._active.values()}
-        for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__):
+        ours = partial(queue.has_sandbox, self._reader)
+        for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__, ours):
             await self._remove(handle)
         with contextlib.suppress(OSError):
             attempts.prune_logs(self.logs, self.config.keep_days * 86400)
@@ -355,6 +356,7 @@ class Engine:
         """The keeper has ended: what it wrote about the end, or LOST if it could not."""
         handle = entry.handle
         assert handle is not None
+        attempts.reap(handle)
         exit = await self._in_thread(self._ending, handle.exit)
         if exit is None:
             await self._in_thread(self._ending, handle.kill)  # nothing of it may go on while its GPUs go to the next

@@ -281,6 +281,11 @@ def ended(db: sqlite3.Connection, user: str, limit: int) -> list[Job]:
     return [_job(r) for r in rows]
 
 
+def has_sandbox(db: sqlite3.Connection, name: str) -> bool:
+    """Whether an attempt was ever given a sandbox of that name."""
+    return db.execute("SELECT 1 FROM attempts WHERE sandbox=? LIMIT 1", (name,)).fetchone() is not None
+
+
 def spec(db: sqlite3.Connection, number: int) -> str:
     """The JSON of the JobSpec as it was submitted."""
     return str(db.execute("SELECT spec FROM jobs WHERE id=?", (number,)).fetchone()[0])

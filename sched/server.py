@@ -205,7 +205,7 @@ class Server:
 
         async def stream() -> None:
             entry = self.engine.entries.get(number)
-            if entry is not None and follow and entry.job.state is State.PENDING:
+            if entry is not None and follow and entry.job.state in (State.PENDING, State.STARTING):
                 await self.engine.started(number)
                 entry = self.engine.entries.get(number)
             current = attempt or (entry.job.attempt if entry is not None else self.engine.own(caller, number).attempt)
