@@ -7,6 +7,9 @@
     a systemd user manager answers            -> "systemd": a scope with Delegate=yes, into which this process moves
     none of these                             -> "none", and ``why`` says what to do
 
+Root makes its groups at the root also where systemd rules, as Docker's and Podman's cgroupfs drivers do: systemd leaves groups that it does
+not know alone, and cannot switch a controller off again that is in use two levels down, which is why there is a ``dockless`` level.
+
 All groups are made below ``<place>/dockless``. Controllers are switched on in ``<place>`` and ``<place>/dockless`` as they are needed.
 A group with processes of its own cannot pass controllers on (the no-internal-process rule), so in a scope that we made, and in a
 delegated place where this process is the only one, the process first steps aside into ``dockless/_caller``. Nobody else is ever moved.
@@ -86,7 +89,7 @@ class Mount(NamedTuple):
     root: str
 
 
-_found: dict[tuple[int, int], Delegation] = {}
+_found: dict[tuple[int, int, bool], Delegation] = {}
 _enabled: dict[tuple[int, str], tuple[frozenset[str], frozenset[str]]] = {}  # (asked for, got)
 
 
@@ -95,13 +98,13 @@ def find_delegation(*, fresh: bool = False, ask_systemd: bool = True) -> Delegat
 
     ``ask_systemd=False`` only looks; otherwise a user without a place of her own has this process moved into a new delegated scope.
     """
-    key = (os.getpid(), os.geteuid())
+    key = (os.getpid(), os.geteuid(), ask_systemd)
     known = None if fresh else _found.get(key)
-    if known is not None and (known.path is not None or not ask_systemd):
-        return known
-    found = _find(ask_systemd)
-    _found[key] = found
-    return found
+    if known is None:
+        known = _found[key] = _find(ask_systemd)
+        if ask_systemd:
+            _found[(*key[:2], False)] = known
+    return known
 
 
 def find_mounts(mountinfo: str) -> tuple[list[Mount], frozenset[str]]:

@@ -243,9 +243,15 @@ class Cgroup:
         except FileNotFoundError:
             pass
         except OSError:
-            self.kill()
-            self.remove()
-        self.close()
+            try:
+                self.kill()
+                self.remove()
+            except CgroupError as problem:
+                if error is None:
+                    raise
+                error.add_note(f"and the group could not be cleaned up: {problem}")
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         return f"Cgroup({str(self.path)!r})"

@@ -58,8 +58,9 @@ class Pressure:
 class Usage:
     """Seconds, bytes and counts since the group was made; ``None`` where this host does not count it.
 
-    oom_kills: processes of the group killed for memory (with memory.oom.group the kernel may count its first choice twice); memory_limit_hits: times memory.max was reached (reclaim may have helped);
-    pids_refused: forks refused by pids.max. io sums all disks.
+    oom_kills: processes of the group killed for memory (with memory.oom.group the kernel may count its first choice twice);
+    memory_limit_hits: times memory.max was reached (reclaim may have helped); pids_refused: forks refused by pids.max. io sums all
+    disks.
     """
 
     cpu_seconds: float | None = None

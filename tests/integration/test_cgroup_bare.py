@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,7 +127,7 @@ def test_a_process_starts_inside(group):
     with os.fdopen(reader) as pipe:
         said = pipe.read()
     assert os.waitpid(pid, 0)[1] == 0
-    assert [line for line in said.splitlines() if line.startswith("0::")][0].endswith(f"/dockless/{NAME}")
+    assert next(line for line in said.splitlines() if line.startswith("0::")).endswith(f"/dockless/{NAME}")
 
 
 def test_kill_reaches_everything(group):
@@ -354,6 +355,48 @@ def test_limits_on_a_hybrid_host():
     with Cgroup.create(NAME, limits, best_effort=True) as group:
         assert len(group.warnings) == 3 and "cgroup v1" in group.warnings[0]
         assert group.usage().memory_current is None
+
+
+def test_many_threads_make_kill_and_remove():
+    def work(thread: int) -> None:
+        try:
+            for index in range(6):
+                with Cgroup.create(f"{NAME}-{thread}-{index}") as made:
+                    process = start(made, "sh", "-c", "sleep 1000 & sleep 1000 & wait", stdin=subprocess.DEVNULL)
+                    if index % 2:  # half of them are killed while they start
+                        with made.events() as watch:
+                            while not watch.state()["populated"]:
+                                watch.wait(5)
+                            made.freeze()
+                    made.kill()
+                process.kill()
+                process.wait()
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    errors: list[BaseException] = []
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    home = find_delegation().home
+    assert not home.exists() or not [name for name in os.listdir(home) if name.startswith(NAME)]
+
+
+def test_a_cleanup_error_does_not_hide_the_first(group):
+    with pytest.raises(ZeroDivisionError) as caught, Cgroup.create(f"{NAME}-x") as made:
+        process = sleeper(made)
+        path = made.path
+        os.close(made.fd)
+        made.fd = os.open("/", os.O_PATH)  # cgroup.kill is not there
+        _ = 1 / 0
+    assert "cleaned up" in caught.value.__notes__[0]
+    with Cgroup.open(path):
+        pass
+    ended(process)
 
 
 @requires("root")

@@ -143,12 +143,15 @@ def test_no_bus(monkeypatch, tmp_path):
 CALLER = """
 import os, sys
 import jeepney.io.blocking, jeepney.bus_messages   # while the interpreter's files can still be read
-from dockless.cgroups import Cgroup, find_delegation, systemd
+from dockless.cgroups import Cgroup, Limits, find_delegation, systemd
 os.setgroups([]); os.setgid(12345); os.setuid(12345)
 place = find_delegation()
 assert place.kind == "systemd", place
 print(place.path)
-with Cgroup.create("job") as group:
+limits = Limits.parse(memory="64M") if "memory" in place.controllers else Limits()
+with Cgroup.create("job", limits) as group:
+    if limits:
+        print("memory.max", open(group.path / "memory.max").read().strip())
     pid = os.fork()
     if pid == 0:
         group.add(0)
@@ -171,6 +174,9 @@ def test_a_user_works_in_her_scope(manager):
     assert mount is not None
     outer = mount / f"dockless-test-{os.getpid()}"
     outer.mkdir()
+    limited = "memory" in (mount / "cgroup.controllers").read_text().split()
+    for directory in (mount, outer) if limited else ():
+        (directory / "cgroup.subtree_control").write_text("+memory +pids")
     made: list[Path] = []
 
     def on_start(name: str, properties: dict[str, object]) -> str:
@@ -188,7 +194,7 @@ def test_a_user_works_in_her_scope(manager):
     try:
         done = subprocess.run([sys.executable, "-c", CALLER], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [str(made[0]), "done"]
+        assert done.stdout.splitlines() == [str(made[0]), *(["memory.max 67108864"] if limited else []), "done"]
         assert stand_in.asked.count("StartTransientUnit") == 1
     finally:
         for root, _, _ in os.walk(outer, topdown=False):
