@@ -107,7 +107,7 @@ def parse_signal(text: str, what: str) -> int:
     elif (found := getattr(signal, f"SIG{name}", None)) is not None and name.isalnum():
         shift = offset or down
         number = int(found)
-        if shift:
+        if plus or minus:
             # glibc keeps two real-time signals to itself, so SIGRTMIN is 34 in every image as it is here.
             valid = shift.isdecimal() and len(shift) < 3 and name in ("RTMIN", "RTMAX")
             number = number + (int(shift) if plus else -int(shift)) if valid else 0
