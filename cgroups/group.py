@@ -19,7 +19,7 @@ from dockless.cgroups.apply import apply
 from dockless.cgroups.delegation import HOME, Delegation, enable, find_delegation, forget
 from dockless.cgroups.limits import Limits, Rounding, Write
 from dockless.cgroups.usage import USAGE_FILES, Usage, parse_flat
-from dockless.cgroups.watch import Watch, wait_for
+from dockless.cgroups.watch import Watch, wait_empty, wait_for
 from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+-]{0,126}")
@@ -156,7 +156,7 @@ class Cgroup:
 
     def wait_empty(self, timeout: float | None = None) -> bool:
         """Wait until no process is left here or below; False after ``timeout`` seconds."""
-        return wait_for(self.fd, "populated", 0, timeout)
+        return wait_empty(self.fd, timeout)
 
     # -- power over it -----------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Cgroup:
 
     def _remove_slowly(self, deadline: float) -> None:
         while True:
-            if not wait_for(self.fd, "populated", 0, max(0.0, deadline - time.monotonic())):
+            if not wait_empty(self.fd, max(0.0, deadline - time.monotonic())):
                 pids = [str(pid) for path in _tree(str(self.path)) for pid in _pids_in(path)]
                 raise CgroupError(
                     f"{self.path.name} still has processes: {' '.join(pids[:16]) or 'dying ones'}",

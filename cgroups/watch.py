@@ -39,6 +39,9 @@ class Frozen:
     frozen: bool
 
 
+#: How many processes of a group are waited for one by one.
+MOST_PIDFDS = 32
+
 Event = OomEvent | Populated | Frozen
 
 
@@ -127,6 +130,55 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def wait_empty(directory_fd: int, timeout: float | None) -> bool:
+    """Wait until no process is left in the group or below; False after ``timeout`` seconds. A removed group is empty.
+
+    The kernel tells of changes in cgroup.events at most once in 10 ms, an age for a group whose last process has just been killed: so the
+    processes themselves (pidfds of some) are waited for as well, and whichever comes first makes us look again.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    gone: set[int] = set()
+    try:
+        fd = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory_fd)
+    except FileNotFoundError:
+        return True
+    try:
+        while parse_flat(os.pread(fd, 4096, 0).decode()).get("populated") != 0:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            _wait_for_one(directory_fd, fd, gone, left)
+        return True
+    except OSError:  # ENODEV
+        return True
+    finally:
+        os.close(fd)
+
+
+def _wait_for_one(directory_fd: int, events: int, gone: set[int], left: float | None) -> None:
+    """Return when cgroup.events has news or one of the group's processes ends, which then joins ``gone`` and is not asked again."""
+    poll = select.poll()
+    poll.register(events, select.POLLPRI)
+    pidfds: dict[int, int] = {}
+    procs = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory_fd)
+    try:
+        for pid in os.read(procs, 4096).split(b"\n")[:MOST_PIDFDS]:
+            # 0: a process that our pid namespace does not see
+            if pid.isdigit() and int(pid) not in gone | {0}:
+                try:
+                    pidfd = os.pidfd_open(int(pid))
+                except OSError:
+                    gone.add(int(pid))
+                    continue
+                pidfds[pidfd] = int(pid)
+                poll.register(pidfd, select.POLLIN)
+        ready = poll.poll(None if left is None else int(left * 1000) + 1)
+        gone.update(pidfds[fd] for fd, _ in ready if fd in pidfds)
+    finally:
+        for fd in (procs, *pidfds):
+            os.close(fd)
 
 
 def wait_for(directory_fd: int, key: str, value: int, timeout: float | None) -> bool:
