@@ -155,10 +155,20 @@ static void watch(struct plan_header *plan) {
         if (fds[0].revents && !pump(SLOT_STDOUT, "stdout", plan)) fds[0].fd = -1;
         if (fds[1].revents && !pump(SLOT_STDERR, "stderr", plan)) fds[1].fd = -1;
         if (fds[3].revents) forward();
-        if (fds[4].revents && !read_leash(plan)) fds[4].fd = -1;
+        if (fds[4].revents & POLL_NVAL) fds[4].fd = -1; /* nobody gave us a leash */
+        else if (fds[4].revents && !read_leash(plan)) fds[4].fd = -1;
         if (fds[2].revents) break;
     }
     drain(fds, plan);
+}
+
+/* What the host would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. */
+static void clean_up(struct plan_header *plan) {
+    if (plan->directory) remove_tree(SLOT_STATE, plan_data(plan, plan->directory));
+    if (plan->cgroup && (plan->outcome & OUTCOME_LEASH)) {
+        sysret parent = sys(NR_openat, SLOT_CGROUP, "..", O_PATH_ | O_DIRECTORY_ | O_CLOEXEC_, 0);
+        sys(NR_unlinkat, parent, plan_data(plan, plan->cgroup), 0x200 /* REMOVEDIR */);
+    }
 }
 
 void keeper_run(struct plan_header *plan, int init_pid) {
@@ -171,11 +181,13 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     if (plan->flags & PLAN_DETACHED) write_started(plan);
     watch(plan);
     account(plan, init_pid);
-    if (plan->phase == PHASE_NEW || plan->phase < PHASE_READY) {
+    if (plan->phase < PHASE_READY) {
         if (!plan->error) report(REPORT_FAILED, (uint16_t)plan->pc, 0, 0);
+        clean_up(plan);
         die(1);
     }
     if (plan->flags & PLAN_DETACHED) write_exit(plan);
-    report(REPORT_STATUS, (uint16_t)plan->outcome, plan->status, plan->user_us);
+    report(REPORT_STATUS, (uint16_t)plan->outcome, plan->status, 0);
+    clean_up(plan);
     die(0);
 }

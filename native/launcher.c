@@ -141,7 +141,8 @@ static __attribute__((used)) void launcher_main(void) {
         int error = step(plan, pc);
         if (error) fail(plan, pc, error);
     }
-    die(1);
+    report(REPORT_STATUS, 0, 0, 0);
+    die(0);
 }
 
 #if defined(__x86_64__)

@@ -371,6 +371,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_MASK: return mask(op, a);
     case OP_READONLY: return make_readonly(a);
     case OP_OVERLAY: return (int)sys(NR_mount, "overlay", b, "overlay", 4 /* NODEV */, a);
+    case OP_REMOVE: return remove_tree(at(op->in), a);
     case OP_EXEC: return exec_command(plan, op);
     }
     return -E_INVAL;

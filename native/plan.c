@@ -62,7 +62,7 @@ static int op_ok(const struct plan_header *h, const struct plan_op *op) {
     return 1;
 }
 
-/* A plan is [keeper] CLONE [init] SPAWN [job] EXEC, in this order and once each. */
+/* A plan is [keeper] CLONE [init] SPAWN [job] EXEC, in this order and once each; an errand has none of the three. */
 static int order_ok(const struct plan_header *h) {
     int clone = 0, spawn = 0;
     const struct plan_op *ops = plan_ops(h);
@@ -70,9 +70,9 @@ static int order_ok(const struct plan_header *h) {
         int last = i + 1 == h->n_ops;
         if (ops[i].code == OP_CLONE && (clone++ || spawn)) return 0;
         if (ops[i].code == OP_SPAWN && (spawn++ || !clone)) return 0;
-        if ((ops[i].code == OP_EXEC) != last) return 0;
+        if ((ops[i].code == OP_EXEC) != (last && !(h->flags & PLAN_ERRAND))) return 0;
     }
-    return clone && spawn;
+    return h->flags & PLAN_ERRAND ? !clone && !spawn : clone && spawn;
 }
 
 int plan_validate(const void *plan, uint64_t size, int *bad_op) {
@@ -88,6 +88,7 @@ int plan_validate(const void *plan, uint64_t size, int *bad_op) {
         if (h->times_offset < sizeof *h || (uint64_t)h->times_offset + (uint64_t)h->n_ops * 8 > size) return -__LINE__;
     }
     if (h->stop_signal > 64) return -__LINE__;
+    if (!string_ok(h, h->directory) || !string_ok(h, h->cgroup)) return -__LINE__;
     for (uint32_t i = 0; i < h->n_ops; i++)
         if (!op_ok(h, &plan_ops(h)[i])) {
             *bad_op = (int)i;

@@ -4,7 +4,7 @@
  * plan_validate() before the first operation runs. This file is the single source of operation codes: the C switch, the
  * validator's argument table and Python's names are all made from PLAN_OPS.
  *
- *   header (128 bytes) | operations (32 bytes each) | data (strings and blobs) | times (8 bytes per operation, optional)
+ *   header (136 bytes) | operations (32 bytes each) | data (strings and blobs) | times (8 bytes per operation, optional)
  *
  * The plan travels in a memfd that the host and the launcher both map, so `pc` and the times are a flight recorder: a start that hangs or is killed
  * still names its step.
@@ -36,7 +36,8 @@ enum {
     SLOT_MAX = 960,
 };
 
-enum { PLAN_TIMES = 1, PLAN_DETACHED = 2 };
+/* PLAN_ERRAND: no sandbox at all, only operations of the keeper. */
+enum { PLAN_TIMES = 1, PLAN_DETACHED = 2, PLAN_ERRAND = 4 };
 
 enum { PHASE_NEW, PHASE_KEEPER, PHASE_INIT, PHASE_JOB, PHASE_READY, PHASE_EXITED };
 
@@ -54,6 +55,8 @@ struct plan_header {
     uint64_t grace_ns;
     uint64_t log_limit;
     uint32_t stop_signal;
+    uint32_t directory; /* string: the sandbox's directory in SLOT_STATE, removed at the end; 0 for none */
+    uint32_t cgroup;    /* string: the name of its cgroup, removed if the host is gone; 0 for none */
     uint32_t reserved;
     /* below: written by the interpreter */
     int32_t pc;
@@ -142,13 +145,16 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(40, MASK, 's', 's', 'p', '-')        /* in /dev/null, out empty directory */ \
     X(41, READONLY, '-', '-', 'p', '-') \
     X(42, OVERLAY, '-', '-', 'p', 'p')     /* mount(2) for old kernels: a options, b target */ \
-    X(43, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
+    X(43, REMOVE, 'o', '-', 'p', '-')      /* a directory and everything below */ \
+    X(44, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };
 #undef X
 
 /* 0 if the plan may be interpreted, else a negative line number of plan.c for whoever debugs a compiler; *bad_op gets the operation. */
+_Static_assert(sizeof(struct plan_header) == 136 && sizeof(struct plan_op) == 32, "the layout that sandbox/plan.py packs");
+
 int plan_validate(const void *plan, uint64_t size, int *bad_op);
 
 static inline const struct plan_op *plan_ops(const struct plan_header *h) {

@@ -13,7 +13,7 @@ enum {
     NR_ioctl = 16, NR_getpid = 39, NR_socket = 41, NR_wait4 = 61, NR_kill = 62, NR_fcntl = 72, NR_fsync = 74, NR_chdir = 80, NR_fchdir = 81,
     NR_umask = 95, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_setfsuid = 122, NR_setfsgid = 123, NR_getpgid = 121,
     NR_capset = 126, NR_rt_sigtimedwait = 128, NR_pivot_root = 155, NR_prctl = 157, NR_sethostname = 170,
-    NR_setdomainname = 171, NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_sched_setaffinity = 203, NR_setsid = 112, NR_clock_gettime = 228,
+    NR_setdomainname = 171, NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_unlinkat = 263, NR_fchmodat = 268, NR_getdents64 = 217, NR_lseek = 8, NR_sched_setaffinity = 203, NR_setsid = 112, NR_clock_gettime = 228,
     NR_exit_group = 231, NR_keyctl = 250, NR_openat = 257, NR_mkdirat = 258, NR_fchownat = 260, NR_newfstatat = 262,
     NR_renameat = 264, NR_symlinkat = 266, NR_unshare = 272, NR_ppoll = 271, NR_signalfd4 = 289, NR_dup3 = 292, NR_execve = 59, NR_writev = 20,
     NR_prlimit64 = 302, NR_setns = 308, NR_seccomp = 317, NR_bpf = 321, NR_execveat = 322, NR_ftruncate = 77, NR_fstat = 5, NR_exit = 60,
@@ -24,7 +24,7 @@ enum {
     NR_ioctl = 29, NR_getpid = 172, NR_socket = 198, NR_wait4 = 260, NR_kill = 129, NR_fcntl = 25, NR_fsync = 82, NR_chdir = 49, NR_fchdir = 50,
     NR_umask = 166, NR_setgroups = 159, NR_setresuid = 147, NR_setresgid = 149, NR_setfsuid = 151, NR_setfsgid = 152, NR_getpgid = 155,
     NR_capset = 91, NR_rt_sigtimedwait = 137, NR_pivot_root = 41, NR_prctl = 167, NR_sethostname = 161,
-    NR_setdomainname = 162, NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_sched_setaffinity = 122, NR_setsid = 157, NR_clock_gettime = 113,
+    NR_setdomainname = 162, NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_unlinkat = 35, NR_fchmodat = 53, NR_getdents64 = 61, NR_lseek = 62, NR_sched_setaffinity = 122, NR_setsid = 157, NR_clock_gettime = 113,
     NR_exit_group = 94, NR_keyctl = 219, NR_openat = 56, NR_mkdirat = 34, NR_fchownat = 54, NR_newfstatat = 79,
     NR_renameat = 38, NR_symlinkat = 36, NR_unshare = 97, NR_ppoll = 73, NR_signalfd4 = 74, NR_dup3 = 24, NR_execve = 221, NR_writev = 66,
     NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_bpf = 280, NR_execveat = 281, NR_ftruncate = 46, NR_fstat = 80, NR_exit = 93,
@@ -82,7 +82,7 @@ struct iovec_ { const void *base; uint64_t len; };
 
 enum {
     E_PERM = 1, E_NOENT = 2, E_INTR = 4, E_IO = 5, E_NOEXEC = 8, E_BADF = 9, E_CHILD = 10, E_AGAIN = 11, E_ACCES = 13, E_EXIST = 17, E_NODEV = 19, E_NOTDIR = 20,
-    E_ISDIR = 21, E_INVAL = 22, E_LOOP = 40, E_NAMETOOLONG = 36,
+    E_ISDIR = 21, E_INVAL = 22, E_LOOP = 40, E_NAMETOOLONG = 36, E_NOTEMPTY = 39,
 };
 
 enum {
@@ -100,7 +100,7 @@ enum { O_DIRECTORY_ = 0x4000, O_NOFOLLOW_ = 0x8000 };
 enum { O_WRONLY_ = 1, O_RDWR_ = 2, O_CREAT_ = 0x40, O_EXCL_ = 0x80, O_TRUNC_ = 0x200, O_APPEND_ = 0x400, O_NONBLOCK_ = 0x800, O_CLOEXEC_ = 0x80000, O_PATH_ = 0x200000 };
 enum { RESOLVE_NO_MAGICLINKS_ = 2, RESOLVE_NO_SYMLINKS_ = 4, RESOLVE_BENEATH_ = 8, RESOLVE_IN_ROOT_ = 16 };
 enum { SIG_KILL = 9, SIG_PIPE = 13, SIG_TERM = 15, SIG_CHLD = 17, SIG_STOP = 19 };
-enum { POLL_IN = 1, POLL_ERR = 8, POLL_HUP = 16 };
+enum { POLL_IN = 1, POLL_ERR = 8, POLL_HUP = 16, POLL_NVAL = 32 };
 
 /* clone3 whose child runs fn(arg) on its own stack and never returns. In the parent: the child's pid or a negative errno. The child gets here by a
  * system call in the middle of this function, with the parent's registers but not its stack, so it must not use the frame. */

@@ -34,7 +34,7 @@ def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Row]
     """Every operation in order. ``times``: from the flight recorder, with the CLOCK_MONOTONIC nanoseconds of the start."""
     result = []
     actor, before = "keeper", started
-    for index, op in enumerate((*plan.ops, Op("EXEC"))):
+    for index, op in enumerate((*plan.ops, *((Op("EXEC"),) if plan.command else ()))):
         seconds = None
         if index < len(times) and times[index]:
             seconds = (times[index] - before) / 1e9
@@ -127,6 +127,7 @@ def _open_tree(op: Op, plan: Plan) -> tuple[str, str]:
 
 
 def _exec(op: Op, plan: Plan) -> tuple[str, str]:
+    assert plan.command is not None
     program = plan.command.argv[0]
     return f"run {program}", f"exec env -i {' '.join(_quoted(e) for e in plan.command.envp)} {shlex.join(plan.command.argv)}"
 
@@ -192,6 +193,7 @@ _SAY: dict[str, Callable[[Op, Plan], tuple[str, str]]] = {
     "MASK": lambda op, p: (f"hide {op.a}", f"mount --bind /dev/null {op.a}"),
     "READONLY": lambda op, p: (f"make {op.a} read-only", f"mount --rbind {op.a} {op.a} && mount -o remount,bind,ro {op.a}"),
     "OVERLAY": lambda op, p: (f"mount an overlay at {op.b}", f"mount -t overlay -o {op.a} overlay {op.b}"),
+    "REMOVE": lambda op, p: (f"remove {_in(op, p)} and everything below", f"rm -rf {_below(op, p)}"),
     "EXEC": _exec,
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import errno
 import os
 
 from dockless.errors import CommandNotExecutable, CommandNotFound, IdMapError, LaunchFailed, SandboxError
-from dockless.sandbox.plan import Op, Plan
+from dockless.sandbox.plan import Command, Op, Plan
 
 _E = errno
 _HINTS: dict[tuple[str, int], str] = {
@@ -35,11 +35,11 @@ _HINTS: dict[tuple[str, int], str] = {
 
 def explain(plan: Plan, index: int, error: int) -> SandboxError:
     """The error for operation ``index`` of the plan. ``error`` 0: the launcher was killed while it was there."""
-    total = len(plan.ops) + 1
+    total = len(plan.ops) + (plan.command is not None)
     if not 0 <= index < total:
         return LaunchFailed(f"the launcher refused the plan: {os.strerror(error)}", index=index, step="validate", errno=error, hint="this is a bug in dockless")
-    if index == len(plan.ops):
-        return _exec_failed(plan, index, error)
+    if index == len(plan.ops) and plan.command is not None:
+        return _exec_failed(plan.command, index, error)
     op = plan.ops[index]
     from dockless.sandbox.explain import words
 
@@ -59,11 +59,11 @@ def _subject(op: Op) -> str:
     return op.a if isinstance(op.a, str) and op.a else op.name.lower()
 
 
-def _exec_failed(plan: Plan, index: int, error: int) -> SandboxError:
-    program = plan.command.argv[0]
+def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
+    program = command.argv[0]
     if error in (_E.ENOENT, _E.ENOTDIR):
-        if len(plan.command.candidates) > 1 or "/" not in program:
-            looked = ", ".join(os.path.dirname(c) or "/" for c in plan.command.candidates)
+        if len(command.candidates) > 1 or "/" not in program:
+            looked = ", ".join(os.path.dirname(c) or "/" for c in command.candidates)
             return CommandNotFound(f"{program}: command not found", subject=program, hint=f"looked in {looked}")
         return CommandNotFound(f"{program}: no such file, or its interpreter is missing", subject=program, hint="check the path inside the image")
     hints = {

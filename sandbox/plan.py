@@ -15,11 +15,11 @@ from dockless import native
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
 SLOT_FREE = 16
 
-_HEADER = struct.Struct("<IHHIIIIIIQQQII" + "iIiiiIQQQQQ")
+_HEADER = struct.Struct("<IHHIIIIIIQQQIIII" + "iIiiiIQQQQQ")
 _OP = struct.Struct("<HHiiIIIQ")
 HEADER_SIZE = _HEADER.size
 _OPTIONAL = 1
-_TIMES, _DETACHED = 1, 2
+_TIMES, _DETACHED, _ERRAND = 1, 2, 4
 _MAGIC, _ABI = 0x4E4C504B, 1
 
 PHASES = ("new", "keeper", "init", "job", "ready", "exited")
@@ -50,19 +50,23 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes."""
+    """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``directory``, ``cgroup``: names that the keeper removes
+    at the end. ``command`` None: an errand, operations for the keeper alone.
+    """
 
     ops: tuple[Op, ...]
-    command: Command
+    command: Command | None
     slots: dict[int, str] = field(default_factory=dict)
     timeout: float = 0.0
     grace: float = 0.0
     stop_signal: int = 15
     log_limit: int = 64 << 20
+    directory: str = ""
+    cgroup: str = ""
 
     def text(self) -> str:
         """One line per operation, stable: what golden tests compare."""
-        return "".join(f"{_line(op, self.slots)}\n" for op in self.ops) + f"EXEC {' '.join(self.command.argv)}\n"
+        return "".join(f"{_line(op, self.slots)}\n" for op in self.ops) + (f"EXEC {' '.join(self.command.argv)}\n" if self.command else "")
 
 
 def _line(op: Op, slots: dict[int, str]) -> str:
@@ -94,8 +98,8 @@ class _Data:
     """The data section: each string once, blobs aligned to 8."""
 
     def __init__(self) -> None:
-        self.bytes = bytearray()
-        self.strings: dict[str, int] = {}
+        self.bytes = bytearray(b"\0")  # offset 0 is the empty string
+        self.strings: dict[str, int] = {"": 0}
 
     def string(self, text: str) -> int:
         offset = self.strings.get(text)
@@ -137,18 +141,21 @@ def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
             blob = b.encode() if isinstance(b, str) else (b or b"")
             b, c = data.blob(blob), len(blob)  # type: ignore[arg-type]
         rows += _OP.pack(code, _OPTIONAL if op.optional else 0, op.slot_in, op.slot_out, a, b, c, op.x)
-    a, b = data.vector(plan.command)
-    rows += _OP.pack(codes["EXEC"][0], 0, -1, -1, a, b, 0, 0)
+    if plan.command is not None:
+        a, b = data.vector(plan.command)
+        rows += _OP.pack(codes["EXEC"][0], 0, -1, -1, a, b, 0, 0)
+    directory, cgroup = data.string(plan.directory), data.string(plan.cgroup)
     data.bytes += b"\0" * (-len(data.bytes) % 8)
 
-    n_ops = len(plan.ops) + 1
+    n_ops = len(rows) // _OP.size
     ops_offset = _HEADER.size
     data_offset = ops_offset + len(rows)
     times_offset = data_offset + len(data.bytes) if times else 0
     size = data_offset + len(data.bytes) + (8 * n_ops if times else 0)
+    flags = (_TIMES if times else 0) | (_DETACHED if detached else 0) | (0 if plan.command else _ERRAND)
     header = _HEADER.pack(
-        _MAGIC, _ABI, (_TIMES if times else 0) | (_DETACHED if detached else 0), size, n_ops, ops_offset, data_offset, len(data.bytes), times_offset,
-        int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, plan.stop_signal, 0,
+        _MAGIC, _ABI, flags, size, n_ops, ops_offset, data_offset, len(data.bytes), times_offset,
+        int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, plan.stop_signal, directory, cgroup, 0,
         -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     return header + bytes(rows) + bytes(data.bytes) + b"\0" * (8 * n_ops if times else 0)
@@ -177,7 +184,7 @@ def read_record(raw: bytes) -> Record:
     the end of each operation, empty if not recorded."""
     fields = _HEADER.unpack_from(raw)
     n_ops, times_offset = fields[4], fields[8]
-    pc, phase, error, status, init_pid, outcome, user, system, rss, ended, started = fields[14:]
+    pc, phase, error, status, init_pid, outcome, user, system, rss, ended, started = fields[16:]
     times = struct.unpack_from(f"<{n_ops}Q", raw, times_offset) if times_offset and len(raw) >= times_offset + 8 * n_ops else ()
     return Record(pc, PHASES[phase], error, status, init_pid, outcome, user / 1e6, system / 1e6, rss * 1024, ended / 1e9, started / 1e9, times)
 

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -212,3 +213,20 @@ def start(plan: Plan, fds: Mapping[int, int], *, name: str = "dockless", times: 
     process = Process(launched, plan, plan_fd, report, leash, started)
     process._await_ready()
     return process
+
+
+def errand(plan: Plan, fds: Mapping[int, int]) -> None:
+    """Carry out operations of the keeper alone and wait for them. Errors: ``LaunchFailed``"""
+    with contextlib.ExitStack() as opened:
+        plan_fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
+        opened.callback(os.close, plan_fd)
+        report, writer = os.pipe2(os.O_CLOEXEC)
+        opened.callback(os.close, report)
+        with open(writer, "wb"):
+            os.write(plan_fd, encode(plan))
+            launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
+        raw = _read_report(report)
+        native.reap(launched.pidfd)
+        os.close(launched.pidfd)
+    if raw is None or raw[0] != _STATUS:
+        raise failure.explain(plan, -1 if raw is None else raw[1], 0 if raw is None else raw[2])

@@ -11,9 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
-import stat
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +22,13 @@ from dockless.cgroups import Cgroup, DeviceRule, Limits, Usage, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
 from dockless.sandbox import features, process
 from dockless.sandbox.compile import USERNS_LABEL, compile_plan
-from dockless.sandbox.plan import SLOT_CGROUP, Plan
+from dockless.sandbox.builder import NEW_NS, Section
+from dockless.sandbox.plan import SLOT_CGROUP, SLOT_FREE, SLOT_STATE, Plan
 from dockless.sandbox.process import Exit, Process
 from dockless.sandbox.resolve import UNTRUSTED_PIDS, resolve
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import Spec, check_id
-from dockless.sandbox.userns import namespace_fd
+from dockless.sandbox.userns import default_map, namespace_fd
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -91,9 +89,14 @@ class Sandbox:
         directory = paths.state() / "running" / self.id
         self._stack.callback(remove_tree, directory)
         resolved = prepare(self.spec, image, directory, self._cgroup)
-        self.plan = compile_plan(resolved)
-        fds = dict(enumerate(self._stdio)) | slots(self.plan, resolved, self._cgroup)
-        self._process = process.start(self.plan, fds, name=f"dockless {self.id}", times=self._times)
+        plan = compile_plan(resolved)
+        self.plan = replace(plan, directory=self.id if resolved.layers else "", cgroup=f"run-{self.id}" if self._cgroup else "")
+        fds = dict(enumerate(self._stdio)) | slots(plan, resolved, self._cgroup)
+        with contextlib.ExitStack() as opened:
+            if resolved.layers:
+                fds[SLOT_STATE] = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                opened.callback(os.close, fds[SLOT_STATE])
+            self._process = process.start(self.plan, fds, name=f"dockless {self.id}", times=self._times)
         self._stack.callback(self._process.close)
 
     def wait(self, timeout: float | None = None) -> Exit:
@@ -178,21 +181,18 @@ def with_usage(ended: Exit, usage: Usage | None) -> Exit:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a sandbox's directory, never following a link. What a job made unreadable to us is made readable first."""
+    """Remove a sandbox's directory with the rights over every owner in it: an errand for the launcher, in the user namespace where we are not root."""
     if not os.path.lexists(directory):
         return
-
-    def force(function: object, path: str, error: object) -> None:
-        parent = os.path.dirname(path)
-        with contextlib.suppress(OSError):
-            os.chmod(parent, 0o700, follow_symlinks=True)
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            os.chmod(path, 0o700)
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)
-
-    shutil.rmtree(directory, onerror=force)
+    section = Section()
+    fds = {}
+    if os.geteuid() != 0:
+        idmap = default_map()
+        if not idmap.single:
+            section.add("SETNS", SLOT_FREE, x=NEW_NS["user"])
+            fds[SLOT_FREE] = namespace_fd(idmap)
+    section.add("REMOVE", a=str(directory))
+    process.errand(Plan(tuple(section.ops), None, {SLOT_FREE: USERNS_LABEL}), fds)
 
 
 def explain(spec: Spec) -> Plan:
