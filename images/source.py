@@ -22,6 +22,7 @@ from dockless.images.files import check_room
 from dockless.images.merged import Merged
 
 MEMBERS_MAX = 100_000
+_NAMES_MAX = 1000
 _LINKS_MAX = 10
 _ROOM_STEP = 64 << 20
 
@@ -56,7 +57,7 @@ class DirectorySource:
         return self._tree.open_file(node) if node is not None else None
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self._path))[:1000]
+        return sorted(os.listdir(self._path))[:_NAMES_MAX]
 
     def close(self) -> None:
         self._tree.close()
@@ -70,6 +71,7 @@ class TarSource:
         self._file = file
         self._files: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
+        self._top: set[str] = set()
         reader = tarstream.TarReader(file, what)
         for member in reader:
             name = _clean(member.name.decode("utf-8", "surrogateescape"))
@@ -77,6 +79,8 @@ class TarSource:
                 break  # no image has so many blobs; a file system has
             if name is None:
                 continue
+            if len(self._top) < _NAMES_MAX:
+                self._top.add(name.partition("/")[0])
             self._files.pop(name, None)
             self._links.pop(name, None)
             link = member.link.decode("utf-8", "surrogateescape")
@@ -100,7 +104,7 @@ class TarSource:
         return io.BufferedReader(_Slice(self._file.fileno(), *self._files[found]), CHUNK)
 
     def names(self) -> list[str]:
-        return sorted({name.partition("/")[0] for name in (*self._files, *self._links)})[:1000]
+        return sorted(self._top)
 
     def close(self) -> None:
         self._file.close()
