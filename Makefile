@@ -2,7 +2,7 @@
 #
 # A fresh clone needs Python 3.11 or newer with venv and headers, gcc and a package index:
 #   apt-get install gcc make python3-dev python3-venv
-# Everything else goes into .venv. PYTHON=… picks an interpreter, ARGS=… goes to pytest, bench or the VM.
+# Everything else goes into .venv. PYTHON=… picks an interpreter, CC=… a compiler, ARGS=… goes to pytest, bench or the VM.
 
 # The repository root holds a folder called `sched`: it must never hide the standard library's.
 export PYTHONSAFEPATH := 1
@@ -11,7 +11,6 @@ export PIP_ROOT_USER_ACTION := ignore
 
 suitable = $(1) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do if $(call suitable,$$p); then echo $$p; break; fi; done)
-CC ?= gcc
 V := .venv
 PY := $(V)/bin/python
 PIP := $(PY) -m pip --quiet --quiet
@@ -72,14 +71,13 @@ preflight:
 	@if [ -z "$(PYTHON)" ] || ! $(call suitable,$(PYTHON)); then \
 	  echo "dockless needs Python 3.11 or newer; '$(or $(PYTHON),python3)' is $$($(or $(PYTHON),python3) --version 2>&1 | tail -n 1)."; \
 	  echo "  hint: Debian 12 and Ubuntu 24.04 have it (apt-get install python3); or make PYTHON=/path/to/python3.12"; exit 1; fi
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
-	  echo "$(PYTHON) has no venv module."; \
-	  echo "  hint: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])') (or python3-venv)"; exit 1; }
-	@command -v $(firstword $(CC)) >/dev/null || { echo "No C compiler ($(CC))."; echo "  hint: apt-get install gcc"; exit 1; }
-	@echo '#include <errno.h>' | $(CC) -E - >/dev/null 2>&1 || { echo "The C library's headers are missing."; echo "  hint: apt-get install libc6-dev"; exit 1; }
-	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_config_var("INCLUDEPY") + "/Python.h"))' || { \
-	  echo "Python's C headers are missing."; \
-	  echo "  hint: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])') (or python3-dev)"; exit 1; }
+	@missing=; version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	if ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then echo "$(PYTHON) has no venv module with pip."; missing="$$missing python$$version-venv"; fi; \
+	if ! $(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_config_var("INCLUDEPY") + "/Python.h"))'; then \
+	  echo "Python's C headers are missing."; missing="$$missing python$$version-dev"; fi; \
+	if ! command -v $${CC:-gcc} >/dev/null; then echo "There is no C compiler ($${CC:-gcc})."; missing="$$missing gcc libc6-dev"; \
+	elif ! echo '#include <errno.h>' | $${CC:-gcc} -E - >/dev/null 2>&1; then echo "The C library's headers are missing."; missing="$$missing libc6-dev"; fi; \
+	if [ -n "$$missing" ]; then echo "  hint: apt-get install$$missing"; exit 1; fi
 
 # The environment is made anew only when it is not there; packages follow pyproject.toml.
 $(PY):

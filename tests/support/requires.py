@@ -140,18 +140,31 @@ def _delegated_controllers() -> frozenset[str]:
     return frozenset(place.read_text().split()) if not _systemd_user() and place.exists() else frozenset()
 
 
+def _hands_down(place: Path) -> frozenset[str]:
+    """The controllers that groups below ``place`` can have. A group with processes of its own hands down none but what it did before."""
+    handed = frozenset((place / "cgroup.subtree_control").read_text().split())
+    is_the_root = not (place / "cgroup.type").exists()
+    if is_the_root or not (place / "cgroup.procs").read_text().split():
+        handed |= frozenset((place / "cgroup.controllers").read_text().split())
+    return handed
+
+
 def _cgroup2(controller: str) -> str:
     if cgroup2_mount() is None:
         return "cgroup v2 is not mounted"
     place = _own_cgroup()
     if place is None and _systemd_user():
         return f"uid {os.geteuid()} may not make groups in {cgroup2_mount()}"
+    if place is not None:
+        probe = place / f"requires-{os.getpid()}"
+        try:
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            return f"no group can be made in {place}: {error.strerror}"
     if not controller:
         return ""
-    if controller not in CONTROLLERS:
-        raise UnknownWord(f"cgroup2:{controller}")
-    found = frozenset((place / "cgroup.controllers").read_text().split()) if place is not None else frozenset()
-    found |= _delegated_controllers()
+    found = (_hands_down(place) if place is not None else frozenset()) | _delegated_controllers()
     return "" if controller in found else f"no cgroup v2 {controller} controller here (found: {' '.join(sorted(found)) or 'none'})"
 
 
@@ -166,8 +179,8 @@ def _hybrid() -> str:
 def _device_filter() -> str:
     """BPF_PROG_LOAD of ``return 1`` as BPF_PROG_TYPE_CGROUP_DEVICE (15). bpf(2)"""
     number = {"x86_64": 321, "aarch64": 280}.get(platform.machine())
-    if number is None or cgroup2_mount() is None:
-        return "no cgroup v2" if number else f"bpf(2) is not known here for {platform.machine()}"
+    if number is None or _cgroup2(""):
+        return _cgroup2("") or f"bpf(2) is not known here for {platform.machine()}"
     code = ctypes.create_string_buffer(struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0))
     text = ctypes.create_string_buffer(b"GPL")
     attributes = ctypes.create_string_buffer(struct.pack("<IIQQ", 15, 2, ctypes.addressof(code), ctypes.addressof(text)), 128)
