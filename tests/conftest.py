@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +12,7 @@ from support import requires as requirements
 from support import residue
 
 HERE = Path(__file__).resolve().parent
+FAILED = pytest.StashKey[bool]()
 CHECKED_FOR_RESIDUE = ("integration", "attacks")
 
 # No deadline: the guest emulates its processor. No database of examples where the tests lie on a read-only disk.
@@ -44,13 +45,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         requirements.check(*mark.args)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A DOCKLESS_HOME of the test's own. The name is short: a unix socket's path has 108 bytes."""
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A DOCKLESS_HOME of the test's own, kept when the test fails. The name is short: a unix socket's path has 108 bytes."""
     place = tmp_path / "h"
     place.mkdir(mode=0o700)
     monkeypatch.setenv("DOCKLESS_HOME", str(place))
-    return place
+    yield place
+    residue.unmount_below(tmp_path)
+    if not request.node.stash.get(FAILED, False):
+        residue.remove_tree(place)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,9 @@ import os
 import re
 import resource
 import signal
+import shutil
 import socket
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -155,3 +157,18 @@ def leftovers(before: State, deadline: float = DEADLINE) -> list[str]:
         time.sleep(0.02)
         left &= _difference(before, snapshot())
     return sorted(left)
+
+
+def unmount_below(place: Path) -> None:
+    """Detach mounts that a failed test left below ``place``: whoever removes the directory later must not remove what is mounted there."""
+    for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+        target = line.split()[4]
+        if Path(target).is_relative_to(place):
+            _libc.umount2(os.fsencode(target), 2)  # MNT_DETACH
+
+
+def remove_tree(place: Path) -> None:
+    """Remove a directory that may hold files of a user's subordinate ids, which only her own user namespace can remove."""
+    shutil.rmtree(place, ignore_errors=True)
+    if place.exists() and os.geteuid() != 0:
+        subprocess.run(["unshare", "--user", "--map-root-user", "--map-auto", "rm", "-rf", str(place)], capture_output=True)
