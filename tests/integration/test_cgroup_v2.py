@@ -1,7 +1,8 @@
 """Limits with effect: each is set on a real group, a real process runs into it, and the effect is measured.
 
 Written for Linux 6.1 and newer with cgroup v2 controllers, as root or with a delegated subtree. Bounds are wide on the side where a slow
-machine (an emulated one) would fail, and tight on the side where a limit without effect would pass.
+machine (an emulated one) would fail, and tight on the side where a limit without effect would pass. The figures measured are printed:
+``pytest -rP`` shows them.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def test_out_of_memory_is_killed_and_seen(make):
     assert sum(event.kills for event in seen if isinstance(event, OomEvent)) == 1
     assert seen[-1] == Populated(False) and Populated(True) in seen
     usage = group.usage()
+    print(f"memory.max 64 MiB: {usage.oom_kills} killed, peak {usage.memory_peak} bytes, limit reached {usage.memory_limit_hits} times")
     assert usage.oom_kills == 1
     assert usage.memory_limit_hits is not None and usage.memory_limit_hits > 0
     assert usage.memory_peak is not None and 48 * MIB < usage.memory_peak <= 64 * MIB
@@ -153,6 +155,9 @@ def test_a_fifth_of_a_core_is_a_fifth_of_a_core(make):
     wall = time.monotonic() - before
     usage = group.usage()
     assert usage.cpu_seconds is not None
+    print(
+        f"0.2 cores: {usage.cpu_seconds:.3f} s of processor in {wall:.2f} s, {usage.throttled_periods} of {usage.periods} periods throttled"
+    )
     # Two processes would take two cores; one quota of 20 ms at the edges is the kernel's own slack, per processor.
     assert usage.cpu_seconds <= 0.2 * wall + 0.02 * (os.cpu_count() or 1) + 0.05
     assert usage.throttled_periods is not None and usage.throttled_periods >= 5
@@ -176,6 +181,7 @@ def test_weights_share_one_processor(make):
     processes = [start(group, sys.executable, "-S", "-c", code) for group in (light, heavy)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0]
     share = heavy.usage().cpu_seconds / light.usage().cpu_seconds
+    print(f"cpu.weight 1000 beside 100: {share:.1f} times the processor time")
     assert share > 2.5, f"ten times the weight had {share:.1f} times the time"
 
 
@@ -233,6 +239,7 @@ def test_forks_stop_at_the_limit(make):
     done = python(group, FORKS + "for pid in children: os.kill(pid, 9)\n")
     assert done.stdout == "9\n", done.stderr  # ten with the first
     usage = group.usage()
+    print(f"pids.max 10: 9 forks, {usage.pids_refused} refused")
     assert usage.pids_refused is not None and usage.pids_refused >= 1
     assert usage.pids_peak in (None, 10)  # newer than 6.1
 
@@ -265,6 +272,7 @@ def test_disk_bytes_per_second(make, scratch_disk, mode):
         run = python(limited, transfer(file, 8, mode))
         assert run.returncode == 0, run.stderr
         seconds = float(run.stdout)
+        print(f"io.max {mode} 2 MiB/s: {8 / seconds:.2f} MiB/s; writing without a limit: {8 / float(free_run.stdout):.0f} MiB/s")
         # 8 MiB at 2 MiB/s are four seconds; the kernel lets the first slice go at once.
         assert seconds > 3, f"{mode}: {8 / seconds:.1f} MiB/s where 2 were allowed ({8 / float(free_run.stdout):.1f} without a limit)"
         assert seconds < 40
@@ -282,6 +290,7 @@ def test_disk_operations_per_second(make, scratch_disk):
     try:
         run = python(group, transfer(file, 4, "write"))
         assert run.returncode == 0, run.stderr
+        print(f"io.max 20 writes/s: 64 in {float(run.stdout):.2f} s")
         assert float(run.stdout) > 2.2, f"64 writes in {run.stdout} s where 20 a second were allowed"
         assert group.usage().io_write_ops >= 64
     finally:
