@@ -11,8 +11,8 @@ import gc
 import os
 import re
 import resource
-import signal
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
