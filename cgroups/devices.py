@@ -16,6 +16,7 @@ because her mounts and her file permissions already show her sandboxes only what
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import struct
 from collections.abc import Iterable
@@ -160,22 +161,49 @@ def _instruction(opcode: int, dst: int = 0, src: int = 0, off: int = 0, imm: int
 _LITTLE = struct.pack("=H", 1)[0] == 1
 
 
+class _Program:
+    """A loaded program; its fd lives as long as somebody may attach it."""
+
+    def __init__(self, code: bytes) -> None:
+        from dockless import native
+
+        self.fd = -1
+        self.fd = native.bpf_prog_load_cgroup_device(code)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+@functools.lru_cache(maxsize=16)
+def _program(code: bytes) -> _Program:
+    """Loading makes the kernel verify and compile, some 150 µs; one loaded program serves any number of groups."""
+    return _Program(code)
+
+
+@functools.lru_cache(maxsize=64)
+def _assembled(rules: tuple[DeviceRule, ...]) -> bytes:
+    return assemble(rules)
+
+
 def attach(cgroup_fd: int, rules: Iterable[DeviceRule], *, flags: int = ALLOW_MULTI) -> None:
-    """Load the program and attach it to the group; it lives as long as the group.
+    """Attach the program of these rules to the group; it stays there as long as the group.
 
     With ALLOW_MULTI another filter joins the ones there, so a second call only narrows. Raises ``BadInput``, ``LimitUnavailable``
     (controller "devices": not privileged, or a kernel without CONFIG_CGROUP_BPF), ``CgroupError``.
     """
-    code = assemble(rules)
+    code = _assembled(tuple(rules))
     from dockless import native
 
-    program = -1
+    program: _Program | None = None
     try:
-        program = native.bpf_prog_load_cgroup_device(code)
-        native.bpf_prog_attach(cgroup_fd, program, flags)
+        program = _program(code)
+        native.bpf_prog_attach(cgroup_fd, program.fd, flags)
     except OSError as error:
         # EINVAL without a word from the verifier: the kernel does not know this type of program.
-        unknown = error.errno == errno.ENOSYS or (error.errno == errno.EINVAL and program < 0 and str(error).endswith("Invalid argument"))
+        unknown = error.errno == errno.ENOSYS or (
+            error.errno == errno.EINVAL and program is None and str(error).endswith("Invalid argument")
+        )
         if unknown or error.errno in (errno.EPERM, errno.EACCES):
             reason = "this kernel has no CONFIG_CGROUP_BPF" if unknown else "it needs root"
             raise LimitUnavailable(
@@ -186,6 +214,3 @@ def attach(cgroup_fd: int, rules: Iterable[DeviceRule], *, flags: int = ALLOW_MU
         raise CgroupError(
             f"the device filter was refused: {error}", hint="another filter without BPF_F_ALLOW_MULTI may be attached"
         ) from error
-    finally:
-        if program >= 0:
-            os.close(program)

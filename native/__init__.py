@@ -139,9 +139,7 @@ def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -
     native = _extension()
     slots = sorted(fds)
     pidfd = native.ffi.new("int *")
-    pid = native.lib.shim_launch(
-        launcher(), name.encode(), len(slots), [fds[s] for s in slots], slots, cgroup_fd, int(new_userns), pidfd
-    )
+    pid = native.lib.shim_launch(launcher(), name.encode(), len(slots), [fds[s] for s in slots], slots, cgroup_fd, int(new_userns), pidfd)
     return Launched(_check(pid, "clone3"), pidfd[0])
 
 

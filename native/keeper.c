@@ -164,10 +164,11 @@ static void watch(struct plan_header *plan) {
 
 /* What the host would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. */
 static void clean_up(struct plan_header *plan) {
-    if (plan->directory) remove_tree(SLOT_STATE, plan_data(plan, plan->directory));
-    if (plan->cgroup && (plan->outcome & OUTCOME_LEASH)) {
+    const char *directory = plan_data(plan, plan->directory), *cgroup = plan_data(plan, plan->cgroup);
+    if (*directory) remove_tree(SLOT_STATE, directory);
+    if (*cgroup && (plan->outcome & OUTCOME_LEASH)) {
         sysret parent = sys(NR_openat, SLOT_CGROUP, "..", O_PATH_ | O_DIRECTORY_ | O_CLOEXEC_, 0);
-        sys(NR_unlinkat, parent, plan_data(plan, plan->cgroup), 0x200 /* REMOVEDIR */);
+        sys(NR_unlinkat, parent, cgroup, 0x200 /* REMOVEDIR */);
     }
 }
 

@@ -55,8 +55,8 @@ struct plan_header {
     uint64_t grace_ns;
     uint64_t log_limit;
     uint32_t stop_signal;
-    uint32_t directory; /* string: the sandbox's directory in SLOT_STATE, removed at the end; 0 for none */
-    uint32_t cgroup;    /* string: the name of its cgroup, removed if the host is gone; 0 for none */
+    uint32_t directory; /* string: the sandbox's directory in SLOT_STATE, removed at the end; empty for none */
+    uint32_t cgroup;    /* string: the name of its cgroup, removed if the host is gone; empty for none */
     uint32_t reserved;
     /* below: written by the interpreter */
     int32_t pc;

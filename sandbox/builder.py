@@ -40,7 +40,8 @@ class Section:
 
 @dataclass(slots=True)
 class Builder:
-    """``mounter`` is the section whose process may mount what lies on the host: the keeper as root, init where only a user namespace gives the right."""
+    """``mounter`` is the section whose process may mount what lies on the host: the keeper as root, init where only a user namespace
+    gives the right."""
 
     keeper: Section = field(default_factory=Section)
     init: Section = field(default_factory=Section)
@@ -67,7 +68,9 @@ class Builder:
         section.add("CLOSE", context)
         return mount
 
-    def clone_tree(self, section: Section, path: str, *, recursive: bool = False, attributes: int = 0, label: str = "", optional: bool = False) -> int:
+    def clone_tree(
+        self, section: Section, path: str, *, recursive: bool = False, attributes: int = 0, label: str = "", optional: bool = False
+    ) -> int:
         """A clone of what is mounted at a path of the host, attached nowhere yet: its slot."""
         tree = self.slot(label or path)
         section.add("OPEN_TREE", slot_out=tree, a=path, x=TREE_CLONE | (RECURSIVE if recursive else 0), optional=optional)

@@ -18,12 +18,9 @@ from dockless.sandbox import rootfs
 from dockless.sandbox.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder
 from dockless.sandbox.plan import SLOT_CGROUP, Op, Plan
 from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.spec import RLIMITS
 
 USERNS_LABEL = "user namespace"
-RLIMITS = {
-    "cpu": 0, "fsize": 1, "data": 2, "stack": 3, "core": 4, "rss": 5, "nproc": 6, "nofile": 7, "memlock": 8, "as": 9, "locks": 10,
-    "sigpending": 11, "msgqueue": 12, "nice": 13, "rtprio": 14, "rttime": 15,
-}  # fmt: skip
 _SIGKILL = 9
 _ALL_CAPS = (1 << 64) - 1
 

@@ -23,16 +23,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dockless import paths
 from dockless.cgroups import Cgroup, Usage
 from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox import process, sandbox
-from dockless.sandbox.compile import compile_plan
-from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT
+from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
+from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Spec, check_id
+
+if TYPE_CHECKING:
+    from dockless.images import Image
 
 State = Literal["starting", "running", "exited", "vanished"]
 
@@ -81,7 +84,8 @@ class Detached:
         return tuple(p for p in (self.directory / "log.1", self.directory / "log") if p.exists())
 
     def state(self) -> State:
-        """``starting``: no program has been exec'd yet, ``vanished``: it ended without a record (a reboot, a killed keeper), or never began."""
+        """``starting``: no program has been exec'd yet, ``vanished``: it ended without a record (a reboot, a killed keeper), or never
+        began."""
         alive = _locked(self.directory / "lock")
         if (self.directory / "exit").exists():
             return "exited"
@@ -307,23 +311,23 @@ def start(
     return made
 
 
-def _start(spec: Spec, made: Detached, image: object, lock: int, owner: int | None, labels: Mapping[str, str]) -> None:
+def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | None, labels: Mapping[str, str]) -> None:
     group = sandbox.make_cgroup(spec, made.id)
     fds: list[int] = []
     try:
         warnings = tuple(group.warnings) if group else ()
         document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), str(group.path) if group else "", dict(labels), warnings)
         _write_document(made.directory, document)
-        resolved = sandbox.prepare(spec, image, made.directory, group, owner)  # type: ignore[arg-type]
-        plan = compile_plan(resolved)
+        ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         out_reader, out = os.pipe2(os.O_CLOEXEC)
         err_reader, err = os.pipe2(os.O_CLOEXEC)
         state = os.open(made.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fds += [null, out_reader, out, err_reader, err, state]
         slots = {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
-        slots |= sandbox.slots(plan, resolved, group)
-        process.start(plan, slots, name=f"dockless {made.id}", detached=True).release()
+        slots |= ready.slots(group)
+        raw = personal(ready.raw(detached=True), directory=str(made.directory))
+        process.start(ready.plan, raw, slots, name=f"dockless {made.id}").release()
     finally:
         for fd in fds:
             os.close(fd)
@@ -340,4 +344,3 @@ def _write_document(directory: Path, document: Document) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.rename(temporary, directory / "spec.json")
-

@@ -1,6 +1,7 @@
 """A plan for people: each operation in plain words, with the shell command that does the same and, if it was measured, what it took.
 
-The commands are for reading and trying by hand; ``$slot`` stands for a mount or file that an earlier line made. ``--explain`` prints these rows.
+The commands are for reading and trying by hand; ``$slot`` stands for a mount or file that an earlier line made. ``--explain`` prints
+these rows.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ from dataclasses import dataclass
 
 from dockless.sandbox.builder import IDMAP, NEW_NS, NODEV, NOEXEC, NOSUID, RDONLY
 from dockless.sandbox.plan import Op, Plan
+from dockless.sandbox.spec import RLIMITS
 
+_RLIMIT_NAMES = {number: name for name, number in RLIMITS.items()}
 _FLAGS = ((RDONLY, "ro"), (NOSUID, "nosuid"), (NODEV, "nodev"), (NOEXEC, "noexec"))
-_UNSHARE = {"mount": "--mount", "uts": "--uts", "ipc": "--ipc", "pid": "--pid --fork", "net": "--net", "user": "--user", "cgroup": "--cgroup", "time": "--time"}
-_RLIMIT_NAMES = ("cpu", "fsize", "data", "stack", "core", "rss", "nproc", "nofile", "memlock", "as", "locks", "sigpending", "msgqueue", "nice", "rtprio", "rttime")  # fmt: skip
+_UNSHARE = {
+    "mount": "--mount",
+    "uts": "--uts",
+    "ipc": "--ipc",
+    "pid": "--pid --fork",
+    "net": "--net",
+    "user": "--user",
+    "cgroup": "--cgroup",
+    "time": "--time",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,20 @@ class Row:
     words: str
     shell: str
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """An operation as it is spoken of: texts as text, blobs as bytes."""
+
+    slot_in: int
+    slot_out: int
+    a: str
+    b: str
+    blob_a: bytes
+    blob_b: bytes
+    c: int
+    x: int
 
 
 def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Row]:
@@ -60,7 +85,7 @@ def _options(bits: int) -> str:
     return ",".join(name for bit, name in _FLAGS if bits & bit)
 
 
-def _ids(op: Op) -> tuple[int, int]:
+def _ids(op: _Said) -> tuple[int, int]:
     return op.x & 0xFFFFFFFF, op.x >> 32
 
 
@@ -73,39 +98,45 @@ def _quoted(value: str | bytes | int) -> str:
     return shlex.quote(text if len(text) <= 60 else text[:57] + "...")
 
 
-def _attributes(op: Op, plan: Plan) -> tuple[str, str]:
-    name = _label(plan, op.slot_in) if op.slot_in >= 0 else _text(op.a)
-    where = _variable(plan, op.slot_in) if op.slot_in >= 0 else _text(op.a)
-    if op.b:
+def _attributes(op: _Said, plan: Plan) -> tuple[str, str]:
+    name = _label(plan, op.slot_in) if op.slot_in >= 0 else op.a
+    where = _variable(plan, op.slot_in) if op.slot_in >= 0 else op.a
+    if op.b != "0":
         return f"make every mount below {name} private: nothing mounted here shows outside", f"mount --make-rprivate {where}"
     if op.x & IDMAP:
-        return f"shift the owners of {name} by the id map of the user namespace", f"mount -o bind,X-mount.idmap=/proc/$holder/ns/user {where} {where}"
+        return (
+            f"shift the owners of {name} by the id map of the user namespace",
+            f"mount -o bind,X-mount.idmap=/proc/$holder/ns/user {where} {where}",
+        )
     return f"make {name} {_options(op.x)}", f"mount -o remount,bind,{_options(op.x)} {where}"
 
 
-def _move(op: Op, plan: Plan) -> tuple[str, str]:
+def _move(op: _Said, plan: Plan) -> tuple[str, str]:
     what = _label(plan, op.slot_in)
     if op.slot_out < 0:
         return f"mount {what} at {op.a}", f"mount --move {_variable(plan, op.slot_in)} {op.a}"
-    where = _text(op.a) if op.a else "/"
-    return f"mount {what} at {where} of {_label(plan, op.slot_out)}", f"mount --move {_variable(plan, op.slot_in)} {_variable(plan, op.slot_out)}/{where.lstrip('/')}"
+    where = op.a or "/"
+    return (
+        f"mount {what} at {where} of {_label(plan, op.slot_out)}",
+        f"mount --move {_variable(plan, op.slot_in)} {_variable(plan, op.slot_out)}/{where.lstrip('/')}",
+    )
 
 
-def _set_ids(op: Op, plan: Plan) -> tuple[str, str]:
+def _set_ids(op: _Said, plan: Plan) -> tuple[str, str]:
     uid, gid = _ids(op)
-    raw = op.b if isinstance(op.b, bytes) else b""
+    raw = op.blob_b
     groups = [str(int.from_bytes(raw[i : i + 4], "little")) for i in range(0, len(raw), 4)]
-    keep = "leave the groups, " if op.a else f"set the supplementary groups to {','.join(groups) or 'none'}, "
-    clear = "--keep-groups" if op.a else (f"--groups {','.join(groups)}" if groups else "--clear-groups")
+    keep = "leave the groups, " if op.a != "0" else f"set the supplementary groups to {','.join(groups) or 'none'}, "
+    clear = "--keep-groups" if op.a != "0" else (f"--groups {','.join(groups)}" if groups else "--clear-groups")
     return f"{keep}become user {uid}, group {gid}", f"setpriv --reuid {uid} --regid {gid} {clear}"
 
 
-def _below(op: Op, plan: Plan) -> str:
-    path = _text(op.a)
+def _below(op: _Said, plan: Plan) -> str:
+    path = op.a
     return path if op.slot_in < 0 else f"{_variable(plan, op.slot_in)}/{path.lstrip('/')}"
 
 
-def _in(op: Op, plan: Plan) -> str:
+def _in(op: _Said, plan: Plan) -> str:
     return f"{op.a}" if op.slot_in < 0 else f"{op.a} in {_label(plan, op.slot_in)}"
 
 
@@ -115,36 +146,39 @@ def _caps(mask: int) -> str:
     return ",".join(name.removeprefix("CAP_").lower() for name in ordered(from_mask(mask & ((1 << 41) - 1)))) or "none"
 
 
-def _bounding(op: Op, plan: Plan) -> tuple[str, str]:
+def _bounding(op: _Said, plan: Plan) -> tuple[str, str]:
     kept = _caps(op.x)
     plus = "".join(f",+{name}" for name in kept.split(",")) if kept != "none" else ""
     return f"drop every capability from the bounding set but: {kept}", f"setpriv --bounding-set -all{plus}"
 
 
-def _open_tree(op: Op, plan: Plan) -> tuple[str, str]:
-    source = _text(op.a) or _label(plan, op.slot_in)
-    return f"take a clone of {source}, mounted nowhere yet", f"mount --{'r' if op.x & 0x8000 else ''}bind {source} {_variable(plan, op.slot_out)}"
+def _open_tree(op: _Said, plan: Plan) -> tuple[str, str]:
+    source = op.a or _label(plan, op.slot_in)
+    return (
+        f"take a clone of {source}, mounted nowhere yet",
+        f"mount --{'r' if op.x & 0x8000 else ''}bind {source} {_variable(plan, op.slot_out)}",
+    )
 
 
-def _exec(op: Op, plan: Plan) -> tuple[str, str]:
+def _exec(op: _Said, plan: Plan) -> tuple[str, str]:
     assert plan.command is not None
     program = plan.command.argv[0]
     return f"run {program}", f"exec env -i {' '.join(_quoted(e) for e in plan.command.envp)} {shlex.join(plan.command.argv)}"
 
 
-def _rlimit(op: Op, plan: Plan) -> tuple[str, str]:
-    raw = op.a if isinstance(op.a, bytes) else b""
+def _rlimit(op: _Said, plan: Plan) -> tuple[str, str]:
+    raw = op.blob_a
     soft, hard = (int.from_bytes(raw[i : i + 8], "little") for i in (0, 8))
     values = ":".join("unlimited" if v == (1 << 64) - 1 else str(v) for v in (soft, hard))
     return f"limit {_RLIMIT_NAMES[op.c]} to {values}", f"prlimit --{_RLIMIT_NAMES[op.c]}={values}"
 
 
-def _affinity(op: Op, plan: Plan) -> tuple[str, str]:
-    mask = int.from_bytes(op.a if isinstance(op.a, bytes) else b"", "little")
+def _affinity(op: _Said, plan: Plan) -> tuple[str, str]:
+    mask = int.from_bytes(op.blob_a, "little")
     return f"run on processors {','.join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)} only", f"taskset {mask:#x}"
 
 
-_SAY: dict[str, Callable[[Op, Plan], tuple[str, str]]] = {
+_SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "OPEN_TREE": _open_tree,
     "MOUNT_ATTR": _attributes,
     "FSOPEN": lambda op, p: (f"begin a new {op.a} file system", f"fs={op.a}"),
@@ -157,20 +191,36 @@ _SAY: dict[str, Callable[[Op, Plan], tuple[str, str]]] = {
     ),
     "MOVE_MOUNT": _move,
     "MKDIR": lambda op, p: (f"make the directory {_in(op, p)}", f"mkdir -p -m {op.x:o} {_below(op, p)}"),
-    "MKTARGET": lambda op, p: (f"make {_in(op, p)} to mount {_label(p, op.slot_out)} on", f"[ -e {_below(op, p)} ] || touch {_below(op, p)}"),
+    "MKTARGET": lambda op, p: (
+        f"make {_in(op, p)} to mount {_label(p, op.slot_out)} on",
+        f"[ -e {_below(op, p)} ] || touch {_below(op, p)}",
+    ),
     "SYMLINK": lambda op, p: (f"link {op.a} to {op.b}", f"ln -s {op.b} {_below(op, p)}"),
     "OPEN": lambda op, p: (f"open {_in(op, p)}", f"exec {{fd}}< {_below(op, p)}"),
     "CLOSE": lambda op, p: (f"close {_label(p, op.slot_in)}", "exec {fd}<&-"),
     "PIVOT": lambda op, p: (f"make {_label(p, op.slot_in)} the root, and let go of the host's", "pivot_root . . && umount -l . && cd /"),
-    "SETNS": lambda op, p: (f"enter the {'/'.join(_kinds(op.x))} namespace, made beforehand with its id maps", f"nsenter --{'/'.join(_kinds(op.x))}=/proc/$holder/ns/{'/'.join(_kinds(op.x))}"),
-    "UNSHARE": lambda op, p: (f"leave for a new {' and '.join(_kinds(op.x))} namespace", f"unshare {' '.join(_UNSHARE[k] for k in _kinds(op.x))}"),
-    "WRITE": lambda op, p: (f"write {_text(op.b).strip()!r} to {_in(op, p)}" if len(_text(op.b)) < 80 else f"write {_in(op, p)}", f"printf %s {_quoted(op.b)} > {_below(op, p)}"),
+    "SETNS": lambda op, p: (
+        f"enter the {'/'.join(_kinds(op.x))} namespace, made beforehand with its id maps",
+        f"nsenter --{'/'.join(_kinds(op.x))}=/proc/$holder/ns/{'/'.join(_kinds(op.x))}",
+    ),
+    "UNSHARE": lambda op, p: (
+        f"leave for a new {' and '.join(_kinds(op.x))} namespace",
+        f"unshare {' '.join(_UNSHARE[k] for k in _kinds(op.x))}",
+    ),
+    "WRITE": lambda op, p: (
+        f"write {op.b.strip()!r} to {_in(op, p)}" if len(op.b) < 80 else f"write {_in(op, p)}",
+        f"printf %s {_quoted(op.b)} > {_below(op, p)}",
+    ),
     "HOSTNAME": lambda op, p: (f"call the host {op.a}", f"hostname {op.a}"),
     "LOOPBACK_UP": lambda op, p: ("bring the loopback interface up", "ip link set lo up"),
     "SET_IDS": _set_ids,
-    "FS_IDS": lambda op, p: ("open files as user {}, group {} from here on".format(*_ids(op)), ": setfsuid({}), setfsgid({})".format(*_ids(op))),
+    "FS_IDS": lambda op, p: (
+        "open files as user {}, group {} from here on".format(*_ids(op)),
+        ": setfsuid({}), setfsgid({})".format(*_ids(op)),
+    ),
     "CLONE": lambda op, p: (
-        f"start the sandbox's init in new namespaces: {', '.join(_kinds(op.x))}" + (", straight into its cgroup" if op.slot_in >= 0 else ""),
+        f"start the sandbox's init in new namespaces: {', '.join(_kinds(op.x))}"
+        + (", straight into its cgroup" if op.slot_in >= 0 else ""),
         f"unshare {' '.join(_UNSHARE[k] for k in _kinds(op.x))}",
     ),
     "SPAWN": lambda op, p: ("start the job's process; init stays behind to reap and to forward signals", "( … ) & wait"),
@@ -182,31 +232,48 @@ _SAY: dict[str, Callable[[Op, Plan], tuple[str, str]]] = {
     "BOUNDING": _bounding,
     "CAPS": lambda op, p: (f"keep these capabilities: {_caps(op.x)}", "setpriv --inh-caps -all --ambient-caps -all"),
     "NO_NEW_PRIVS": lambda op, p: ("give up gaining privileges by setuid programs, for good", "setpriv --no-new-privs"),
-    "SECCOMP": lambda op, p: (f"install the seccomp filter ({len(op.a) // 8 if isinstance(op.a, bytes) else 0} instructions)", "systemd-run -p SystemCallFilter=@system-service …"),
+    "SECCOMP": lambda op, p: (
+        f"install the seccomp filter ({len(op.blob_a) // 8} instructions)",
+        "systemd-run -p SystemCallFilter=@system-service …",
+    ),
     "PDEATHSIG": lambda op, p: ("die when the keeper dies", "setpriv --pdeathsig kill"),
     "SUBREAPER": lambda op, p: ("adopt the job's orphans", ": prctl(PR_SET_CHILD_SUBREAPER)"),
-    "CLOSE_FROM": lambda op, p: (f"let no file but 0-{op.x - 1} through to the job", f"for fd in /proc/self/fd/*; do [ ${{fd##*/}} -lt {op.x} ] || exec {{fd}}>&-; done"),
+    "CLOSE_FROM": lambda op, p: (
+        f"let no file but 0-{op.x - 1} through to the job",
+        f"for fd in /proc/self/fd/*; do [ ${{fd##*/}} -lt {op.x} ] || exec {{fd}}>&-; done",
+    ),
     "SIGNALS": lambda op, p: ("set every signal to its default, none blocked", "env --default-signal --block-signal="),
     "KEYRING": lambda op, p: ("start a session keyring of its own", "keyctl new_session"),
-    "CHOWN": lambda op, p: ("give {} to user {}, group {} of the host".format(_in(op, p), *_ids(op)), "chown {1}:{2} {0}".format(_below(op, p), *_ids(op))),
-    "EXPECT_DEVICE": lambda op, p: (f"check that {_label(p, op.slot_in)} is the device {os.major(op.x)}:{os.minor(op.x)}", f"[ $(stat -c %Hr:%Lr {_variable(p, op.slot_in)}) = {os.major(op.x)}:{os.minor(op.x)} ]"),
+    "CHOWN": lambda op, p: (
+        "give {} to user {}, group {} of the host".format(_in(op, p), *_ids(op)),
+        "chown {1}:{2} {0}".format(_below(op, p), *_ids(op)),
+    ),
+    "EXPECT_DEVICE": lambda op, p: (
+        f"check that {_label(p, op.slot_in)} is the device {os.major(op.x)}:{os.minor(op.x)}",
+        f"[ $(stat -c %Hr:%Lr {_variable(p, op.slot_in)}) = {os.major(op.x)}:{os.minor(op.x)} ]",
+    ),
     "MASK": lambda op, p: (f"hide {op.a}", f"mount --bind /dev/null {op.a}"),
     "READONLY": lambda op, p: (f"make {op.a} read-only", f"mount --rbind {op.a} {op.a} && mount -o remount,bind,ro {op.a}"),
     "OVERLAY": lambda op, p: (f"mount an overlay at {op.b}", f"mount -t overlay -o {op.a} overlay {op.b}"),
     "REMOVE": lambda op, p: (f"remove {_in(op, p)} and everything below", f"rm -rf {_below(op, p)}"),
     "EXEC": _exec,
-}  # fmt: skip
+}
+
+
+def _say(op: Op, plan: Plan) -> tuple[str, str]:
+    blob_a, blob_b = (value if isinstance(value, bytes) else b"" for value in (op.a, op.b))
+    return _SAY[op.name](_Said(op.slot_in, op.slot_out, _text(op.a), _text(op.b), blob_a, blob_b, op.c, op.x), plan)
 
 
 def words(op: Op, plan: Plan) -> str:
     """The operation in plain words, beginning with a verb."""
-    text = _SAY[op.name](op, plan)[0]
-    return text + " (if it is there)" if op.optional else text
+    said = _say(op, plan)[0]
+    return said + " (if it is there)" if op.optional else said
 
 
 def shell(op: Op, plan: Plan) -> str:
     """The shell command that does the same, as near as a shell can come."""
-    return _SAY[op.name](op, plan)[1]
+    return _say(op, plan)[1]
 
 
 def text(table: list[Row]) -> str:

@@ -17,11 +17,23 @@ _HINTS: dict[tuple[str, int], str] = {
     ("CLONE", _E.EBUSY): "the cgroup has controllers switched on for its children, so it can hold no process",
     ("FSOPEN", _E.ENODEV): "this kernel lacks that file system: load its module as root (modprobe overlay)",
     ("FSOPEN", _E.EPERM): "a user namespace may not mount it here: run 'dockless doctor'",
-    ("FS_CREATE", _E.EINVAL): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
-    ("FSMOUNT", _E.EPERM): "an existing mount of this file system is partly covered, as inside a container: run outside of it, or share the namespace",
-    ("OVERLAY", _E.EINVAL): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
+    (
+        "FS_CREATE",
+        _E.EINVAL,
+    ): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
+    (
+        "FSMOUNT",
+        _E.EPERM,
+    ): "an existing mount of this file system is partly covered, as inside a container: run outside of it, or share the namespace",
+    (
+        "OVERLAY",
+        _E.EINVAL,
+    ): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
     ("OVERLAY", _E.EPERM): "this kernel has no overlay for user namespaces (Linux 5.11): run as root, or boot a newer kernel",
-    ("MOUNT_ATTR", _E.EINVAL): "that file system cannot map owners, or not in this kernel: put the store on ext4 or xfs, or use the host's user namespace as root",
+    (
+        "MOUNT_ATTR",
+        _E.EINVAL,
+    ): "that file system cannot map owners, or not in this kernel: put the store on ext4 or xfs, or use the host's user namespace as root",
     ("MOVE_MOUNT", _E.ELOOP): "the image has a link at a place where a kernel file system belongs; fix the image",
     ("MOVE_MOUNT", _E.EINVAL): "the target is not in this mount namespace; if '/' is an initramfs, switch_root first",
     ("PIVOT", _E.EINVAL): "the host's root is an initramfs: switch_root to a real file system first",
@@ -37,7 +49,13 @@ def explain(plan: Plan, index: int, error: int) -> SandboxError:
     """The error for operation ``index`` of the plan. ``error`` 0: the launcher was killed while it was there."""
     total = len(plan.ops) + (plan.command is not None)
     if not 0 <= index < total:
-        return LaunchFailed(f"the launcher refused the plan: {os.strerror(error)}", index=index, step="validate", errno=error, hint="this is a bug in dockless")
+        return LaunchFailed(
+            f"the launcher refused the plan: {os.strerror(error)}",
+            index=index,
+            step="validate",
+            errno=error,
+            hint="this is a bug in dockless",
+        )
     if index == len(plan.ops) and plan.command is not None:
         return _exec_failed(plan.command, index, error)
     op = plan.ops[index]
@@ -65,7 +83,9 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
         if len(command.candidates) > 1 or "/" not in program:
             looked = ", ".join(os.path.dirname(c) or "/" for c in command.candidates)
             return CommandNotFound(f"{program}: command not found", subject=program, hint=f"looked in {looked}")
-        return CommandNotFound(f"{program}: no such file, or its interpreter is missing", subject=program, hint="check the path inside the image")
+        return CommandNotFound(
+            f"{program}: no such file, or its interpreter is missing", subject=program, hint="check the path inside the image"
+        )
     hints = {
         _E.EACCES: "make it executable, and check that its file system is not mounted noexec",
         _E.ENOEXEC: "it is neither a program for this processor nor a script with a '#!' line",
@@ -75,7 +95,11 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
         hint = hints.get(error, "check the file inside the image")
         return CommandNotExecutable(f"{program}: cannot be executed: {os.strerror(error)}", subject=program, hint=hint)
     return LaunchFailed(
-        f"cannot run {program}: {os.strerror(error) if error else 'the launcher was killed'}", index=index, step="exec", errno=error, subject=program
+        f"cannot run {program}: {os.strerror(error) if error else 'the launcher was killed'}",
+        index=index,
+        step="exec",
+        errno=error,
+        subject=program,
     )
 
 
@@ -87,5 +111,7 @@ def _special(op: Op, error: int) -> SandboxError | None:
             f"mount source {op.a} {what}", index=-1, step=f"open {op.a}", errno=error, subject=op.a, hint="check the path on the host"
         )
     if op.name == "SET_IDS" and error == _E.EINVAL:
-        return IdMapError(f"user {op.x & 0xFFFFFFFF}:{op.x >> 32} is not in the id map", subject=str(op.x & 0xFFFFFFFF), hint="add a range to /etc/subuid")
+        return IdMapError(
+            f"user {op.x & 0xFFFFFFFF}:{op.x >> 32} is not in the id map", subject=str(op.x & 0xFFFFFFFF), hint="add a range to /etc/subuid"
+        )
     return None

@@ -17,13 +17,20 @@ from dockless.errors import Unsupported
 
 _MACHINE_SUPPORTED = ("x86_64", "aarch64")
 _NR_OPEN_TREE, _NR_FSOPEN, _NR_FSCONFIG, _NR_CLONE3, _NR_CLOSE_RANGE, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 430, 431, 435, 436, 437, 442
-_FLOOR = ((_NR_CLONE3, "clone3", "5.3"), (_NR_OPENAT2, "openat2", "5.6"), (_NR_CLOSE_RANGE, "close_range", "5.9"), (_NR_MOUNT_SETATTR, "mount_setattr", "5.12"))  # fmt: skip
+_FLOOR = (
+    (_NR_CLONE3, "clone3", "5.3"),
+    (_NR_OPENAT2, "openat2", "5.6"),
+    (_NR_CLOSE_RANGE, "close_range", "5.9"),
+    (_NR_MOUNT_SETATTR, "mount_setattr", "5.12"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """``overlay_lowerdir_plus``: layers are added one by one (6.7), not in one string of at most a page. ``overlay_detached_layers``: a layer may be a mount
-    that is nowhere attached (6.15). ``idmapped_mounts``: mount_setattr knows MOUNT_ATTR_IDMAP. ``sys_admin``: we may mount in the host's namespaces.
+    """``overlay_lowerdir_plus``: layers are added one by one (6.7), not in one string of at most a page. ``overlay_detached_layers``: a
+    layer may be a mount
+    that is nowhere attached (6.15). ``idmapped_mounts``: mount_setattr knows MOUNT_ATTR_IDMAP. ``sys_admin``: we may mount in the host's
+    namespaces.
     """
 
     release: str
@@ -44,7 +51,9 @@ class Features:
             raise Unsupported(f"dockless does not run on {self.machine}", subject=self.machine, hint="use x86-64 or 64-bit Arm")
         if self.missing:
             names = ", ".join(f"{name} (Linux {since})" for name, since in self.missing)
-            raise Unsupported(f"Linux {self.release} lacks {names}", subject=names, hint="dockless needs Linux 5.14 or newer: boot a newer kernel")
+            raise Unsupported(
+                f"Linux {self.release} lacks {names}", subject=names, hint="dockless needs Linux 5.14 or newer: boot a newer kernel"
+            )
 
 
 def _has_sys_admin() -> bool:
@@ -145,7 +154,12 @@ def _ask_inside() -> tuple[bool, bool]:
     from dockless.sandbox.plan import Command, Op, Plan, encode
 
     new_user_mount_pid = 0x10000000 | 0x20000 | 0x20000000
-    trial = [Op("CLONE", x=new_user_mount_pid), Op("FSOPEN", slot_out=16, a="overlay"), Op("FS_STRING", 16, a="lowerdir+", b="/"), Op("SPAWN")]
+    trial = [
+        Op("CLONE", x=new_user_mount_pid),
+        Op("FSOPEN", slot_out=16, a="overlay"),
+        Op("FS_STRING", 16, a="lowerdir+", b="/"),
+        Op("SPAWN"),
+    ]
     raw = encode(Plan(tuple(trial), Command(("/nonexistent",), ("-",), ())))
     plan = os.memfd_create("dockless-probe", os.MFD_CLOEXEC)
     reader, writer = os.pipe2(os.O_CLOEXEC)

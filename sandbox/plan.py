@@ -1,16 +1,19 @@
 """The plan: an ordered list of operations, from the first mount to the exec, as data.
 
-``[keeper operations] CLONE [init operations] SPAWN [job operations] EXEC``. Everything is decided here, before a process exists; the launcher only carries out.
+``[keeper operations] CLONE [init operations] SPAWN [job operations] EXEC``. Everything is decided here, before a process exists; the
+launcher only carries out.
 The byte format and the operations are defined in ``native/plan.h``. A slot is the number of an fd in the launcher.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import struct
 from dataclasses import dataclass, field
 
 from dockless import native
+from dockless.errors import BadInput
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
 SLOT_FREE = 16
@@ -18,6 +21,9 @@ SLOT_FREE = 16
 _HEADER = struct.Struct("<IHHIIIIIIQQQIIII" + "iIiiiIQQQQQ")
 _OP = struct.Struct("<HHiiIIIQ")
 HEADER_SIZE = _HEADER.size
+_NAME_SIZE, _PATH_SIZE = 80, 1024
+DIRECTORY = "{directory}"
+"""In a plan: the path of the sandbox's own directory, filled in at each start."""
 _OPTIONAL = 1
 _TIMES, _DETACHED, _ERRAND = 1, 2, 4
 _MAGIC, _ABI = 0x4E4C504B, 1
@@ -27,7 +33,8 @@ PHASES = ("new", "keeper", "init", "job", "ready", "exited")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. ``a`` and ``b``: text, bytes or a number, as the operation's shape in ``plan.h`` says; ``optional``: a missing object is no error."""
+    """One operation. ``a`` and ``b``: text, bytes or a number, as the operation's shape in ``plan.h`` says; ``optional``: a missing
+    object is no error."""
 
     name: str
     slot_in: int = -1
@@ -50,8 +57,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``directory``, ``cgroup``: names that the keeper removes
-    at the end. ``command`` None: an errand, operations for the keeper alone.
+    """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``command`` None: an errand,
+    operations for the
+    keeper alone.
     """
 
     ops: tuple[Op, ...]
@@ -61,8 +69,6 @@ class Plan:
     grace: float = 0.0
     stop_signal: int = 15
     log_limit: int = 64 << 20
-    directory: str = ""
-    cgroup: str = ""
 
     def text(self) -> str:
         """One line per operation, stable: what golden tests compare."""
@@ -95,11 +101,11 @@ def _codes() -> dict[str, tuple[int, str, str]]:
 
 
 class _Data:
-    """The data section: each string once, blobs aligned to 8."""
+    """The data section: room for what differs from start to start, then each string once, blobs aligned to 8."""
 
     def __init__(self) -> None:
-        self.bytes = bytearray(b"\0")  # offset 0 is the empty string
-        self.strings: dict[str, int] = {"": 0}
+        self.bytes = bytearray(2 * _NAME_SIZE + _PATH_SIZE)
+        self.strings: dict[str, int] = {DIRECTORY: 2 * _NAME_SIZE}
 
     def string(self, text: str) -> int:
         offset = self.strings.get(text)
@@ -144,7 +150,6 @@ def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
     if plan.command is not None:
         a, b = data.vector(plan.command)
         rows += _OP.pack(codes["EXEC"][0], 0, -1, -1, a, b, 0, 0)
-    directory, cgroup = data.string(plan.directory), data.string(plan.cgroup)
     data.bytes += b"\0" * (-len(data.bytes) % 8)
 
     n_ops = len(rows) // _OP.size
@@ -155,10 +160,26 @@ def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
     flags = (_TIMES if times else 0) | (_DETACHED if detached else 0) | (0 if plan.command else _ERRAND)
     header = _HEADER.pack(
         _MAGIC, _ABI, flags, size, n_ops, ops_offset, data_offset, len(data.bytes), times_offset,
-        int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, plan.stop_signal, directory, cgroup, 0,
+        int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, plan.stop_signal, 0, _NAME_SIZE, 0,
         -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     return header + bytes(rows) + bytes(data.bytes) + b"\0" * (8 * n_ops if times else 0)
+
+
+def personal(raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "") -> bytearray:
+    """An encoded plan with what differs from start to start: the path of the sandbox's directory, and the names of what the keeper
+    removes at the end, the
+    directory in SLOT_STATE and the cgroup. All else is equal for every start of a spec, so an encoded plan can be kept. Errors:
+    ``BadInput``
+    """
+    filled = bytearray(raw)
+    (data_offset,) = struct.unpack_from("<I", raw, 20)
+    for offset, size, text in ((0, _NAME_SIZE, removed), (_NAME_SIZE, _NAME_SIZE, cgroup), (2 * _NAME_SIZE, _PATH_SIZE, directory)):
+        encoded = os.fsencode(text)
+        if len(encoded) >= size:
+            raise BadInput(f"the path {text[:80]}… is too long", subject=text, hint="move the state directory: DOCKLESS_HOME")
+        filled[data_offset + offset : data_offset + offset + len(encoded)] = encoded
+    return filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +201,13 @@ class Record:
 
 
 def read_record(raw: bytes) -> Record:
-    """Decode the written part of a plan; its first ``HEADER_SIZE`` bytes are enough for all but the times. ``times``: CLOCK_MONOTONIC nanoseconds at
+    """Decode the written part of a plan; its first ``HEADER_SIZE`` bytes are enough for all but the times. ``times``: CLOCK_MONOTONIC
+    nanoseconds at
     the end of each operation, empty if not recorded."""
     fields = _HEADER.unpack_from(raw)
     n_ops, times_offset = fields[4], fields[8]
     pc, phase, error, status, init_pid, outcome, user, system, rss, ended, started = fields[16:]
     times = struct.unpack_from(f"<{n_ops}Q", raw, times_offset) if times_offset and len(raw) >= times_offset + 8 * n_ops else ()
-    return Record(pc, PHASES[phase], error, status, init_pid, outcome, user / 1e6, system / 1e6, rss * 1024, ended / 1e9, started / 1e9, times)
-
+    return Record(
+        pc, PHASES[phase], error, status, init_pid, outcome, user / 1e6, system / 1e6, rss * 1024, ended / 1e9, started / 1e9, times
+    )

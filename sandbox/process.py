@@ -37,7 +37,8 @@ EXIT_TIMED_OUT = 124
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a sandbox ended. Exactly one of ``code`` and ``signal`` is set. Times: seconds since the epoch; ``setup``: seconds from the call to
+    """How a sandbox ended. Exactly one of ``code`` and ``signal`` is set. Times: seconds since the epoch; ``setup``: seconds from the
+    call to
     the exec. ``max_rss``: bytes of the largest process."""
 
     code: int | None
@@ -85,9 +86,10 @@ class Process:
         self._plan_fd = plan_fd
         self._report_fd = report_fd
         self._leash_fd = leash_fd
+        self._poller = select.poll()
+        self._poller.register(report_fd, select.POLLIN)
         self._lock = threading.Lock()
         self._exit: Exit | None = None
-        self._status: tuple[int, int] | None = None
         self._started = started
         self._clock = time.monotonic()
         self.setup = 0.0
@@ -132,19 +134,23 @@ class Process:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._exit is None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not _readable(self._report_fd, left):
+            if not self._readable(left):
                 return None
             with self._lock:
-                if self._exit is None and _readable(self._report_fd, 0):
+                if self._exit is None and self._readable(0):
                     self._finish(_read_report(self._report_fd))
         return self._exit
 
+    def _readable(self, timeout: float | None) -> bool:
+        return bool(self._poller.poll(None if timeout is None else timeout * 1000))
+
     def _finish(self, raw: tuple[int, int, int] | None) -> None:
-        native.reap(self._launched.pidfd)
         record = read_record(os.pread(self._plan_fd, HEADER_SIZE, 0))
         status, outcome = (raw[2], raw[1]) if raw is not None and raw[0] == _STATUS else (signal.SIGKILL, KILLED)
         usage = Usage(cpu_seconds=record.user + record.system, user_seconds=record.user, system_seconds=record.system)
-        self._exit = exit_of(status, outcome, started=self._started, ended=record.ended or time.time(), setup=self.setup, max_rss=record.max_rss, usage=usage)
+        self._exit = exit_of(
+            status, outcome, started=self._started, ended=record.ended or time.time(), setup=self.setup, max_rss=record.max_rss, usage=usage
+        )
 
     def send_signal(self, number: int) -> None:
         """To the job's own process, by way of the keeper and init. ``SandboxGone`` if it has ended."""
@@ -179,23 +185,16 @@ class Process:
             setattr(self, name, -1)
 
 
-def _readable(fd: int, timeout: float | None) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(None if timeout is None else timeout * 1000))
-
-
 def _read_report(fd: int) -> tuple[int, int, int] | None:
     raw = os.read(fd, _REPORT.size)
     return _REPORT.unpack(raw)[:3] if len(raw) == _REPORT.size else None
 
 
-def start(plan: Plan, fds: Mapping[int, int], *, name: str = "dockless", times: bool = False, detached: bool = False) -> Process:
-    """Carry out a plan with these fds in its slots (0-2 are the job's). Returns when the program has been exec'd.
+def start(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], *, name: str = "dockless") -> Process:
+    """Carry out a plan, encoded in ``raw``, with these fds in its slots (0-2 are the job's). Returns when the program has been exec'd.
 
     Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.
     """
-    raw = encode(plan, times=times, detached=detached)
     started = time.time()
     plan_fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
     report, report_writer = os.pipe2(os.O_CLOEXEC)

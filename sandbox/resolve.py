@@ -5,19 +5,20 @@ Reads the host and the image; changes nothing but what a named volume needs.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dockless import paths
 from dockless.errors import BadInput, Unsupported
 from dockless.sandbox import capabilities, seccomp
 from dockless.sandbox.accounts import Account, resolve_user
-from dockless.sandbox.compile import RLIMITS
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
-from dockless.sandbox.spec import Bind, Mount, Spec, Tmpfs, check_id
+from dockless.sandbox.spec import RLIMITS, Bind, Mount, Spec, Tmpfs, check_id
 from dockless.sandbox.userns import IdMap, default_map
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ UNTRUSTED_PIDS = 512
 _HOST_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
 
 
-def resolve(spec: Spec, image: Image, features: Features, *, directory: str, owner: int | None = None, has_cgroup: bool = False) -> Resolved:
+def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None = None, has_cgroup: bool = False) -> Resolved:
     """Look up everything that the plan of ``spec`` needs. ``owner``: the host user for whom root starts it. Errors: ``DocklessError``."""
     image.check_runnable()
     rootful = features.sys_admin and os.geteuid() == 0
@@ -44,8 +45,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, directory: str, own
         features=features,
         account=account,
         command=command,
-        directory=directory,
-        layers=tuple(str(layer) for layer in image.layers),
+        layers=(_skeleton(), *(str(layer) for layer in image.layers)) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         hidden=_secrets() if image.is_host and idmap is None and rootful else (),
         idmap=idmap,
@@ -63,6 +63,20 @@ def resolve(spec: Spec, image: Image, features: Features, *, directory: str, own
     )
 
 
+@functools.cache
+def _skeleton_in(store: Path) -> str:
+    for folder in ("etc", "proc", "sys", "dev"):
+        (store / "skeleton" / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
+    for name in ("hostname", "hosts", "resolv.conf"):
+        (store / "skeleton" / "etc" / name).touch(mode=0o644)
+    return str(store / "skeleton")
+
+
+def _skeleton() -> str:
+    """A lowest layer with the places that every sandbox mounts on, so that making them costs no copy-up and shows in no upper."""
+    return _skeleton_in(paths.store())
+
+
 def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) -> None:
     if spec.profile == "privileged" and (not rootful or owner):
         raise Unsupported("the privileged profile is for root only", subject="privileged", hint="use the default profile, or run as root")
@@ -71,7 +85,9 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
     if not rootful and not features.user_namespaces:
         from dockless.sandbox.userns import namespace_problem
 
-        raise Unsupported("this user may not make user namespaces", subject="user namespace", hint=namespace_problem() or "run 'dockless doctor'")
+        raise Unsupported(
+            "this user may not make user namespaces", subject="user namespace", hint=namespace_problem() or "run 'dockless doctor'"
+        )
     if spec.namespaces.time == "new" and not features.time_namespace:
         raise Unsupported("this kernel has no time namespaces", subject="time namespace", hint="leave the time namespace to the host's")
     if spec.time_offset and spec.namespaces.time != "new":
@@ -83,10 +99,14 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
             raise BadInput(f"unknown resource limit {limit.name!r}", subject=limit.name, hint=f"one of {', '.join(sorted(RLIMITS))}")
     available = os.sched_getaffinity(0)
     if not set(spec.cpus) <= available:
-        raise BadInput(f"no such processor: {sorted(set(spec.cpus) - available)}", subject="cpus", hint=f"this host has {sorted(available)}")
+        raise BadInput(
+            f"no such processor: {sorted(set(spec.cpus) - available)}", subject="cpus", hint=f"this host has {sorted(available)}"
+        )
     for label in spec.hostname.split("."):
         if len(spec.hostname) > 64 or (spec.hostname and not all(c.isalnum() or c in "-_" for c in label)):
-            raise BadInput(f"hostname {spec.hostname[:80]!r} is not usable", subject=spec.hostname[:80], hint="use up to 64 letters, digits and '-'")
+            raise BadInput(
+                f"hostname {spec.hostname[:80]!r} is not usable", subject=spec.hostname[:80], hint="use up to 64 letters, digits and '-'"
+            )
 
 
 def _hardened(spec: Spec) -> Spec:
@@ -184,13 +204,16 @@ def _files(spec: Spec, hostname: str) -> tuple[tuple[str, str], ...]:
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
-    """Named volumes become binds. An image's VOLUMEs lie in the private upper like everything else; below a read-only root they get memory."""
+    """Named volumes become binds. An image's VOLUMEs lie in the private upper like everything else; below a read-only root they get
+    memory."""
     mounts: list[Mount] = []
     for mount in spec.mounts:
         if mount.kind == "volume":
             mounts.append(Bind(volume_path(mount.source, owner), mount.target, readonly=mount.readonly))
         elif mount.kind == "bind" and not mount.source.startswith("/"):
-            raise BadInput(f"mount source {mount.source!r} is not absolute", subject=mount.source, hint="start it with '/', or use a named volume")
+            raise BadInput(
+                f"mount source {mount.source!r} is not absolute", subject=mount.source, hint="start it with '/', or use a named volume"
+            )
         else:
             mounts.append(mount)
     if _hardened(spec).root == "readonly":
@@ -224,7 +247,8 @@ def _host_entries() -> tuple[HostEntry, ...]:
 
 
 def _secrets() -> tuple[str, ...]:
-    """Files below /etc that not everybody may read. Only asked where the sandbox's root is the host's: elsewhere the kernel refuses by itself."""
+    """Files below /etc that not everybody may read. Only asked where the sandbox's root is the host's: elsewhere the kernel refuses by
+    itself."""
     found: list[str] = []
     pending = ["/etc"]
     while pending:

@@ -1,4 +1,5 @@
-"""A spec with every name looked up: what the compiler needs to know of the image, the user, the host. Made by ``resolve``, or by a test out of thin air."""
+"""A spec with every name looked up: what the compiler needs to know of the image, the user, the host. Made by ``resolve``, or by a test
+out of thin air."""
 
 from __future__ import annotations
 
@@ -46,15 +47,13 @@ STANDARD_DEVICES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``directory``: the sandbox's own on the host, for the upper.
-    ``idmap`` None: the caller's user namespace. ``rootful``: the keeper may mount in the host's namespaces. ``hidden``: host files that only root may read.
-    """
+    """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``idmap`` None: the caller's user
+    namespace. ``rootful``: the keeper may mount in the host's namespaces. ``hidden``: host files that only root may read."""
 
     spec: Spec
     features: Features
     account: Account
     command: Command
-    directory: str
     layers: tuple[str, ...] = ()
     host_entries: tuple[HostEntry, ...] = ()
     hidden: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dockless.errors import Unsupported
 from dockless.sandbox.builder import IDMAP, NEW_NS, NO_SYMLINKS, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, RECURSIVE, Builder, Section
+from dockless.sandbox.plan import DIRECTORY
 from dockless.sandbox.resolved import Device, Resolved
 
 O_PATH = 0x200000
@@ -24,8 +25,13 @@ MASKED = (
     "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs/selinux",
 )  # fmt: skip
 READONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-LINKS = (("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"), ("/dev/stderr", "/proc/self/fd/2"),
-         ("/dev/ptmx", "pts/ptmx"))  # fmt: skip
+LINKS = (
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+    ("/dev/ptmx", "pts/ptmx"),
+)
 SHM_DEFAULT = 1 << 30
 
 
@@ -51,7 +57,9 @@ def bind_sources(b: Builder, section: Section, r: Resolved, userns: int) -> dict
         if mount.idmap:
             if not r.rootful or r.owner is not None or userns < 0:
                 raise Unsupported(
-                    f"cannot map owners of {mount.source}", subject=mount.source, hint="an idmapped bind needs root and a user namespace of the sandbox's own"
+                    f"cannot map owners of {mount.source}",
+                    subject=mount.source,
+                    hint="an idmapped bind needs root and a user namespace of the sandbox's own",
                 )
             section.add("MOUNT_ATTR", tree, userns, a="", x=IDMAP, c=RECURSIVE if mount.recursive else 0)
     host_identity(section, r, on=False)
@@ -67,7 +75,9 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
         section.add("UNSHARE", x=NEW_NS["mount"])
         section.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
     lowers = [_layer(b, section, r, path, userns, attach) for path in r.layers]
-    upper, work = _upper(b, section, r, attach)
+    directory = b.slot("the sandbox's directory")
+    section.add("OPEN", slot_out=directory, a=DIRECTORY, x=O_PATH)
+    upper, work = _upper(b, section, r, directory, attach)
     options = {"upperdir": f"/proc/self/fd/{upper}", "workdir": f"/proc/self/fd/{work}"}
     flags = [] if r.rootful else ["userxattr"]
     if r.spec.root == "disk":
@@ -87,10 +97,12 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
         section.add("CLOSE", context)
         return root
     options = {"lowerdir": ":".join(f"/proc/self/fd/{lower}" for lower in reversed(lowers)), **options}
-    target = f"{r.directory}/root"
-    section.add("MKDIR", a=target, x=0o700)
-    section.add("OVERLAY", a=",".join([f"{k}={v}" for k, v in options.items()] + flags), b=target)
-    return b.clone_tree(section, target, attributes=NODEV, label="root")
+    section.add("MKDIR", directory, a="root", x=0o700)
+    section.add("OVERLAY", a=",".join([f"{k}={v}" for k, v in options.items()] + flags), b=f"/proc/self/fd/{directory}/root")
+    root = b.slot("root")
+    section.add("OPEN_TREE", directory, root, a="root", x=1)
+    section.add("MOUNT_ATTR", root, a="", x=NODEV)
+    return root
 
 
 def _layer(b: Builder, section: Section, r: Resolved, path: str, userns: int, attach: bool) -> int:
@@ -106,21 +118,16 @@ def _layer(b: Builder, section: Section, r: Resolved, path: str, userns: int, at
     return slot
 
 
-def _upper(b: Builder, section: Section, r: Resolved, attach: bool) -> tuple[int, int]:
+def _upper(b: Builder, section: Section, r: Resolved, directory: int, attach: bool) -> tuple[int, int]:
     """The private upper and its work directory: on disk below the sandbox's directory, or in memory."""
     upper, work = b.slot("upper"), b.slot("work")
-    if r.spec.root == "disk":
-        home = b.slot("sandbox directory")
-        if r.rootful and not attach:
-            section.add("OPEN_TREE", slot_out=home, a=r.directory, x=1)
-        else:
-            section.add("OPEN", slot_out=home, a=r.directory, x=O_PATH)
-    else:
+    home = directory
+    if r.spec.root != "disk":
         size = {"size": str(r.spec.root_size)} if r.spec.root_size else {}
         home = b.file_system(section, "tmpfs", {"mode": "0700", **size}, attributes=NODEV, label="upper in memory")
         if attach or not r.rootful:
-            section.add("MKDIR", a=f"{r.directory}/root", x=0o700)
-            section.add("MOVE_MOUNT", home, a=f"{r.directory}/root")
+            section.add("MKDIR", directory, a="root", x=0o700)
+            section.add("MOVE_MOUNT", home, directory, a="root")
     section.add("MKDIR", home, upper, a="upper", x=0o755)
     section.add("MKDIR", home, work, a="work", x=0o700)
     if r.rootful and r.idmap is not None:
@@ -147,7 +154,11 @@ def _empty_root(b: Builder, section: Section, r: Resolved) -> int:
 def host_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int, str]]:
     """Read-only clones of the host's system directories: slots and where they go."""
     attributes = RDONLY | NOSUID | NODEV
-    return [(b.clone_tree(section, e.path, recursive=True, attributes=attributes, label=f"host {e.path}"), e.path) for e in r.host_entries if not e.link]
+    return [
+        (b.clone_tree(section, e.path, recursive=True, attributes=attributes, label=f"host {e.path}"), e.path)
+        for e in r.host_entries
+        if not e.link
+    ]
 
 
 def host_skeleton(section: Section, r: Resolved, root: int, sources: list[tuple[int, str]]) -> None:
@@ -158,7 +169,15 @@ def host_skeleton(section: Section, r: Resolved, root: int, sources: list[tuple[
     for slot, path in sources:
         section.add("MKTARGET", root, slot, a=path)
         section.add("MOVE_MOUNT", slot, root, a=path, c=NO_SYMLINKS)
-    for path, mode in (("/root", 0o700), ("/home", 0o755), ("/var/tmp", 0o1777), ("/run", 0o755), ("/tmp", 0o1777), ("/mnt", 0o755), ("/srv", 0o755)):
+    for path, mode in (
+        ("/root", 0o700),
+        ("/home", 0o755),
+        ("/var/tmp", 0o1777),
+        ("/run", 0o755),
+        ("/tmp", 0o1777),
+        ("/mnt", 0o755),
+        ("/srv", 0o755),
+    ):
         section.add("MKDIR", root, a=path, x=mode)
 
 
@@ -169,7 +188,8 @@ def attach(section: Section, tree: int, root: int, target: str, *, resolve: int 
 
 
 def kernel_file_systems(b: Builder, r: Resolved, root: int) -> None:
-    """/proc, /sys and the cgroup tree. A target that is a link is refused: an image could aim it elsewhere (CVE-2019-19921, CVE-2026-41579)."""
+    """/proc, /sys and the cgroup tree. A target that is a link is refused: an image could aim it elsewhere (CVE-2019-19921,
+    CVE-2026-41579)."""
     section = b.init
     ns = r.spec.namespaces
     if ns.pid == "new":
@@ -217,7 +237,13 @@ def devices(b: Builder, r: Resolved, root: int, sources: list[tuple[int, Device]
     gid = {"gid": "5"} if r.idmap is None or r.idmap.maps_gid(5) else {}
     pts = b.file_system(section, "devpts", {"ptmxmode": "0666", "mode": "0620", **gid}, attributes=NOSUID | NOEXEC, label="/dev/pts")
     section.add("MOVE_MOUNT", pts, dev, a="pts")
-    shm = b.file_system(section, "tmpfs", {"mode": "1777", "size": str(r.spec.shm_size or SHM_DEFAULT)}, attributes=NOSUID | NODEV | NOEXEC, label="/dev/shm")
+    shm = b.file_system(
+        section,
+        "tmpfs",
+        {"mode": "1777", "size": str(r.spec.shm_size or SHM_DEFAULT)},
+        attributes=NOSUID | NODEV | NOEXEC,
+        label="/dev/shm",
+    )
     section.add("MOVE_MOUNT", shm, dev, a="shm")
     if r.spec.namespaces.ipc == "new":
         mqueue = b.file_system(section, "mqueue", attributes=NOSUID | NODEV | NOEXEC, label="/dev/mqueue")

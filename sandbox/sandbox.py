@@ -17,16 +17,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dockless import paths
-from dockless.cgroups import STANDARD_DEVICES as STANDARD_RULES
-from dockless.cgroups import Cgroup, DeviceRule, Limits, Usage, find_delegation
+from dockless.cgroups import Cgroup, Limits, Usage, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
-from dockless.sandbox import features, process
-from dockless.sandbox.compile import USERNS_LABEL, compile_plan
+from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
-from dockless.sandbox.plan import SLOT_CGROUP, SLOT_FREE, SLOT_STATE, Plan
+from dockless.sandbox.plan import SLOT_FREE, SLOT_STATE, Plan, personal
+from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit, Process
-from dockless.sandbox.resolve import UNTRUSTED_PIDS, resolve
-from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.spec import Spec, check_id
 from dockless.sandbox.userns import default_map, namespace_fd
 
@@ -47,7 +45,8 @@ def find_image(reference: str) -> Image:
 
 
 class Sandbox:
-    """``stdin``, ``stdout``, ``stderr``: fds of ours for the job, its own 0-2 by default. Entering starts it; leaving ends it and removes all of it."""
+    """``stdin``, ``stdout``, ``stderr``: fds of ours for the job, its own 0-2 by default. Entering starts it; leaving ends it and removes
+    all of it."""
 
     def __init__(self, spec: Spec, *, id: str | None = None, stdin: int = 0, stdout: int = 1, stderr: int = 2, times: bool = False) -> None:
         self.spec = spec
@@ -86,17 +85,21 @@ class Sandbox:
         if self._cgroup is not None:
             self._stack.callback(self._cgroup.remove)
             self.warnings += tuple(self._cgroup.warnings)
+        ready = prepared(self.spec, image, has_cgroup=self._cgroup is not None)
+        self.plan = ready.plan
         directory = paths.state() / "running" / self.id
-        self._stack.callback(remove_tree, directory)
-        resolved = prepare(self.spec, image, directory, self._cgroup)
-        plan = compile_plan(resolved)
-        self.plan = replace(plan, directory=self.id if resolved.layers else "", cgroup=f"run-{self.id}" if self._cgroup else "")
-        fds = dict(enumerate(self._stdio)) | slots(plan, resolved, self._cgroup)
+        removed = self.id if ready.resolved.layers else ""
         with contextlib.ExitStack() as opened:
-            if resolved.layers:
+            fds = dict(enumerate(self._stdio)) | ready.slots(self._cgroup)
+            if removed:
+                self._stack.callback(remove_tree, directory)
+                make_directory(directory)
                 fds[SLOT_STATE] = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 opened.callback(os.close, fds[SLOT_STATE])
-            self._process = process.start(self.plan, fds, name=f"dockless {self.id}", times=self._times)
+            raw = personal(
+                ready.raw(times=self._times), directory=str(directory), removed=removed, cgroup=f"run-{self.id}" if self._cgroup else ""
+            )
+            self._process = process.start(self.plan, raw, fds, name=f"dockless {self.id}")
         self._stack.callback(self._process.close)
 
     def wait(self, timeout: float | None = None) -> Exit:
@@ -127,15 +130,13 @@ class Sandbox:
                 error.add_note(f"while cleaning up: {cleanup}")
 
 
-def prepare(spec: Spec, image: Image, directory: Path, cgroup: Cgroup | None, owner: int | None = None) -> Resolved:
-    """Resolve a spec and make its directory where it needs one. Errors leave the directory to the caller."""
-    resolved = resolve(spec, image, features.probe(), directory=str(directory), owner=owner, has_cgroup=cgroup is not None)
-    if resolved.layers:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if resolved.rootful and cgroup is not None and spec.profile != "privileged":
-        extra = [DeviceRule("c", device.major, device.minor, "rw") for device in resolved.devices]
-        cgroup.allow_devices([*STANDARD_RULES, *extra])
-    return resolved
+def make_directory(directory: Path) -> None:
+    """The sandbox's own directory, 0700, and its parents."""
+    try:
+        os.mkdir(directory, 0o700)
+    except FileNotFoundError:
+        directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        os.mkdir(directory, 0o700)
 
 
 def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
@@ -150,19 +151,11 @@ def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
             missing = next((w.controller for w in limits.writes()), "")
             raise LimitUnavailable(f"limits cannot be enforced: {place.why}", controller=missing, hint=place.hint)
         if spec.namespaces.pid == "host":
-            raise Unsupported("a shared PID namespace needs a cgroup, to end what is left", subject="pid namespace", hint=place.hint or place.why)
+            raise Unsupported(
+                "a shared PID namespace needs a cgroup, to end what is left", subject="pid namespace", hint=place.hint or place.why
+            )
         return None
     return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort)
-
-
-def slots(plan: Plan, resolved: Resolved, cgroup: Cgroup | None) -> dict[int, int]:
-    """The fds that a plan expects to find: the cgroup and the user namespace."""
-    fds = {} if cgroup is None else {SLOT_CGROUP: cgroup.fd}
-    if resolved.userns_from_fd:
-        assert resolved.idmap is not None
-        number = next(slot for slot, label in plan.slots.items() if label == USERNS_LABEL)
-        fds[number] = namespace_fd(resolved.idmap)
-    return fds
 
 
 def with_usage(ended: Exit, usage: Usage | None) -> Exit:
@@ -181,7 +174,8 @@ def with_usage(ended: Exit, usage: Usage | None) -> Exit:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a sandbox's directory with the rights over every owner in it: an errand for the launcher, in the user namespace where we are not root."""
+    """Remove a sandbox's directory with the rights over every owner in it: an errand for the launcher, in the user namespace where we are
+    not root."""
     if not os.path.lexists(directory):
         return
     section = Section()
@@ -192,14 +186,9 @@ def remove_tree(directory: Path) -> None:
             section.add("SETNS", SLOT_FREE, x=NEW_NS["user"])
             fds[SLOT_FREE] = namespace_fd(idmap)
     section.add("REMOVE", a=str(directory))
-    process.errand(Plan(tuple(section.ops), None, {SLOT_FREE: USERNS_LABEL}), fds)
+    process.errand(Plan(tuple(section.ops), None, {SLOT_FREE: "user namespace"}), fds)
 
 
 def explain(spec: Spec) -> Plan:
     """The plan of a spec on this host, without starting anything."""
-    image = find_image(spec.image)
-    has_cgroup = find_delegation(ask_systemd=False).path is not None
-    directory = paths.state() / "running" / "explained"
-    return compile_plan(resolve(spec, image, features.probe(), directory=str(directory), has_cgroup=has_cgroup))
-
-
+    return prepared(spec, find_image(spec.image), has_cgroup=find_delegation(ask_systemd=False).path is not None).plan

@@ -18,6 +18,10 @@ Network = Literal["none", "host"]
 RootMode = Literal["disk", "tmpfs", "readonly"]
 Share = Literal["new", "host"]
 
+_RLIMITS = "cpu fsize data stack core rss nproc nofile memlock as locks sigpending msgqueue nice rtprio rttime"
+RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
+"""Resource limits by name, getrlimit(2)."""
+
 _ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}\Z")
 
 
@@ -35,17 +39,17 @@ class Mount:
     mode: int = 0o1777
 
 
-def Bind(source: str, target: str, *, readonly: bool = False, recursive: bool = True, idmap: bool = False) -> Mount:  # noqa: N802
+def Bind(source: str, target: str, *, readonly: bool = False, recursive: bool = True, idmap: bool = False) -> Mount:
     """A host file or directory shown inside. ``idmap``: shift owners by the sandbox's id map (needs root, Linux 5.12)."""
     return Mount("bind", target, source, readonly, recursive, idmap)
 
 
-def Tmpfs(target: str, *, size: int = 0, mode: int = 0o1777) -> Mount:  # noqa: N802
+def Tmpfs(target: str, *, size: int = 0, mode: int = 0o1777) -> Mount:
     """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory."""
     return Mount("tmpfs", target, size=size, mode=mode)
 
 
-def Volume(name: str, target: str, *, readonly: bool = False) -> Mount:  # noqa: N802
+def Volume(name: str, target: str, *, readonly: bool = False) -> Mount:
     """A named directory that dockless keeps between sandboxes."""
     return Mount("volume", target, name, readonly)
 
