@@ -125,13 +125,31 @@ def validate(plan: bytes) -> tuple[bool, int]:
 
 
 def launcher() -> int:
-    """The launcher's program as an fd: a sealed memfd, made once per process."""
+    """The launcher's program as an fd, made once per process: a sealed memfd, or the installed file where AppArmor lets only
+    programs of a known path make user namespaces (Ubuntu 23.10 and newer)."""
     global _launcher_fd
     if _launcher_fd < 0:
         with _lock:
             if _launcher_fd < 0:
-                _launcher_fd = _check(_lib().shim_launcher_memfd(), "memfd_create")
+                _launcher_fd = _installed_launcher() if _apparmor_wants_a_path() else _check(_lib().shim_launcher_memfd(), "memfd_create")
     return _launcher_fd
+
+
+LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "launcher")
+
+
+def _installed_launcher() -> int:
+    return os.open(LAUNCHER_PATH, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _apparmor_wants_a_path() -> bool:
+    if os.geteuid() == 0:
+        return False
+    try:
+        with open("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") as setting:
+            return setting.read().strip() == "1"
+    except OSError:
+        return False
 
 
 def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -1, new_userns: bool = False) -> Launched:

@@ -73,6 +73,28 @@ def explain(plan: Plan, index: int, error: int) -> SandboxError:
     return LaunchFailed(message, index=index, step=step, errno=error, subject=_subject(op), hint=hint)
 
 
+def not_started(error: OSError) -> LaunchFailed:
+    """The launcher itself could not be started: no process, no fd, no memory, or a closed standard stream."""
+    hints = {
+        _E.EMFILE: "too many open files: raise ulimit -n, or start fewer at once",
+        _E.ENFILE: "the host has too many open files: raise sysctl fs.file-max",
+        _E.EAGAIN: "too many processes: raise ulimit -u or pids.max",
+        _E.ENOMEM: "the host is out of memory",
+        _E.EBADF: "a standard stream is closed: give the sandbox stdin, stdout and stderr",
+        _E.EPERM: "this process may not use clone3: a seccomp filter around it refuses",
+        _E.ENOSYS: "this process may not use clone3: a seccomp filter around it refuses",
+    }
+    number = error.errno or 0
+    return LaunchFailed(
+        f"cannot start the launcher: {error.strerror or error}",
+        index=-1,
+        step="start the launcher",
+        errno=number,
+        subject="launcher",
+        hint=hints.get(number, "run 'dockless doctor'"),
+    )
+
+
 def _subject(op: Op) -> str:
     return op.a if isinstance(op.a, str) and op.a else op.name.lower()
 

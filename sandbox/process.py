@@ -108,9 +108,7 @@ class Process:
         raw = _read_report(self._report_fd)
         if raw is None or raw[0] != _READY:
             record = self.record()
-            error = failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
-            self.close()
-            raise error
+            raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
         self.setup = time.monotonic() - self._clock
 
@@ -196,21 +194,27 @@ def start(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], *, name: s
     Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.
     """
     started = time.time()
-    plan_fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
-    report, report_writer = os.pipe2(os.O_CLOEXEC)
-    leash_reader, leash = os.pipe2(os.O_CLOEXEC)
-    try:
-        os.write(plan_fd, raw)
-        launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: report_writer, SLOT_LEASH: leash_reader}, name=name)
-    except BaseException:
-        for fd in (plan_fd, report, leash):
-            os.close(fd)
-        raise
-    finally:
-        os.close(report_writer)
-        os.close(leash_reader)
+    with contextlib.ExitStack() as opened:
+        try:
+            plan_fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
+            opened.callback(os.close, plan_fd)
+            os.write(plan_fd, raw)
+            report, writer = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, report)
+            with open(writer, "wb"):
+                leash_reader, leash = os.pipe2(os.O_CLOEXEC)
+                opened.callback(os.close, leash)
+                with open(leash_reader, "rb"):
+                    launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer, SLOT_LEASH: leash_reader}, name=name)
+        except OSError as error:
+            raise failure.not_started(error) from error
+        opened.pop_all()
     process = Process(launched, plan, plan_fd, report, leash, started)
-    process._await_ready()
+    try:
+        process._await_ready()
+    except BaseException:
+        process.close()
+        raise
     return process
 
 
@@ -223,7 +227,10 @@ def errand(plan: Plan, fds: Mapping[int, int]) -> None:
         opened.callback(os.close, report)
         with open(writer, "wb"):
             os.write(plan_fd, encode(plan))
-            launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
+            try:
+                launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
+            except OSError as error:
+                raise failure.not_started(error) from error
         raw = _read_report(report)
         native.reap(launched.pidfd)
         os.close(launched.pidfd)
