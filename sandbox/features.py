@@ -11,9 +11,13 @@ import os
 import struct
 import tempfile
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dockless import native
 from dockless.errors import Unsupported
+
+if TYPE_CHECKING:
+    from dockless.sandbox.plan import Op
 
 _MACHINE_SUPPORTED = ("x86_64", "aarch64")
 _NR_OPEN_TREE, _NR_FSOPEN, _NR_FSCONFIG, _NR_CLONE3, _NR_CLOSE_RANGE, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 430, 431, 435, 436, 437, 442
@@ -65,12 +69,18 @@ def _has_sys_admin() -> bool:
 
 
 def _overlay_accepts_lowerdir_plus() -> tuple[bool, bool]:
-    """Whether there is overlay, and whether it takes layers one by one. Needs CAP_SYS_ADMIN; nothing is mounted."""
+    """Whether there is overlay, and whether it takes layers one by one. Needs CAP_SYS_ADMIN; nothing is mounted.
+
+    Before Linux 6.5 overlay had no parameters of its own and anything was accepted at this point, even what no overlay knows.
+    """
     context = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
     if context < 0:
         return context != -errno.ENODEV, True
     try:
-        return True, native.syscall(_NR_FSCONFIG, context, 1, _address(b"lowerdir+"), _address(b"/"), 0) == 0
+        accepted = [
+            native.syscall(_NR_FSCONFIG, context, 1, _address(key), _address(b"/"), 0) == 0 for key in (b"no such key", b"lowerdir+")
+        ]
+        return True, accepted == [False, True]
     finally:
         os.close(context)
 
@@ -150,17 +160,23 @@ def probe() -> Features:
 
 
 def _ask_inside() -> tuple[bool, bool]:
-    """The same question where only a user namespace gives the right to mount: a plan whose failing operation is the answer."""
+    """The same questions where only a user namespace gives the right to mount: plans whose failing operation is the answer."""
+    from dockless.sandbox.plan import Op
+
+    begin = Op("FSOPEN", slot_out=16, a="overlay")
+    last = Op("FS_STRING", 16, a="lowerdir+", b="/")
+    if _fails_at((begin, last)) < 2:
+        return _fails_at((begin,)) > 0, False
+    return True, _fails_at((begin, Op("FS_STRING", 16, a="no such key", b="/"))) < 2
+
+
+def _fails_at(operations: tuple[Op, ...]) -> int:
+    """The index of the first operation that fails in a new user and mount namespace; their number if none does."""
     from dockless.sandbox.plan import Command, Op, Plan, encode
 
     new_user_mount_pid = 0x10000000 | 0x20000 | 0x20000000
-    trial = [
-        Op("CLONE", x=new_user_mount_pid),
-        Op("FSOPEN", slot_out=16, a="overlay"),
-        Op("FS_STRING", 16, a="lowerdir+", b="/"),
-        Op("SPAWN"),
-    ]
-    raw = encode(Plan(tuple(trial), Command(("/nonexistent",), ("-",), ())))
+    trial = (Op("CLONE", x=new_user_mount_pid), *operations, Op("SPAWN"))
+    raw = encode(Plan(trial, Command(("/nonexistent",), ("-",), ())))
     plan = os.memfd_create("dockless-probe", os.MFD_CLOEXEC)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
@@ -172,7 +188,7 @@ def _ask_inside() -> tuple[bool, bool]:
         _, failed_at, _, _ = struct.unpack("<HHiQ", os.read(reader, 16).ljust(16, b"\0"))
         native.reap(launched.pidfd)
         os.close(launched.pidfd)
-        return failed_at > 1, failed_at > 2
+        return min(max(failed_at - 1, 0), len(operations))
     finally:
         os.close(plan)
         os.close(reader)

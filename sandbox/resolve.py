@@ -55,7 +55,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         seccomp=_filter(spec, kept, features),
         workdir=_directory(spec.workdir or image.config.working_dir or "/"),
         hostname=hostname,
-        files=_files(spec, hostname),
+        files=_files(spec, hostname, image),
         mounts=_mounts(spec, image, owner),
         devices=(*STANDARD_DEVICES, *gpu_nodes),
         has_cgroup=has_cgroup,
@@ -191,7 +191,7 @@ def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | Non
     return seccomp.compile_profile(profile, kept, features.machine)
 
 
-def _files(spec: Spec, hostname: str) -> tuple[tuple[str, str], ...]:
+def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
     hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
     resolver = ""
     if spec.network == "host":
@@ -200,7 +200,10 @@ def _files(spec: Spec, hostname: str) -> tuple[tuple[str, str], ...]:
                 resolver = stream.read(65536)
         except OSError:
             resolver = ""
-    return (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
+    files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
+    if not image.is_host:
+        return files
+    return tuple(file for file in files if os.path.isfile(file[0]))  # the host's /etc is read-only: nothing can be made there to mount on
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:

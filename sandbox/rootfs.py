@@ -181,10 +181,10 @@ def host_skeleton(section: Section, r: Resolved, root: int, sources: list[tuple[
         section.add("MKDIR", root, a=path, x=mode)
 
 
-def attach(section: Section, tree: int, root: int, target: str, *, resolve: int = 0, optional: bool = False) -> None:
+def attach(section: Section, tree: int, root: int, target: str, *, resolve: int = 0) -> None:
     """Mount a tree at a path of the root, which is made if it is missing."""
-    section.add("MKTARGET", root, tree, a=target, optional=optional)
-    section.add("MOVE_MOUNT", tree, root, a=target, c=resolve, optional=optional)
+    section.add("MKTARGET", root, tree, a=target)
+    section.add("MOVE_MOUNT", tree, root, a=target, c=resolve)
 
 
 def kernel_file_systems(b: Builder, r: Resolved, root: int) -> None:
@@ -268,7 +268,7 @@ def network_files(b: Builder, r: Resolved, root: int, scratch: int) -> None:
         section.add("WRITE", scratch, a=name, b=text, x=O_CREAT)
         tree = b.slot(f"our {path}")
         section.add("OPEN_TREE", scratch, tree, a=name, x=1)
-        attach(section, tree, root, path, optional=not r.layers)
+        attach(section, tree, root, path)
 
 
 def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int]) -> None:

@@ -25,8 +25,8 @@ from support.requires import cgroup2_mount
 DEADLINE = 3.0  # seconds that ends may take
 PR_GET_DUMPABLE = 3
 
-# What a process keeps on purpose, once: the launcher's sealed memfd and the user namespaces of its id maps.
-KEPT = re.compile(r"/memfd:dockless|user:\[")
+# What a process keeps on purpose, once each: the launcher's sealed memfd, the user namespaces of its id maps, loaded device filters.
+KEPT = re.compile(r"/memfd:dockless-launcher|user:\[|anon_inode:bpf-prog")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
