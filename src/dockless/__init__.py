@@ -1,0 +1,129 @@
+"""dockless: run jobs from OCI images on one GPU host, with no Docker and no engine.
+
+::
+
+    import dockless
+
+    result = dockless.run("python:3.12", ["python", "-c", "print(1)"], capture_output=True, text=True, gpus=1, memory="4G")
+    result.stdout, result.returncode, result.oom_killed, result.timed_out, result.usage
+
+    with dockless.Sandbox(["cat"], stdin=dockless.PIPE, stdout=dockless.PIPE) as box: ...
+    job = dockless.submit("python:3.12", ["python", "train.py"], gpus=2, time_limit="2h"); job.wait()
+
+Importing this package costs next to nothing: every name below is fetched when it is first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dockless.box import Sandbox as Sandbox
+    from dockless.call import arun as arun
+    from dockless.call import run as run
+    from dockless.cgroups import IoMax as IoMax
+    from dockless.cgroups import Limits as Limits
+    from dockless.cgroups import Usage as Usage
+    from dockless.errors import BadDigest as BadDigest
+    from dockless.errors import BadImage as BadImage
+    from dockless.errors import BadInput as BadInput
+    from dockless.errors import CgroupError as CgroupError
+    from dockless.errors import CheckFailed as CheckFailed
+    from dockless.errors import CommandNotExecutable as CommandNotExecutable
+    from dockless.errors import CommandNotFound as CommandNotFound
+    from dockless.errors import DaemonUnavailable as DaemonUnavailable
+    from dockless.errors import DocklessError as DocklessError
+    from dockless.errors import GpuDriverMissing as GpuDriverMissing
+    from dockless.errors import GpuError as GpuError
+    from dockless.errors import IdMapError as IdMapError
+    from dockless.errors import ImageError as ImageError
+    from dockless.errors import LaunchFailed as LaunchFailed
+    from dockless.errors import LimitError as LimitError
+    from dockless.errors import LimitUnavailable as LimitUnavailable
+    from dockless.errors import NotEnoughGpus as NotEnoughGpus
+    from dockless.errors import NotPermitted as NotPermitted
+    from dockless.errors import NotRunnable as NotRunnable
+    from dockless.errors import Refused as Refused
+    from dockless.errors import SandboxError as SandboxError
+    from dockless.errors import SandboxGone as SandboxGone
+    from dockless.errors import SchedError as SchedError
+    from dockless.errors import UnknownGpu as UnknownGpu
+    from dockless.errors import UnknownImage as UnknownImage
+    from dockless.errors import UnknownJob as UnknownJob
+    from dockless.errors import UnsafeLayer as UnsafeLayer
+    from dockless.errors import Unsupported as Unsupported
+    from dockless.images import Image as Image
+    from dockless.images import Store as Store
+    from dockless.options import Options as Options
+    from dockless.result import Result as Result
+    from dockless.sandbox.process import Exit as Exit
+    from dockless.sandbox.spec import Bind as Bind
+    from dockless.sandbox.spec import Mount as Mount
+    from dockless.sandbox.spec import Namespaces as Namespaces
+    from dockless.sandbox.spec import Rlimit as Rlimit
+    from dockless.sandbox.spec import Spec as Spec
+    from dockless.sandbox.spec import Tmpfs as Tmpfs
+    from dockless.sandbox.spec import Volume as Volume
+    from dockless.sched import Job as Job
+    from dockless.sched import JobSpec as JobSpec
+    from dockless.stdio import DEVNULL as DEVNULL
+    from dockless.stdio import PIPE as PIPE
+    from dockless.stdio import STDOUT as STDOUT
+    from dockless.submitting import Submitted as Submitted
+    from dockless.submitting import submit as submit
+
+    __version__: str
+
+_HOME = {
+    "box": ("Sandbox",),
+    "call": ("arun", "run"),
+    "cgroups": ("IoMax", "Limits", "Usage"),
+    "errors": (
+        "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
+        "DaemonUnavailable", "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "LaunchFailed", "LimitError",
+        "LimitUnavailable", "NotEnoughGpus", "NotPermitted", "NotRunnable", "Refused", "SandboxError", "SandboxGone", "SchedError", "UnknownGpu",
+        "UnknownImage", "UnknownJob", "UnsafeLayer", "Unsupported",
+    ),
+    "images": ("Image", "Store"),
+    "options": ("Options",),
+    "result": ("Result",),
+    "sandbox.process": ("Exit",),
+    "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
+    "sched": ("Job", "JobSpec"),
+    "stdio": ("DEVNULL", "PIPE", "STDOUT"),
+    "submitting": ("Submitted", "submit"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_ROOMS = frozenset(("cgroups", "errors", "images", "native", "sandbox", "sched"))
+
+__all__ = [
+    *sorted(_MODULE_OF),
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"dockless.{_MODULE_OF[name]}"), name)
+    elif name == "__version__":
+        value = _version()
+    elif name in _ROOMS:
+        return importlib.import_module(f"dockless.{name}")
+    else:
+        raise AttributeError(f"module 'dockless' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dockless")
+    except PackageNotFoundError:  # sources that were never installed
+        return "0+unknown"

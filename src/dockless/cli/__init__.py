@@ -1,0 +1,180 @@
+"""The command line: ``dockless VERB …``. One small module per group of verbs, imported only when one of them is used.
+
+Exit codes, as the field has them: the command's own; 128+N if signal N ended it; 124 timed out; 125 an error of dockless, 126 the command
+cannot be executed, 127 it was not found. Errors are two lines on standard error (``--json``: one JSON object)::
+
+    dockless: there is no image 'x'
+      hint: load one: dockless load FILE; list them: dockless images
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dockless.cli.parser import Parser
+
+
+class Verb(NamedTuple):
+    """``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``."""
+
+    module: str
+    about: str
+    group: str
+
+
+VERBS = {
+    "run": Verb("run", "run a command in a sandbox of its own", "now"),
+    "ps": Verb("boxes", "list detached sandboxes", "now"),
+    "logs": Verb("logs", "show what a job or a detached sandbox wrote; -f follows", "now"),
+    "stop": Verb("boxes", "end detached sandboxes: stop signal, then by force", "now"),
+    "kill": Verb("boxes", "send a signal to detached sandboxes (default KILL: everything inside)", "now"),
+    "rm": Verb("boxes", "remove detached sandboxes: logs, records, private layer", "now"),
+    "load": Verb("images", "load images: OCI layout or tar, docker save archive", "images"),
+    "images": Verb("images", "list the images of the store", "images"),
+    "submit": Verb("jobs", "queue a command", "queue"),
+    "queue": Verb("jobs", "list jobs, and why each waiting one waits", "queue"),
+    "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
+    "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
+    "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
+    "daemon": Verb("host", "start queued jobs; stays in the foreground", "queue"),
+    "doctor": Verb("host", "what this machine can do, and the next step for what it cannot", "host"),
+    "demo": Verb("host", "two users, four GPUs, a queue: the whole house in half a minute", "host"),
+    "completion": Verb("completion", "shell completion: bash, zsh or fish", "host"),
+    "version": Verb("host", "the version", "host"),
+}
+GROUPS = {"now": "Run now", "images": "Images", "queue": "The queue", "host": "This machine"}
+
+STORY = """dockless runs jobs from OCI images on one GPU host: no Docker, no engine.
+
+  dockless run -- echo hello                     a sandbox of the host's own system, gone when the command ends
+  dockless load image.tar                        an OCI layout, or what `docker save` wrote
+  dockless run -m 4G --gpus 1 IMAGE -- python train.py
+  dockless submit --gpus 2 IMAGE -- python train.py        into the queue (a daemon starts it: dockless daemon)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of one command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever reads us has gone; a second complaint at exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except Exception as error:
+        return report(error, as_json="--json" in arguments[: arguments.index("--") if "--" in arguments else None])
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Find the verb, parse its options, call it."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        return _help(arguments[1:])
+    name, *rest = arguments
+    if name in ("-V", "--version"):
+        name = "version"
+    if name not in VERBS:
+        from dockless.errors import BadInput
+
+        raise BadInput(f"unknown verb {name[:60]!r}", subject=name[:80], hint=_nearest(name))
+    parser = parser_of(name)
+    before, command = split(rest)
+    options = parser.parse_args(before)
+    options.command = command
+    if command is not None and not parser.takes_command:
+        parser.error("takes no command after '--'")
+    code = getattr(_module(name), name)(options)
+    return int(code or 0)
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before the first ``--``, and what after it: the command, None where there is no ``--``."""
+    if "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of one verb."""
+    from dockless.cli.parser import Parser
+
+    parser = Parser(prog=f"dockless {name}", about=VERBS[name].about)
+    getattr(_module(name), f"{name}_options")(parser)
+    return parser
+
+
+def _module(name: str) -> object:
+    import importlib
+
+    return importlib.import_module(f"dockless.cli.{VERBS[name].module}")
+
+
+def _help(rest: list[str]) -> int:
+    if rest and rest[0] in VERBS:
+        parser_of(rest[0]).print_help()
+        return 0
+    lines = [STORY]
+    for group, title in GROUPS.items():
+        lines.append(f"{title}:")
+        lines += [f"  {name:<12}{verb.about}" for name, verb in VERBS.items() if verb.group == group]
+        lines.append("")
+    lines.append("`dockless VERB --help` has the options; `dockless doctor` says what this machine can do.")
+    print("\n".join(lines))
+    return 0
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, VERBS, 1)
+    return f"did you mean `dockless {near[0]}`?" if near else "`dockless help` lists the verbs"
+
+
+def report(error: Exception, *, as_json: bool) -> int:
+    """Print an error; its exit code. What is no error of ours is a bug, or the operating system's."""
+    from dockless.errors import DocklessError
+
+    if isinstance(error, DocklessError):
+        document, code = error.as_dict(), error.exit_code
+        notes = list(getattr(error, "__notes__", ()))
+    elif isinstance(error, TimeoutError):
+        document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "it goes on"}, 124, []
+    elif isinstance(error, OSError):
+        subject = str(error.filename or "")
+        message = f"{subject}: {error.strerror}" if subject and error.strerror else str(error)
+        document, code, notes = {"error": "os", "message": message, "subject": subject, "hint": _os_hint(error)}, 125, []
+    else:
+        if os.environ.get("DOCKLESS_TRACEBACK"):
+            raise error
+        hint = "this is a bug in dockless; DOCKLESS_TRACEBACK=1 shows where"
+        document, code, notes = {"error": "bug", "message": f"{type(error).__name__}: {error}", "subject": "", "hint": hint}, 125, []
+    if as_json:
+        import json
+
+        print(json.dumps(document | {"exit_code": code, "notes": notes}), file=sys.stderr)
+        return code
+    lines = [f"dockless: {document['message']}"]
+    if document["hint"]:
+        lines.append(f"  hint: {document['hint']}")
+    print("\n".join([*lines, *(f"  note: {note}" for note in notes)]), file=sys.stderr)
+    return code
+
+
+def _os_hint(error: OSError) -> str:
+    import errno
+
+    return {
+        errno.ENOSPC: "the disk is full: make room, or move DOCKLESS_HOME",
+        errno.EACCES: "this user may not do that; `dockless doctor` says what she may",
+        errno.EROFS: "the file system is read-only: move DOCKLESS_HOME",
+        errno.EMFILE: "too many open files: raise ulimit -n",
+    }.get(error.errno or 0, "see `dockless doctor`")

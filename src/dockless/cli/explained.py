@@ -1,0 +1,74 @@
+"""``--explain``: every step of a plan in plain words and as a shell command; ``--time`` runs it and adds what each step took."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dockless.cli.output import plain, print_json
+from dockless.sandbox.explain import Row, rows, text
+from dockless.units import format_duration
+
+
+def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_json: bool) -> int:
+    if timed:
+        return _measured(image, command, wanted, as_json)
+    from dataclasses import replace
+
+    from dockless.options import make_spec
+    from dockless.sandbox.sandbox import explain
+
+    spec = make_spec(image, command, **wanted)
+    if wanted.get("gpus") is None:
+        plan = explain(spec)
+        gpus: tuple[Any, ...] = ()
+    else:
+        from dockless import gpus as leases
+
+        with leases.lease(wanted["gpus"]) as lease:
+            gpus = lease.gpus
+            plan = explain(replace(spec, gpus=lease.uuids))
+    writes = [] if spec.limits is None else list(spec.limits.writes())
+    table = rows(plan)
+    if as_json:
+        print_json({"image": image, "limits": plain(writes), "gpus": [gpu.uuid for gpu in gpus], "operations": plain(table)})
+        return 0
+    for gpu in gpus:
+        print(f"gpu: {gpu}")
+    if writes:
+        print("before anything runs, in a control group of its own:")
+        for write in writes:
+            print(f"      limit {write.file} to {write.value}\n        # echo {write.value} > $cgroup/{write.file}")
+        print()
+    print(text(table))
+    return 0
+
+
+def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: bool) -> int:
+    import time
+
+    from dockless.box import Sandbox
+    from dockless.cli.attached import Signals
+
+    before = time.monotonic_ns()
+    with Signals() as signals, Sandbox(image, command, measure=True, **wanted) as box:
+        ready = time.monotonic_ns()
+        record = box.process.record()
+        assert box.room.plan is not None
+        started = ready - int(box.process.setup * 1e9)
+        table = rows(box.room.plan, record.times, started)
+        ended = signals.wait(box)
+    took = {"prepare": (started - before) / 1e9, "launch": (ready - started) / 1e9, "run": max(0.0, ended.ended - ended.started)}
+    if as_json:
+        print_json({"image": image, "seconds": took, "exit_code": ended.exit_code, "operations": plain(table)})
+    else:
+        sys.stdout.flush()
+        print(text(table))
+        slowest = sorted((row for row in table if row.seconds is not None), key=_seconds, reverse=True)[:3]
+        print("\nslowest: " + ", ".join(f"{row.index} ({row.operation}) {format_duration(_seconds(row))}" for row in slowest))
+        print(", ".join(f"{name} {format_duration(seconds)}" for name, seconds in took.items()) + f"; exit code {ended.exit_code}")
+    return ended.exit_code
+
+
+def _seconds(row: Row) -> float:
+    return row.seconds or 0.0

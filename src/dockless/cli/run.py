@@ -1,0 +1,100 @@
+"""``dockless run``: attached (our stdin, stdout, stderr are the job's), detached, or only explained."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from dockless.cli.parser import Parser, image_and_command, image_options, keywords, sandbox_options
+from dockless.errors import BadInput
+
+if TYPE_CHECKING:
+    from dockless.sandbox.process import Exit
+
+
+def run_options(parser: Parser) -> None:
+    image_options(parser, "dockless run [options] [IMAGE] [-- COMMAND …]")
+    parser.add_argument("--name", "--id", dest="name", metavar="NAME", help="call the sandbox that")
+    parser.add_argument("-d", "--detach", action="store_true", help="go on without us: print its id; see ps, logs, wait, stop, rm")
+    parser.add_argument("--explain", action="store_true", help="print every step of the plan, and stop; with --time: run, then print")
+    parser.add_argument("--time", action="store_true", help="with --explain: what each step took")
+    parser.quiet("no warnings; with -d the id alone")
+    parser.add_argument(
+        "--json", action="store_true", help="the result on standard error as JSON, errors too; -d, --explain: on standard output"
+    )
+    sandbox_options(parser)
+
+
+def run(options: Namespace) -> int:
+    image, command = image_and_command(options)
+    wanted = keywords(options)
+    if options.name and options.name.isdecimal():
+        raise BadInput(f"{options.name} as a name would mean a job", subject=options.name, hint="begin the name with a letter")
+    if options.time and not options.explain:
+        raise BadInput("--time without --explain", subject="--time", hint="dockless run --explain --time …")
+    if options.detach and options.explain:
+        raise BadInput("--detach and --explain", subject="--explain", hint="explain it first")
+    if options.explain:
+        from dockless.cli.explained import explained
+
+        return explained(image, command, wanted, timed=options.time, as_json=options.json)
+    if options.detach:
+        return _detached(image, command, wanted, options)
+    return _attached(image, command, wanted, options)
+
+
+def _attached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
+    from dockless.box import Sandbox
+    from dockless.cli.attached import Signals
+
+    with Signals() as signals, Sandbox(image, command, id=options.name or None, **wanted) as box:
+        if not options.quiet:
+            for warning in box.warnings:
+                print(f"dockless: {warning}", file=sys.stderr)
+        ended = signals.wait(box)
+        gpus = box.gpus
+    if options.json:
+        print_exit(image, command, ended, gpus)
+    elif ended.timed_out and not options.quiet:
+        print(f"dockless: timed out after {wanted['timeout']}, everything inside was killed", file=sys.stderr)
+    elif ended.oom_killed and not options.quiet:
+        print("dockless: the kernel killed something inside for memory\n  hint: raise --memory", file=sys.stderr)
+    return ended.exit_code
+
+
+def print_exit(image: str, command: list[str], ended: Exit, gpus: tuple[str, ...]) -> None:
+    import json
+
+    from dockless.cli.output import plain
+
+    document = {"image": image, "command": command, "exit_code": ended.exit_code, "gpus": list(gpus), **plain(ended)}
+    print(json.dumps(document), file=sys.stderr)
+
+
+def _detached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
+    import contextlib
+    from dataclasses import replace
+
+    from dockless.options import make_spec
+    from dockless.sandbox import detached
+
+    spec = make_spec(image, command, **wanted)
+    with contextlib.ExitStack() as stack:
+        if wanted.get("gpus") is not None:
+            from dockless import gpus
+
+            # Held until the sandbox runs; from then on its own record keeps others away.
+            lease = stack.enter_context(gpus.lease(wanted["gpus"]))
+            spec = replace(spec, gpus=lease.uuids)
+        box = detached.start(spec, id=options.name or None)
+    if options.json:
+        from dockless.cli.output import print_json
+
+        print_json({"id": box.id, "gpus": spec.gpus, "warnings": box.document.warnings})
+        return 0
+    if not options.quiet:
+        for warning in box.document.warnings:
+            print(f"dockless: {warning}", file=sys.stderr)
+    print(box.id)
+    return 0

@@ -1,0 +1,316 @@
+"""Keywords in human units → ``Spec``: what ``run``, ``arun``, ``Sandbox``, ``submit`` and the command line share. No side effect.
+
+::
+
+    make_spec("python:3.12", ["python", "-V"], memory="4G", cpus=1.5, mounts=["/data:/data:ro"], env={"A": "1"})
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from dockless.errors import BadInput
+from dockless.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from dockless.cgroups import IoMax, Limits
+    from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode, Spec
+
+Size = str | int
+_LIMITS = (
+    "cpus", "cpu_weight", "cpu_burst", "cpuset", "mems", "memory", "memory_high", "memory_low", "memory_min", "swap", "oom_group", "io",
+    "io_weight", "pids", "hugetlb", "dmem",
+)  # fmt: skip
+_AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_offset", "oom_score_adj", "workdir")
+
+
+class Options(TypedDict, total=False):
+    """The keywords of a sandbox. Sizes: bytes or ``"4G"``; durations: seconds or ``"1h30m"``; cores: ``1.5`` or ``"1500m"``.
+
+    mounts: ``"/host:/inside[:ro]"``, ``"name:/inside"`` for a named volume, or ``Bind``, ``Tmpfs``, ``Volume``. ulimits:
+    ``{"nofile": 1024}``, a pair for soft and hard, -1 for none. gpus: ``2`` for any two free ones, ``"all"``, ``"device=0,2"``, a UUID.
+    io: ``"/data:read=50MB/s"``. cpu_affinity: ``"0-3,8"`` or numbers. limits: a ready ``Limits`` instead of the keywords for limits.
+    timeout: after which the whole tree ends; grace: between the stop signal and SIGKILL then. best_effort: a limit that this host cannot
+    enforce becomes a warning.
+    """
+
+    env: Mapping[str, str] | Iterable[str]
+    workdir: str
+    user: str | int
+    group_add: Iterable[int | str]
+    hostname: str
+    entrypoint: str | Sequence[str] | None
+    profile: Profile
+    root: RootMode
+    root_size: Size
+    mounts: Iterable[str | Mount]
+    tmpfs: Iterable[str]
+    shm_size: Size
+    network: Network
+    namespaces: Namespaces | Mapping[str, str]
+    time_offset: int
+    cap_add: Iterable[str]
+    cap_drop: Iterable[str]
+    seccomp: str
+    ulimits: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit]
+    umask: int | str | None
+    oom_score_adj: int | None
+    cpu_affinity: str | Iterable[int]
+    stop_signal: str | int
+    timeout: str | float | None
+    grace: str | float | None
+    gpus: str | int | None
+    best_effort: bool
+    limits: Limits | None
+    cpus: str | float | None
+    cpu_weight: str | int | None
+    cpu_burst: str | float | None
+    cpuset: str | None
+    mems: str | None
+    memory: Size | None
+    memory_high: Size | None
+    memory_low: Size | None
+    memory_min: Size | None
+    swap: Size | None
+    oom_group: bool | None
+    io: str | Iterable[str | IoMax]
+    io_weight: str | int | None
+    pids: str | int | None
+    hugetlb: str | Mapping[str, str | int]
+    dmem: str | Mapping[str, str | int]
+
+
+KEYWORDS = frozenset(Options.__annotations__)
+
+
+def image_and_args(image: str | Sequence[str] | None, args: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+    """``("python:3.12", [...])``, or arguments alone for the pseudo-image ``host``. A shell string is never meant. ``BadInput``"""
+    if image is not None and not isinstance(image, str):
+        if args is not None:
+            raise BadInput("the image is not a name", subject=str(image)[:80], hint='give run("IMAGE", [arguments]) or run([arguments])')
+        image, args = None, image
+    if isinstance(args, (str, bytes)):
+        raise BadInput(
+            f"the command {str(args)[:60]!r} is one text, not a list",
+            subject=str(args)[:80],
+            hint='give a list; for a shell: ["sh", "-c", …]',
+        )
+    return image or "host", tuple(os.fsdecode(argument) for argument in args or ())
+
+
+def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
+    """The spec of these keywords; ``gpus`` is not part of it, a lease is. ``TypeError`` for an unknown keyword, ``BadInput``."""
+    from dockless.sandbox.spec import Spec
+
+    unknown = sorted(set(options) - KEYWORDS)
+    if unknown:
+        raise TypeError(f"unknown keyword {unknown[0]!r}; known are {', '.join(sorted(KEYWORDS))}")
+    values: dict[str, Any] = {name: options[name] for name in _AS_THEY_ARE if options.get(name) is not None}
+    _check_choices(values)
+    return Spec(
+        argv=tuple(args),
+        image=image,
+        entrypoint=_entrypoint(options.get("entrypoint")),
+        env=_environment(options.get("env", ())),
+        user=str(options.get("user", "")),
+        groups=tuple(_group(item) for item in options.get("group_add", ())),
+        root_size=_size(options, "root_size"),
+        mounts=(
+            *(parse_mount(m) if isinstance(m, str) else m for m in options.get("mounts", ())),
+            *map(parse_tmpfs, options.get("tmpfs", ())),
+        ),
+        shm_size=_size(options, "shm_size"),
+        namespaces=_namespaces(options.get("namespaces")),
+        limits=_limits(options),
+        cap_add=_capabilities(options.get("cap_add", ())),
+        cap_drop=_capabilities(options.get("cap_drop", ())),
+        seccomp=_seccomp(options.get("seccomp", "")),
+        rlimits=_rlimits(options.get("ulimits", ())),
+        umask=_umask(options.get("umask")),
+        cpus=_processors(options.get("cpu_affinity", ())),
+        stop_signal=parse_signal(options.get("stop_signal", 0)),
+        timeout=_seconds(options, "timeout"),
+        grace=_seconds(options, "grace"),
+        **values,
+    )
+
+
+def _check_choices(values: Mapping[str, Any]) -> None:
+    for name, known in (
+        ("profile", ("default", "untrusted", "privileged")),
+        ("root", ("disk", "tmpfs", "readonly")),
+        ("network", ("none", "host")),
+    ):
+        if name in values and values[name] not in known:
+            raise BadInput(
+                f"{name} {str(values[name])[:60]!r} is unknown", subject=str(values[name])[:80], hint=f"one of {', '.join(known)}"
+            )
+
+
+def _size(options: Mapping[str, Any], name: str) -> int:
+    value = options.get(name)
+    return 0 if value is None else parse_size(value, name.replace("_", " "))
+
+
+def _seconds(options: Mapping[str, Any], name: str) -> float:
+    value = options.get(name)
+    return 0.0 if value is None else parse_duration(value, name)
+
+
+def _limits(options: Mapping[str, Any]) -> Limits:
+    from dockless.cgroups import Limits
+
+    given = {name: options[name] for name in _LIMITS if options.get(name) is not None}
+    ready: Limits | None = options.get("limits")
+    if ready is not None and given:
+        raise BadInput(f"limits= and {next(iter(given))}= together", subject="limits", hint="say it in one way")
+    return ready if ready is not None else Limits.parse(**given)
+
+
+def _entrypoint(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """None keeps the image's; "" is none at all."""
+    if value is None or isinstance(value, str):
+        return None if value is None else (value,) if value else ()
+    return tuple(value)
+
+
+def _environment(value: Mapping[str, str] | Iterable[str]) -> tuple[tuple[str, str], ...]:
+    if isinstance(value, Mapping):
+        return tuple((str(name), str(text)) for name, text in value.items())
+    pairs: dict[str, str] = {}
+    for entry in value:
+        name, equals, text = entry.partition("=")
+        if not equals:
+            raise BadInput(f"environment entry {entry[:60]!r} has no '='", subject=entry[:80], hint="write NAME=value")
+        pairs[name] = text
+    return tuple(pairs.items())
+
+
+def _group(item: int | str) -> int:
+    text = str(item)
+    if not text.isdecimal() or int(text) > 0xFFFFFFFE:
+        raise BadInput(f"group {text[:60]!r} is not a number", subject=text[:80], hint="give the group's id as the sandbox knows it")
+    return int(text)
+
+
+def parse_mount(text: str) -> Mount:
+    """``SOURCE:TARGET[:ro,rw,idmap,norecursive]``: a path on the host (``/…``, ``./…``, ``~/…``) or the name of a volume."""
+    from dockless.sandbox.spec import Bind, Volume
+
+    source, colon, rest = text.partition(":")
+    target, _, flags = rest.partition(":")
+    names = set(filter(None, flags.split(",")))
+    unknown = names - {"ro", "rw", "idmap", "norecursive", "rbind", "bind"}
+    if not colon or not source or not target or unknown or {"ro", "rw"} <= names:
+        what = f"has the unknown option {sorted(unknown)[0]!r}" if unknown else "cannot be read"
+        raise BadInput(
+            f"mount {text[:80]!r} {what}", subject=text[:80], hint="write /on/the/host:/inside, with :ro for read-only, or volume:/inside"
+        )
+    if source[0] in "/.~":
+        path = os.path.abspath(os.path.expanduser(source))
+        recursive = not names & {"norecursive", "bind"}
+        return Bind(path, target, readonly="ro" in names, recursive=recursive, idmap="idmap" in names)
+    if "idmap" in names:
+        raise BadInput(
+            f"mount {text[:80]!r}: a volume is never id-mapped", subject=text[:80], hint="its files belong to the sandbox already"
+        )
+    return Volume(source, target, readonly="ro" in names)
+
+
+def parse_tmpfs(text: str) -> Mount:
+    """``TARGET[:size=64M,mode=1777]``."""
+    from dockless.sandbox.spec import Tmpfs
+
+    target, _, settings = text.partition(":")
+    size, mode = 0, 0o1777
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        if key == "size":
+            size = parse_size(value, "tmpfs size")
+        elif key == "mode" and value and set(value) <= set("01234567") and len(value) <= 5:
+            mode = int(value, 8)
+        else:
+            raise BadInput(f"tmpfs {text[:80]!r} cannot be read", subject=text[:80], hint="write /inside or /inside:size=64M,mode=1777")
+    return Tmpfs(target, size=size, mode=mode)
+
+
+def _namespaces(value: Namespaces | Mapping[str, str] | None) -> Namespaces:
+    from dockless.sandbox.spec import Namespaces
+
+    if value is None:
+        return Namespaces()
+    if not isinstance(value, Mapping):
+        return value
+    known = ("pid", "uts", "ipc", "user", "cgroup", "time")
+    for name, choice in value.items():
+        if name not in known or choice not in ("new", "host"):
+            raise BadInput(f"namespace {name}={choice} cannot be meant", subject=name, hint=f"{', '.join(known)}: each 'new' or 'host'")
+    return Namespaces(**value)  # type: ignore[arg-type]
+
+
+def _capabilities(names: Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _seccomp(value: str) -> str:
+    return os.path.abspath(os.path.expanduser(value)) if value and value != "unconfined" else value
+
+
+def _rlimits(value: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit]) -> tuple[Rlimit, ...]:
+    if isinstance(value, Mapping):
+        return tuple(_rlimit(name, setting) for name, setting in value.items())
+    return tuple(_rlimit(*entry.partition("=")[::2]) if isinstance(entry, str) else entry for entry in value)
+
+
+def _rlimit(name: str, setting: int | str | tuple[int, int]) -> Rlimit:
+    from dockless.sandbox.spec import Rlimit
+
+    parts = [str(part) for part in setting] if isinstance(setting, (tuple, list)) else str(setting).split(":")
+    values = [-1 if part in ("unlimited", "infinity", "-1") else int(part) if part.isdecimal() else None for part in parts]
+    if not name or None in values or len(values) > 2:
+        raise BadInput(
+            f"resource limit {name}={setting} cannot be read",
+            subject=name,
+            hint="write nofile=1024 or nofile=1024:4096; 'unlimited' is a value",
+        )
+    soft, hard = values[0], values[-1]
+    assert soft is not None and hard is not None
+    if hard != -1 and (soft == -1 or soft > hard):
+        raise BadInput(f"resource limit {name}: the soft limit is above the hard one", subject=name, hint="write SOFT:HARD")
+    return Rlimit(name.lower().removeprefix("rlimit_"), soft, hard)
+
+
+def _umask(value: int | str | None) -> int | None:
+    if value is None:
+        return None
+    number = int(value, 8) if isinstance(value, str) and value and set(value) <= set("01234567") else value
+    if not isinstance(number, int) or not 0 <= number <= 0o777:
+        raise BadInput(f"umask {value!r} cannot be meant", subject=str(value), hint="write it in octal, like 022")
+    return number
+
+
+def _processors(value: str | Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(value, str):
+        return tuple(sorted(set(value)))
+    from dockless.cgroups.limits import parse_list
+
+    return tuple(sorted(parse_list(value, "processors"))) if value else ()
+
+
+def parse_signal(value: str | int) -> int:
+    """``SIGTERM``, ``term``, ``15`` or ``RTMIN+3`` as a number; 0 for the image's. ``BadInput``"""
+    if isinstance(value, int):
+        return int(value)
+    if not value:
+        return 0
+    import signal
+
+    name, plus, offset = value.upper().removeprefix("SIG").partition("+")
+    number = int(name) if name.isdecimal() and not plus else int(getattr(signal, f"SIG{name}", 0)) if name.isalnum() else 0
+    if plus:
+        number = number + int(offset) if name == "RTMIN" and offset.isdecimal() else 0
+    if not 1 <= number <= 64:
+        raise BadInput(f"signal {value[:40]!r} is unknown", subject=value[:40], hint="write a name like TERM or INT, or a number")
+    return number

@@ -1,0 +1,101 @@
+"""``dockless.submit``: a job for the daemon's queue, and the handle that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dockless.options import Options, image_and_args, make_spec
+from dockless.units import parse_duration
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from dockless.sched import Client, Job, JobSpec, LogLine
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job in the queue, by its id. Each call is a connection of its own, so a handle can be kept for days."""
+
+    id: int
+
+    def __int__(self) -> int:
+        return self.id
+
+    def status(self) -> Job:
+        """The job as it stands, with the reason for which it waits and its attempts."""
+        with _connect() as queue:
+            return queue.job(self.id)
+
+    def wait(self, timeout: float | None = None) -> Job:
+        """Until it has ended. ``TimeoutError`` after ``timeout`` seconds."""
+        with _connect() as queue:
+            return queue.wait(self.id, timeout=timeout)
+
+    def cancel(self, *, grace: float | None = None) -> Job:
+        """End it: a waiting one at once, a running one by its stop signal and ``grace`` seconds later by force."""
+        with _connect() as queue:
+            return queue.cancel(self.id, grace=grace)
+
+    def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
+        """What it wrote; with ``follow`` until it has ended."""
+        with _connect() as queue:
+            yield from queue.logs(self.id, follow=follow)
+
+
+def _connect() -> Client:
+    from dockless.sched import connect
+
+    return connect()
+
+
+def make_job(
+    image: str,
+    args: Sequence[str],
+    options: dict[str, Any],
+    *,
+    priority: int = 0,
+    time_limit: str | float | None = None,
+    name: str = "",
+    group: str = "",
+    on_reboot: Literal["requeue", "fail"] = "fail",
+) -> JobSpec:
+    """The job of these keywords; GPUs are asked for here and leased by the daemon."""
+    from dockless.sched import JobSpec
+
+    gpus = options.pop("gpus", None)
+    return JobSpec(
+        make_spec(image, args, **options),
+        gpus="" if gpus is None else str(gpus),
+        priority=priority,
+        time_limit=0.0 if time_limit is None else parse_duration(time_limit, "time limit"),
+        name=name,
+        group=group,
+        on_reboot=on_reboot,
+    )
+
+
+def submit(
+    image: str | Sequence[str] | None = None,
+    args: Sequence[str] | None = None,
+    *,
+    priority: int = 0,
+    time_limit: str | float | None = None,
+    name: str = "",
+    group: str = "",
+    on_reboot: Literal["requeue", "fail"] = "fail",
+    **options: Unpack[Options],
+) -> Submitted:
+    """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
+
+    ``time_limit``: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. Every other keyword: ``Options``.
+    Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
+    """
+    reference, arguments = image_and_args(image, args)
+    job = make_job(
+        reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot
+    )
+    with _connect() as queue:
+        return Submitted(queue.submit(job))

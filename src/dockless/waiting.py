@@ -1,0 +1,45 @@
+"""The same moving of bytes as ``stdio.exchange``, driven by asyncio's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from dockless.stdio import Reader, Writer
+
+
+async def until(end: int, readers: Iterable[Reader], writer: Writer | None, timeout: float | None = None) -> None:
+    """Until the fd ``end`` is readable. ``TimeoutError`` after ``timeout`` seconds. Needs a loop with ``add_reader``."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    readers = tuple(readers)
+
+    def ended() -> None:
+        loop.remove_reader(end)
+        if not over.done():
+            over.set_result(None)
+
+    def step(reader: Reader, fd: int) -> None:
+        if not reader.step():
+            loop.remove_reader(fd)
+
+    def feed(writer: Writer, fd: int) -> None:
+        if not writer.step():
+            loop.remove_writer(fd)
+
+    watched = [(reader, reader.fd) for reader in readers if reader.fd >= 0]
+    feeding = writer.fd if writer is not None else -1
+    loop.add_reader(end, ended)
+    for reader, fd in watched:
+        loop.add_reader(fd, step, reader, fd)
+    if writer is not None and feeding >= 0:
+        loop.add_writer(feeding, feed, writer, feeding)
+    try:
+        await asyncio.wait_for(over, timeout)
+    finally:
+        loop.remove_reader(end)
+        for reader, fd in watched:
+            if reader.fd >= 0:
+                loop.remove_reader(fd)
+        if writer is not None and writer.fd >= 0:
+            loop.remove_writer(feeding)
