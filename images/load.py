@@ -27,6 +27,7 @@ from dockless.images.discover import Candidate, LayerSource, candidates
 from dockless.images.files import locked, make_private, sweep, sync_directory, sync_filesystem, temporary_directory, write_atomic
 from dockless.images.image import Image
 from dockless.images.layer import unpack
+from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
 from dockless.images.source import open_source
 from dockless.images.store import Store
@@ -153,7 +154,7 @@ def _described(final: Path, blob: Digest, size: int, media_type: str) -> _Layer:
 def _verify(
     store: Store, final: Path, source: LayerSource, stream: BinaryIO, diff_id: Digest, tell: Callable[[int, int | None, Any], None]
 ) -> _Layer:
-    pipe = _Pipe(source, stream, diff_id, store.limits.size, lambda done: tell(done, source.size, "verifying"))
+    pipe = _Pipe(source, stream, diff_id, store.limits, lambda done: tell(done, source.size, "verifying"))
     blob = pipe.finish()
     store.set_verified(blob, diff_id)
     tell(pipe.blob.done, source.size, "done")
@@ -175,7 +176,7 @@ def _unpack(
     root = complete / "fs"
     complete.mkdir(mode=0o700)
     root.mkdir(mode=0o700)
-    pipe = _Pipe(source, stream, diff_id, store.limits.size, lambda done: tell(done, source.size, "unpacking"))
+    pipe = _Pipe(source, stream, diff_id, store.limits, lambda done: tell(done, source.size, "unpacking"))
     try:
         result = unpack(TarReader(pipe.content, source.what), root, below, source.what, limits=store.limits)
     except ImageError as error:
@@ -243,7 +244,7 @@ class _Hashing(io.RawIOBase):
 class _Pipe:
     """A layer's way from the source to the tar reader; ``content`` gives the uncompressed bytes."""
 
-    def __init__(self, source: LayerSource, stream: BinaryIO, diff_id: Digest, limit: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, source: LayerSource, stream: BinaryIO, diff_id: Digest, limits: UnpackLimits, tell: Callable[[int], None]) -> None:
         self._source = source
         self._diff_id = diff_id
         self.blob = _Hashing(stream, source.digest or Digest("sha256", ""), source.size, self._too_long, tell)
@@ -253,7 +254,7 @@ class _Pipe:
             self.blame(error)
             raise
         # Room for headers and padding beside the content; a stream of zeros behind the end of the archive ends here too (attack A12).
-        self._content = _Hashing(self._decompressed, diff_id, 2 * limit + (1 << 30), self._too_big)
+        self._content = _Hashing(self._decompressed, diff_id, limits.size + 4096 * limits.entries, self._too_big)
         self.content: BinaryIO = io.BufferedReader(self._content, CHUNK)
         self.media_type = manifest.OCI_LAYER + _SUFFIX[self._decompressed.kind]
 

@@ -31,7 +31,7 @@ SIZE_MAX = 1 << 44
 """The largest logical file size, bytes: 16 TiB, the limit of ext4."""
 ID_MAX = 0xFFFF_FFFE
 _ZERO = bytes(BLOCK)
-_OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*(?:\0.*)?\Z", re.DOTALL)
+_OCTAL = re.compile(rb"[ \0]*(?:([0-7]+)(?:[ \0].*)?)?\Z", re.DOTALL)
 _DECIMAL = re.compile(rb"[0-9]{1,20}\Z")
 _TIME = re.compile(rb"(-?)([0-9]{1,18})(?:\.([0-9]*))?\Z")
 

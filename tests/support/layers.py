@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from support import make_image as make
 
+from dockless.errors import DocklessError
 from dockless.images import Image, Store
+from dockless.images.files import remove_tree
+from dockless.images.layer import unpack
 from dockless.images.merged import Merged, Node
+from dockless.images.tarstream import TarReader
 
 
 def load(tmp_path: Path, layers: Sequence[make.Layer], store: Store | None = None, **more) -> Image:
@@ -64,3 +70,65 @@ def snapshot(root: Path) -> dict[str, tuple[object, ...]]:
         facts = (info.st_ino, info.st_mode, info.st_uid, info.st_gid, info.st_nlink, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
         found[str(path.relative_to(root))] = (*facts, content, xattrs)
     return found
+
+
+HOST = [Path("/etc/passwd"), Path("/etc"), Path("/tmp")]
+
+
+class Scene:
+    """A root to unpack into and, beside it, a victim that must stay as it is, to the inode."""
+
+    def __init__(self, place: Path) -> None:
+        self.root = place / "root"
+        self.lower = place / "lower"
+        self.victim = place / "victim"
+        self.victim.mkdir()
+        self.hello = self.victim / "hello"
+        self.hello.write_text("hello")
+        (self.victim / "sub").mkdir()
+        self.before = snapshot(self.victim)
+        self.beside = sorted(os.listdir(place))
+        self.host = [(path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_nlink if path.is_file() else 0) for path in HOST]
+
+    def unpack(self, *entries: make.Entry, lower: list[make.Entry] | None = None) -> DocklessError | None:
+        """Unpack; the error, if there was one. The victim is looked at in any case."""
+        below = []
+        try:
+            if lower is not None:
+                self.lower.mkdir()
+                self.write(make.layer_tar(lower), self.lower, [])
+                below = [self.lower]
+            self.root.mkdir()
+            self.write(make.layer_tar(entries), self.root, below)
+            error = None
+        except DocklessError as caught:
+            error = caught
+        self.unharmed()
+        return error
+
+    def both(self, link: list[make.Entry], then: list[make.Entry]) -> None:
+        """The link and what goes through it: in one layer, and in two."""
+        self.unpack(*link, *then)
+        self.root.rename(self.root.with_name("first"))
+        self.beside.append("first")
+        self.unpack(*then, lower=link)
+
+    @staticmethod
+    def write(raw: bytes, target: Path, below: list[Path]) -> None:
+        """Unpack one archive, with nothing around it."""
+        unpack(TarReader(io.BufferedReader(io.BytesIO(raw)), "test"), target, below, "test")
+
+    def unharmed(self) -> None:
+        assert snapshot(self.victim) == self.before
+        place = self.victim.parent
+        assert sorted({*os.listdir(place)} - {"root", "lower", "h"}) == sorted({*self.beside} - {"h"})
+        assert self.host == [(path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_nlink if path.is_file() else 0) for path in HOST]
+        roots = [root for root in (self.root, self.lower) if root.exists()]
+        found = subprocess.run(["find", *roots, "-printf", "%D:%i\n"], capture_output=True, text=True, check=True).stdout.split()
+        ours = {f"{path.lstat().st_dev}:{path.lstat().st_ino}" for path in (self.hello, Path("/etc/passwd"))}
+        assert ours.isdisjoint(found), "a file of the host is in the root"
+
+    def remove(self) -> None:
+        """Its trees may be deeper than other tools can remove."""
+        for name in ("root", "lower", "first"):
+            remove_tree(self.root.with_name(name))

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import re
-import socket
 import stat
 import subprocess
 import sys
@@ -446,24 +445,3 @@ def test_a_store_that_cannot_be_written(tmp_path):
     with pytest.raises(Exception, match="cannot load") as caught:
         Store(blocked / "store").load(path)
     assert str(blocked) in caught.value.hint
-
-
-def test_foreign_layers_are_not_fetched(tmp_path):
-    """A19: a layer's ``urls`` are the image's words; nothing is ever asked of them."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        server.settimeout(0)
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/layer"
-        blobs = make.Blobs()
-        layer = {
-            "mediaType": "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
-            "digest": str(digest.of(b"x")),
-            "size": 1,
-            "urls": [url],
-        }
-        entry = blobs.image([], {}, manifest={"layers": [layer]}, rootfs={"type": "layers", "diff_ids": [str(digest.of(b"x"))]})
-        with pytest.raises(BadImage, match="lacks the blob"):
-            Store().load(blobs.write(tmp_path / "x", [entry]))
-        with pytest.raises(BlockingIOError):
-            server.accept()
