@@ -315,7 +315,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
     group = sandbox.make_cgroup(spec, made.id)
     fds: list[int] = []
     try:
-        warnings = tuple(group.warnings) if group else ()
+        warnings = sandbox.warnings_of(spec, group)
         document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), str(group.path) if group else "", dict(labels), warnings)
         _write_document(made.directory, document)
         ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)

@@ -82,9 +82,9 @@ class Sandbox:
     def _start(self) -> None:
         image = find_image(self.spec.image)
         self._cgroup = make_cgroup(self.spec, f"run-{self.id}")
+        self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:
             self._stack.callback(self._cgroup.remove)
-            self.warnings += tuple(self._cgroup.warnings)
         ready = prepared(self.spec, image, has_cgroup=self._cgroup is not None)
         self.plan = ready.plan
         directory = paths.state() / "running" / self.id
@@ -156,6 +156,14 @@ def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
             )
         return None
     return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort)
+
+
+def warnings_of(spec: Spec, cgroup: Cgroup | None) -> tuple[str, ...]:
+    """What this host does not enforce: limits under ``best_effort``, and the process cap that ``untrusted`` brings where it can be had."""
+    warnings = tuple(cgroup.warnings) if cgroup else ()
+    if spec.profile == "untrusted" and spec.limits.pids_max is None and "pids" not in find_delegation(ask_systemd=False).controllers:
+        warnings += ("the untrusted profile's process cap is not enforced: this host has no pids controller in cgroup v2",)
+    return warnings
 
 
 def with_usage(ended: Exit, usage: Usage | None) -> Exit:
