@@ -84,6 +84,11 @@ find "$payload/site/dockless" -name launcher -exec chmod 755 {} +
 printf '#!/bin/sh\nexec python3 -m dockless.cli "$@"\n' >"$payload/bin/dockless"
 chmod 755 "$payload/bin/dockless"
 cp -a "$top/tests" "$top/pyproject.toml" "$payload/"
+shared=${DOCKLESS_SHARED:-$top/../shared}
+if [ -d "$shared/images" ]; then # sample images and hostile tars, where this checkout has them beside it
+  mkdir "$payload/shared"
+  for folder in images corpus; do [ ! -d "$shared/$folder" ] || cp -r --no-preserve=mode "$shared/$folder" "$payload/shared/"; done
+fi
 { echo "DOCKLESS_VM_AS=${DOCKLESS_VM_AS:-both}"; sed 1d "$here/guest-tests"; } >"$payload/guest-tests"
 printf '%s\n' "$@" >"$payload/arguments"
 find "$payload" -name __pycache__ -prune -exec rm -rf {} +
