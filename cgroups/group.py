@@ -1,6 +1,6 @@
 """One group: made, limited, watched, killed, removed.
 
-Without limits a group costs four system calls: mkdir and an O_PATH open to make it, close and rmdir to remove it. Everything else is
+Without limits a group costs four system calls: mkdir and an open to make it, close and rmdir to remove it. Everything else is
 relative to that directory fd, so a group never turns into another one of the same name. The kernel's cgroup.kill (Linux 5.14) reaches
 every process in it, whatever they do; ``remove`` then only waits for the last of them to be gone.
 """
@@ -24,13 +24,13 @@ from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+-]{0,126}")
 _UNLIMITED = Limits()
-_OPEN = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Cgroup:
     """A group that we made. As a context manager it kills what is left in it and removes it.
 
-    path; fd: an O_PATH directory fd for clone3(CLONE_INTO_CGROUP); warnings: limits that ``best_effort`` let pass; readback: where the
+    path; fd: a directory fd for clone3(CLONE_INTO_CGROUP); warnings: limits that ``best_effort`` let pass; readback: where the
     kernel keeps another value than the one asked for.
     """
 

@@ -32,6 +32,7 @@ from dockless.sandbox import process, sandbox
 from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
 from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit
+from dockless.sandbox.reconcile import end
 from dockless.sandbox.spec import Spec, check_id
 
 if TYPE_CHECKING:
@@ -211,8 +212,7 @@ class Detached:
             group = self._cgroup()
             if group is not None:
                 with group:
-                    group.kill()
-                    group.remove()
+                    end(group)
         sandbox.remove_tree(self.directory)
 
 

@@ -185,6 +185,7 @@ def _fails_at(operations: tuple[Op, ...]) -> int:
             launched = native.launch({3: plan, 4: writer})
         finally:
             os.close(writer)
+        failed_at: int
         _, failed_at, _, _ = struct.unpack("<HHiQ", os.read(reader, 16).ljust(16, b"\0"))
         native.reap(launched.pidfd)
         os.close(launched.pidfd)

@@ -21,9 +21,10 @@ from dockless.cgroups import Cgroup, Limits, Usage, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
 from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
-from dockless.sandbox.plan import SLOT_FREE, SLOT_STATE, Plan, personal
+from dockless.sandbox.plan import SLOT_FREE, SLOT_LOCK, SLOT_STATE, Plan, personal
 from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit, Process
+from dockless.sandbox.reconcile import PREFIX, end, lock
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.spec import Spec, check_id
 from dockless.sandbox.userns import default_map, namespace_fd
@@ -81,10 +82,11 @@ class Sandbox:
 
     def _start(self) -> None:
         image = find_image(self.spec.image)
-        self._cgroup = make_cgroup(self.spec, f"run-{self.id}")
+        self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
         self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:
-            self._stack.callback(self._cgroup.remove)
+            self._stack.callback(end, self._cgroup)
+            lock(self._cgroup.fd)
         ready = prepared(self.spec, image, has_cgroup=self._cgroup is not None)
         self.plan = ready.plan
         directory = paths.state() / "running" / self.id
@@ -94,10 +96,12 @@ class Sandbox:
             if removed:
                 self._stack.callback(remove_tree, directory)
                 make_directory(directory)
-                fds[SLOT_STATE] = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                opened.callback(os.close, fds[SLOT_STATE])
+                for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
+                    fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    opened.callback(os.close, fds[slot])
+                lock(fds[SLOT_LOCK])
             raw = personal(
-                ready.raw(times=self._times), directory=str(directory), removed=removed, cgroup=f"run-{self.id}" if self._cgroup else ""
+                ready.raw(times=self._times), directory=str(directory), removed=removed, cgroup=PREFIX + self.id if self._cgroup else ""
             )
             self._process = process.start(self.plan, raw, fds, name=f"dockless {self.id}")
         self._stack.callback(self._process.close)
