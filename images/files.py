@@ -69,18 +69,30 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def explained(doing: str, subject: str, hint: str) -> Iterator[None]:
+    """An ``OSError`` inside becomes an ``ImageError`` that says what was being done."""
+    try:
+        yield
+    except OSError as error:
+        where = f": {error.filename}" if error.filename and str(error.filename) not in doing else ""
+        raise ImageError(f"{doing}: {error.strerror or error}{where}", subject=subject, hint=hint) from error
+
+
+@contextlib.contextmanager
 def temporary_directory(parent: Path) -> Iterator[Path]:
     """A fresh 0700 directory below ``parent``, locked while we live; whatever is left of it goes at the end."""
     while True:
         path = parent / secrets.token_hex(8)
         path.mkdir(mode=0o700)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # A sweeper may be quicker: it takes a directory that is not locked yet for a crash's left-over.
         try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.exists(path):
                 break
-        except BlockingIOError:
-            pass  # a sweeper was quicker: it takes an unlocked directory for a crash's left-over
         os.close(fd)
     try:
         yield path

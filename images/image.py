@@ -8,6 +8,7 @@ from pathlib import Path
 from dockless.errors import BadImage, NotRunnable
 from dockless.images import merged, platforms
 from dockless.images.config import ImageConfig
+from dockless.images.files import explained
 
 HOST = "host"
 _HOST_FILES = frozenset({"/etc/passwd", "/etc/group"})
@@ -69,7 +70,8 @@ class Image:
         """The file ``path`` as the merged image shows it, None if there is none. ``BadImage`` if it is no regular file or has more than
         ``limit`` bytes (attack A35)."""
         if not self.is_host:
-            return merged.read_file(tuple(reversed(self.layers)), path, limit)
+            with explained(f"cannot read {path} in image {self.name}", self.name, "load the image again"):
+                return merged.read_file(tuple(reversed(self.layers)), path, limit)
         if path not in _HOST_FILES:
             return None
         try:

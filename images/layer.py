@@ -451,11 +451,15 @@ class _Writer:
         os.utime(fd, ns=(member.mtime, member.mtime))
 
     def _set_meta_at(self, where: _Dir, name: bytes, member: Member) -> None:
-        """For what cannot be opened: links, devices, fifos. We have just made it ourselves, so the name cannot lead elsewhere."""
+        """For what must not be opened: links, devices, fifos."""
         if self.as_root:
             os.chown(name, member.uid, member.gid, dir_fd=where.fd, follow_symlinks=False)
         if member.kind != tarstream.SYMLINK:
-            os.chmod(name, member.mode, dir_fd=where.fd)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where.fd)
+            try:
+                os.chmod(f"/proc/self/fd/{fd}", member.mode)
+            finally:
+                os.close(fd)
         for key, value in member.xattrs.items():
             if self._wanted(key, member.name):
                 self._setxattr(f"/proc/self/fd/{where.fd}/{os.fsdecode(name)}", key, value, member.name)

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dockless.errors import BadDigest, BadInput, ImageError
+from dockless.errors import BadDigest, BadImage, BadInput, ImageError
 from dockless.images import digest, manifest
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.digest import Digest
 from dockless.images.discover import Candidate, LayerSource, candidates
-from dockless.images.files import locked, make_private, sweep, sync_directory, sync_filesystem, temporary_directory, write_atomic
+from dockless.images.files import explained, locked, make_private, sweep, sync_directory, sync_filesystem, temporary_directory, write_atomic
 from dockless.images.image import Image
 from dockless.images.layer import unpack
 from dockless.images.limits import UnpackLimits
@@ -50,7 +50,8 @@ class _Layer:
 
 def load(store: Store, path: Path, name: str | None, progress: Callable[[Progress], None] | None) -> list[Image]:
     """See ``Store.load``."""
-    try:
+    doing, hint = f"cannot load {path}", f"check that the image store {store.root} is on a writable file system with room"
+    with explained(doing, str(path), hint):
         store.prepare()
         sweep(store.root / "tmp")
         with temporary_directory(store.root / "tmp") as scratch:
@@ -68,22 +69,15 @@ def load(store: Store, path: Path, name: str | None, progress: Callable[[Progres
         for candidate, (image_digest, _) in zip(found, loaded, strict=True):
             tags.update(dict.fromkeys((name,) if name is not None else candidate.names, image_digest))
         store.register(dict(loaded), tags)
-    except OSError as error:
-        raise ImageError(
-            f"cannot load {path}: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""),
-            subject=str(path),
-            hint=f"check that the image store {store.root} is on a writable file system with room",
-        ) from error
     return _results(store, [found_digest for found_digest, _ in loaded], tags)
 
 
 def _results(store: Store, digests: list[str], tags: dict[str, str]) -> list[Image]:
     """One image per tag, one for each image without."""
-    index = store.read_index()
     images = []
     for image_digest in dict.fromkeys(digests):
         own: list[str | None] = [tag for tag, target in tags.items() if target == image_digest]
-        images += [store._image(image_digest, tag, index) for tag in own or [None]]
+        images += [store.image(image_digest, tag) for tag in own or [None]]
     return images
 
 
@@ -147,8 +141,15 @@ def _layer(
 
 
 def _described(final: Path, blob: Digest, size: int, media_type: str) -> _Layer:
-    about = json.loads((final / "layer.json").read_bytes())
-    return _Layer(blob, size, media_type, int(about["size"]), tuple(about["warnings"]))
+    try:
+        about = json.loads((final / "layer.json").read_bytes())
+        return _Layer(blob, size, media_type, int(about["size"]), tuple(about["warnings"]))
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        raise BadImage(
+            f"the image store's layer {final} is damaged: {error}",
+            subject=str(final),
+            hint="remove that directory and load the image again",
+        ) from error
 
 
 def _verify(

@@ -20,6 +20,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from dockless import paths
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images import config, digest, manifest, reference
 from dockless.images.digest import Digest
-from dockless.images.files import locked, make_private, write_atomic
+from dockless.images.files import explained, locked, make_private, write_atomic
 from dockless.images.image import HOST, Image, host_image
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
@@ -56,21 +57,23 @@ class Store:
         """The image of a reference, a digest (``sha256:…``), or the beginning of one (8 digits or more); ``host`` is the host itself."""
         if ref == HOST:
             return host_image()
-        index = self.read_index()
-        found, tag = self._find(ref, index)
-        if found is None:
-            raise UnknownImage(
-                f"there is no image {ref[:200]!r}", subject=ref[:200], hint="load one: dockless load FILE; list them: dockless images"
-            )
-        return self._image(found, tag, index)
+        with self._reading():
+            index = self.read_index()
+            found, tag = self._find(ref, index)
+            if found is not None:
+                return self._image(found, tag, index)
+        raise UnknownImage(
+            f"there is no image {ref[:200]!r}", subject=ref[:200], hint="load one: dockless load FILE; list them: dockless images"
+        )
 
     def list(self) -> list[Image]:
         """Every tag, sorted, then the images that have none."""
-        index = self.read_index()
-        tags: dict[str, str] = index["tags"]
-        images = [self._image(found, tag, index) for tag, found in sorted(tags.items())]
-        untagged = sorted(set(index["images"]).difference(tags.values()))
-        return images + [self._image(found, None, index) for found in untagged]
+        with self._reading():
+            index = self.read_index()
+            tags: dict[str, str] = index["tags"]
+            images = [self._image(found, tag, index) for tag, found in sorted(tags.items())]
+            untagged = sorted(set(index["images"]).difference(tags.values()))
+            return images + [self._image(found, None, index) for found in untagged]
 
     # -- for the loader --------------------------------------------------------------------------------------------------------------
 
@@ -110,9 +113,11 @@ class Store:
     def read_index(self) -> dict[str, Any]:
         try:
             index = json.loads((self.root / "images.json").read_bytes())
+            if not isinstance(index["images"], dict) or not isinstance(index["tags"], dict):
+                raise TypeError("it has the wrong form")
         except FileNotFoundError:
             return {"version": 1, "images": {}, "tags": {}}
-        except ValueError as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise BadImage(
                 f"the image store's list {self.root}/images.json is damaged: {error}",
                 subject=str(self.root),
@@ -128,7 +133,16 @@ class Store:
             raise BadInput(f"an image cannot be named {name!r}", subject=name, hint="give name[:tag]; 'host' means the host's own root")
         return str(parsed)
 
+    def image(self, name: str, tag: str | None) -> Image:
+        """The image of a manifest digest that ``register`` knows."""
+        return self._image(name, tag, self.read_index())
+
     # -- reading ---------------------------------------------------------------------------------------------------------------------
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return explained(
+            f"cannot read the image store {self.root}", str(self.root), "it belongs to one user; set DOCKLESS_HOME for another place"
+        )
 
     def _find(self, ref: str, index: dict[str, Any]) -> tuple[str | None, str | None]:
         """Manifest digest and tag for what a person typed. A tag goes before an id."""

@@ -14,7 +14,7 @@ from support import make_image as make
 from support.layers import load, tree
 
 from dockless import paths
-from dockless.errors import BadDigest, BadImage, BadInput, NotRunnable, UnknownImage
+from dockless.errors import BadDigest, BadImage, BadInput, ImageError, NotRunnable, UnknownImage
 from dockless.images import Store, digest, host_image, platforms
 from dockless.images.manifest import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 
@@ -433,9 +433,23 @@ def test_a_store_that_lost_something_says_so(tmp_path):
     image.layers[0].rename(tmp_path / "away")
     with pytest.raises(BadImage, match="lacks its layer"):
         Store().get("test")
-    (Store().root / "images.json").write_text("{")
-    with pytest.raises(BadImage, match="damaged"):
-        Store().list()
+    for text in ("{", "[]", "{}", '{"images": [], "tags": {}}'):
+        (Store().root / "images.json").write_text(text)
+        with pytest.raises(BadImage, match="damaged"):
+            Store().list()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_store_of_somebody_else(tmp_path):
+    Store().prepare()
+    Store().root.chmod(0)
+    try:
+        with pytest.raises(ImageError, match="cannot read the image store"):
+            Store().get("x")
+        with pytest.raises(ImageError, match="cannot load"):
+            load(tmp_path, [ONE])
+    finally:
+        Store().root.chmod(0o700)
 
 
 def test_a_store_that_cannot_be_written(tmp_path):
