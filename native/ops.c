@@ -167,6 +167,16 @@ static int write_file(const struct plan_op *op, const char *path, const char *by
     return wrote == (sysret)op->c ? 0 : -E_IO;
 }
 
+/* A path of the host is opened without following magic links: one that led through /proc/self/fd would reach what the keeper holds, its plan above all. */
+static int clone_tree(const struct plan_op *op, const char *path) {
+    if (!*path) return place(sys(NR_open_tree, op->in, "", op->x | O_CLOEXEC_ | AT_EMPTY_PATH_), op->out);
+    sysret source = open_below(op->in, path, O_PATH_, 0, RESOLVE_NO_MAGICLINKS_);
+    if (source < 0) return (int)source;
+    int err = place(sys(NR_open_tree, source, "", op->x | O_CLOEXEC_ | AT_EMPTY_PATH_), op->out);
+    sys(NR_close, source);
+    return err;
+}
+
 static int move_mount(const struct plan_op *op, const char *path) {
     enum { F_EMPTY = 4, T_EMPTY = 0x40 };
     sysret target = open_below(op->out, path, O_PATH_, 0, op->c);
@@ -324,7 +334,7 @@ static int exec_command(struct plan_header *plan, const struct plan_op *op) {
 int op_run(struct plan_header *plan, const struct plan_op *op) {
     const char *a = plan_data(plan, op->a), *b = plan_data(plan, op->b);
     switch (op->code) {
-    case OP_OPEN_TREE: return place(sys(NR_open_tree, at(op->in), a, op->x | O_CLOEXEC_ | (*a ? 0 : AT_EMPTY_PATH_)), op->out);
+    case OP_OPEN_TREE: return clone_tree(op, a);
     case OP_MOUNT_ATTR: return mount_attributes(op, a);
     case OP_FSOPEN: return place(sys(NR_fsopen, a, 1 /* CLOEXEC */), op->out);
     case OP_FS_FLAG: return (int)sys(NR_fsconfig, op->in, 0, a, 0, 0);

@@ -94,6 +94,8 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
         raise BadInput("a time offset needs a time namespace of its own", subject="time_offset", hint="ask for a new time namespace")
     if spec.stop_signal < 0 or spec.stop_signal > 64:
         raise BadInput(f"{spec.stop_signal} is not a signal", subject=str(spec.stop_signal))
+    if owner and spec.seccomp not in ("", "unconfined"):
+        raise Unsupported("only root can name a seccomp profile for another user's sandbox", subject=spec.seccomp, hint="leave it out")
     for limit in spec.rlimits:
         if limit.name not in RLIMITS:
             raise BadInput(f"unknown resource limit {limit.name!r}", subject=limit.name, hint=f"one of {', '.join(sorted(RLIMITS))}")
@@ -211,6 +213,10 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
     memory."""
     mounts: list[Mount] = []
     for mount in spec.mounts:
+        if _reserved(mount.target):
+            raise BadInput(
+                f"nothing can be mounted at {mount.target}", subject=mount.target, hint="/, /proc, /sys and /dev are the sandbox's own"
+            )
         if mount.kind == "volume":
             mounts.append(Bind(volume_path(mount.source, owner), mount.target, readonly=mount.readonly))
         elif mount.kind == "bind" and not mount.source.startswith("/"):
@@ -221,8 +227,13 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
             mounts.append(mount)
     if _hardened(spec).root == "readonly":
         taken = {_directory(mount.target) for mount in mounts}
-        mounts += [Tmpfs(path, mode=0o755) for path in image.config.volumes if path not in taken]
+        mounts += [Tmpfs(path, mode=0o755) for path in image.config.volumes if path not in taken and not _reserved(path)]
     return tuple(mounts)
+
+
+def _reserved(target: str) -> bool:
+    path = _directory(target)
+    return path in ("/", "/sys", "/dev") or path == "/proc" or path.startswith("/proc/")
 
 
 def volume_path(name: str, owner: int | None = None) -> str:
