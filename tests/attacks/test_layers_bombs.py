@@ -24,7 +24,7 @@ MEMORY = 150 << 20
 """Bytes of resident memory that a load may take, whatever it loads."""
 
 MEASURE = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from dockless.errors import DocklessError
 from dockless.images import Store, UnpackLimits
@@ -33,7 +33,9 @@ try:
     said = ["loaded", ""]
 except DocklessError as error:
     said = [type(error).__name__, str(error)]
-print(json.dumps([*said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+# Not ru_maxrss: that survives an exec, so it would tell of the process that started us.
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+print(json.dumps([*said, int(peak.split()[1]) * 1024]))
 """
 
 
