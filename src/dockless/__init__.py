@@ -80,8 +80,8 @@ _HOME = {
     "errors": (
         "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
         "DaemonUnavailable", "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "LaunchFailed", "LimitError",
-        "LimitUnavailable", "NotEnoughGpus", "NotPermitted", "NotRunnable", "Refused", "SandboxError", "SandboxGone", "SchedError", "UnknownGpu",
-        "UnknownImage", "UnknownJob", "UnsafeLayer", "Unsupported",
+        "LimitUnavailable", "NotEnoughGpus", "NotPermitted", "NotRunnable", "Refused", "SandboxError", "SandboxGone", "SchedError",
+        "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "Unsupported",
     ),
     "images": ("Image", "Store"),
     "options": ("Options",),

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from dockless.errors import BadInput
 
-
 _SAME_NAME = (
     "workdir", "user", "entrypoint", "hostname", "umask", "oom_score_adj", "cpu_affinity", "timeout", "grace", "stop_signal", "root",
     "root_size", "shm_size", "memory", "memory_high", "memory_low", "memory_min", "cpus", "cpu_weight", "cpu_burst", "io_weight", "hugetlb",

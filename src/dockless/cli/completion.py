@@ -1,0 +1,132 @@
+"""``completion``: scripts for bash, zsh and fish, made from the parsers themselves, so that they cannot know less or more than these."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from typing import NamedTuple
+
+from dockless.cli.parser import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+# What completes a verb's own arguments: a command that prints candidates, or files.
+_IMAGES, _BOXES, _JOBS = "dockless images -q", "dockless ps -aq", "dockless queue -q"
+_ARGUMENTS = {
+    "run": (_IMAGES,), "submit": (_IMAGES,), "stop": (_BOXES,), "kill": (_BOXES,), "rm": (_BOXES,), "logs": (_JOBS, _BOXES),
+    "wait": (_JOBS, _BOXES), "cancel": (_JOBS,), "queue": (_JOBS,),
+}  # fmt: skip
+_FILES = ("load",)
+
+
+class Flag(NamedTuple):
+    names: tuple[str, ...]
+    choices: tuple[str, ...]
+    takes_value: bool
+    about: str
+
+
+def completion_options(parser: Parser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="bash: source <(dockless completion bash)")
+
+
+def completion(options: Namespace) -> int:
+    print({"bash": bash, "zsh": zsh, "fish": fish}[options.shell](), end="")
+    return 0
+
+
+def flags(verb: str) -> list[Flag]:
+    """The options of a verb, as its parser has them."""
+    from dockless.cli import parser_of
+
+    return [
+        Flag(tuple(action.option_strings), tuple(map(str, action.choices or ())), action.nargs != 0, (action.help or "").replace("%%", "%"))
+        for action in parser_of(verb)._actions
+        if action.option_strings and action.help != argparse.SUPPRESS
+    ]
+
+
+def bash() -> str:
+    """Also read by zsh, through bashcompinit."""
+    from dockless.cli import VERBS
+
+    cases, choices = [], []
+    for verb in VERBS:
+        words = " ".join(name for flag in flags(verb) for name in flag.names)
+        dynamic = "; ".join(f"{command} 2>/dev/null" for command in _ARGUMENTS.get(verb, ()))
+        fallback = (
+            '$(compgen -f -- "$cur")'
+            if verb in _FILES
+            else " ".join(SHELLS)
+            if verb == "completion"
+            else f"$({dynamic})"
+            if dynamic
+            else ""
+        )
+        cases.append(f'    {verb}) options="{words}"; [[ $cur == -* ]] || options="{fallback}" ;;')
+        choices += [
+            f'    {verb}:{name}) words="{" ".join(flag.choices)}" ;;' for flag in flags(verb) if flag.choices for name in flag.names
+        ]
+        choices += [
+            f'    {verb}:{name}) COMPREPLY=( $(compgen -f -- "$cur") ); return ;;'
+            for flag in flags(verb)
+            if flag.takes_value and not flag.choices
+            for name in flag.names
+        ]
+    return _BASH.format(verbs=" ".join(VERBS), cases="\n".join(cases), choices="\n".join(choices))
+
+
+_BASH = """# dockless completion for bash: source <(dockless completion bash)
+_dockless() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} verb=${{COMP_WORDS[1]}} options="" words="" word
+  COMPREPLY=()
+  if (( COMP_CWORD == 1 )); then
+    COMPREPLY=( $(compgen -W "{verbs}" -- "$cur") )
+    return
+  fi
+  for word in "${{COMP_WORDS[@]:2:COMP_CWORD-2}}"; do
+    [[ $word == -- ]] && {{ COMPREPLY=( $(compgen -c -f -- "$cur") ); return; }}
+  done
+  case $verb:$prev in
+{choices}
+  esac
+  if [[ -n $words ]]; then
+    COMPREPLY=( $(compgen -W "$words" -- "$cur") )
+    return
+  fi
+  case $verb in
+{cases}
+  esac
+  COMPREPLY=( $(compgen -W "$options" -- "$cur") )
+}}
+complete -F _dockless dockless
+"""
+
+
+def zsh() -> str:
+    return (
+        "#compdef dockless\n# dockless completion for zsh: source <(dockless completion zsh)\nautoload -U +X bashcompinit && bashcompinit\n"
+        + bash()
+    )
+
+
+def fish() -> str:
+    from dockless.cli import VERBS
+
+    lines = ["# dockless completion for fish: dockless completion fish | source", "complete -c dockless -f"]
+    for verb, about in VERBS.items():
+        lines.append(f"complete -c dockless -n __fish_use_subcommand -a {verb} -d {_quoted(about.about)}")
+        here = f"complete -c dockless -n '__fish_seen_subcommand_from {verb}'"
+        for flag in flags(verb):
+            names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names)
+            value = f" -x -a {_quoted(' '.join(flag.choices))}" if flag.choices else " -r" if flag.takes_value else ""
+            lines.append(f"{here} {names}{value} -d {_quoted(flag.about)}")
+        for command in _ARGUMENTS.get(verb, ()):
+            lines.append(f"{here} -a '({command} 2>/dev/null)'")
+        if verb in _FILES:
+            lines.append(f"{here} -F")
+    lines.append(f"complete -c dockless -n '__fish_seen_subcommand_from completion' -a '{' '.join(SHELLS)}'")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,138 @@
+"""This machine: ``info``, ``daemon``, ``doctor``, ``demo``, ``version``."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from dockless.cli.output import age, print_json, table
+from dockless.cli.parser import Parser
+from dockless.errors import DaemonUnavailable, GpuDriverMissing
+from dockless.units import format_size
+
+if TYPE_CHECKING:
+    from dockless.sched import HostInfo
+
+
+def info_options(parser: Parser) -> None:
+    parser.json()
+
+
+def info(options: Namespace) -> int:
+    """The daemon's view where one answers, else the inventory alone."""
+    from dockless.sched import connect
+
+    try:
+        with connect() as queue:
+            host, daemon = queue.info(), queue.ping()
+    except DaemonUnavailable as error:
+        return _without_daemon(options, error)
+    if options.json:
+        print_json(host.as_dict() | {"daemon": daemon.as_dict()})
+        return 0
+    print(
+        f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{', administrator' * daemon.admin}"
+    )
+    print(f"jobs        {host.running} running, {host.waiting} waiting")
+    print_gpus(host)
+    for kind, name, used, limit in host.quotas:
+        print(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")
+    return 0
+
+
+def print_gpus(host: HostInfo) -> None:
+    """The table of GPUs and holders."""
+    if not host.gpus:
+        print(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
+        return
+    rows = [
+        (gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid, f"job {gpu.job}" if gpu.job else "in use outside" if gpu.outside else "free",
+         gpu.user, age(gpu.since))
+        for gpu in host.gpus
+    ]  # fmt: skip
+    table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER", "SINCE"), rows)
+    if any(gpu.simulated for gpu in host.gpus):
+        print("GPUs are simulated.")
+
+
+def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
+    from dockless.sandbox import gpu, gpu_lease
+
+    problem = ""
+    units: tuple[Any, ...] = ()
+    try:
+        units = gpu.units(gpu.inventory(links=False))
+    except GpuDriverMissing as missing:
+        problem = str(missing)
+    held = gpu_lease.held(unit.uuid for unit in units)
+    if options.json:
+        gpus = [{"index": u.index, "uuid": u.uuid, "model": u.model, "memory": u.memory, "simulated": u.simulated, "held": u.uuid in held,
+                 "outside": bool(u.processes) and u.uuid not in held} for u in units]  # fmt: skip
+        print_json({"daemon": None, "gpus": gpus, "gpu_error": problem})
+        return 0
+    print(f"daemon      {error}\n            {error.hint}")
+    if not units:
+        print(f"gpus        none{': ' + problem if problem else ''}")
+        return 0
+    rows = [
+        (u.index, u.model, format_size(u.memory), u.uuid, "a run" if u.uuid in held else "in use outside" if u.processes else "free")
+        for u in units
+    ]
+    table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER"), rows)
+    if any(u.simulated for u in units):
+        print("GPUs are simulated.")
+    return 0
+
+
+def daemon_options(parser: Parser) -> None:
+    parser.add_argument("--socket", metavar="PATH", help="where to listen (default: daemon.sock in the runtime directory)")
+    parser.json()
+
+
+def daemon(options: Namespace) -> int:
+    from dockless.sched.daemon import main
+
+    return main(["--socket", options.socket] if options.socket else [])
+
+
+def doctor_options(parser: Parser) -> None:
+    parser.quiet("only what needs attention")
+    parser.json()
+
+
+def doctor(options: Namespace) -> int:
+    from dockless import doctor as examination
+
+    findings = examination.examine()
+    able = examination.can_run(findings)
+    if options.json:
+        print_json({"can_run": able, "checks": findings})
+    else:
+        print(examination.text(findings, only_problems=options.quiet))
+    return 0 if able else 1
+
+
+def demo_options(parser: Parser) -> None:
+    parser.add_argument("--keep", action="store_true", help="leave the demo's directory, to look around in")
+
+
+def demo(options: Namespace) -> int:
+    from dockless.demo import run_demo
+
+    return run_demo(keep=options.keep)
+
+
+def version_options(parser: Parser) -> None:
+    parser.json()
+
+
+def version(options: Namespace) -> int:
+    import platform
+
+    from dockless import __version__
+
+    if options.json:
+        print_json({"version": __version__, "python": platform.python_version(), "linux": platform.release()})
+    else:
+        print(f"dockless {__version__}")
+    return 0

@@ -1,0 +1,228 @@
+"""The queue: ``submit``, ``queue``, ``wait``, ``cancel``."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from dockless.cli.output import age, cut, print_json, span, table
+from dockless.cli.parser import Parser, image_and_command, image_options, keywords, sandbox_options
+from dockless.errors import BadInput
+from dockless.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from dockless.sched import Client, Job
+
+
+def submit_options(parser: Parser) -> None:
+    image_options(parser, "dockless submit [options] [IMAGE] [-- COMMAND …]")
+    queue = parser.add_argument_group("the queue")
+    queue.add_argument("--name", default="", help="of the job, for listings")
+    queue.add_argument(
+        "--time-limit", "--time", dest="time_limit", metavar="TIME", help="2h: it may be fitted in before a job that waits for more"
+    )
+    queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
+    queue.add_argument("--group", default="", help="one of your groups, for listings")
+    queue.add_argument("--array", type=int, metavar="N", help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1")
+    queue.add_argument(
+        "--on-reboot", choices=("fail", "requeue"), default="fail", help="what becomes of it if the host reboots while it runs"
+    )
+    queue.add_argument("--wait", action="store_true", help="until it has ended; its exit code is ours")
+    parser.quiet("the job id alone")
+    parser.json()
+    sandbox_options(parser)
+
+
+def submit(options: Namespace) -> int:
+    from dockless.sched import connect
+    from dockless.submitting import make_job
+
+    image, command = image_and_command(options)
+    job = make_job(
+        image,
+        command,
+        keywords(options),
+        priority=options.priority,
+        time_limit=options.time_limit,
+        name=options.name,
+        group=options.group,
+        on_reboot=options.on_reboot,
+    )
+    with connect() as queue:
+        ids = queue.submit_array(job, options.array) if options.array is not None else [queue.submit(job)]
+        if options.json and not options.wait:
+            print_json({"ids": ids} if options.array is not None else {"id": ids[0]})
+        elif options.quiet:
+            print("\n".join(map(str, ids)), flush=True)
+        elif not options.json:
+            print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}", flush=True)
+        return _wait(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
+
+
+def queue_options(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="*", type=int, metavar="ID", help="these jobs in full, with their attempts")
+    parser.add_argument("-a", "--all", action="store_true", help="those that have ended, too, the newest 50")
+    parser.add_argument("--user", default="", help="one user's jobs")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many of each kind")
+    parser.quiet("ids alone")
+    parser.json()
+
+
+def queue(options: Namespace) -> int:
+    from dockless.sched import connect
+
+    with connect() as client:
+        if options.ids:
+            found = [client.job(number) for number in options.ids]
+        else:
+            found = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
+        simulated = any(job.gpu_count for job in found) and client.ping().simulated
+    if options.quiet:
+        for job in found:
+            print(job.id)
+    elif options.json:
+        print_json([job.as_dict() for job in found])
+    elif options.ids:
+        for job in found:
+            _detail(job, simulated)
+    else:
+        print_queue(found, simulated)
+    return 0
+
+
+def print_queue(jobs: list[Job], simulated: bool) -> None:
+    """The table of ``dockless queue``."""
+    rows = [
+        (
+            job.id,
+            job.user,
+            job.state,
+            job.gpu_count or "",
+            job.priority or "",
+            _time(job),
+            cut(job.name or job.command or job.image, 28),
+            _why(job),
+        )
+        for job in jobs
+    ]
+    table(("ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"), rows)
+    if simulated:
+        print("GPUs are simulated.")
+
+
+def _time(job: Job) -> str:
+    """How long it has waited, runs, or ran."""
+    if not job.started:
+        return age(job.submitted)
+    return span(job.ended - job.started) if job.ended else age(job.started)
+
+
+def _why(job: Job) -> str:
+    if job.reason or not job.state.ended:
+        return job.reason
+    return "" if job.exit_code in (None, 0) else f"exit {job.exit_code}"
+
+
+def _detail(job: Job, simulated: bool) -> None:
+    note = " (simulated)" if simulated and job.gpu_count else ""
+    facts: list[tuple[str, Any]] = [
+        ("job", job.id),
+        ("state", f"{job.state}{', ' + job.reason if job.reason else ''}"),
+        ("name", job.name),
+        ("user", f"{job.user} ({job.uid}){', group ' + job.group if job.group else ''}"),
+        ("image", job.image),
+        ("command", job.command),
+        ("gpus", f"{job.gpus} = {job.gpu_count}{note}: {', '.join(job.devices) or 'none yet'}" if job.gpus else ""),
+        ("time limit", format_duration(job.time_limit) if job.time_limit else ""),
+        ("priority", job.priority or ""),
+        ("submitted", f"{age(job.submitted)} ago"),
+        ("exit code", "" if job.exit_code is None else job.exit_code),
+    ]
+    for name, value in facts:
+        if value != "":
+            print(f"{name:<12}{value}")
+    for attempt in job.attempts:
+        length = f", {span(attempt.ended - attempt.started)}" if attempt.ended and attempt.started else ""
+        reason = f", {attempt.reason}" if attempt.reason else ""
+        print(f"{'attempt':<12}{attempt.number}: {attempt.state}, sandbox {attempt.sandbox}{length}{reason}")
+    print()
+
+
+def wait_options(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="+", metavar="ID", help="jobs (numbers) or detached sandboxes")
+    parser.add_argument("--timeout", metavar="TIME", help="give up after that (exit code 124); they go on")
+    parser.quiet("say nothing; the exit code tells")
+    parser.json()
+
+
+def wait(options: Namespace) -> int:
+    timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
+    numbers = [int(name) for name in options.ids if name.isdecimal()]
+    names = [name for name in options.ids if not name.isdecimal()]
+    if numbers and names:
+        raise BadInput("jobs and sandboxes together", subject=names[0], hint="wait for them one after the other")
+    if names:
+        return _wait_boxes(names, timeout, options)
+    from dockless.sched import connect
+
+    with connect() as queue:
+        return _wait(queue, numbers, timeout, quiet=options.quiet, as_json=options.json)
+
+
+def _wait(queue: Client, ids: list[int], timeout: float | None, *, quiet: bool, as_json: bool) -> int:
+    """The exit code of the first job that did not end well; 1 where it has none."""
+    jobs = queue.wait_many(ids, timeout=timeout)
+    if as_json:
+        print_json([job.as_dict() for job in jobs])
+    for job in jobs:
+        if not quiet and not as_json:
+            print(f"job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
+        elif quiet and not as_json and job.state != "COMPLETED":
+            print(f"dockless: job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}", file=sys.stderr)
+    return next((job.exit_code or 1 for job in jobs if job.state != "COMPLETED"), 0)
+
+
+def _wait_boxes(names: list[str], timeout: float | None, options: Namespace) -> int:
+    import time
+
+    from dockless.cli.boxes import describe, find
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    code = 0
+    rows = []
+    for name in names:
+        box = find(name)
+        ended = box.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        code = code or ended.exit_code
+        rows.append(describe(box))
+        if not options.quiet and not options.json:
+            print(f"{name}: exit code {ended.exit_code}")
+    if options.json:
+        print_json(rows)
+    return code
+
+
+def cancel_options(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="*", type=int, metavar="ID", help="jobs of `dockless queue`")
+    parser.add_argument("--mine", action="store_true", help="all of mine, waiting and running")
+    parser.add_argument("--grace", metavar="TIME", help="between the stop signal and the kill (default: 10s)")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def cancel(options: Namespace) -> int:
+    from dockless.sched import connect
+
+    if bool(options.ids) == options.mine:
+        raise BadInput("which jobs?", hint="dockless cancel ID …, or --mine")
+    grace = None if options.grace is None else parse_duration(options.grace, "grace")
+    with connect() as queue:
+        ids = options.ids or [job.id for job in queue.queue(user=queue.ping().user)]
+        jobs = [queue.cancel(number, grace=grace) for number in ids]
+    if options.json:
+        print_json([job.as_dict() for job in jobs])
+    elif not options.quiet:
+        for job in jobs:
+            print(f"job {job.id}: {job.state if job.state.ended else 'ending'}{', ' + job.reason if job.reason else ''}")
+    return 0

@@ -1,0 +1,269 @@
+"""``dockless doctor``: what this machine can do for this user, asked of the machine, and for each thing it cannot the exact next step.
+
+Every check is a small function that returns one ``Finding``. ``ok``: it works. ``note``: dockless runs without it, less well or with less in
+it. ``fail``: no sandbox can run. The last check starts a real sandbox, so that the verdict is never a guess.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from dockless import paths
+from dockless.errors import DocklessError
+from dockless.units import format_size
+
+Status = Literal["ok", "note", "fail"]
+ROOM_WANTED = 5 << 30
+_CONTROLLERS = ("cpu", "memory", "io", "pids", "cpuset")
+
+PROFILE = """abi <abi/4.0>,
+include <tunables/global>
+
+profile dockless-launcher {path} flags=(unconfined) {{
+  userns,
+  include if exists <local/dockless-launcher>
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``what``: the state in words; ``next_step``: what to do about it, empty where there is nothing to do."""
+
+    name: str
+    status: Status
+    what: str
+    next_step: str = ""
+
+
+def examine() -> list[Finding]:
+    """All checks, in the order in which a sandbox needs them. A check that breaks is a finding itself."""
+    return [_checked(name, check) for name, check in CHECKS]
+
+
+def can_run(findings: list[Finding]) -> bool:
+    """Whether a sandbox can run here."""
+    return all(finding.status != "fail" for finding in findings)
+
+
+def text(findings: list[Finding], *, only_problems: bool = False) -> str:
+    """The findings as the command line prints them."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        if only_problems and finding.status == "ok":
+            continue
+        lines.append(f"{finding.status:<5} {finding.name:<{width}}  {finding.what}")
+        margin = " " * (width + 8)
+        first, *more = finding.next_step.splitlines() or [""]
+        if first:
+            lines.append(f"{margin}next: {first}")
+            lines += [f"{margin}      {line}".rstrip() for line in more]
+    who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+    lines.append(f"\nAs {who}, this machine {'can run sandboxes.' if can_run(findings) else 'cannot run sandboxes yet: see fail above.'}")
+    return "\n".join(lines)
+
+
+def _checked(name: str, check: Callable[[], tuple[Status, str, str]]) -> Finding:
+    try:
+        return Finding(name, *check())
+    except DocklessError as error:
+        return Finding(name, "fail", str(error), error.hint)
+    except Exception as error:
+        return Finding(name, "fail", f"{type(error).__name__}: {error}", "this check is broken here; please report it")
+
+
+def _extension() -> tuple[Status, str, str]:
+    from dockless import native
+
+    try:
+        count = len(native.operations())
+    except ImportError as error:
+        return (
+            "fail",
+            f"the native extension cannot be imported: {error}",
+            "install the wheel again (pip install --force-reinstall dockless), or make build",
+        )
+    return "ok", f"native extension with {count} operations", ""
+
+
+def _kernel() -> tuple[Status, str, str]:
+    from dockless.sandbox import features
+
+    found = features.probe()
+    found.require_floor()
+    able = [
+        name
+        for name, there in (("lowerdir+ (6.7)", found.overlay_lowerdir_plus), ("layers by fd (6.15)", found.overlay_detached_layers))
+        if there
+    ]
+    return "ok", f"Linux {found.release} on {found.machine}{', overlay with ' + ' and '.join(able) if able else ''}", ""
+
+
+def _user_namespaces() -> tuple[Status, str, str]:
+    from dockless.sandbox import features
+    from dockless.sandbox.userns import namespace_problem
+
+    if features.probe().user_namespaces:
+        return "ok", "can be made", ""
+    problem = namespace_problem()
+    return (
+        "fail",
+        "cannot be made by this user",
+        problem or "a container or a seccomp filter around this process forbids them: run it outside",
+    )
+
+
+def _apparmor() -> tuple[Status, str, str]:
+    from dockless.native import LAUNCHER_PATH
+
+    try:
+        with open("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") as setting:
+            restricted = setting.read().strip() == "1"
+    except OSError:
+        return "ok", "does not restrict user namespaces here", ""
+    if not restricted:
+        return "ok", "lets everybody make user namespaces (kernel.apparmor_restrict_unprivileged_userns=0)", ""
+    if os.geteuid() == 0:
+        return "ok", "restricts user namespaces of ordinary users; root is not concerned", ""
+    from dockless.sandbox import features
+
+    if features.probe().user_namespaces:
+        return "ok", f"restricts user namespaces, and has a rule for {LAUNCHER_PATH}", ""
+    step = f"as root, write this to /etc/apparmor.d/dockless-launcher, then: apparmor_parser -r /etc/apparmor.d/dockless-launcher\n{PROFILE.format(path=LAUNCHER_PATH)}"
+    return "fail", "kernel.apparmor_restrict_unprivileged_userns=1 and there is no rule for dockless", step
+
+
+def _ids() -> tuple[Status, str, str]:
+    from dockless.sandbox.userns import default_map, range_problem
+
+    idmap = default_map()
+    count = sum(piece.count for piece in idmap.uids)
+    if not idmap.single:
+        return "ok", f"{count} user ids in a sandbox", ""
+    problem = range_problem(os.geteuid())
+    return (
+        "note",
+        "one user id in a sandbox: images with several users, and apt inside, will fail",
+        problem or "see /etc/subuid and /etc/subgid",
+    )
+
+
+def _cgroups() -> tuple[Status, str, str]:
+    from dockless.cgroups import find_delegation
+
+    place = find_delegation(ask_systemd=True)
+    if place.path is None:
+        return "note", f"no limits and no accounts: {place.why}", place.hint
+    missing = [name for name in _CONTROLLERS if name not in place.controllers]
+    where = f"{place.kind} at {place.path}, controllers: {' '.join(sorted(place.controllers)) or 'none'}"
+    if not missing:
+        return "ok", where, ""
+    problem = place.missing(missing[0])
+    return "note", f"{where}; missing: {' '.join(missing)}", problem.hint or place.hint
+
+
+def _device_filter() -> tuple[Status, str, str]:
+    from dockless import native
+    from dockless.cgroups import find_delegation
+
+    if os.geteuid() != 0:
+        return "ok", "not for ordinary users: only the device nodes that were granted are there at all", ""
+    if find_delegation(ask_systemd=False).path is None:
+        return "note", "no control group to attach it to", "see control groups above"
+    try:
+        os.close(native.bpf_prog_load_cgroup_device(b"\xb7\0\0\0\1\0\0\0\x95\0\0\0\0\0\0\0"))
+    except OSError as error:
+        return "note", f"no eBPF device filter: {error.strerror}", "a kernel with CONFIG_CGROUP_BPF, and no seccomp filter around dockless"
+    return "ok", "eBPF programs can be loaded", ""
+
+
+def _overlay() -> tuple[Status, str, str]:
+    from dockless.sandbox import features
+
+    if features.probe().overlay:
+        return "ok", f"can be mounted by {'root' if os.geteuid() == 0 else 'this user'}", ""
+    step = (
+        "as root: modprobe overlay" if os.geteuid() == 0 else "as root: modprobe overlay; for ordinary users it needs Linux 5.11 or newer"
+    )
+    return "note", "cannot be mounted: only the pseudo-image `host` runs", step
+
+
+def _idmapped() -> tuple[Status, str, str]:
+    from dockless.sandbox import features
+
+    if os.geteuid() != 0:
+        return "ok", "not for ordinary users: their layers belong to them", ""
+    if features.probe().idmapped_mounts:
+        return "ok", "can be made", ""
+    return "note", "this kernel has none", "boot Linux 5.12 or newer (5.19 for overlay layers)"
+
+
+def _gpus() -> tuple[Status, str, str]:
+    from dockless.sandbox import gpu
+
+    try:
+        found = gpu.inventory(links=False)
+    except DocklessError as error:
+        return "note", str(error), error.hint
+    if not found:
+        return "note", "the driver is there, GPUs are not", "nvidia-smi -L lists what the driver sees"
+    models = ", ".join(sorted({f"{gpu.model}, {format_size(gpu.memory)}" for gpu in found}))
+    if found[0].simulated:
+        return "note", f"{len(found)} simulated GPUs ({models}): DOCKLESS_SIMULATED_GPUS is set", "unset it to see real ones"
+    gpu.device_nodes(found)
+    return "ok", f"{len(found)} ({models}), driver {gpu.driver().version}", ""
+
+
+def _daemon() -> tuple[Status, str, str]:
+    from dockless.sched import connect
+
+    try:
+        with connect(timeout=3.0) as queue:
+            info = queue.ping()
+    except DocklessError as error:
+        return "note", f"{error} (only the queue needs it)", error.hint
+    return "ok", f"process {info.pid} at {info.socket}{', GPUs simulated' if info.simulated else ''}", ""
+
+
+def _store() -> tuple[Status, str, str]:
+    import shutil
+
+    place = paths.store()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return "fail", f"{there} cannot be written", "set DOCKLESS_HOME to a directory of yours"
+    free = shutil.disk_usage(there).free
+    what = f"{place}, {format_size(free)} free"
+    if free < ROOM_WANTED:
+        return "note", what, "images of GPU frameworks have 5 to 20 GiB: make room, or set DOCKLESS_HOME to another disk"
+    return "ok", what, ""
+
+
+def _trial() -> tuple[Status, str, str]:
+    from dockless.call import run
+
+    result = run(["true"], stdin=-3, stdout=-3, stderr=-3, timeout=20)
+    if result.returncode == 0:
+        return "ok", f"`true` ran in {result.duration * 1000:.1f} ms", ""
+    return "fail", f"`true` failed in a sandbox: {result.why}", "dockless run --explain --time -- true shows each step"
+
+
+CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
+    ("extension", _extension),
+    ("kernel", _kernel),
+    ("user namespaces", _user_namespaces),
+    ("AppArmor", _apparmor),
+    ("user ids", _ids),
+    ("control groups", _cgroups),
+    ("device filter", _device_filter),
+    ("overlay", _overlay),
+    ("idmapped mounts", _idmapped),
+    ("GPUs", _gpus),
+    ("daemon", _daemon),
+    ("image store", _store),
+    ("a sandbox", _trial),
+)
