@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import SandboxGone
 from dockless.sandbox.spec import Spec
-from dockless.sched.jobs import sandbox_id
 from dockless.sched.queue import Live
 
 _WALL = 0x40000000  # __WALL, wait(2): children that were cloned without an exit signal too
@@ -82,9 +82,9 @@ def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_
     return replace(spec, gpus=gpus, env=env, timeout=min(limits, default=0.0))
 
 
-def recover(launcher: Launcher, job: int, attempt: int, was_running: bool, same_boot: bool) -> Found:
+def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -> Found:
     """What there is to find of an attempt that an earlier daemon left. Waits while it is just starting."""
-    handle = launcher.find(sandbox_id(job, attempt))
+    handle = launcher.find(name)
     if handle is None:
         return Found("lost", None, "its sandbox is gone") if was_running else Found("void", None, "the daemon ended before the launch")
     state = handle.state()
@@ -118,11 +118,17 @@ def exit_record(exit: Any) -> dict[str, Any]:
 
 
 def wait_gone(handle: Handle) -> int | None:
-    """A pidfd that becomes readable when the sandbox has ended; None if it has already."""
-    try:
-        return handle.pidfd()
-    except SandboxGone:
-        return None
+    """A pidfd that becomes readable when the sandbox has ended; None if it has already.
+
+    A program may run before its keeper has put down its own pid, which takes two fsyncs: that is waited for."""
+    deadline = time.monotonic() + SETTLE
+    while True:
+        try:
+            return handle.pidfd()
+        except SandboxGone:
+            if handle.state() not in ("starting", "running") or time.monotonic() > deadline:
+                return None
+            time.sleep(0.001)
 
 
 def reap(handle: Handle) -> None:
@@ -163,6 +169,15 @@ def orphans(launcher: Launcher, queue: str, alive: Callable[[str], bool], known:
         if ours:
             found.append(handle)
     return found
+
+
+def clear_group(name: str) -> None:
+    """Remove the control group of an attempt that was void: its launch may have ended before anything on disk named the group."""
+    place = find_delegation(ask_systemd=False)
+    if place.path is not None and (place.home / name).is_dir():
+        with Cgroup.open(place.home / name) as group:
+            group.kill()
+            group.remove()
 
 
 def prune_logs(directory: Path, older_than: float) -> int:

@@ -93,6 +93,7 @@ class Engine:
         self._decision: policy.Decision | None = None
         self._kicked = False
         self._look_again: asyncio.TimerHandle | None = None
+        self._settled = False
         self.closing = False
         self._check_image = check_image
         self.configure(config)
@@ -151,27 +152,36 @@ class Engine:
             else:
                 self._active[live.job.id] = entry
                 unsettled.append(entry)
-        await asyncio.gather(*(self._take_up(entry) for entry in unsettled))
-        alive = {sandbox_id(entry.job.id, entry.job.attempt) for entry in self._active.values()}
+        for entry, error in zip(
+            unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
+        ):
+            if error is not None:
+                # It keeps its GPUs: better one job stuck and said so than a daemon that does not start, or a GPU given out twice.
+                _say(f"job {entry.job.id} cannot be taken up: {type(error).__name__}: {error}")
+        alive = {self._name(entry.job.id, entry.job.attempt) for entry in self._active.values()}
         ours = partial(queue.has_sandbox, self._reader)
         for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__, ours):
             await self._remove(handle)
         with contextlib.suppress(OSError):
             attempts.prune_logs(self.logs, self.config.keep_days * 86400)
+        # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
+        self._settled = True
         self.kick()
 
     async def _take_up(self, entry: Entry) -> None:
         job, live = entry.job, entry.live
         same_boot = live.boot == self._boot
         was_running = job.state is State.RUNNING
-        found = await self._in_thread(self._launching, attempts.recover, self.launcher, job.id, job.attempt, was_running, same_boot)
+        found = await self._in_thread(
+            self._launching, attempts.recover, self.launcher, self._name(job.id, job.attempt), was_running, same_boot
+        )
         entry.handle = found.handle
         now = time.time()
         if found.what == "running":
             if not was_running:
                 await self._write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
                 entry.show(state=State.RUNNING)
-            self._watch(entry)
+            await self._watch(entry)
         elif found.what == "exited":
             await self._finish(entry)
         elif found.what == "void":
@@ -188,6 +198,10 @@ class Engine:
         if entry.handle is not None:
             await self._remove(entry.handle)
             entry.handle = None
+        try:
+            await self._in_thread(self._ending, attempts.clear_group, self._name(entry.job.id, entry.job.attempt))
+        except (DocklessError, OSError) as error:
+            _say(f"a control group is left: {error}")
         self._active.pop(entry.job.id, None)
         entry.ends = None
         entry.show(state=State.PENDING, started=0.0, devices=())
@@ -242,7 +256,7 @@ class Engine:
 
     def kick(self) -> None:
         """Something changed that may let a job start: decide once, soon."""
-        if not self._kicked and not self.closing:
+        if self._settled and not self._kicked and not self.closing:
             self._kicked = True
             self._loop.call_soon(self._pass)
 
@@ -293,7 +307,7 @@ class Engine:
     async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
         job = entry.job
         try:
-            await self._write(lambda db: queue.begin_attempt(db, lease, sandbox_id(job.id, lease.attempt), self._boot, now))
+            await self._write(lambda db: queue.begin_attempt(db, lease, self._name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
             _say(f"job {job.id} cannot start: {error}; trying again")
             await asyncio.sleep(1.0)
@@ -312,7 +326,7 @@ class Engine:
                 partial(
                     self.launcher.start,
                     attempts.complete(spec, entry.live, lease.attempt, lease.gpus, job.time_limit),
-                    id=sandbox_id(job.id, lease.attempt),
+                    id=self._name(job.id, lease.attempt),
                     owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
                     labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
                 ),
@@ -329,22 +343,23 @@ class Engine:
         await self._write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
         entry.show(state=State.RUNNING)
         _wake(entry.up)
-        self._watch(entry)
-        if entry.cancelled:
-            self._stop(entry, None)
+        await self._watch(entry)
 
     # -- ending
 
-    def _watch(self, entry: Entry) -> None:
+    async def _watch(self, entry: Entry) -> None:
         assert entry.handle is not None
-        if self.closing:
-            return  # the next daemon adopts it
-        fd = attempts.wait_gone(entry.handle)
+        fd = await self._in_thread(self._ending, attempts.wait_gone, entry.handle)
         if fd is None:
-            self._spawn(self._finish(entry))
-            return
-        entry.pidfd = fd
-        self._loop.add_reader(fd, self._gone, entry)
+            if not self.closing:
+                await self._finish(entry)
+        elif self.closing:
+            os.close(fd)  # the next daemon adopts it
+        else:
+            entry.pidfd = fd
+            self._loop.add_reader(fd, self._gone, entry)
+            if entry.cancelled:
+                self._stop(entry, None)
 
     def _gone(self, entry: Entry) -> None:
         self._loop.remove_reader(entry.pidfd)
@@ -393,8 +408,8 @@ class Engine:
     async def _remove(self, handle: Handle) -> None:
         try:
             await self._in_thread(self._ending, handle.remove)
-        except (DocklessError, OSError) as error:
-            _say(f"{handle.id} is not removed yet: {error}")  # the next start of the daemon tries again
+        except Exception as error:  # whatever it is, the job's end is recorded; the next start of the daemon tries again
+            _say(f"{handle.id} is not removed yet: {type(error).__name__}: {error}")
 
     async def cancel(self, caller: Caller, number: int, grace: float | None) -> Job:
         """End a job; returns when the wish is on disk."""
@@ -545,9 +560,12 @@ class Engine:
         table += [("group", name, used.get(("group", name), 0), limit) for name, limit in sorted(quotas.groups.items())]
         return HostInfo(tuple(rows), len(self._waiting), len(self._active), self.config.cpu_jobs, self.gpus.error, tuple(table))
 
+    def _name(self, number: int, attempt: int) -> str:
+        return sandbox_id(number, attempt, self.queue_id)
+
     def log_base(self, number: int, attempt: int) -> Path:
         """Where an ended attempt's output is kept, without the suffix."""
-        return self.logs / sandbox_id(number, attempt)
+        return self.logs / self._name(number, attempt)
 
     # -- the end of the daemon
 

@@ -19,7 +19,7 @@
                           keeper was killed) ──────────► LOST
 
 Every change of state is one committed transaction, and ``ALLOWED`` below is the whole of what may happen. A job has numbered
-attempts; at most one of them is alive, ever. An attempt's sandbox is called ``job-<job>-<attempt>``.
+attempts; at most one of them is alive, ever. An attempt's sandbox is called ``job-<job>-<attempt>-<queue>``.
 """
 
 from __future__ import annotations
@@ -199,9 +199,10 @@ def _fields(attempt: Attempt) -> list[tuple[str, Any]]:
     return [(name, getattr(attempt, name)) for name in Attempt.__slots__]
 
 
-def sandbox_id(job: int, attempt: int) -> str:
-    """The name of the sandbox that an attempt runs in; also its key when a daemon comes back."""
-    return f"job-{job}-{attempt}"
+def sandbox_id(job: int, attempt: int, queue: str) -> str:
+    """The name of the sandbox that an attempt runs in; also its key when a daemon comes back. It ends with the queue's own name, since
+    control groups are the whole host's: two queues both have a job 1."""
+    return f"job-{job}-{attempt}-{queue[:8]}"
 
 
 def final_state(exit_record: dict[str, Any], cancelled: bool) -> tuple[State, str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dockless.errors import BadInput, DocklessError, NotPermitted, Refused
+from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sched import logs
 from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
@@ -113,6 +114,7 @@ class Server:
                 return
             except asyncio.LimitOverrunError:
                 raise BadInput(f"a request is longer than {MAX_REQUEST} bytes", subject="protocol", hint="submit in parts") from None
+            request: dict[str, Any] = {}
             try:
                 request = decode(line)
                 if request.get("v") != VERSION:
@@ -134,6 +136,14 @@ class Server:
                 writer.write(encode({"ok": True, **answer}))
             except DocklessError as error:
                 writer.write(encode(error_message(error)))
+            except (ConnectionError, TimeoutError):
+                raise
+            except Exception as error:  # a fault of ours: the caller is told, the daemon goes on
+                print(f"dockless daemon: fault in {request!s:.200}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                fault = SchedError(
+                    f"the daemon failed: {type(error).__name__}: {error}", hint="this is a fault in dockless; please report it"
+                )
+                writer.write(encode(error_message(fault)))
             await writer.drain()
 
     async def _short(self, work: Awaitable[T]) -> T:
