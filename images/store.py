@@ -36,11 +36,17 @@ from dockless.images.progress import Progress
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")
 
 
+# What get() answered last, by store and reference: starting the same image again must not read the store again.
+_kept: dict[tuple[str, str], tuple[tuple[int, ...], Image]] = {}
+_KEPT_AT_MOST = 256
+
+
 class Store:
     """The store at ``root`` (``paths.store()`` by default). Nothing is created before the first ``load``."""
 
     def __init__(self, root: Path | None = None, *, limits: UnpackLimits | None = None) -> None:
         self.root = (root or paths.store()).absolute()
+        self._list_path = str(self.root / "images.json")
         self.limits = limits or UnpackLimits()
 
     def load(self, source: str | Path, *, name: str | None = None, progress: Callable[[Progress], None] | None = None) -> list[Image]:
@@ -57,14 +63,31 @@ class Store:
         """The image of a reference, a digest (``sha256:…``), or the beginning of one (8 digits or more); ``host`` is the host itself."""
         if ref == HOST:
             return host_image()
+        key = (self._list_path, ref)
+        stamp = self._stamp()
+        kept = _kept.get(key)
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
         with self._reading():
             index = self.read_index()
             found, tag = self._find(ref, index)
             if found is not None:
-                return self._image(found, tag, index)
+                image = self._image(found, tag, index)
+                if len(_kept) >= _KEPT_AT_MOST:
+                    _kept.clear()
+                _kept[key] = (stamp, image)
+                return image
         raise UnknownImage(
             f"there is no image {ref[:200]!r}", subject=ref[:200], hint="load one: dockless load FILE; list them: dockless images"
         )
+
+    def _stamp(self) -> tuple[int, ...]:
+        """What changes with every change of images.json, which is only ever replaced as a whole."""
+        try:
+            found = os.stat(self._list_path)
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def list(self) -> list[Image]:
         """Every tag, sorted, then the images that have none."""
@@ -108,11 +131,11 @@ class Store:
             index = self.read_index()
             index["images"].update(images)
             index["tags"].update(tags)
-            write_atomic(self.root / "images.json", json.dumps(index, indent=1, sort_keys=True).encode())
+            write_atomic(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode())
 
     def read_index(self) -> dict[str, Any]:
         try:
-            index = json.loads((self.root / "images.json").read_bytes())
+            index = json.loads(Path(self._list_path).read_bytes())
             if not isinstance(index["images"], dict) or not isinstance(index["tags"], dict):
                 raise TypeError("it has the wrong form")
         except FileNotFoundError:
