@@ -1,7 +1,7 @@
 """``dockless doctor``: what this machine can do for this user, asked of the machine, and for each thing it cannot the exact next step.
 
-Every check is a small function that returns one ``Finding``. ``ok``: it works. ``note``: dockless runs without it, less well or with less in
-it. ``fail``: no sandbox can run. The last check starts a real sandbox, so that the verdict is never a guess.
+Every check is a small function that returns one ``Finding``. ``ok``: it works. ``note``: dockless runs without it, less
+well. ``fail``: no sandbox can run. The last check starts a real sandbox, so that the verdict is never a guess.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def _apparmor() -> tuple[Status, str, str]:
 
     if features.probe().user_namespaces:
         return "ok", f"restricts user namespaces, and has a rule for {LAUNCHER_PATH}", ""
-    step = f"as root, write this to /etc/apparmor.d/dockless-launcher, then: apparmor_parser -r /etc/apparmor.d/dockless-launcher\n{PROFILE.format(path=LAUNCHER_PATH)}"
+    file = "/etc/apparmor.d/dockless-launcher"
+    step = f"as root, write this to {file}, then: apparmor_parser -r {file}\n{PROFILE.format(path=LAUNCHER_PATH)}"
     return "fail", "kernel.apparmor_restrict_unprivileged_userns=1 and there is no rule for dockless", step
 
 

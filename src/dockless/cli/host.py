@@ -30,9 +30,8 @@ def info(options: Namespace) -> int:
     if options.json:
         print_json(host.as_dict() | {"daemon": daemon.as_dict()})
         return 0
-    print(
-        f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{', administrator' * daemon.admin}"
-    )
+    rights = ", administrator" if daemon.admin else ""
+    print(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
     print(f"jobs        {host.running} running, {host.waiting} waiting")
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
@@ -45,11 +44,11 @@ def print_gpus(host: HostInfo) -> None:
     if not host.gpus:
         print(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
         return
+    holders = [f"job {gpu.job}" if gpu.job else "in use outside" if gpu.outside else "free" for gpu in host.gpus]
     rows = [
-        (gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid, f"job {gpu.job}" if gpu.job else "in use outside" if gpu.outside else "free",
-         gpu.user, age(gpu.since))
-        for gpu in host.gpus
-    ]  # fmt: skip
+        (gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid, holder, gpu.user, age(gpu.since))
+        for gpu, holder in zip(host.gpus, holders, strict=True)
+    ]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER", "SINCE"), rows)
     if any(gpu.simulated for gpu in host.gpus):
         print("GPUs are simulated.")
