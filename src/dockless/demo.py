@@ -372,7 +372,7 @@ def _show_queue(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None
         "a GPU has two holders",
     )
     for name, uid, _ in stage.users:
-        owner = _host_uid(now[jobs[name][0]])
+        owner = _host_uid(queue.job(jobs[name][0]))
         _check(owner == uid, f"job {jobs[name][0]} of {name} runs as uid {owner}, not {uid}")
         print(f"job {jobs[name][0]} is root inside; on the host its processes are those of {name} (uid {uid})")
     print("$ dockless info")
@@ -385,7 +385,7 @@ def _host_uid(job: Job) -> int:
     """The uid of a running job's init, as the host sees it."""
     from dockless.sandbox import detached
 
-    box = detached.find(job.attempts[-1].sandbox if job.attempts else f"job-{job.id}-{job.attempt}")
+    box = detached.find(job.attempts[-1].sandbox)
     _check(box is not None, f"job {job.id} has no sandbox")
     assert box is not None
     started = dict(line.split() for line in (box.directory / "started").read_text().splitlines())
