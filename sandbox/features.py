@@ -9,7 +9,6 @@ import errno
 import functools
 import os
 import struct
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,27 +85,24 @@ def _overlay_accepts_lowerdir_plus() -> tuple[bool, bool]:
 
 
 def _accepts_detached_layers() -> bool:
-    """A trial overlay over two clones of an empty directory that are attached nowhere; it disappears with its fds."""
+    """A trial overlay over clones of two directories, attached nowhere and never written; it disappears with its fds."""
     fds: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="dockless-probe-") as empty:
-        try:
-            overlay = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
-            if overlay < 0:
+    try:
+        overlay = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
+        if overlay < 0:
+            return False
+        fds.append(overlay)
+        for path in (b"/usr", b"/etc"):
+            tree = native.syscall(_NR_OPEN_TREE, -100, _address(path), 0x80001)
+            if tree < 0:
                 return False
-            fds.append(overlay)
-            for name in ("a", "b"):
-                path = os.path.join(empty, name)
-                os.mkdir(path)
-                tree = native.syscall(_NR_OPEN_TREE, -100, _address(os.fsencode(path)), 0x80001)
-                if tree < 0:
-                    return False
-                fds.append(tree)
-                if native.syscall(_NR_FSCONFIG, overlay, 1, _address(b"lowerdir+"), _address(f"/proc/self/fd/{tree}".encode()), 0) != 0:
-                    return False
-            return native.syscall(_NR_FSCONFIG, overlay, 6, 0, 0, 0) == 0
-        finally:
-            for fd in reversed(fds):
-                os.close(fd)
+            fds.append(tree)
+            if native.syscall(_NR_FSCONFIG, overlay, 1, _address(b"lowerdir+"), _address(f"/proc/self/fd/{tree}".encode()), 0) != 0:
+                return False
+        return native.syscall(_NR_FSCONFIG, overlay, 6, 0, 0, 0) == 0
+    finally:
+        for fd in reversed(fds):
+            os.close(fd)
 
 
 def _accepts_idmap() -> bool:

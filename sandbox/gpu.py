@@ -6,15 +6,17 @@
     parse_request("2") ──► GpuRequest     gpu_request   Docker's grammar; N means N free GPUs
     choose(request, gpus, busy) ──► Gpu … gpu_request   pure; neighbours by gpu_topology
         (the scheduler turns them into a lease)
-    device_nodes(gpus), environment(gpus) gpu_nodes     the chosen nodes, checked, and nothing else
+    device_nodes(gpus)                     gpu_nodes     the chosen nodes, checked, and nothing else
+    environment(gpus)                      gpu_environment
 
 Only a lease grants a device: never the environment of an image or of a user. A UUID names a GPU everywhere (an index is for people, a
-minor for /dev). This module is the whole public face of the four.
+minor for /dev). This module is the whole public face of the five.
 """
 
 from __future__ import annotations
 
-from dockless.sandbox.gpu_nodes import UNSET_IN_SANDBOX, DeviceNode, device_nodes, environment, other_nodes
+from dockless.sandbox.gpu_environment import UNSET_IN_SANDBOX, environment
+from dockless.sandbox.gpu_nodes import DeviceNode, device_nodes, other_nodes
 from dockless.sandbox.gpu_nvml import (
     Driver,
     Gpu,

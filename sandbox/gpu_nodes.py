@@ -32,7 +32,6 @@ from dockless.sandbox.gpu_nvml import Gpu
 
 NVIDIA_MAJOR = 195  # fixed, Documentation/admin-guide/devices.txt
 CTL_MINOR, MODESET_MINOR = 255, 254
-UNSET_IN_SANDBOX = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 _DEV = Path("/dev")
 _PROC_DEVICES = Path("/proc/devices")
@@ -91,19 +90,6 @@ def other_nodes(gpus: Sequence[Gpu], inventory: Iterable[Gpu]) -> tuple[DeviceNo
         names = sorted(p for pattern in ("nvidia*", "nvidia-caps*/*", "nvidia-nvswitch*") for p in _DEV.glob(pattern))
         present = [_as_found(path) for path in dict.fromkeys(names) if stat.S_ISCHR(os.lstat(path).st_mode)]
     return tuple(node for node in present if (node.major, node.minor, node.target) not in granted)
-
-
-def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Variables set inside, over those of the image. ``void`` keeps NVIDIA's own container hooks out if they run below us.
-
-    CUDA numbers what it can open from 0, so CUDA_VISIBLE_DEVICES must not be set: drop ``UNSET_IN_SANDBOX`` of image and user first.
-    """
-    values = {"NVIDIA_VISIBLE_DEVICES": "void"}
-    if gpus:
-        values["DOCKLESS_GPUS"] = ",".join(gpu.uuid for gpu in gpus)
-    if any(gpu.simulated for gpu in gpus):
-        values["DOCKLESS_GPUS_SIMULATED"] = "1"
-    return values
 
 
 def character_majors(text: str) -> dict[str, int]:

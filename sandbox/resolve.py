@@ -16,6 +16,7 @@ from dockless.errors import BadInput, Unsupported
 from dockless.sandbox import capabilities, seccomp
 from dockless.sandbox.accounts import Account, resolve_user
 from dockless.sandbox.features import Features
+from dockless.sandbox.gpu_environment import UNSET_IN_SANDBOX, environment
 from dockless.sandbox.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.spec import RLIMITS, Bind, Mount, Spec, Tmpfs, check_id
@@ -155,15 +156,13 @@ def _owner(uid: int | None) -> Owner | None:
 
 
 def _command(spec: Spec, image: Image, account: Account, hostname: str, extra: dict[str, str]) -> Command:
-    from dockless.sandbox.gpu import UNSET_IN_SANDBOX
-
     config = image.config
-    environment = {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": account.home}
-    environment |= dict(config.env)
-    environment |= dict(spec.env)
+    variables = {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": account.home}
+    variables |= dict(config.env)
+    variables |= dict(spec.env)
     for name in UNSET_IN_SANDBOX:
-        environment.pop(name, None)
-    environment |= extra
+        variables.pop(name, None)
+    variables |= extra
     entrypoint = config.entrypoint if spec.entrypoint is None else spec.entrypoint
     arguments = spec.argv if spec.argv or spec.entrypoint is not None else config.cmd
     argv = (*entrypoint, *arguments)
@@ -171,7 +170,7 @@ def _command(spec: Spec, image: Image, account: Account, hostname: str, extra: d
         raise BadInput(f"image {image.name} names no command", subject=image.name, hint="say what to run: dockless run IMAGE -- COMMAND")
     if not argv[0]:
         raise BadInput("the command is empty", hint="the first argument is the program to run")
-    return Command(_candidates(argv[0], environment.get("PATH", "")), argv, tuple(f"{k}={v}" for k, v in environment.items()))
+    return Command(_candidates(argv[0], variables.get("PATH", "")), argv, tuple(f"{k}={v}" for k, v in variables.items()))
 
 
 def _candidates(program: str, path: str) -> tuple[str, ...]:
@@ -279,10 +278,10 @@ def _secrets() -> tuple[str, ...]:
 
 
 def _gpus(spec: Spec) -> tuple[tuple[Device, ...], dict[str, str]]:
+    if not spec.gpus:
+        return (), environment(())
     from dockless.sandbox import gpu
 
-    if not spec.gpus:
-        return (), gpu.environment(())
     leased = gpu.find(spec.gpus, gpu.inventory(processes=False, links=False))
     nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
-    return nodes, gpu.environment(leased)
+    return nodes, environment(leased)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 def new_id() -> str:
     """A fresh sandbox id."""
-    return "s-" + secrets.token_hex(5)
+    return "s-" + os.urandom(5).hex()
 
 
 def find_image(reference: str) -> Image:

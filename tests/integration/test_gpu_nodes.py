@@ -15,7 +15,7 @@ from support.requires import requires
 from dockless import paths
 from dockless.errors import GpuError
 from dockless.sandbox import gpu_nodes
-from dockless.sandbox.gpu import device_nodes, environment, find, inventory, other_nodes
+from dockless.sandbox.gpu import UNSET_IN_SANDBOX, device_nodes, environment, find, inventory, other_nodes
 
 without_driver = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver")
 
@@ -180,14 +180,14 @@ def test_the_environment_says_simulated(simulate):
         "DOCKLESS_GPUS": f"{gpus[0].uuid},{gpus[1].uuid}",
         "DOCKLESS_GPUS_SIMULATED": "1",
     }
-    assert "CUDA_VISIBLE_DEVICES" in gpu_nodes.UNSET_IN_SANDBOX
+    assert "CUDA_VISIBLE_DEVICES" in UNSET_IN_SANDBOX
 
 
 @requires("gpu")
 def test_the_nodes_of_a_real_gpu_open():
     code = """
 import os
-from dockless.sandbox.gpu import device_nodes, inventory, other_nodes
+from dockless.sandbox.gpu import UNSET_IN_SANDBOX, device_nodes, inventory, other_nodes
 gpus = inventory()
 for node in device_nodes(gpus[:1]):
     assert os.lstat(node.source).st_rdev == os.makedev(node.major, node.minor) and not node.note
