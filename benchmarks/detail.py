@@ -1,0 +1,136 @@
+"""Where the time of a start goes: the phases in Python by their clocks, the operations in the launcher by the flight recorder.
+
+The phases are functions of the sandbox room, wrapped for the occasion. One that no longer exists is left out and named.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.report import Table
+from benchmarks.scene import Scene
+
+PHASES = (
+    ("find the image", "dockless.sandbox.sandbox", "find_image"),
+    ("make the cgroup", "dockless.sandbox.sandbox", "make_cgroup"),
+    ("the plan, ready or made", "dockless.sandbox.sandbox", "prepared"),
+    ("fds for its slots", "dockless.sandbox.prepared", "Prepared.slots"),
+    ("  attach the device filter", "dockless.cgroups.group", "Cgroup.allow_devices"),
+    ("make the directory", "dockless.sandbox.sandbox", "make_directory"),
+    ("personal bytes", "dockless.sandbox.sandbox", "personal"),
+    ("start to READY", "dockless.sandbox.process", "start"),
+    ("  clone3 and exec", "dockless.native", "launch"),
+    ("wait for STATUS", "dockless.sandbox.process", "Process.wait"),
+    ("read the accounts", "dockless.cgroups.group", "Cgroup.usage"),
+    ("close, reap", "dockless.sandbox.process", "Process.close"),
+    ("remove the directory", "dockless.sandbox.sandbox", "remove_tree"),
+    ("remove the cgroup", "dockless.cgroups.group", "Cgroup.remove"),
+)
+SHOWN = 20
+
+
+def detail(scene: Scene, rounds: int) -> Table:
+    """Both halves, medians over ``rounds`` starts each."""
+    table = Table("detail", f"Where a start goes (medians of {rounds}, microseconds; measuring costs some itself)")
+    _python(table, scene, rounds)
+    _launcher(table, scene, rounds)
+    return table
+
+
+def _spec(scene: Scene):
+    from dockless.sandbox.spec import Spec
+
+    return Spec(argv=("/bin/true",), image=scene.image)
+
+
+def _python(table: Table, scene: Scene, rounds: int) -> None:
+    from dockless.sandbox.sandbox import Sandbox
+
+    spec, null, totals = _spec(scene), os.open(os.devnull, os.O_RDWR), []
+    for _ in range(3):
+        with Sandbox(spec, stdin=null, stdout=null) as box:
+            box.wait()
+    with _clocks() as (spent, missing):
+        for _ in range(rounds):
+            before = time.perf_counter()
+            with Sandbox(spec, stdin=null, stdout=null) as box:
+                box.wait()
+            totals.append(time.perf_counter() - before)
+    os.close(null)
+    medians = {name: statistics.median(seconds) * 1e6 for name, seconds in spent.items() if seconds}
+    total = statistics.median(totals) * 1e6
+    known = sum(value for name, value in medians.items() if not name.startswith("  "))
+    table.rows += ["", "in Python"]
+    table.rows += [f"{value:8.0f}  {name}" for name, value in medians.items()]
+    table.rows += [f"{total - known:8.0f}  the rest", f"{total:8.0f}  total"]
+    table.extra["python_us"] = {name.strip(): round(value, 1) for name, value in medians.items()} | {"total": round(total, 1)}
+    if missing:
+        table.notes.append(f"phases that are no more: {', '.join(missing)}")
+
+
+@contextmanager
+def _clocks() -> Iterator[tuple[dict[str, list[float]], list[str]]]:
+    """Every phase with a clock around it, by name: seconds per call."""
+    spent: dict[str, list[float]] = {}
+    undo, missing = [], []
+    for label, module_name, path in PHASES:
+        owner = importlib.import_module(module_name)
+        *between, last = path.split(".")
+        try:
+            for part in between:
+                owner = getattr(owner, part)
+            original = getattr(owner, last)
+        except AttributeError:
+            missing.append(f"{module_name}.{path}")
+            continue
+        undo.append((owner, last, original))
+        setattr(owner, last, _clocked(original, spent.setdefault(label, [])))
+    try:
+        yield spent, missing
+    finally:
+        for owner, last, original in undo:
+            setattr(owner, last, original)
+
+
+def _clocked(function, into: list[float]):
+    @functools.wraps(function)
+    def clocked(*args, **kwargs):
+        before = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            into.append(time.perf_counter() - before)
+
+    return clocked
+
+
+def _launcher(table: Table, scene: Scene, rounds: int) -> None:
+    from dockless.sandbox import explain
+    from dockless.sandbox.sandbox import Sandbox
+
+    spec, null = _spec(scene), os.open(os.devnull, os.O_RDWR)
+    spent: dict[int, list[float]] = {}
+    rows = []
+    for _ in range(rounds):
+        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        with Sandbox(spec, stdin=null, stdout=null, times=True) as box:
+            box.wait()
+            rows = explain.rows(box.plan, box.process.record().times, before)
+        for row in rows:
+            spent.setdefault(row.index, []).append(row.seconds or 0.0)
+    os.close(null)
+    medians = [(statistics.median(spent[row.index]) * 1e6, row) for row in rows[1:]]  # the first one counts from before Python began
+    by_actor: dict[str, float] = {}
+    for value, row in medians:
+        by_actor[row.actor] = by_actor.get(row.actor, 0.0) + value
+    table.rows += ["", f"in the launcher: the {SHOWN} dearest of {len(rows)} operations"]
+    for value, row in sorted(medians, key=lambda found: -found[0])[:SHOWN]:
+        table.rows.append(f"{value:8.1f}  {row.actor:6} {row.operation:12} {row.words[:90]}")
+    table.rows += [f"{value:8.0f}  {actor}, all of its operations" for actor, value in by_actor.items()]
+    table.extra["launcher_us"] = [{"actor": r.actor, "operation": r.operation, "words": r.words, "us": round(v, 1)} for v, r in medians]

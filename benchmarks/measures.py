@@ -1,0 +1,186 @@
+"""The measurements. Each returns one table; each says in its first line what is asked of it."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import floor, machine, peers
+from benchmarks.contender import Contender, ContenderFailed, worker
+from benchmarks.race import BURST, Result, paired, race
+from benchmarks.report import Comparison, Table
+from benchmarks.scene import Scene
+
+HERE, FRONT = "dockless", "dockless.run"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many ``starts`` of what takes milliseconds, ``slow_starts`` of what takes tenths of seconds; ``limit``: seconds for one race."""
+
+    starts: int = 300
+    slow_starts: int = 40
+    burst: int = BURST
+    limit: float = 100.0
+    resident: int = 8 * GIB
+    only_peers: tuple[str, ...] = ()
+
+
+def start(scene: Scene, effort: Effort) -> Table:
+    """Wanted: at most 1.5 times floor.c, and faster than bwrap and crun as whole processes."""
+    table = Table("start", "Start to exit of /bin/true: all namespaces, overlay on disk")
+    contenders: list[Contender] = []
+    for name, kind, note in ((HERE, "sandbox", "Sandbox(spec).wait()"), (FRONT, "run", "the front door")):
+        try:
+            contenders.append(worker(name, kind, scene.image, note=f"in one Python process: {note}"))
+        except ContenderFailed as error:
+            table.notes.append(f"{name} does not run: {error}")
+    try:
+        contenders.append(floor.floor(scene))
+    except floor.NoFloor as error:
+        table.notes.append(f"no floor: {error}")
+    found = peers.find(scene, engines=False, only=effort.only_peers)
+    table.notes += found.absent
+    try:
+        table.results = race(table.key, [*contenders, *found.contenders], effort.starts, burst=effort.burst, limit=effort.limit)
+    finally:
+        _close(contenders)
+        found.close()
+    wanted = {floor.NAME: 1.5, "bwrap": 1.0, "crun": 1.0}
+    table.comparisons = _against(table.results, HERE, wanted) + _against(table.results, FRONT, {floor.NAME: 1.5}, only=(floor.NAME, HERE))
+    return table
+
+
+def memory(scene: Scene, effort: Effort) -> Table:
+    """Wanted: a Python process that holds 8 GB starts at most 1.1 times as slowly as one that holds nothing."""
+    table = Table("memory", "The same from a Python process that holds much memory")
+    room = machine.available_memory() - 3 * GIB
+    size = min(effort.resident, room // GIB * GIB)
+    if size < GIB:
+        table.notes.append(f"only {room / GIB + 3:.1f} GiB of memory are available: nothing to compare")
+        return table
+    if size < effort.resident:
+        table.notes.append(f"{size // GIB} GiB instead of {effort.resident // GIB}: no more is available here")
+    names = ("0 GiB", f"{size // GIB} GiB")
+    contenders: list[Contender] = []
+    try:
+        for name, resident in zip(names, (0, size), strict=True):
+            contenders.append(worker(name, "sandbox", scene.image, "--resident", str(resident), note=""))
+            contenders[-1].note = f"{_resident(contenders[-1].pid) / GIB:.2f} GiB resident"
+        table.results = race(table.key, contenders, effort.starts, burst=effort.burst, limit=effort.limit)
+    finally:
+        _close(contenders)
+    table.comparisons = _against(table.results, names[1], {names[0]: 1.1})
+    return table
+
+
+def command(scene: Scene, effort: Effort) -> Table:
+    """Wanted: ``dockless run host -- true`` takes at most 1/3 of podman's time."""
+    table = Table("command", "The command line as a whole process")
+    name = "dockless run host"
+    script = Path(sysconfig.get_path("scripts")) / "dockless"
+    words: Sequence[str | Path] = [script] if script.exists() else [sys.executable, "-m", "dockless"]
+    contenders: list[Contender] = []
+    try:
+        for label, tail in ((name, ["run", "host", "--", "true"]), ("dockless run image", ["run", scene.image, "--", "true"])):
+            contenders.append(worker(label, "whole", "--", *words, *tail, note=f"{' '.join(('dockless', *tail))}"))
+        contenders.append(worker("python -c pass", "whole", "--", sys.executable, "-c", "pass", note="the interpreter alone"))
+    except ContenderFailed as error:
+        table.notes.append(f"the command line does not run: {error}")
+    found = peers.find(scene, engines=True, only=effort.only_peers)
+    table.notes += found.absent
+    try:
+        table.results = race(table.key, [*contenders, *found.contenders], effort.slow_starts, burst=1, limit=effort.limit)
+    finally:
+        _close(contenders)
+        found.close()
+    table.comparisons = _against(table.results, name, {"podman": 1 / 3})
+    return table
+
+
+def keeper(scene: Scene, effort: Effort) -> Table:
+    """Wanted: at most 1 MB of PSS per running sandbox over the job's own."""
+    from dockless.sandbox import detached
+    from dockless.sandbox.spec import Spec
+
+    table = Table("keeper", "Memory of a running detached sandbox, over the job's own")
+    for count in (1, 20):
+        boxes = []
+        try:
+            for number in range(count):
+                boxes.append(detached.start(Spec(argv=("/bin/sleep", "600"), image=scene.image), id=f"bench-{count}-{number}"))
+            sizes = [_overhead(box.pid) for box in boxes]
+        finally:
+            for box in boxes:
+                box.kill()
+                box.wait(10)
+                box.remove()
+        kilobytes = {key: statistics.median(size[key] for size in sizes) for key in sizes[0]}
+        table.extra[f"pss_kb_of_{count}"] = kilobytes
+        total = kilobytes["keeper"] + kilobytes["init"]
+        verdict = "met" if total <= 1024 else "MISSED"
+        table.rows.append(
+            f"{count:3} running: keeper {kilobytes['keeper']:.0f} KiB + init {kilobytes['init']:.0f} KiB = {total:.0f} KiB PSS each"
+            f" (the job, busybox sleep: {kilobytes['job']:.0f})   wanted at most 1024: {verdict}"
+        )
+    return table
+
+
+def _overhead(keeper_pid: int) -> dict[str, int]:
+    """PSS in KiB of a keeper, of its child (init) and of that one's child (the job)."""
+    sizes, pid = {}, keeper_pid
+    for name in ("keeper", "init", "job"):
+        sizes[name] = _rollup(pid, "Pss")
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        pid = int(children[0]) if children else 0
+    return sizes
+
+
+def _rollup(pid: int, key: str) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def _resident(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def _against(results: Sequence[Result], name: str, wanted: dict[str, float], *, only: Sequence[str] = ()) -> list[Comparison]:
+    """``name`` over every other contender that it shared rounds with."""
+    by_name = {r.name: r for r in results}
+    mine = by_name.get(name)
+    if mine is None or not mine.seconds:
+        return []
+    comparisons = []
+    for other in results:
+        if other is mine or not other.seconds or (only and other.name not in only):
+            continue
+        comparisons.append(Comparison(name, other.name, paired(mine, other), paired(mine, other, min), wanted.get(other.name)))
+    return comparisons
+
+
+def _close(contenders: Sequence[Contender]) -> None:
+    for contender in contenders:
+        contender.close()
+
+
+def detail(scene: Scene, effort: Effort) -> Table:
+    """Nothing is wanted: where the time of a start goes."""
+    from benchmarks.detail import detail as measure
+
+    return measure(scene, min(effort.starts, 200))
+
+
+MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
+    "start": start,
+    "memory": memory,
+    "command": command,
+    "keeper": keeper,
+    "detail": detail,
+}
