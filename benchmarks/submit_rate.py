@@ -1,0 +1,111 @@
+"""Durable submits: one client's latency, eight clients' rate, an array of 1,000; then the same beside a full queue.
+
+    python benchmarks/submit_rate.py [--dir DIR] [--jobs 500] [--queued 0] [--json FILE]
+
+The daemon starts nothing meanwhile (no GPUs free for these jobs), so that submitting alone is measured. ``--dir``: where the queue
+lies; its disk's fsync decides. Every answer counted here came after its commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from support.scheduling import DaemonProcess
+
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec
+
+SETTINGS = "[host]\ncpu_jobs = 4\n[queue]\nper_user = 1000000\n"
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def latencies(daemon: DaemonProcess, job: JobSpec, count: int) -> list[float]:
+    times = []
+    with daemon.client() as queue:
+        queue.ping()
+        for _ in range(count):
+            before = time.perf_counter()
+            queue.submit(job)
+            times.append((time.perf_counter() - before) * 1e3)
+    return times
+
+
+def rate(daemon: DaemonProcess, job: JobSpec, clients: int, each: int) -> float:
+    ready = threading.Barrier(clients + 1)
+
+    def one() -> None:
+        with daemon.client() as queue:
+            queue.ping()
+            ready.wait()
+            for _ in range(each):
+                queue.submit(job)
+
+    threads = [threading.Thread(target=one) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    before = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return clients * each / (time.perf_counter() - before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--queued", type=int, default=0, help="jobs that wait already")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    row: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="dk-", dir=options.dir) as place:
+        daemon = DaemonProcess(Path(place), gpus="4x80G", settings=SETTINGS).start()
+        try:
+            with daemon.client() as queue:
+                # Holds all GPUs, so that what follows waits.
+                queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="all"))
+                job = JobSpec(Spec(argv=("python", "train.py", "--epochs", "90"), env=(("SEED", "1"),)), gpus="2", time_limit=3600.0)
+                for _ in range(options.queued // 10_000):
+                    queue.submit_array(job, 10_000)
+                arrays = []
+                for _ in range(7):
+                    before = time.perf_counter()
+                    queue.submit_array(job, 1000)
+                    arrays.append((time.perf_counter() - before) * 1e3)
+                one = latencies(daemon, job, options.jobs)
+                row = {
+                    "queued_before": options.queued,
+                    "one_client_p50_ms": round(quantile(one, 0.5), 2),
+                    "one_client_p99_ms": round(quantile(one, 0.99), 2),
+                    "eight_clients_per_s": round(rate(daemon, job, 8, max(1, options.jobs // 2))),
+                    "array_1000_median_ms": round(quantile(arrays, 0.5), 1),
+                    "array_1000_worst_ms": round(max(arrays), 1),
+                }
+                before = time.perf_counter()
+                shown = len(queue.queue())
+                row |= {"listing_jobs": shown, "listing_ms": round((time.perf_counter() - before) * 1e3, 1)}
+                queue.cancel(1, grace=0)
+                queue.wait(1, timeout=30)
+        finally:
+            assert daemon.process is not None
+            daemon.stop()
+    for name, value in row.items():
+        print(f"{name:22} {value}")
+    if options.json:
+        options.json.write_text(json.dumps(row, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
