@@ -1,0 +1,276 @@
+"""What the caller asks to have mounted: binds, tmpfs, named volumes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from support.boxes import ok, sh
+from support.requires import requires
+
+from dockless import paths
+from dockless.errors import DocklessError, LaunchFailed
+from dockless.sandbox import detached
+from dockless.sandbox.resolve import volume_path
+from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
+from dockless.sandbox.userns import default_map
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A directory that root inside may write, whoever that is outside."""
+    place = tmp_path / "tree"
+    (place / "sub").mkdir(parents=True)
+    (place / "file").write_text("from the host\n")
+    _give_to_sandbox_root(place)
+    return place
+
+
+def _give_to_sandbox_root(place: Path) -> None:
+    idmap = default_map()
+    for path in (place, *place.rglob("*")):
+        if os.geteuid() == 0:
+            os.chown(path, idmap.outside_uid(0) or 0, idmap.outside_gid(0) or 0)
+
+
+def test_bind(tree):
+    assert ok("cat /m/file; echo back > /m/made", mounts=(Bind(str(tree), "/m"),)) == "from the host\n"
+    assert (tree / "made").read_text() == "back\n"
+
+
+def test_bind_readonly(tree):
+    ran = sh(
+        "cat /m/file; echo x > /m/file; touch /m/y; chmod 777 /m/file; mount -o remount,rw /m",
+        mounts=(Bind(str(tree), "/m", readonly=True),),
+    )
+    assert ran.out == "from the host\n" and (tree / "file").read_text() == "from the host\n" and not (tree / "y").exists()
+    assert ran.exit.code != 0
+
+
+def test_bind_of_a_file(tree):
+    assert ok("cat /a/deep/place", mounts=(Bind(str(tree / "file"), "/a/deep/place"),)) == "from the host\n"
+    assert ok("cat /etc/hosts", mounts=(Bind(str(tree / "file"), "/etc/hosts"),)) == "from the host\n"
+
+
+def test_order_is_the_callers(tree):
+    (tree / "sub/x").write_text("x")
+    mounts = (Tmpfs("/m"), Bind(str(tree), "/m/t"), Tmpfs("/m/t/sub"))
+    assert ok("ls -A /m /m/t/sub", mounts=mounts).split() == ["/m:", "t", "/m/t/sub:"]
+
+
+def test_no_setuid_and_no_devices_through_a_bind(tree):
+    options = ok("grep ' /m ' /proc/self/mountinfo", mounts=(Bind(str(tree), "/m"),)).split()[5].split(",")
+    assert {"nosuid", "nodev"} <= set(options)
+
+
+@pytest.fixture
+def nested(tree):
+    """The tree with a tmpfs mounted below it; needs root."""
+    subprocess.run(["mount", "-t", "tmpfs", "none", tree / "sub"], check=True)
+    (tree / "sub/inner").write_text("inner\n")
+    os.chmod(tree / "sub", 0o777)
+    yield tree
+    subprocess.run(["umount", tree / "sub"], check=True)
+
+
+@requires("root")
+def test_recursive(nested):
+    assert ok("cat /m/sub/inner", mounts=(Bind(str(nested), "/m"),)) == "inner\n"
+    assert ok("ls -A /m/sub", mounts=(Bind(str(nested), "/m", recursive=False),)) == ""
+
+
+@requires("root")
+def test_readonly_means_all_of_it(nested):
+    """A read-only recursive bind is read-only below its inner mounts too (mount(2)'s MS_RDONLY was not)."""
+    ran = sh("touch /m/sub/y && echo written; touch /m/y && echo written", mounts=(Bind(str(nested), "/m", readonly=True),))
+    assert ran.out == "" and not (nested / "sub/y").exists()
+
+
+def test_nothing_mounted_inside_shows_outside(tree):
+    before = Path("/proc/self/mountinfo").read_text()
+    ok("cat /proc/self/mountinfo", mounts=(Tmpfs("/m"), Bind(str(tree), "/n")))
+    assert Path("/proc/self/mountinfo").read_text() == before
+
+
+@requires("root")
+def test_idmapped_bind(tmp_path):
+    """Owners on disk are the ids of the inside: what uid 0 inside writes is uid 0's on the host."""
+    place = tmp_path / "owned"
+    place.mkdir()
+    (place / "zero").touch()
+    (place / "thousand").touch()
+    os.chown(place / "thousand", 1000, 1000)
+    try:
+        text = ok("stat -c %u:%g /m/zero /m/thousand; touch /m/new", mounts=(Bind(str(place), "/m", idmap=True),))
+    except LaunchFailed as error:
+        if error.errno == 22:
+            pytest.skip(f"the file system of {tmp_path} cannot be idmapped")
+        raise
+    assert text.split() == ["0:0", "1000:1000"]
+    assert (place / "new").stat().st_uid == 0
+
+
+@requires("user")
+def test_idmapped_bind_needs_root(tree):
+    with pytest.raises(DocklessError) as caught:
+        sh("true", mounts=(Bind(str(tree), "/m", idmap=True),))
+    assert caught.value.hint
+
+
+def test_tmpfs():
+    text = ok("stat -f -c '%b %S %T' /m; stat -c %a /m; touch /m/x", mounts=(Tmpfs("/m", size=4 << 20, mode=0o700),)).split()
+    assert int(text[0]) * int(text[1]) == 4 << 20 and text[2:] == ["tmpfs", "700"]
+    assert "No space" in sh("head -c 5000000 /dev/zero > /m/x", mounts=(Tmpfs("/m", size=4 << 20),)).err
+
+
+def test_mount_target_through_a_link_stays_inside(tree):
+    """``..`` and links are resolved inside the root, however many."""
+    mounts = (Tmpfs("/tmp/a"), Bind(str(tree), "/../../../tmp/a/../b/"))
+    assert ok("cat /tmp/b/file", mounts=mounts) == "from the host\n"
+
+
+def test_bind_into_run(tree):
+    """A socket directory below /run is where one would mount it."""
+    assert ok("ls /run/app", mounts=(Bind(str(tree), "/run/app"),)).split() == ["file", "sub"]
+
+
+# -- named volumes ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_volume_persists():
+    mounts = (Volume("data", "/data"),)
+    ok("echo kept > /data/f", mounts=mounts)
+    assert ok("cat /data/f", mounts=mounts) == "kept\n"
+    assert sh("echo x > /data/f", mounts=(Volume("data", "/data", readonly=True),)).exit.code != 0
+    assert ok("ls -A /data", mounts=(Volume("other", "/data"),)) == ""
+
+
+def test_volume_is_nobody_elses():
+    """A50: a directory that other users of the host cannot enter."""
+    ok("touch /data/f", mounts=(Volume("data", "/data"),))
+    path = Path(volume_path("data"))
+    above = [path, *path.parents]
+    above = above[: above.index(paths.state()) + 1]
+    assert any(not stat.S_IMODE(p.stat().st_mode) & 0o005 for p in above), [(str(p), oct(p.stat().st_mode)) for p in above]
+
+
+@requires("root")
+def test_volume_names_cannot_reach_another_users_volumes():
+    mine, hers = Path(volume_path("1500")), Path(volume_path("data", 1500 if _known(1500) else _any_user()))
+    assert not hers.is_relative_to(mine) and mine != hers.parent
+
+
+def test_volume_made_by_eight_threads_at_once():
+    errors = []
+
+    def one() -> None:
+        try:
+            volume_path("shared")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+# -- on behalf of another user ---------------------------------------------------------------------------------------------------------
+
+
+def _known(uid: int) -> bool:
+    import pwd
+
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _any_user() -> int:
+    import pwd
+
+    found = [entry.pw_uid for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 60000]
+    if not found:
+        pytest.skip("no ordinary user in passwd")
+    return found[0]
+
+
+def _as_owner(script: str, owner: int, **fields) -> str:
+    box = detached.start(Spec(argv=("/bin/sh", "-c", script), **fields), owner=owner)
+    try:
+        box.wait(20)
+        return "".join(path.read_text() for path in box.log_paths)
+    finally:
+        box.remove()
+
+
+@pytest.fixture
+def public(tmp_path):
+    """A directory that everybody can reach: pytest's own are 0700."""
+    import shutil
+    import tempfile
+
+    place = Path(tempfile.mkdtemp(prefix="test-public-"))
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+@requires("root")
+def test_owner_opens_only_what_she_may(public):
+    owner = _any_user()
+    secret = public / "secret"
+    secret.mkdir(mode=0o700)
+    (secret / "f").write_text("secret")
+    with pytest.raises(LaunchFailed) as caught:
+        _as_owner("cat /m/f", owner, mounts=(Bind(str(secret / "f"), "/m/f"),))
+    assert "may not be read" in str(caught.value) and caught.value.errno == 13
+    assert detached.list_all() == []
+
+
+@requires("root")
+def test_owner_sees_her_own_files(public):
+    owner = _any_user()
+    hers = public / "hers"
+    hers.mkdir(mode=0o700)
+    (hers / "f").write_text("mine\n")
+    for path in (hers, hers / "f"):
+        os.chown(path, owner, owner)
+    assert "mine" in _as_owner("cat /m/f; echo made > /m/g", owner, mounts=(Bind(str(hers), "/m"),))
+    assert (hers / "g").stat().st_uid == owner
+
+
+@requires("root")
+def test_owner_cannot_borrow_anothers_working_directory(public):
+    """/proc/<pid>/cwd is a door past directories that are closed to her: root's keeper must not go through it on her behalf."""
+    owner = _any_user()
+    closed = public / "closed"
+    inner = closed / "inner"
+    inner.mkdir(parents=True)
+    (inner / "f").write_text("behind a closed door\n")
+    closed.chmod(0o700)
+    with subprocess.Popen(["sleep", "60"], cwd=inner) as process:
+        try:
+            with pytest.raises(LaunchFailed):
+                text = _as_owner("cat /m/f", owner, mounts=(Bind(f"/proc/{process.pid}/cwd", "/m"),))
+                assert "closed door" not in text
+        finally:
+            process.kill()
+
+
+@requires("root")
+def test_owner_cannot_be_privileged():
+    for fields in ({"profile": "privileged"}, {"namespaces": Namespaces(user="host")}):
+        with pytest.raises(DocklessError):
+            _as_owner("true", _any_user(), **fields)
+    assert detached.list_all() == []
