@@ -148,7 +148,8 @@ class Detached:
         return ended
 
     def send_signal(self, number: int) -> None:
-        """To the job's own process."""
+        """To the job's own process. ``BadInput`` for one that cannot be passed on."""
+        process.check_signal(number)
         fd = self.pidfd()
         try:
             signal.pidfd_send_signal(fd, number)

@@ -113,7 +113,7 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
         _E.ENOEXEC: "it is neither a program for this processor nor a script with a '#!' line",
         _E.E2BIG: "arguments and environment together are too long",
     }
-    if error in hints or error in (_E.EPERM, _E.ELIBBAD, _E.ETXTBSY):
+    if error in hints or error in (_E.EPERM, _E.ELIBBAD, _E.ELOOP, _E.ETXTBSY):
         hint = hints.get(error, "check the file inside the image")
         return CommandNotExecutable(f"{program}: cannot be executed: {os.strerror(error)}", subject=program, hint=hint)
     return LaunchFailed(

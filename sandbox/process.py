@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from dockless import native
 from dockless.cgroups import Usage
-from dockless.errors import SandboxGone
+from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox import failure
 from dockless.sandbox.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, read_record
 
@@ -75,6 +75,13 @@ def exit_of(status: int, outcome: int, **more: object) -> Exit:
         killed=bool(outcome & (KILLED | LEASH)),
         **more,  # type: ignore[arg-type]
     )
+
+
+def check_signal(number: int) -> None:
+    """``BadInput`` for a signal that cannot be passed on: SIGSTOP would stop the keeper, and then nobody could end the sandbox."""
+    if number == signal.SIGSTOP or not 0 < number <= signal.SIGRTMAX:
+        name = "SIGSTOP" if number == signal.SIGSTOP else f"signal {number}"
+        raise BadInput(f"{name} cannot be sent to a sandbox", subject=str(number), hint="to make it stand still, freeze its cgroup")
 
 
 class Process:
@@ -152,7 +159,10 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         """To the job's own process, by way of the keeper and init. ``SandboxGone`` if it has ended."""
+        check_signal(number)
         try:
+            if self._exit is not None:
+                raise ProcessLookupError
             signal.pidfd_send_signal(self._launched.pidfd, number)
         except ProcessLookupError:
             raise SandboxGone("the sandbox has ended", hint="read its exit with wait()") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNTRUSTED_PIDS = 512
+_MAX_CLOCK = 2**62 // 10**9  # seconds; half of what a clock of nanoseconds holds, time_namespaces(7)
 _HOST_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
 
 
@@ -93,6 +95,12 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
         raise Unsupported("this kernel has no time namespaces", subject="time namespace", hint="leave the time namespace to the host's")
     if spec.time_offset and spec.namespaces.time != "new":
         raise BadInput("a time offset needs a time namespace of its own", subject="time_offset", hint="ask for a new time namespace")
+    if spec.time_offset and not 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) + spec.time_offset <= _MAX_CLOCK:
+        raise BadInput(
+            f"a time offset of {spec.time_offset} s moves the clock out of its range",
+            subject="time_offset",
+            hint="no clock goes before the boot",
+        )
     if spec.stop_signal < 0 or spec.stop_signal > 64:
         raise BadInput(f"{spec.stop_signal} is not a signal", subject=str(spec.stop_signal))
     if owner and spec.seccomp not in ("", "unconfined"):

@@ -6,6 +6,7 @@ A ``Spec`` is complete in itself: with an image, the features of a kernel and th
 
 from __future__ import annotations
 
+import posixpath
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,6 +23,9 @@ _RLIMITS = "cpu fsize data stack core rss nproc nofile memlock as locks sigpendi
 RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
 """Resource limits by name, getrlimit(2)."""
 
+_MAX_BYTES = 2**63 - 1
+_MAX_SECONDS = 10**9  # some 31 years
+_MAX_ID = 2**31 - 1
 _ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}\Z")
 
 
@@ -146,5 +150,29 @@ def _check(spec: Spec) -> None:
             raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")
         if mount.kind == "volume":
             check_id(mount.source, "volume name")
-    if spec.timeout < 0 or spec.grace < 0:
-        raise BadInput("a timeout cannot be negative", hint="give seconds, or 0 for none")
+        if "\0" in mount.source:
+            raise BadInput(f"mount source {mount.source!r} contains a NUL byte", subject=mount.source, hint="paths are C strings")
+        if posixpath.normpath(mount.target).strip("/") == "":
+            raise BadInput("nothing can be mounted on the root itself", subject=mount.target, hint="mount below it, or run another image")
+    _check_numbers(spec)
+
+
+def _check_numbers(spec: Spec) -> None:
+    """Numbers that no kernel takes, said in words before anything is made."""
+    for what, number, low, high in (
+        ("umask", spec.umask, 0, 0o777),
+        ("oom_score_adj", spec.oom_score_adj, -1000, 1000),
+        ("shm_size", spec.shm_size, 0, _MAX_BYTES),
+        ("root_size", spec.root_size, 0, _MAX_BYTES),
+        ("timeout", spec.timeout, 0, _MAX_SECONDS),
+        ("grace", spec.grace, 0, _MAX_SECONDS),
+        *(("group", group, 0, _MAX_ID) for group in spec.groups),
+        *(("size of a tmpfs", mount.size, 0, _MAX_BYTES) for mount in spec.mounts),
+        *(("mode of a tmpfs", mount.mode, 0, 0o7777) for mount in spec.mounts),
+        *((f"limit {limit.name}", value, -1, _MAX_BYTES) for limit in spec.rlimits for value in (limit.soft, limit.hard)),
+    ):
+        if number is not None and not low <= number <= high:
+            raise BadInput(f"{what} {number} cannot be", subject=str(number), hint=f"it goes from {low} to {high}")
+    for limit in spec.rlimits:
+        if limit.hard != -1 and not 0 <= limit.soft <= limit.hard:
+            raise BadInput(f"limit {limit.name}: soft {limit.soft} is above hard {limit.hard}", subject=limit.name, hint="-1 is infinity")
