@@ -47,14 +47,14 @@ def _mounts() -> frozenset[str]:
 
 
 def _cgroups() -> frozenset[str]:
-    """Every group below a directory called ``dockless``; the directory itself may stay."""
+    """Every group of this user below a directory called ``dockless``; the directory itself may stay."""
     top = cgroup2_mount()
     if top is None:
         return frozenset()
     found = set()
     for directory, names, _ in os.walk(top):
         if "/dockless" in directory.removeprefix(str(top)):
-            found.update(f"cgroup {directory}/{name}" for name in names)
+            found.update(f"cgroup {directory}/{name}" for name in names if not _of_another_user(Path(directory, name)))
     return frozenset(found)
 
 
@@ -106,10 +106,10 @@ def _descriptors() -> frozenset[str]:
 def _directories() -> frozenset[str]:
     """The places a test must not touch (its DOCKLESS_HOME is elsewhere) and forgotten temporary directories."""
     places = [Path("/run/dockless"), Path("/var/lib/dockless"), Path("/etc/dockless"), *Path(tempfile.gettempdir()).glob("dockless*")]
-    return frozenset(f"path {place}" for place in places if place.exists() and not _of_another_path(place))
+    return frozenset(f"path {place}" for place in places if place.exists() and not _of_another_user(place))
 
 
-def _of_another_path(place: Path) -> bool:
+def _of_another_user(place: Path) -> bool:
     try:
         return place.stat().st_uid != os.geteuid()
     except OSError:
