@@ -74,6 +74,7 @@ class Sandbox:
         self._box: Inner | None = None
         self._lease: Any = None
         self._stdio: Stdio | None = None
+        self._pumps: list[Reader | Writer] = []
 
     # -- what it is
 
@@ -169,6 +170,8 @@ class Sandbox:
             self._lease = None
         if self._stdio is not None:
             self._stdio.close()
+        for pump in self._pumps:
+            pump.close()
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 try:
@@ -242,9 +245,11 @@ class Sandbox:
         stdin = self._fd(0)
         if stdin >= 0:
             writer = Writer(stdin, self._text.encode(input) if input is not None else b"")
+            self._pumps.append(writer)
         elif input is not None:
             raise BadInput("input without a pipe to write it to", subject="input", hint="give stdin=PIPE")
         readers = [Reader(fd) if (fd := self._fd(number)) >= 0 else None for number in (1, 2)]
+        self._pumps += [reader for reader in readers if reader is not None]
         return readers, writer
 
     def _fd(self, number: int) -> int:

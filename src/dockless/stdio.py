@@ -39,6 +39,8 @@ class Stdio:
             return number if _is_open(number) else self._keep(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
         if given == PIPE:
             reader, writer = os.pipe2(os.O_CLOEXEC)
+            # So that "> /dev/stderr" works for the sandbox's users too, who are not the pipe's owner: it opens /proc/self/fd/2.
+            os.fchmod(reader, 0o666)
             mine, its = (writer, reader) if number == 0 else (reader, writer)
             self.ours[number] = mine
             return self._keep(its)

@@ -1,0 +1,223 @@
+"""The command line up to the point where something would happen: verbs, options, help, completion, errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dockless.cli import VERBS, main, parser_of, split
+from dockless.cli.completion import bash, fish, flags, zsh
+from dockless.cli.output import clean, cut, span, table
+from dockless.cli.parser import image_and_command, keywords
+from dockless.errors import BadInput
+from dockless.options import make_spec
+
+
+def parse(verb: str, *arguments: str):
+    before, command = split(list(arguments))
+    options = parser_of(verb).parse_args(before)
+    options.command = command
+    return options
+
+
+def spec(*arguments: str):
+    options = parse("run", *arguments)
+    image, command = image_and_command(options)
+    wanted = keywords(options)
+    wanted.pop("gpus", None)
+    return make_spec(image, command, **wanted)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["--", "ls", "-l"], ("host", ["ls", "-l"])),
+        (["busybox"], ("busybox", [])),
+        (["busybox", "--", "ls", "--", "-l"], ("busybox", ["ls", "--", "-l"])),
+        (["-m", "1G", "busybox", "--cpus", "2", "--", "x"], ("busybox", ["x"])),
+    ],
+)
+def test_image_and_command(line, expected):
+    assert image_and_command(parse("run", *line)) == expected
+
+
+@pytest.mark.parametrize("line", [[], ["--"], ["busybox", "ls"], ["busybox", "--"], ["-m", "1G"]])
+def test_lines_that_cannot_be_meant(line):
+    with pytest.raises(BadInput) as caught:
+        image_and_command(parse("run", *line))
+    assert caught.value.hint
+
+
+def test_options_mean_the_same_as_keywords(tmp_path, monkeypatch):
+    file = tmp_path / "env"
+    file.write_text("# a comment\nA=from the file\n\nB=b=c\nFROM_US\nNOT_SET\n")
+    monkeypatch.setenv("FROM_US", "ours")
+    found = spec(
+        "--env-file", str(file), "-e", "A=1", "-w", "/w", "-u", "app:5", "--group-add", "7", "-v", "/a:/b:ro", "--tmpfs",
+        "/t:size=1M", "--mount", "type=bind,src=/c,dst=/d,readonly", "--mount", "type=volume,source=v,target=/v",
+        "--mount", "type=tmpfs,target=/m,tmpfs-size=2M",
+        "--read-only", "--cpus", "1.5", "--cpuset-cpus", "0", "--cpu-weight", "50", "--cpu-burst", "10ms", "-m", "1G", "--memory-swap",
+        "3G", "--pids-limit", "64", "--device-read-bps", "/:1M", "--device-write-iops", "/:100", "--io", "/:riops=5", "--io-weight", "10",
+        "--shm-size", "2G", "--network", "host", "--userns", "host", "--time-offset", "60", "--cap-add", "SYS_PTRACE", "--cap-drop", "ALL",
+        "--security-opt", "seccomp=unconfined", "--security-opt", "no-new-privileges", "--profile", "default", "--ulimit", "nofile=1:2",
+        "--umask", "022", "--oom-score-adj", "100", "--cpu-affinity", "0", "--hostname", "h", "--entrypoint", "", "--timeout", "5m",
+        "--grace", "3", "--stop-signal", "INT", "--best-effort", "img", "--", "cmd",
+    )  # fmt: skip
+    expected = make_spec(
+        "img", ["cmd"], env={"A": "1", "B": "b=c", "FROM_US": "ours"}, workdir="/w", user="app:5", group_add=[7],
+        mounts=["/a:/b:ro", "/c:/d:ro", "v:/v"], tmpfs=[], root="readonly", cpus=1.5, cpuset="0", cpu_weight=50, cpu_burst=0.01,
+        memory="1G", swap="2G", pids=64, io=["/:rbps=1M,wiops=100,riops=5"], io_weight=10, shm_size="2G", network="host",
+        namespaces={"user": "host", "time": "new"}, time_offset=60, cap_add=["SYS_PTRACE"], cap_drop=["ALL"], seccomp="unconfined",
+        profile="default", ulimits=["nofile=1:2"], umask="022", oom_score_adj=100, cpu_affinity="0", hostname="h", entrypoint="",
+        timeout=300, grace=3, stop_signal=2, best_effort=True,
+    )  # fmt: skip
+    assert found.limits.io_max[0].settings() == {"rbps": 1 << 20, "riops": 5, "wiops": 100}
+    assert [m.target for m in found.mounts] == ["/b", "/d", "/v", "/m", "/t"]
+    from dataclasses import replace
+
+    assert replace(found, mounts=(), limits=replace(found.limits, io_max=())) == replace(
+        expected, mounts=(), limits=replace(expected.limits, io_max=())
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--memory-swap", "1G"], ["-m", "2G", "--memory-swap", "1G"], ["--read-only", "--root", "tmpfs"],
+        ["--mount", "type=bind,target=/x"],
+        ["--mount", "source=/x,target=/y"], ["--mount", "target=/x,target=/y"], ["--mount", "type=odd,target=/x"],
+        ["--security-opt", "label=disable"], ["--env-file", "/nonexistent"], ["--device-read-bps", "1M"], ["--ulimit", "x"],
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_meant(line):
+    with pytest.raises(BadInput) as caught:
+        spec(*line, "--", "true")
+    assert caught.value.hint
+
+
+def test_memory_swap_of_minus_one_is_any_swap():
+    assert spec("-m", "1G", "--memory-swap", "-1", "--", "true").limits.memory_swap_max is None
+
+
+# -- errors and exit codes
+
+
+def test_errors_are_two_lines_and_125(capsys):
+    assert main(["run", "--nope", "--", "true"]) == 125
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(r"dockless: .*--nope\n  hint: .*\n", err)
+
+
+def test_errors_as_json(capsys):
+    assert main(["run", "--json", "--nope"]) == 125
+    document = json.loads(capsys.readouterr().err)
+    assert document["error"] == "bad_input" and document["exit_code"] == 125 and document["hint"]
+
+
+def test_json_after_the_dashes_is_the_commands(capsys):
+    assert main(["run", "--nope", "--", "x", "--json"]) == 125
+    assert capsys.readouterr().err.startswith("dockless: ")
+
+
+def test_a_misspelt_verb_is_told_the_right_one(capsys):
+    assert main(["quue"]) == 125
+    assert "`dockless queue`" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_a_traceback(capsys, monkeypatch):
+    monkeypatch.setattr("dockless.cli.images.images", lambda options: 1 / 0)
+    assert main(["images"]) == 125
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_verbs_without_commands_refuse_one(capsys):
+    assert main(["images", "--", "x"]) == 125
+
+
+# -- help and completion
+
+
+def test_dockless_alone_tells_the_story_and_every_verb(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^  {verb} ", out, re.MULTILINE) for verb in VERBS)
+    assert max(map(len, out.splitlines())) < 120
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_has_help(verb, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: dockless {verb}" in capsys.readouterr().out
+
+
+def test_help_of_run_comes_in_groups(capsys):
+    assert main(["help", "run"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{title}:\n" in out for title in ("the command", "files", "limits", "isolation", "GPUs"))
+
+
+def test_the_readme_uses_only_verbs_that_exist():
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    if not readme.exists():
+        pytest.skip("only the installed package is here, not the sources")
+    used = set(re.findall(r"dockless ([a-z]+)\b(?! or)", "\n".join(re.findall(r"```sh\n(.*?)```", readme.read_text(), re.DOTALL))))
+    assert used and used <= set(VERBS)
+
+
+@pytest.mark.parametrize(("script", "shell"), [(bash, "bash"), (zsh, "zsh"), (fish, "fish")])
+def test_completion_knows_every_verb_and_option(script, shell):
+    text = script()
+    for verb in VERBS:
+        for flag in flags(verb):
+            assert all((name if shell != "fish" else name.lstrip("-")) in text for name in flag.names)
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=text, text=True, capture_output=True)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_bash_completes():
+    if not shutil.which("bash"):
+        pytest.skip("no bash")
+    script = (
+        bash()
+        + """
+try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _dockless; echo "${COMPREPLY[*]}"; }
+try dockless r
+try dockless run --network ""
+try dockless run --cpus
+"""
+    )
+    out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[0].split() == ["run", "rm"]
+    assert out[1].split() == ["none", "host"]
+    assert sorted(out[2].split()) == ["--cpus", "--cpuset-cpus", "--cpuset-mems"]
+
+
+def test_only_the_verbs_module_is_imported():
+    code = "import sys; from dockless.cli import main; main(['version']); print([m for m in sys.modules if m.startswith('dockless.cli.')])"
+    said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "dockless.cli.jobs" not in said and "dockless.cli.run" not in said
+
+
+# -- tables
+
+
+def test_tables_are_aligned_and_free_of_control_characters(capsys):
+    table(("A", "LONG"), [("x\x1b[31m", 1), ("yy", "\n")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and "\x1b" not in "".join(lines)
+    assert {line.rindex(last) for line, last in zip(lines, ("LONG", "1", "\N{REPLACEMENT CHARACTER}"), strict=True)} == {8}
+
+
+def test_small_helpers():
+    assert cut("abcdef", 4) == "abc…" and cut("ab", 4) == "ab"
+    assert clean("a\tb") == "a\N{REPLACEMENT CHARACTER}b"
+    assert span(59.7) == "1m" and span(3725) == "1h2m" and span(90061) == "1d1h"

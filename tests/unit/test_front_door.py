@@ -1,0 +1,277 @@
+"""What ``import dockless`` gives, and how keywords become a Spec. No sandbox is started here."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dockless
+from dockless.errors import BadInput
+from dockless.options import KEYWORDS, image_and_args, make_spec, parse_mount, parse_signal
+from dockless.result import Result
+from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
+from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
+
+PUBLIC = """
+BadDigest BadImage BadInput Bind CgroupError CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable DocklessError Exit
+GpuDriverMissing GpuError IdMapError Image ImageError IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount Namespaces
+NotEnoughGpus NotPermitted NotRunnable Options PIPE Refused Result Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store
+Submitted Tmpfs UnknownGpu UnknownImage UnknownJob UnsafeLayer Unsupported Usage Volume __version__ arun run submit
+"""
+
+
+def test_the_public_names_are_these():
+    assert sorted(dockless.__all__) == sorted(PUBLIC.split())
+    assert set(dockless.__all__) <= set(dir(dockless))
+    for name in dockless.__all__:
+        assert getattr(dockless, name) is not None
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(dockless.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen | {"__version__"} == set(dockless.__all__)
+
+
+def test_every_error_of_ours_is_public():
+    from dockless import errors
+
+    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DocklessError)}
+    assert names <= set(dockless.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nothing"):
+        dockless.nothing  # noqa: B018
+
+
+def test_run_stays_a_function_whatever_is_imported():
+    import dockless.box
+    import dockless.call
+    import dockless.sandbox.sandbox
+
+    assert callable(dockless.run) and callable(dockless.Sandbox)
+
+
+def _seconds(code: str) -> float:
+    said = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    return float(said.stdout)
+
+
+def test_importing_costs_next_to_nothing():
+    code = "import time; t = time.perf_counter(); import dockless; print(time.perf_counter() - t)"
+    assert min(_seconds(code) for _ in range(3)) < 0.040
+
+
+def test_importing_loads_no_module_of_ours_but_itself():
+    code = "import sys, dockless; print(len([m for m in sys.modules if m.startswith('dockless.')]))"
+    assert _seconds(code) == 0
+
+
+# -- image and arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((None, ["true"]), ("host", ("true",))),
+        ((["true", "x"], None), ("host", ("true", "x"))),
+        (("busybox", None), ("busybox", ())),
+        (("busybox", ("a", Path("/b"))), ("busybox", ("a", "/b"))),
+        ((None, None), ("host", ())),
+    ],
+)
+def test_image_and_arguments(given, expected):
+    assert image_and_args(*given) == expected
+
+
+@pytest.mark.parametrize("given", [("busybox", "ls -l"), (["ls"], ["-l"]), (None, b"ls")])
+def test_a_shell_string_and_two_commands_are_refused(given):
+    with pytest.raises(BadInput) as caught:
+        image_and_args(*given)
+    assert caught.value.hint
+
+
+# -- keywords
+
+
+def test_an_unknown_keyword_is_a_type_error():
+    with pytest.raises(TypeError, match="memroy"):
+        make_spec("host", ["true"], memroy="1G")
+    with pytest.raises(TypeError, match="memroy"):
+        dockless.run(["true"], memroy="1G")
+
+
+def test_keywords_in_human_units():
+    spec = make_spec(
+        "img", ["a"], memory="4G", cpus="1.5", pids="10k", swap=0, io="/data:read=50MB/s", cpuset="0-1", timeout="1m30s", grace=2,
+        env={"A": "1"}, workdir="/w", user=1000, group_add=["5", 6], hostname="h", entrypoint="/e", profile="untrusted", root="tmpfs",
+        root_size="64M", shm_size="2G", network="host", namespaces={"time": "new", "ipc": "host"}, time_offset=60, cap_add=["NET_ADMIN"],
+        cap_drop="ALL", ulimits={"nofile": (1024, 4096), "core": 0}, umask="027", oom_score_adj=5, cpu_affinity="0,2-3",
+        stop_signal="SIGINT", best_effort=True,
+    )  # fmt: skip
+    assert (spec.image, spec.argv, spec.entrypoint) == ("img", ("a",), ("/e",))
+    limits = spec.limits
+    assert (limits.memory_max, limits.cpu_max, limits.pids_max, limits.memory_swap_max) == (4 << 30, 1.5, 10_000, 0)
+    assert limits.io_max[0].rbps == 50 << 20 and limits.cpuset_cpus == "0-1"
+    assert (spec.timeout, spec.grace, spec.env, spec.workdir) == (90.0, 2.0, (("A", "1"),), "/w")
+    assert (spec.user, spec.groups, spec.hostname, spec.profile) == ("1000", (5, 6), "h", "untrusted")
+    assert (spec.root, spec.root_size, spec.shm_size, spec.network) == ("tmpfs", 64 << 20, 2 << 30, "host")
+    assert spec.namespaces == Namespaces(time="new", ipc="host") and spec.time_offset == 60
+    assert (spec.cap_add, spec.cap_drop) == (("NET_ADMIN",), ("ALL",))
+    assert spec.rlimits == (Rlimit("nofile", 1024, 4096), Rlimit("core", 0, 0))
+    assert (spec.umask, spec.oom_score_adj, spec.cpus, spec.stop_signal, spec.best_effort) == (0o27, 5, (0, 2, 3), 2, True)
+
+
+def test_none_means_not_said():
+    never = {
+        "env",
+        "group_add",
+        "mounts",
+        "tmpfs",
+        "cap_add",
+        "cap_drop",
+        "ulimits",
+        "cpu_affinity",
+        "stop_signal",
+        "seccomp",
+        "user",
+        "gpus",
+    }
+    assert make_spec("host", ["a"], **dict.fromkeys(KEYWORDS - never)) == make_spec("host", ["a"])
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"memory": "lots"}, {"cpus": 0}, {"timeout": "soon"}, {"env": ["A"]}, {"env": {"": "1"}}, {"group_add": ["wheel"]},
+        {"network": "bridge"}, {"profile": "x"}, {"root": "x"}, {"namespaces": {"user": "other"}}, {"namespaces": {"mount": "host"}},
+        {"ulimits": {"nofile": "x"}}, {"ulimits": ["nofile=5:4"]}, {"umask": "99"}, {"umask": 0o1777}, {"stop_signal": "NOPE"},
+        {"stop_signal": "99"}, {"workdir": "relative"}, {"mounts": ["/a"]}, {"mounts": ["/a:b"]}, {"tmpfs": ["/x:color=red"]},
+        {"cpu_affinity": "a-b"}, {"limits": dockless.Limits(), "memory": "1G"}, {"env": {"A": "\0"}},
+    ],
+)  # fmt: skip
+def test_impossible_values_are_bad_input_before_anything_happens(keywords):
+    with pytest.raises(BadInput) as caught:
+        make_spec("host", ["true"], **keywords)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "mount"),
+    [
+        ("/a:/b", Bind("/a", "/b")),
+        ("/a:/b:ro", Bind("/a", "/b", readonly=True)),
+        ("/a:/b:ro,norecursive", Bind("/a", "/b", readonly=True, recursive=False)),
+        ("/a:/b:idmap,rw", Bind("/a", "/b", idmap=True)),
+        ("cache:/b", Volume("cache", "/b")),
+        ("cache:/b:ro", Volume("cache", "/b", readonly=True)),
+    ],
+)
+def test_mounts(text, mount):
+    assert parse_mount(text) == mount
+
+
+def test_relative_sources_and_home_are_made_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert parse_mount("./x:/b").source == str(tmp_path / "x")
+    assert parse_mount("~/x:/b").source == "/home/anna/x"
+    assert make_spec("host", [], mounts=["/a:/b"], tmpfs=["/t:size=1M,mode=700"]).mounts[1] == Tmpfs("/t", size=1 << 20, mode=0o700)
+
+
+@pytest.mark.parametrize("text", ["/a", "/a:", ":/b", "/a:/b:rx", "/a:/b:ro,rw", "cache:/b:idmap", ""])
+def test_mounts_that_cannot_be_meant(text):
+    with pytest.raises(BadInput):
+        parse_mount(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("TERM", 15), ("sigint", 2), ("9", 9), (0, 0), ("", 0), ("RTMIN+3", 37)])
+def test_signals(text, number):
+    assert parse_signal(text) == number
+
+
+# -- results
+
+
+def test_result_reads_like_subprocess():
+    killed = Result(("a",), "host", -9, None, None, signal=9, oom_killed=True, started=1.0, ended=3.0)
+    assert (killed.exit_code, killed.duration, killed.why) == (137, 2.0, "out of memory (killed by signal 9)")
+    late = Result(("a",), "host", -9, None, None, signal=9, timed_out=True)
+    assert late.exit_code == 124
+    with pytest.raises(dockless.CheckFailed) as caught:
+        late.check_returncode()
+    assert caught.value.result is late
+    Result((), "host", 0, b"", b"").check_returncode()
+
+
+# -- streams
+
+
+def test_exchange_moves_bytes_both_ways_without_deadlock():
+    back_reader, back_writer = os.pipe()
+    there_reader, there_writer = os.pipe()
+    end_reader, end_writer = os.pipe()
+    data = os.urandom(1 << 20)
+    echo = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"
+    child = subprocess.Popen([sys.executable, "-c", echo], stdin=there_reader, stdout=back_writer, pass_fds=[end_writer])
+    for fd in (there_reader, back_writer, end_writer):
+        os.close(fd)  # end_writer lives in the child: its end is the child's end
+    reader, writer = Reader(back_reader), Writer(there_writer, data)
+    assert exchange(end_reader, [reader], writer, 30.0)
+    assert reader.finish() == data
+    child.wait()
+    os.close(end_reader)
+
+
+def test_exchange_gives_up_in_time_and_a_leaked_pipe_does_not_hold_it():
+    end_reader, end_writer = os.pipe()
+    pipe_reader, pipe_writer = os.pipe()
+    reader = Reader(pipe_reader)
+    assert not exchange(end_reader, [reader], None, 0.01)
+    os.write(pipe_writer, b"said")
+    os.close(end_writer)
+    before = time.monotonic()
+    assert exchange(end_reader, [reader], None)
+    assert reader.finish() == b"said"  # pipe_writer is still open
+    assert time.monotonic() - before < 5
+    os.close(pipe_writer)
+    os.close(end_reader)
+
+
+def test_a_reader_that_went_away_ends_the_writing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    feed = Writer(writer, b"x" * 10)
+    assert not feed.step() and feed.fd == -1
+
+
+def test_stdio_opens_what_was_asked_and_closes_it(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    with open(tmp_path / "out", "wb") as file:
+        streams = Stdio(PIPE, file, STDOUT)
+        assert streams.theirs[1] == streams.theirs[2] == file.fileno()
+        assert streams.ours[0] >= 0 and streams.ours[1:] == [-1, -1]
+        streams.close()
+    with pytest.raises(BadInput):
+        Stdio(STDOUT, None, None)
+    with pytest.raises(AttributeError):
+        Stdio(PIPE, PIPE, object())
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_text_and_bytes():
+    text = Text(True, "utf-8", None)
+    assert text.decode("ä\r\nb\r".encode()) == "ä\nb\n" and text.encode("ä") == "ä".encode()
+    with pytest.raises(TypeError):
+        text.encode(b"x")
+    with pytest.raises(TypeError):
+        Text(None, None, None).encode("x")
+    assert Text(None, None, "replace").on
