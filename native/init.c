@@ -14,8 +14,6 @@ static void drop_privileges(void) {
         sys(NR_capset, &header, data);
     }
     sys(NR_prctl, 38 /* NO_NEW_PRIVS */, 1, 0, 0, 0);
-    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
-    sys(NR_prctl, 15 /* NAME */, "dockless-init", 0, 0, 0);
 }
 
 /* All dead children; 1 when the job was among them, with its exact wait status in *status. */

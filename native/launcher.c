@@ -60,6 +60,9 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
         .stack_size = sizeof job_stack,
     };
     plan->pc = (int32_t)pc;
+    /* The job lives on this memory until its exec, and must find a PID 1 that it can neither read nor trace. */
+    sys(NR_prctl, 15 /* NAME */, "dockless-init", 0, 0, 0);
+    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
     sysret pid = clone_call(&args, run_job, &job);
     if (pid < 0) fail(plan, pc, (int)-pid);
     if (plan->error) fail(plan, (uint32_t)plan->pc, plan->error);
@@ -124,6 +127,7 @@ static __attribute__((used)) void launcher_main(void) {
     int bad_op = -1;
     sys(NR_rt_sigprocmask, 2, &all, 0, 8);
     default_signals();
+    sys(NR_umask, 0); /* the plan says each mode */
     sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
     if (sys(NR_newfstatat, SLOT_PLAN, "", st, AT_EMPTY_PATH_) < 0) die(2);
     if (is_pipe(st)) hold();

@@ -128,10 +128,25 @@ static int make_target(const struct plan_op *op, const char *path) {
         if (parent < 0) return (int)parent;
         trimmed(name, last);
         fd = sys(NR_openat, parent, name, O_WRONLY_ | O_CREAT_ | O_EXCL_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
+        if (fd == -E_EXIST) { /* a link to nothing: make what it names, or a file in its place */
+            fd = open_below(op->in, path, O_WRONLY_ | O_CREAT_, 0644, 0);
+            if (fd == -E_NOENT && sys(NR_unlinkat, parent, name, 0) == 0)
+                fd = sys(NR_openat, parent, name, O_WRONLY_ | O_CREAT_ | O_EXCL_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
+        }
         sys(NR_close, parent);
     }
     if (fd < 0) return (int)fd;
     sys(NR_close, fd);
+    return 0;
+}
+
+/* Pipes on the standard streams belong to whoever made them; the job could write to them, but not open /dev/stdout. Files and terminals stay as they are. */
+static int own_pipes(const struct plan_op *op) {
+    for (int fd = 0; fd <= 2; fd++) {
+        int error;
+        if ((file_mode(fd, &error) & 0170000) != 0010000 || error) continue;
+        sys(NR_fchownat, fd, "", (uint32_t)op->x, (uint32_t)(op->x >> 32), AT_EMPTY_PATH_);
+    }
     return 0;
 }
 
@@ -381,6 +396,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_READONLY: return make_readonly(a);
     case OP_OVERLAY: return (int)sys(NR_mount, "overlay", b, "overlay", 4 /* NODEV */, a);
     case OP_REMOVE: return remove_tree(at(op->in), a);
+    case OP_OWN_PIPES: return own_pipes(op);
     case OP_EXEC: return exec_command(plan, op);
     }
     return -E_INVAL;

@@ -146,7 +146,8 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(41, READONLY, '-', '-', 'p', '-') \
     X(42, OVERLAY, '-', '-', 'p', 'p')     /* mount(2) for old kernels: a options, b target */ \
     X(43, REMOVE, 'o', '-', 'p', '-')      /* a directory and everything below */ \
-    X(44, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
+    X(44, OWN_PIPES, '-', '-', '-', '-')    /* x uid | gid << 32 */ \
+    X(45, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };

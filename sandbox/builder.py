@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dockless.errors import Unsupported
 from dockless.sandbox.plan import SLOT_FREE, Op
 
 # mount_setattr(2), open_tree(2), openat2(2), namespaces(7)
 RDONLY, NOSUID, NODEV, NOEXEC, IDMAP = 0x1, 0x2, 0x4, 0x8, 0x100000
+MOST_SLOTS = 960
+"""SLOT_MAX of plan.h: every slot is an fd, and a process may usually have 1024."""
 TREE_CLONE, RECURSIVE = 0x1, 0x8000
 PRIVATE = 1 << 18
 NO_SYMLINKS = 0x04
@@ -53,6 +56,12 @@ class Builder:
         """A fresh slot; ``label`` says in plain words what will live there."""
         number = self.next_slot
         self.next_slot += 1
+        if number >= MOST_SLOTS:
+            raise Unsupported(
+                f"a plan with more than {MOST_SLOTS} mounts, layers and devices",
+                subject=label,
+                hint="mount fewer things: one directory above them",
+            )
         self.slots[number] = label
         return number
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 
 from dockless.sandbox import rootfs
-from dockless.sandbox.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder
+from dockless.sandbox.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder, Section
 from dockless.sandbox.plan import SLOT_CGROUP, Op, Plan
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import RLIMITS
@@ -29,12 +29,13 @@ def compile_plan(r: Resolved) -> Plan:
     """The plan of one sandbox. A slot labelled ``USERNS_LABEL``, if there is one, is for the caller to fill. Errors: ``Unsupported``."""
     r.features.require_floor()
     b = Builder()
-    userns = b.slot(USERNS_LABEL) if r.userns_from_fd else -1
+    userns = b.slot(USERNS_LABEL) if r.idmap is not None else -1
     mounter = b.keeper if r.rootful else b.init
 
     b.keeper.add("SETSID")
     if not r.rootful:
         _enter(b, r, userns)
+    _own_pipes(mounter, r)
     sources = rootfs.bind_sources(b, mounter, r, userns)
     host = rootfs.host_sources(b, mounter, r)
     nodes = rootfs.device_sources(b, mounter, r)
@@ -66,9 +67,21 @@ def compile_plan(r: Resolved) -> Plan:
     )  # fmt: skip
 
 
+def _own_pipes(mounter: Section, r: Resolved) -> None:
+    """Where the ids are: of the host, in the keeper as root; of the user namespace, in init."""
+    uid: int | None = r.account.uid
+    gid: int | None = r.account.gid
+    if r.idmap is not None and r.rootful:
+        uid, gid = r.idmap.outside_uid(r.account.uid), r.idmap.outside_gid(r.account.gid)
+    if uid is not None and gid is not None and (uid or gid):
+        mounter.add("OWN_PIPES", x=uid | gid << 32)
+
+
 def _enter(b: Builder, r: Resolved, userns: int) -> None:
     """Into the namespaces: the user namespace first, because it owns the others."""
-    ns = r.spec.namespaces
+    ns, score = r.spec.namespaces, r.spec.oom_score_adj
+    if score is not None and score < 0:
+        b.keeper.add("WRITE", a="/proc/self/oom_score_adj", b=str(score))  # only real root may lower it
     if userns >= 0:
         b.keeper.add("SETNS", userns, x=NEW_NS["user"])
     if ns.time == "new":
@@ -79,16 +92,10 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
     kinds = ["mount"] + [kind for kind in ("pid", "uts", "ipc") if getattr(ns, kind) == "new"]
     if r.spec.network != "host":
         kinds.append("net")
-    own_map = r.idmap is not None and not r.userns_from_fd
-    if own_map:
-        kinds.append("user")
     b.keeper.add("CLONE", SLOT_CGROUP if r.has_cgroup else -1, x=sum(NEW_NS[kind] for kind in kinds))
-    if own_map:
-        assert r.idmap is not None
-        b.init.add("WRITE", a="/proc/self/setgroups", b="deny")
-        b.init.add("WRITE", a="/proc/self/uid_map", b=r.idmap.uid_text())
-        b.init.add("WRITE", a="/proc/self/gid_map", b=r.idmap.gid_text())
-    b.init.add("SET_IDS", a=int(own_map))
+    if score is not None and score >= 0:
+        b.init.add("WRITE", a="/proc/self/oom_score_adj", b=str(score))
+    b.init.add("SET_IDS", a=int(r.setgroups_denied))
     b.init.add("PDEATHSIG", x=_SIGKILL)
     b.init.add("KEYRING")
     if ns.pid != "new":
@@ -116,16 +123,14 @@ def _job(b: Builder, r: Resolved) -> None:
     for limit in spec.rlimits:
         values = struct.pack("<QQ", limit.soft & _ALL_CAPS, limit.hard & _ALL_CAPS)
         job.add("RLIMIT", a=values, c=RLIMITS[limit.name])
-    if spec.oom_score_adj is not None:
-        job.add("WRITE", a="/proc/self/oom_score_adj", b=str(spec.oom_score_adj))
-    if spec.umask is not None:
-        job.add("UMASK", x=spec.umask)
+    job.add("UMASK", x=0o022 if spec.umask is None else spec.umask)
     job.add("CHDIR", a=r.workdir)
     job.add("BOUNDING", x=r.capabilities)
     account = r.account
     groups = b"".join(g.to_bytes(4, "little") for g in account.groups)
-    setgroups_denied = r.idmap is not None and not r.userns_from_fd
-    job.add("SET_IDS", a=int(setgroups_denied), b=groups, x=account.uid | account.gid << 32)
+    job.add("SET_IDS", a=int(r.setgroups_denied), b=groups, x=account.uid | account.gid << 32)
+    if spec.namespaces.pid != "new":
+        job.add("PDEATHSIG", x=_SIGKILL)
     job.add("CAPS", x=r.capabilities if account.uid == 0 else 0)
     if spec.profile != "privileged":
         job.add("NO_NEW_PRIVS")

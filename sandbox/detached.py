@@ -15,6 +15,7 @@ No process of Python stays behind. Whoever comes next (a daemon after a crash, a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -127,7 +128,21 @@ class Detached:
             if _locked(self.directory / "lock"):
                 return fd
             os.close(fd)
+            self._collect()
         raise _gone(self.id)
+
+    def _collect(self) -> None:
+        """A keeper that was our own child does not stay a zombie. As long as it is one its pid is nobody else's."""
+        pid = self.pid
+        try:
+            with open(f"/proc/{pid}/stat") as stream:
+                name, _, rest = stream.read().partition(" (")[2].rpartition(") ")
+        except OSError:
+            return
+        state, parent = rest.split()[:2]
+        if (name, state, int(parent)) == ("dockless-keeper", "Z", os.getpid()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> Exit:
         """Until it has ended. ``TimeoutError`` after ``timeout`` seconds; ``SandboxGone`` if it vanished without a record."""
@@ -150,6 +165,8 @@ class Detached:
     def send_signal(self, number: int) -> None:
         """To the job's own process. ``BadInput`` for one that cannot be passed on."""
         process.check_signal(number)
+        if number == signal.SIGKILL:
+            return self.kill()
         fd = self.pidfd()
         try:
             signal.pidfd_send_signal(fd, number)
@@ -173,8 +190,8 @@ class Detached:
         """SIGKILL to everything inside; the keeper records it. No error if it has ended."""
         group = self._cgroup()
         if group is not None:
-            with group:
-                group.kill()
+            group.kill()
+            group.close()  # not removed: the keeper reads its accounts first
             return
         init = self._pids().get("init", 0)
         if not init:
@@ -214,6 +231,7 @@ class Detached:
             if group is not None:
                 with group:
                     end(group)
+            self._collect()
         sandbox.remove_tree(self.directory)
 
 
@@ -294,7 +312,7 @@ def start(
     id = check_id(id) if id else sandbox.new_id()
     image = sandbox.find_image(spec.image)
     directory = _root(state_root) / id
-    directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    paths.make(directory.parent, 0o711)
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:
@@ -328,7 +346,12 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         slots = {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
         slots |= ready.slots(group)
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
-        process.start(ready.plan, raw, slots, name=f"dockless {made.id}").release()
+        running = process.start(ready.plan, raw, slots, name=f"dockless {made.id}")
+        try:
+            # The keeper writes the same, but in its own time: whoever asks right after us must find it.
+            _publish(made.directory, "started", f"keeper {running.keeper_pid}\ninit {running.pid}\n".encode())
+        finally:
+            running.release()
     finally:
         for fd in fds:
             os.close(fd)
@@ -339,9 +362,15 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
 def _write_document(directory: Path, document: Document) -> None:
     import msgspec
 
-    temporary = directory / "spec.json.tmp"
-    with open(temporary, "wb") as stream:
-        stream.write(msgspec.json.encode(document))
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.rename(temporary, directory / "spec.json")
+    _publish(directory, "spec.json", msgspec.json.encode(document), sync=True)
+
+
+def _publish(directory: Path, name: str, content: bytes, *, sync: bool = False) -> None:
+    """A file that is there whole or not at all."""
+    temporary = directory / f"{name}.host"
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as stream:
+        stream.write(content)
+        if sync:
+            stream.flush()
+            os.fsync(stream.fileno())
+    os.rename(temporary, directory / name)

@@ -256,6 +256,10 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "READONLY": lambda op, p: (f"make {op.a} read-only", f"mount --rbind {op.a} {op.a} && mount -o remount,bind,ro {op.a}"),
     "OVERLAY": lambda op, p: (f"mount an overlay at {op.b}", f"mount -t overlay -o {op.a} overlay {op.b}"),
     "REMOVE": lambda op, p: (f"remove {_in(op, p)} and everything below", f"rm -rf {_below(op, p)}"),
+    "OWN_PIPES": lambda op, p: (
+        "give pipes on the standard streams to user {}, group {}".format(*_ids(op)),
+        "chown {}:{} /dev/stdin /dev/stdout /dev/stderr".format(*_ids(op)),
+    ),
     "EXEC": _exec,
 }
 

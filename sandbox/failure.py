@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from dockless.errors import CommandNotExecutable, CommandNotFound, IdMapError, LaunchFailed, SandboxError
+from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, DocklessError, IdMapError, LaunchFailed, SandboxError
 from dockless.sandbox.plan import Command, Op, Plan
 
 _E = errno
@@ -45,7 +45,7 @@ _HINTS: dict[tuple[str, int], str] = {
 }
 
 
-def explain(plan: Plan, index: int, error: int) -> SandboxError:
+def explain(plan: Plan, index: int, error: int) -> DocklessError:
     """The error for operation ``index`` of the plan. ``error`` 0: the launcher was killed while it was there."""
     total = len(plan.ops) + (plan.command is not None)
     if not 0 <= index < total:
@@ -125,12 +125,21 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
     )
 
 
-def _special(op: Op, error: int) -> SandboxError | None:
+def _special(op: Op, error: int) -> DocklessError | None:
     """Failures that are the caller's input, said in the caller's words."""
     if op.name == "OPEN_TREE" and isinstance(op.a, str) and op.a and error in (_E.ENOENT, _E.ENOTDIR, _E.EACCES):
         what = "does not exist" if error != _E.EACCES else "may not be read by this user"
         return LaunchFailed(
             f"mount source {op.a} {what}", index=-1, step=f"open {op.a}", errno=error, subject=op.a, hint="check the path on the host"
+        )
+    if op.name == "OPEN_TREE" and isinstance(op.a, str) and op.a and error == _E.ELOOP:
+        message = f"mount source {op.a} goes through a link of /proc"
+        return LaunchFailed(message, index=-1, step=f"open {op.a}", errno=error, subject=op.a, hint="name the file or directory itself")
+    if op.name == "WRITE" and op.a == "/proc/self/timens_offsets":
+        return BadInput(
+            f"this time offset lies before the start of the machine's clocks: {os.strerror(error)}",
+            subject="time_offset",
+            hint="use a larger one",
         )
     if op.name == "SET_IDS" and error == _E.EINVAL:
         return IdMapError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MACHINE_SUPPORTED = ("x86_64", "aarch64")
 _NR_OPEN_TREE, _NR_FSOPEN, _NR_FSCONFIG, _NR_CLONE3, _NR_CLOSE_RANGE, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 430, 431, 435, 436, 437, 442
+_CAP_SYS_ADMIN = 21
 _FLOOR = (
     (_NR_CLONE3, "clone3", "5.3"),
     (_NR_OPENAT2, "openat2", "5.6"),
@@ -47,6 +48,7 @@ class Features:
     time_namespace: bool = True
     cgroup_namespace: bool = True
     sys_admin: bool = True
+    capabilities: int = (1 << 41) - 1
 
     def require_floor(self) -> None:
         """``Unsupported`` if this kernel lacks what every sandbox needs (Linux 5.14)."""
@@ -59,12 +61,13 @@ class Features:
             )
 
 
-def _has_sys_admin() -> bool:
+def _capabilities() -> int:
+    """The effective set of this process, capabilities(7)."""
     with open("/proc/self/status") as status:
         for line in status:
             if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> 21 & 1)
-    return False
+                return int(line.split()[1], 16)
+    return 0
 
 
 def _overlay_accepts_lowerdir_plus() -> tuple[bool, bool]:
@@ -137,7 +140,8 @@ def probe() -> Features:
     """The features of the running kernel for this user; asked once per process."""
     uname = os.uname()
     missing = tuple((name, since) for number, name, since in _FLOOR if native.syscall(number, -1, 0, 0, 0) == -errno.ENOSYS)
-    sys_admin = _has_sys_admin()
+    capabilities = _capabilities()
+    sys_admin = bool(capabilities >> _CAP_SYS_ADMIN & 1)
     user_namespaces = _user_namespaces_work()
     overlay, plus = _overlay_accepts_lowerdir_plus() if sys_admin else _ask_inside() if user_namespaces else (False, False)
     return Features(
@@ -152,6 +156,7 @@ def probe() -> Features:
         time_namespace=os.path.exists("/proc/self/ns/time"),
         cgroup_namespace=os.path.exists("/proc/self/ns/cgroup"),
         sys_admin=sys_admin,
+        capabilities=capabilities,
     )
 
 

@@ -158,8 +158,10 @@ class Process:
         )
 
     def send_signal(self, number: int) -> None:
-        """To the job's own process, by way of the keeper and init. ``SandboxGone`` if it has ended."""
+        """To the job's own process, by way of the keeper and init; SIGKILL ends everything. ``SandboxGone`` if it has ended."""
         check_signal(number)
+        if number == signal.SIGKILL:
+            return self.kill()
         try:
             if self._exit is not None:
                 raise ProcessLookupError
@@ -171,7 +173,8 @@ class Process:
         """SIGKILL to everything inside, at once. No error if it has ended."""
         try:
             os.write(self._leash_fd, b"K")
-        except BrokenPipeError:
+            signal.pidfd_send_signal(self._launched.pidfd, signal.SIGCONT)  # somebody may have stopped the keeper
+        except (BrokenPipeError, ProcessLookupError):
             pass
 
     def release(self) -> None:

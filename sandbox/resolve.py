@@ -54,7 +54,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         idmap=idmap,
         rootful=rootful,
         owner=_owner(owner),
-        capabilities=capabilities.mask(kept),
+        capabilities=capabilities.mask(kept) & (features.capabilities if idmap is None else -1),
         seccomp=_filter(spec, kept, features),
         workdir=_directory(spec.workdir or image.config.working_dir or "/"),
         hostname=hostname,
@@ -212,7 +212,8 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
     files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
     if not image.is_host:
         return files
-    return tuple(file for file in files if os.path.isfile(file[0]))  # the host's /etc is read-only: nothing can be made there to mount on
+    # The host's /etc is read-only: nothing can be made there to mount on, but a link in it may lead to a place that is ours, such as /run.
+    return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
@@ -234,26 +235,33 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
             mounts.append(mount)
     if _hardened(spec).root == "readonly":
         taken = {_directory(mount.target) for mount in mounts}
-        mounts += [Tmpfs(path, mode=0o755) for path in image.config.volumes if path not in taken and not _reserved(path)]
+        mounts += [
+            Tmpfs(path, mode=0o755)
+            for path in image.config.volumes
+            if path not in taken and not _reserved(path) and not path.startswith("/dev/")
+        ]
     return tuple(mounts)
 
 
 def _reserved(target: str) -> bool:
+    """Places of the kernel's file systems, where a mount would uncover or replace what is masked."""
     path = _directory(target)
-    return path in ("/", "/sys", "/dev") or path == "/proc" or path.startswith("/proc/")
+    return path in ("/", "/dev") or any(path == top or path.startswith(top + "/") for top in ("/proc", "/sys"))
 
 
 def volume_path(name: str, owner: int | None = None) -> str:
-    """The directory of a named volume, made on first use and owned by the sandbox's root."""
+    """The directory of a named volume, made on first use and owned by the sandbox's root. Each user has her own, which nobody else can
+    enter."""
     check_id(name, "volume name")
-    folder = paths.state() / "volumes" / (str(owner) if owner else "")
-    folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    user = owner or os.geteuid()
+    idmap = default_map(owner)
+    folder = paths.make(paths.state() / "volumes" / str(user))
     path = folder / name
     if not path.exists():
-        path.mkdir(mode=0o755)
-        idmap = default_map(owner)
+        paths.make(path, 0o755)
         if os.geteuid() == 0:
             os.chown(path, idmap.outside_uid(0) or 0, idmap.outside_gid(0) or 0)
+            os.chown(folder, user, 0)
     return str(path)
 
 

@@ -72,6 +72,6 @@ class Resolved:
     log_limit: int = 64 << 20
 
     @property
-    def userns_from_fd(self) -> bool:
-        """Whether the user namespace is joined (its maps were written by others) rather than made by the clone."""
-        return self.idmap is not None and not (self.idmap.single and not self.rootful)
+    def setgroups_denied(self) -> bool:
+        """A user who maps her own id alone has to give up setgroups(2). user_namespaces(7)"""
+        return self.idmap is not None and self.idmap.single and not self.rootful

@@ -94,7 +94,7 @@ class Sandbox:
             fds = dict(enumerate(self._stdio)) | ready.slots(self._cgroup)
             if removed:
                 self._stack.callback(remove_tree, directory)
-                make_directory(directory)
+                paths.make(directory)
                 for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
                     fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     opened.callback(os.close, fds[slot])
@@ -113,6 +113,8 @@ class Sandbox:
 
     def kill(self) -> None:
         """SIGKILL to everything inside."""
+        if self._cgroup is not None:
+            self._cgroup.kill()
         self.process.kill()
 
     def send_signal(self, number: int) -> None:
@@ -122,7 +124,7 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             if self._process is not None and self._exit is None:
-                self._process.kill()
+                self.kill()
                 self._process.wait()
         finally:
             try:
@@ -131,15 +133,6 @@ class Sandbox:
                 if error is None:
                     raise
                 error.add_note(f"while cleaning up: {cleanup}")
-
-
-def make_directory(directory: Path) -> None:
-    """The sandbox's own directory, 0700, and its parents."""
-    try:
-        os.mkdir(directory, 0o700)
-    except FileNotFoundError:
-        directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        os.mkdir(directory, 0o700)
 
 
 def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
@@ -192,10 +185,8 @@ def remove_tree(directory: Path) -> None:
     section = Section()
     fds = {}
     if os.geteuid() != 0:
-        idmap = default_map()
-        if not idmap.single:
-            section.add("SETNS", SLOT_FREE, x=NEW_NS["user"])
-            fds[SLOT_FREE] = namespace_fd(idmap)
+        section.add("SETNS", SLOT_FREE, x=NEW_NS["user"])
+        fds[SLOT_FREE] = namespace_fd(default_map())
     section.add("REMOVE", a=str(directory))
     process.errand(Plan(tuple(section.ops), None, {SLOT_FREE: "user namespace"}), fds)
 

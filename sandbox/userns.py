@@ -7,7 +7,7 @@ Who asks decides the map::
     an ordinary user     0 → herself, 1… → her subuid ranges      (by newuidmap and newgidmap)
                          0 → herself, nothing else                where there are no ranges or no newuidmap: ``single``
 
-A single map a sandbox's launcher writes itself. Every other map is written once per process: ``namespace_fd`` makes a namespace, fills its
+Each map is written once per process: ``namespace_fd`` makes a namespace, fills its
 maps and keeps a descriptor of it, so that each start is one setns(2).
 
 newuidmap and newgidmap are set-user-id programs that we run while an attacker may own the environment, so they are found in fixed
@@ -338,7 +338,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def namespace_fd(idmap: IdMap) -> int:
     """A descriptor (close-on-exec) of a user namespace with this map. It belongs to this module: use it, do not close it.
 
-    Made once per process and map, by whichever thread comes first. Root writes the maps, a user has newuidmap and newgidmap write them.
+    Made once per process and map, by whichever thread comes first. Root writes the maps, a user writes a single one herself and
+    has newuidmap and newgidmap write the others.
     Errors: ``IdMapError``.
     """
     with _lock:
@@ -366,7 +367,7 @@ def _make(idmap: IdMap) -> int:
 
     try:
         with native.hold_userns() as holder:
-            if os.geteuid() == 0:
+            if os.geteuid() == 0 or idmap.single:
                 _write_maps(holder.pid, idmap)
             else:
                 _run_tools(holder.pid, idmap)
@@ -403,7 +404,13 @@ def _why(error: OSError) -> str:
 
 
 def _write_maps(pid: int, idmap: IdMap) -> None:
-    """As root: gid before uid, setgroups stays allowed. Each map is taken in one write(2) or not at all."""
+    """Gid before uid, each map in one write(2) or not at all. A user may map her own id alone, and only after giving up setgroups(2)."""
+    if os.geteuid() != 0:
+        fd = _open_of(pid, "setgroups", os.O_WRONLY)
+        try:
+            os.write(fd, b"deny")
+        finally:
+            os.close(fd)
     for kind, text in (("gid", idmap.gid_text()), ("uid", idmap.uid_text())):
         fd = _open_of(pid, f"{kind}_map", os.O_WRONLY)
         try:

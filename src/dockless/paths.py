@@ -53,3 +53,17 @@ def config_file() -> Path:
     if os.geteuid() == 0:
         return Path("/etc/dockless/dockless.toml")
     return _place("", "", "XDG_CONFIG_HOME", ".config") / "dockless.toml"
+
+
+def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
+    """Make a directory and what is missing above it with exactly these modes, whatever the umask is. What is there stays as it is."""
+    missing = [directory]
+    while not missing[-1].parent.is_dir():
+        missing.append(missing[-1].parent)
+    for path in reversed(missing):
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        path.chmod(mode if path == directory else parents)
+    return directory
