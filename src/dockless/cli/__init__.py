@@ -145,6 +145,7 @@ def report(error: Exception, *, as_json: bool) -> int:
 
     if isinstance(error, DocklessError):
         document, code = error.as_dict(), error.exit_code
+        document["hint"] = document["hint"] or _HINTS.get(error.code, "")
         notes = list(getattr(error, "__notes__", ()))
     elif isinstance(error, TimeoutError):
         document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "it goes on"}, 124, []
@@ -167,6 +168,11 @@ def report(error: Exception, *, as_json: bool) -> int:
         lines.append(f"  hint: {document['hint']}")
     print("\n".join([*lines, *(f"  note: {note}" for note in notes)]), file=sys.stderr)
     return code
+
+
+_HINTS = dict.fromkeys(
+    ("bad_image", "bad_digest", "unsafe_layer"), "give a sound OCI layout (directory or tar), or the output of `docker save`"
+)
 
 
 def _os_hint(error: OSError) -> str:

@@ -1,0 +1,151 @@
+"""The queue's verbs against a real daemon, with simulated GPUs; and ``dockless.submit``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.requires import requires
+
+import dockless
+from dockless.cli import main
+from dockless.sched import connect
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture
+def daemon(home, monkeypatch) -> Iterator[subprocess.Popen[bytes]]:
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.delenv("DOCKLESS_SOCKET", raising=False)
+    process = subprocess.Popen([sys.executable, "-P", "-m", "dockless", "daemon"], stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline
+        try:
+            with connect() as queue:
+                queue.ping()
+            break
+        except dockless.DaemonUnavailable:
+            time.sleep(0.02)
+    yield process
+    with connect() as queue:
+        for job in queue.queue():
+            queue.cancel(job.id, grace=0)
+        queue.wait_many([job.id for job in queue.queue()])
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+def job_ids(capfd) -> list[int]:
+    return [int(word) for word in capfd.readouterr().out.split()]
+
+
+def test_from_submit_to_exit(daemon, capfd):
+    script = "echo out; echo err >&2; echo $DOCKLESS_GPUS; ls /dev | grep -c '^nvidia[0-9]'; exit 3"
+    assert main(["submit", "-q", "--gpus", "2", "--name", "both", "--time", "1m", "--", "sh", "-c", script]) == 0
+    (job,) = job_ids(capfd)
+    assert main(["wait", str(job)]) == 3
+    assert "FAILED" in capfd.readouterr().out
+    assert main(["logs", "-f", str(job)]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("out\n") and out.endswith("\n2\n") and err == "err\n"
+    assert main(["queue", "-a", "--json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert (row["id"], row["state"], row["exit_code"], row["gpu_count"]) == (job, "FAILED", 3, 2)
+    assert main(["queue", str(job)]) == 0
+    out = capfd.readouterr().out
+    assert "attempt     1: ENDED" in out and "(simulated)" in out and "both" in out
+
+
+def test_waiting_jobs_have_reasons_and_can_be_cancelled(daemon, capfd):
+    assert main(["submit", "-q", "--gpus", "all", "--", "sleep", "300"]) == 0
+    assert main(["submit", "-q", "--gpus", "1", "--", "sleep", "300"]) == 0
+    first, second = job_ids(capfd)
+    deadline = time.monotonic() + 20
+    with connect() as queue:
+        while queue.job(first).state != "RUNNING":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert main(["queue"]) == 0
+    out = capfd.readouterr().out
+    assert "needs 1 GPU, 0 free" in out and "GPUs are simulated." in out
+    assert main(["info"]) == 0
+    out = capfd.readouterr().out
+    assert out.count(f"job {first}") == 2 and "GPUs are simulated." in out and "1 running, 1 waiting" in out
+    assert main(["info", "--json"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["gpus"]) == 2
+    # Without the daemon's leave nobody takes what it leased.
+    assert main(["run", "--gpus", "1", "--", "true"]) == 125
+    assert "leased" in capfd.readouterr().err
+    assert main(["cancel", str(second)]) == 0
+    assert main(["cancel", "--mine", "--grace", "0"]) == 0
+    capfd.readouterr()
+    assert main(["wait", "-q", str(first), str(second)]) != 0
+    assert main(["queue", "-q"]) == 0 and capfd.readouterr().out == ""
+
+
+def test_refused_at_submit(daemon, capfd):
+    for arguments, said in (
+        (["--gpus", "3"], "3 GPUs asked for, this host has 2"),
+        (["--gpus", "device=9"], "no GPU 9"),
+        (["no-such-image"], "no image"),
+        (["--gpus", "x"], "GPU request"),
+    ):
+        assert main(["submit", *arguments, "--", "true"]) == 125
+        err = capfd.readouterr().err
+        assert said in err and "\n  hint: " in err
+    assert main(["logs", "999"]) == 125
+    assert main(["wait", "999"]) == 125
+    assert main(["queue", "-a", "-q"]) == 0 and capfd.readouterr().out == ""
+
+
+def test_arrays_and_waiting_submits(daemon, capfd):
+    assert main(["submit", "-q", "--array", "3", "--", "sh", "-c", "echo $DOCKLESS_ARRAY_INDEX"]) == 0
+    ids = job_ids(capfd)
+    assert len(ids) == 3 and main(["wait", "-q", *map(str, ids)]) == 0
+    assert main(["logs", str(ids[2])]) == 0
+    assert capfd.readouterr().out == "2\n"
+    assert main(["submit", "--wait", "--json", "--", "sh", "-c", "exit 6"]) == 6
+    assert json.loads(capfd.readouterr().out)[0]["exit_code"] == 6
+
+
+def test_submit_from_python(daemon):
+    job = dockless.submit(["sh", "-c", "echo $A; sleep 0.1"], env={"A": "1"}, gpus=1, time_limit="1m", name="n")
+    assert int(job) == job.id and job.status().name == "n"
+    assert job.wait(30).state == "COMPLETED"
+    assert [line.text for line in job.logs()] == ["1"]
+    other = dockless.submit(["sleep", "300"])
+    with pytest.raises(TimeoutError):
+        other.wait(0.05)
+    other.cancel(grace=0)
+    assert other.wait(30).state == "CANCELLED"
+
+
+def test_without_a_daemon_every_verb_says_what_to_do(capfd, monkeypatch):
+    monkeypatch.delenv("DOCKLESS_SOCKET", raising=False)
+    for line in (["queue"], ["submit", "--", "true"], ["cancel", "1"], ["wait", "1"], ["logs", "1"]):
+        assert main(line) == 125
+        assert "dockless daemon" in capfd.readouterr().err
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    assert main(["info"]) == 0
+    assert "simulated" in capfd.readouterr().out
+
+
+def test_sandboxes_of_jobs_are_left_to_the_daemon(daemon, capfd):
+    assert main(["submit", "-q", "--", "sleep", "300"]) == 0
+    (job,) = job_ids(capfd)
+    deadline = time.monotonic() + 20
+    while True:
+        main(["ps", "--json"])
+        rows = json.loads(capfd.readouterr().out)
+        if [row for row in rows if row["state"] == "running"]:
+            break
+        assert time.monotonic() < deadline
+    assert main(["rm", "-f", rows[0]["id"]]) == 125
+    assert f"dockless cancel {job}" in capfd.readouterr().err
