@@ -75,6 +75,10 @@ class Admission:
             )
         if caller.root:
             return
+        if not caller.account:
+            raise NotPermitted(
+                f"uid {caller.uid} has no account on this host, so nothing can run as it", subject=caller.user, hint="see `getent passwd`"
+            )
         for wrong, what in (
             (spec.profile == "privileged", "the profile 'privileged'"),
             (spec.namespaces.user == "host", "the host's user namespace"),

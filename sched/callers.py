@@ -23,12 +23,14 @@ _REMEMBER = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``admin``: root, the daemon's own user, or named in ``host.admins``: may do everything. ``root``: uid 0."""
+    """``admin``: root, the daemon's own user, or named in ``host.admins``: may do everything. ``account``: she is in the
+    system's list of users."""
 
     uid: int
     user: str
     groups: frozenset[str]
     admin: bool
+    account: bool = True
 
     @property
     def root(self) -> bool:
@@ -41,7 +43,7 @@ class Callers:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._owner = os.geteuid()
-        self._known: dict[int, tuple[float, str, frozenset[str]]] = {}
+        self._known: dict[int, tuple[float, str, frozenset[str], bool]] = {}
         with open("/proc/sys/kernel/overflowuid") as file:
             self._overflow = int(file.read())
 
@@ -59,8 +61,8 @@ class Callers:
         if uid == self._overflow and uid != self._owner:
             # All ids that a foreign user namespace does not map look like this one: nobody in particular.
             raise NotPermitted(f"uid {uid} stands for ids that are not mapped here", subject=f"uid {uid}", hint="call from the host itself")
-        user, groups = self._look_up(uid)
-        return Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins)
+        user, groups, account = self._look_up(uid)
+        return Caller(uid, user, groups, uid in (0, self._owner) or (account and user in self.config.admins), account)
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:
         """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""
@@ -70,22 +72,22 @@ class Callers:
         listed = self.config.groups.get(group)
         return caller.user in listed if listed is not None else group in caller.groups
 
-    def _look_up(self, uid: int) -> tuple[str, frozenset[str]]:
+    def _look_up(self, uid: int) -> tuple[str, frozenset[str], bool]:
         now = time.monotonic()
         known = self._known.get(uid)
         if known is not None and now - known[0] < _REMEMBER:
-            return known[1], known[2]
+            return known[1:]
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
-            user, groups = f"uid-{uid}", frozenset[str]()
+            user, groups, account = f"uid-{uid}", frozenset[str](), False
         else:
-            user = entry.pw_name
+            user, account = entry.pw_name, True
             groups = frozenset(_group_name(gid) for gid in os.getgrouplist(user, entry.pw_gid))
         if len(self._known) > 10_000:
             self._known.clear()
-        self._known[uid] = (now, user, groups)
-        return user, groups
+        self._known[uid] = (now, user, groups, account)
+        return user, groups, account
 
 
 def _group_name(gid: int) -> str:
