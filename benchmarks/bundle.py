@@ -1,7 +1,9 @@
-"""An OCI runtime bundle that asks crun and runc for what dockless does by default: same namespaces, ids, capabilities, masks, system call rules.
+"""An OCI runtime bundle that asks crun and runc for what dockless does by default: same namespaces, ids, capabilities, masks, system call
+rules.
 
-Not the same: the root is the plain unpacked directory, shared and writable, so there is no overlay to mount and no upper to make and remove, which is
-in the peer's favour (an engine above it would do that). The system call rules are dockless's profile; the runtime compiles them itself each time.
+Not the same: the root is the plain unpacked directory, shared and writable, so there is no overlay to mount and no upper to make and
+remove, which is in the peer's favour (an engine above it would do that). The system call rules are dockless's profile; the runtime
+compiles them itself each time.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def write_bundle(scene: Scene) -> Path:
             "args": ["/bin/true"],
             "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=dockless", "HOME=/root"],
             "cwd": "/",
-            "capabilities": {kind: caps for kind in ("bounding", "effective", "permitted")},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), caps),
             "noNewPrivileges": True,
         },
         "mounts": mounts,
@@ -103,4 +105,9 @@ def _seccomp(caps: frozenset[str]) -> dict[str, Any]:
             continue
         rules.append(kept)
     scmp = {"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64"}[arch]
-    return {"defaultAction": profile["defaultAction"], "defaultErrnoRet": profile.get("defaultErrnoRet", 1), "architectures": [scmp], "syscalls": rules}
+    return {
+        "defaultAction": profile["defaultAction"],
+        "defaultErrnoRet": profile.get("defaultErrnoRet", 1),
+        "architectures": [scmp],
+        "syscalls": rules,
+    }

@@ -1,6 +1,7 @@
 """Contenders: processes that answer each line of input with ``NANOSECONDS STATUS``, timed by themselves.
 
-Each lives for the whole measurement, so that a round is a few starts of each and nothing else; what it costs to wake it is in nobody's figure.
+Each lives for the whole measurement, so that a round is a few starts of each and nothing else; what it costs to wake it is in nobody's
+figure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Contender:
     def __init__(self, name: str, argv: Sequence[str | Path], *, note: str = "", env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.note = note
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the contender
         self._process = subprocess.Popen(
             [os.fspath(word) for word in argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, text=True
         )
@@ -59,7 +60,7 @@ class Contender:
     def _failed(self, what: str) -> ContenderFailed:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return ContenderFailed(f"{what}{': ' + lines[-1][:200] if lines else ''}")
+        return ContenderFailed(": ".join([what, *(line[:200] for line in lines[-3:])]))
 
     def close(self) -> None:
         """Let it end by itself: its input ends."""

@@ -122,6 +122,7 @@ def _launcher(table: Table, scene: Scene, rounds: int) -> None:
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         with Sandbox(spec, stdin=null, stdout=null, times=True) as box:
             box.wait()
+            assert box.plan is not None
             rows = explain.rows(box.plan, box.process.record().times, before)
         for row in rows:
             spent.setdefault(row.index, []).append(row.seconds or 0.0)

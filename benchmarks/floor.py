@@ -1,6 +1,7 @@
 """``floor.c``, compiled and given the same image, filters and ids that dockless uses.
 
-What it was written after is ``OPERATIONS``; where a plan has others by now, the table says so, because then the floor is not the floor of that plan.
+What it was written after is ``OPERATIONS``; where a plan has others by now, the table says so, because then the floor is not the floor
+of that plan.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from benchmarks.scene import Scene
 NAME = "floor.c"
 NOTE = "the same system calls by hand"
 OPERATIONS = Counter(
-    SETSID=2, OPEN_TREE=11, EXPECT_DEVICE=6, MOUNT_ATTR=3, OPEN=2, MKDIR=6, CHOWN=1, FSOPEN=9, FS_STRING=13, FS_FLAG=1, FS_CREATE=9, FSMOUNT=9,
-    CLOSE=9, SETNS=1, CLONE=1, SET_IDS=2, PDEATHSIG=1, KEYRING=1, UNSHARE=1, MOVE_MOUNT=18, MKTARGET=13, WRITE=3, SYMLINK=5, HOSTNAME=1,
-    LOOPBACK_UP=1, PIVOT=1, MASK=13, READONLY=5, SPAWN=1, SIGNALS=1, CHDIR=1, BOUNDING=1, CAPS=1, NO_NEW_PRIVS=1, CLOSE_FROM=1, SECCOMP=1,
+    SETSID=2, OPEN_TREE=11, EXPECT_DEVICE=6, MOUNT_ATTR=3, OPEN=2, MKDIR=6, CHOWN=1, FSOPEN=9, FS_STRING=13, FS_FLAG=1, FS_CREATE=9,
+    FSMOUNT=9, CLOSE=9, SETNS=1, CLONE=1, SET_IDS=2, PDEATHSIG=1, KEYRING=1, UNSHARE=1, MOVE_MOUNT=18, MKTARGET=13, WRITE=3, SYMLINK=5,
+    HOSTNAME=1, LOOPBACK_UP=1, PIVOT=1, MASK=13, READONLY=5, SPAWN=1, SIGNALS=1, CHDIR=1, BOUNDING=1, CAPS=1, NO_NEW_PRIVS=1,
+    CLOSE_FROM=1, SECCOMP=1,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import sysconfig
@@ -86,10 +87,14 @@ def command(scene: Scene, effort: Effort) -> Table:
     script = Path(sysconfig.get_path("scripts")) / "dockless"
     words: Sequence[str | Path] = [script] if script.exists() else [sys.executable, "-m", "dockless"]
     contenders: list[Contender] = []
+    # As after an installation: compiled once, whatever this shell says. Our own place for it leaves the sources alone.
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {
+        "PYTHONPYCACHEPREFIX": str(scene.directory / "pycache")
+    }
     try:
         for label, tail in ((name, ["run", "host", "--", "true"]), ("dockless run image", ["run", scene.image, "--", "true"])):
-            contenders.append(worker(label, "whole", "--", *words, *tail, note=f"{' '.join(('dockless', *tail))}"))
-        contenders.append(worker("python -c pass", "whole", "--", sys.executable, "-c", "pass", note="the interpreter alone"))
+            contenders.append(worker(label, "whole", "--", *words, *tail, note=" ".join(("dockless", *tail)), env=env))
+        contenders.append(worker("python -c pass", "whole", "--", sys.executable, "-c", "pass", note="the interpreter alone", env=env))
     except ContenderFailed as error:
         table.notes.append(f"the command line does not run: {error}")
     found = peers.find(scene, engines=True, only=effort.only_peers)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from benchmarks.bundle import write_bundle
 from benchmarks.contender import Contender, ContenderFailed, worker
@@ -21,8 +23,8 @@ Words = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``command``: the arguments for one start, from the scene and the program's path. ``engine``: it manages images itself, so it is measured beside
-    ``dockless run``. ``undo``: what takes away what ``command`` left with the peer."""
+    """``command``: the arguments for one start, from the scene and the program's path. ``engine``: it manages images itself, so it is
+    measured beside ``dockless run``. ``private``: it needs ``Scene.private_mounts``. ``undo``: takes away what it left behind."""
 
     name: str
     program: str
@@ -61,7 +63,9 @@ def find(scene: Scene, *, engines: bool, only: Sequence[str] = ()) -> Found:
             found.absent.append(f"{peer.name}: not installed (apt-get install {peer.package})")
             continue
         try:
-            options = ["--file", scene.directory / "seccomp"] if peer.reads_seccomp and (scene.directory / "seccomp").exists() else []
+            options: list[str | Path] = (
+                ["--file", scene.directory / "seccomp"] if peer.reads_seccomp and (scene.directory / "seccomp").exists() else []
+            )
             command = peer.command(scene, path)
             prefix = scene.private_mounts if peer.private else ()
             if peer.undo is not None:
@@ -92,9 +96,9 @@ def _bwrap(scene: Scene, path: str) -> Words:
     unshare = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"]
     seccomp = ["--seccomp", "9"] if (scene.directory / "seccomp").exists() else []
     return [
-        path, *unshare, "--uid", "0", "--gid", "0", "--hostname", "dockless", "--new-session", "--die-with-parent", "--bind", str(scene.rootfs), "/",
-        "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--mqueue", "/dev/mqueue", "--ro-bind", "/sys", "/sys", *etc, "--clearenv",
-        "--setenv", "PATH", "/usr/bin:/bin", "--cap-drop", "ALL", *seccomp, "/bin/true",
+        path, *unshare, "--uid", "0", "--gid", "0", "--hostname", "dockless", "--new-session", "--die-with-parent",
+        "--bind", str(scene.rootfs), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--mqueue", "/dev/mqueue",
+        "--ro-bind", "/sys", "/sys", *etc, "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--cap-drop", "ALL", *seccomp, "/bin/true",
     ]  # fmt: skip
 
 
@@ -115,16 +119,49 @@ def _nspawn(scene: Scene, path: str) -> Words:
 
 def _podman_base(scene: Scene, path: str) -> Words:
     home = scene.directory / "podman"
-    return [path, "--root", f"{home}/root", "--runroot", f"{home}/run", "--tmpdir", f"{home}/tmp", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+    return [
+        path,
+        "--root",
+        f"{home}/root",
+        "--runroot",
+        f"{home}/run",
+        "--tmpdir",
+        f"{home}/tmp",
+        "--cgroup-manager",
+        "cgroupfs",
+        "--events-backend",
+        "none",
+    ]
 
 
-def _podman(scene: Scene, path: str) -> Words:
-    """Its own store, in our directory; without cgroups, which is in its favour."""
+def _podman(scene: Scene, path: str, *, cgroup: bool) -> Words:
+    """Its own store, in our directory. The limits are those that it would otherwise try to raise."""
     base = _podman_base(scene, path)
     loaded = _said([*scene.private_mounts, *base, "load", "--quiet", "--input", str(scene.layout)])
     image = loaded.rpartition("Loaded image:")[2].strip().splitlines()[0]
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    return [*base, "run", "--rm", "--network", "none", "--cgroups=disabled", *limits, image, "/bin/true"]
+    return [*base, "run", "--rm", "--network", "none", *([] if cgroup else ["--cgroups=disabled"]), *limits, image, "/bin/true"]
+
+
+def _podman_undo(scene: Scene, path: str) -> None:
+    """The cgroups of its own name that it leaves, once its monitors have ended: empty ones alone can be removed."""
+    parents = list(Path("/sys/fs/cgroup").glob("*/libpod_parent"))
+    until = time.monotonic() + 5
+    while parents and time.monotonic() < until:
+        for parent in parents:
+            for group in sorted((found for found in parent.rglob("*/") if found.is_dir()), reverse=True):
+                _try_rmdir(group)
+            _try_rmdir(parent)
+        parents = [parent for parent in parents if parent.exists()]
+        if parents:
+            time.sleep(0.1)
+
+
+def _try_rmdir(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError:
+        pass
 
 
 def _docker(scene: Scene, path: str) -> Words:
@@ -154,6 +191,7 @@ def _said(argv: Words) -> str:
 
 
 _PLAIN_ROOT = "root a plain directory, no overlay"
+_ENGINE = "whole process; --network none"
 PEERS: tuple[Peer, ...] = (
     Peer("bwrap", "bwrap", "bubblewrap", f"whole process; {_PLAIN_ROOT}, no cgroup, no masks", _bwrap, reads_seccomp=True),
     Peer("crun", "crun", "crun", f"whole process; {_PLAIN_ROOT}, told to make no cgroup", partial(_crun, cgroup=False), private=True),
@@ -162,6 +200,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("unshare", "unshare", "util-linux", "whole process; namespaces and chroot alone", _unshare),
     Peer("systemd-nspawn", "systemd-nspawn", "systemd-container", f"whole process; {_PLAIN_ROOT}, no user namespace", _nspawn),
     Peer("firejail", "firejail", "firejail", "whole process; the host's own root", _firejail),
-    Peer("podman", "podman", "podman", "whole process; --network none --cgroups=disabled, overlay", _podman, engine=True, private=True),
-    Peer("docker", "docker", "docker.io", "whole process and its daemon; --network none", _docker, engine=True, undo=_docker_undo),
-)  # fmt: skip
+    Peer("podman", "podman", "podman", _ENGINE, partial(_podman, cgroup=True), engine=True, private=True, undo=_podman_undo),
+    Peer("podman, no cgroup", "podman", "podman", _ENGINE, partial(_podman, cgroup=False), engine=True, private=True),
+    Peer("docker", "docker", "docker.io", f"{_ENGINE}, and its daemon", _docker, engine=True, undo=_docker_undo),
+)

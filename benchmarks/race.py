@@ -1,12 +1,12 @@
 """Rounds in which every contender makes a few starts in a row, in a new random order each time; then medians, and ratios within rounds.
 
-A few in a row, because a start leaves work behind that the kernel does later (a network namespace takes it milliseconds to take apart): whoever
-came next would pay for it. So a contender waits for its own leftovers only, and between two contenders there is a pause.
+A few in a row, because a start leaves work behind that the kernel does later (a network namespace takes it milliseconds to take apart):
+whoever came next would pay for it. So a contender waits for its own leftovers only, and between two contenders there is a pause.
 
-The ratio of two medians on a shared machine says more about the neighbours than about the programs. So ratios are taken within rounds: whatever
-disturbs lasts longer than a round and hits both. The median of those ratios comes with the interval that holds it with 95 % probability (order
-statistics, no assumption about the distribution). Beside it stands the same of the quickest starts of each round: neighbours only ever add, so on a
-crowded machine that is nearer to what the programs themselves cost.
+The ratio of two medians on a shared machine says more about the neighbours than about the programs. So ratios are taken within rounds:
+whatever disturbs lasts longer than a round and hits both. The median of those ratios comes with the interval that holds it with 95 %
+probability (order statistics, no assumption about the distribution). Beside it stands the same of the quickest starts of each round:
+neighbours only ever add, so on a crowded machine that is nearer to what the programs themselves cost.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.contender import Contender, ContenderFailed
 
 BURST = 5
 PAUSE = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -94,7 +95,14 @@ class Progress:
 
 
 def race(
-    what: str, contenders: Sequence[Contender], starts: int, *, burst: int = BURST, seed: int = 0, limit: float = 120.0, pause: float = PAUSE
+    what: str,
+    contenders: Sequence[Contender],
+    starts: int,
+    *,
+    burst: int = BURST,
+    seed: int = 0,
+    limit: float = 120.0,
+    pause: float = PAUSE,
 ) -> list[Result]:
     """``starts`` of every contender, ``burst`` in a round. Whoever fails is out; ``limit``: seconds after which no new round begins."""
     results = {c.name: Result(c.name, c.note) for c in contenders}

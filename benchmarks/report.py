@@ -15,8 +15,8 @@ from benchmarks.scene import REPOSITORY
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``over`` / ``under`` in pairs: of the medians of each round, and of its quickest starts. ``wanted``: the ratio that the project asks for at
-    most, None for information only."""
+    """``over`` / ``under`` in pairs: of the medians of each round, and of its quickest starts. ``wanted``: the ratio that the project asks
+    for at most, None for information only."""
 
     over: str
     under: str
@@ -101,7 +101,14 @@ def _json(table: Table) -> dict[str, Any]:
             entry["samples_us"] = [[round(s * 1e6) for s in burst] for burst in r.rounds]
         contenders.append(entry)
     ratios = [
-        {"over": c.over, "under": c.under, "of_medians": _interval(c.ratio), "of_quickest": _interval(c.quickest), "wanted": c.wanted, "met": c.met}
+        {
+            "over": c.over,
+            "under": c.under,
+            "of_medians": _interval(c.ratio),
+            "of_quickest": _interval(c.quickest),
+            "wanted": c.wanted,
+            "met": c.met,
+        }
         for c in table.comparisons
     ]
     return {"title": table.title, "contenders": contenders, "ratios": ratios, "notes": table.notes, "noise": table.noise, **table.extra}

@@ -34,7 +34,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"some of {','.join(measures.MEASURES)}")
     parser.add_argument("--peers", default="", help="some peers by name, of those that are installed")
     parser.add_argument("--resident", type=parse_size, default=8 << 30, help="memory of the big process (default 8G)")
-    parser.add_argument("--pin", type=int, default=-1, metavar="CPU", help="keep all contenders on one processor, for machines that others use too")
+    parser.add_argument(
+        "--pin", type=int, default=-1, metavar="CPU", help="keep all contenders on one processor, for machines that others use too"
+    )
     parser.add_argument("--json", default="", metavar="FILE", help="write the JSON there instead of benchmarks/results; - for stdout")
     words = parser.parse_args(argv)
     words.only = [name for name in words.only.split(",") if name] or list(measures.MEASURES)
@@ -71,7 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             table.noise = noise.figures
             tables.append(table)
             print(report.text(table), file=out, flush=True)
-    content = report.document(tables, about, {"starts": effort(words).starts, "burst": words.burst, "quick": words.quick, "pin": words.pin}, when)
+    content = report.document(
+        tables, about, {"starts": effort(words).starts, "burst": words.burst, "quick": words.quick, "pin": words.pin}, when
+    )
     if words.json == "-":
         print(content)
     elif words.json:

@@ -32,8 +32,8 @@ class Scene:
 
     @property
     def private_mounts(self) -> list[str]:
-        """What to put before a peer's command, so that its mounts end with it and cgroups look to it as they do on its usual hosts: crun refuses a
-        hybrid hierarchy."""
+        """What to put before a peer's command, so that its mounts end with it and cgroups look to it as on its usual hosts: crun refuses
+        a hybrid hierarchy."""
         if os.geteuid() or not shutil.which("unshare"):
             return []
         hide = f"umount {HYBRID} 2>/dev/null; " if HYBRID.is_dir() else ""

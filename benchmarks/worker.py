@@ -1,4 +1,5 @@
-"""A contender in Python: ``sandbox IMAGE``, ``run IMAGE``, ``whole [--file PATH] -- COMMAND …``; ``--resident BYTES`` first touches so much memory.
+"""A contender in Python: ``sandbox IMAGE``, ``run IMAGE``, ``whole [--file PATH] -- COMMAND …``; ``--resident BYTES`` first touches so
+much memory.
 
 Started by ``contender.py``, which explains the protocol.
 """
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 
 FILE_FD = 9
+
 
 def through_sandbox(image: str) -> Callable[[], int]:
     """``with Sandbox(spec) as box: box.wait()``, what every other way in is made of."""
@@ -68,7 +70,9 @@ def main() -> None:
     parser.add_argument("what", nargs="*")
     parser.add_argument("--resident", type=int, default=0)
     parser.add_argument("--file", default="", help=f"a file that the command finds open as fd {FILE_FD}, read anew each time")
-    words = parser.parse_intermixed_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # argparse would take away the command's own "--" as well
+    words = parser.parse_args(sys.argv[1:cut])
+    words.what += sys.argv[cut + 1 :]
     make = {"sandbox": through_sandbox, "run": through_run}
     once = as_process(words.what, words.file) if words.kind == "whole" else make[words.kind](words.what[0])
     kept = touch(words.resident)
