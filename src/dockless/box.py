@@ -13,6 +13,7 @@ Entering starts it and leaving ends it: whatever happens inside the block, nothi
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Generator, Sequence
 from types import TracebackType
@@ -56,6 +57,7 @@ class Sandbox:
         from dockless.sandbox.spec import Spec
 
         self.gpus: tuple[str, ...] = ()
+        self.simulated = False
         self._wanted_gpus = options.get("gpus")
         if isinstance(image, Spec):
             if args is not None or options:
@@ -100,7 +102,8 @@ class Sandbox:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Limits that ``best_effort`` could not keep, and roundings of the kernel."""
-        return self._running.warnings
+        simulated = ("the GPUs are simulated: nothing computes on them",) if self.simulated else ()
+        return (*simulated, *(self._running.warnings or unkept(self.spec, self._running.cgroup is not None)))
 
     @property
     def room(self) -> Inner:
@@ -139,7 +142,7 @@ class Sandbox:
                 from dockless import gpus
 
                 self._lease = gpus.lease(self._wanted_gpus)
-                self.gpus = self._lease.uuids
+                self.gpus, self.simulated = self._lease.uuids, self._lease.simulated
                 spec = replace(spec, gpus=self.gpus)
             stdin, stdout, stderr = stdio.theirs
             box = Inner(spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure)
@@ -174,10 +177,8 @@ class Sandbox:
             pump.close()
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
-                try:
+                with contextlib.suppress(BrokenPipeError):  # what was still buffered has no reader any more
                     stream.close()
-                except BrokenPipeError:  # what was still buffered has no reader any more
-                    pass
 
     # -- async with
 
@@ -188,10 +189,12 @@ class Sandbox:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be stopped half way: let it arrive, then end what it started.
-            await asyncio.wait([starting])
+            # The thread cannot be stopped half way: let it arrive, then end what it started. Who cancels twice waits all the same.
+            while not starting.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([starting])
             if not starting.cancelled() and starting.exception() is None:
-                await asyncio.to_thread(self.__exit__, None, None, None)
+                await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.__exit__, None, None, None)))
             raise
         self._open_pipes()
         return self
@@ -282,3 +285,12 @@ class Sandbox:
     def kill(self) -> None:
         """SIGKILL to everything inside."""
         self._running.kill()
+
+
+def unkept(spec: Spec, has_cgroup: bool) -> tuple[str, ...]:
+    """What ``best_effort`` let pass because this host has no place for a control group at all."""
+    from dockless.cgroups import find_delegation, unavailable
+
+    if has_cgroup or not spec.limits:
+        return ()
+    return tuple(str(error) for error in unavailable(spec.limits, find_delegation(ask_systemd=False)))

@@ -359,7 +359,7 @@ def _show_queue(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None
     from dockless.cli.jobs import print_queue
 
     print("$ dockless queue")
-    print_queue(list(now.values()), False)
+    print_queue(list(now.values()), stage.simulated)
     _check(set(now) == {number for ids in jobs.values() for number in ids}, f"the queue shows {sorted(now)}")
     for name, ids in jobs.items():
         held = [job for number in ids if (job := now[number]).state == "RUNNING"]
@@ -419,7 +419,7 @@ def _finish(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None:
     print("$ dockless queue --all")
     from dockless.cli.jobs import print_queue
 
-    print_queue([ended[number] for number in ids], False)
+    print_queue([ended[number] for number in ids], stage.simulated)
     for name, own in jobs.items():
         for number in own:
             _judge(stage, name, ended[number], 3 if number == ids[0] else 0, [line.text for line in queue.logs(number)])

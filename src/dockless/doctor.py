@@ -244,6 +244,15 @@ def _store() -> tuple[Status, str, str]:
     return "ok", what, ""
 
 
+def _leftovers() -> tuple[Status, str, str]:
+    from dockless.sandbox.reconcile import reconcile
+
+    removed = reconcile()
+    if removed:
+        return "ok", f"removed what {len(removed)} killed runs had left: {', '.join(removed[:5])}{', …' if len(removed) > 5 else ''}", ""
+    return "ok", "nothing lies about of runs that were killed", ""
+
+
 def _trial() -> tuple[Status, str, str]:
     from dockless.call import run
 
@@ -266,5 +275,6 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
     ("GPUs", _gpus),
     ("daemon", _daemon),
     ("image store", _store),
+    ("leftovers", _leftovers),
     ("a sandbox", _trial),
 )

@@ -57,7 +57,7 @@ def test_from_submit_to_exit(daemon, capfd):
     assert out.startswith("out\n") and out.endswith("\n2\n") and err == "err\n"
     assert main(["queue", "-a", "--json"]) == 0
     (row,) = json.loads(capfd.readouterr().out)
-    assert (row["id"], row["state"], row["exit_code"], row["gpu_count"]) == (job, "FAILED", 3, 2)
+    assert (row["id"], row["state"], row["exit_code"], row["gpu_count"], row["simulated"]) == (job, "FAILED", 3, 2, True)
     assert main(["queue", str(job)]) == 0
     out = capfd.readouterr().out
     assert "attempt     1: ENDED" in out and "(simulated)" in out and "both" in out

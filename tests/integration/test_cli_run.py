@@ -91,7 +91,7 @@ def test_the_result_as_json():
 @requires("hybrid")
 def test_best_effort_makes_a_missing_controller_a_warning(capfd):
     assert main(["run", "-m", "1G", "--", "true"]) == 125
-    assert "memory" in capfd.readouterr().err
+    assert "\n  hint: " in capfd.readouterr().err
     assert main(["run", "-m", "1G", "--best-effort", "--", "true"]) == 0
     assert "memory" in capfd.readouterr().err
     assert main(["run", "-q", "-m", "1G", "--best-effort", "--", "true"]) == 0
@@ -215,6 +215,10 @@ def test_a_detached_sandbox_holds_its_gpus(monkeypatch, capfd):
     assert "leased" in capfd.readouterr().err
     assert main(["rm", "-f", "holder"]) == 0
     assert main(["run", "--gpus", "2", "--", "true"]) == 0
+    assert "simulated" in capfd.readouterr().err
+    assert main(["run", "--json", "--gpus", "2", "--", "true"]) == 0
+    document = json.loads(capfd.readouterr().err)
+    assert document["simulated"] and len(document["gpus"]) == 2
 
 
 def test_an_error_leaves_no_detached_sandbox(capfd):

@@ -54,7 +54,7 @@ def describe(box: Detached) -> dict[str, Any] | None:
         "pid": box.pid if state in ("starting", "running") else 0,
         "created": document.created,
         "gpus": list(spec.gpus),
-        "simulated": bool(spec.gpus) and _simulated(),
+        "simulated": bool(spec.gpus) and (document.labels.get("gpus") == "simulated" or _simulated()),
         "labels": document.labels,
         "exit_code": None if ended is None else ended.exit_code,
         "exit": plain(ended),

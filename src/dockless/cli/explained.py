@@ -31,7 +31,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
     writes = [] if spec.limits is None else list(spec.limits.writes())
     table = rows(plan)
     if as_json:
-        print_json({"image": image, "limits": plain(writes), "gpus": [gpu.uuid for gpu in gpus], "operations": plain(table)})
+        print_json({"image": image, "limits": plain(writes), "gpus": plain(gpus), "operations": plain(table)})
         return 0
     for gpu in gpus:
         print(f"gpu: {gpu}")

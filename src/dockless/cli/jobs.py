@@ -56,6 +56,8 @@ def submit(options: Namespace) -> int:
         elif options.quiet:
             print("\n".join(map(str, ids)), flush=True)
         elif not options.json:
+            if job.gpus and queue.ping().simulated:
+                print("dockless: the GPUs are simulated: nothing computes on them", file=sys.stderr)
             print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}", flush=True)
         return _wait(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
 
@@ -82,7 +84,7 @@ def queue(options: Namespace) -> int:
         for job in found:
             print(job.id)
     elif options.json:
-        print_json([job.as_dict() for job in found])
+        print_json([job.as_dict() | {"simulated": simulated and job.gpu_count > 0} for job in found])
     elif options.ids:
         for job in found:
             _detail(job, simulated)

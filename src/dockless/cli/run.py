@@ -10,6 +10,7 @@ from dockless.cli.parser import Parser, image_and_command, image_options, keywor
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
+    from dockless.box import Sandbox
     from dockless.sandbox.process import Exit
 
 
@@ -49,13 +50,12 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
     from dockless.cli.attached import Signals
 
     with Signals() as signals, Sandbox(image, command, id=options.name or None, **wanted) as box:
-        if not options.quiet:
+        if not options.quiet and not options.json:
             for warning in box.warnings:
                 print(f"dockless: {warning}", file=sys.stderr)
         ended = signals.wait(box)
-        gpus = box.gpus
     if options.json:
-        print_exit(image, command, ended, gpus)
+        print_exit(image, command, ended, box)
     elif ended.timed_out and not options.quiet:
         print(f"dockless: timed out after {wanted['timeout']}, everything inside was killed", file=sys.stderr)
     elif ended.oom_killed and not options.quiet:
@@ -63,12 +63,19 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
     return ended.exit_code
 
 
-def print_exit(image: str, command: list[str], ended: Exit, gpus: tuple[str, ...]) -> None:
+def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> None:
     import json
 
     from dockless.cli.output import plain
 
-    document = {"image": image, "command": command, "exit_code": ended.exit_code, "gpus": list(gpus), **plain(ended)}
+    document = {
+        "image": image,
+        "command": command,
+        "exit_code": ended.exit_code,
+        "gpus": list(box.gpus),
+        "simulated": box.simulated,
+        **plain(ended),
+    }
     print(json.dumps(document), file=sys.stderr)
 
 
@@ -76,10 +83,12 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
     import contextlib
     from dataclasses import replace
 
+    from dockless.box import unkept
     from dockless.options import make_spec
     from dockless.sandbox import detached
 
     spec = make_spec(image, command, **wanted)
+    labels: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if wanted.get("gpus") is not None:
             from dockless import gpus
@@ -87,14 +96,19 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
             # Held until the sandbox runs; from then on its own record keeps others away.
             lease = stack.enter_context(gpus.lease(wanted["gpus"]))
             spec = replace(spec, gpus=lease.uuids)
-        box = detached.start(spec, id=options.name or None)
+            labels = {"gpus": "simulated"} if lease.simulated else {}
+        box = detached.start(spec, id=options.name or None, labels=labels)
+    document = box.document
+    warnings = document.warnings or unkept(spec, bool(document.cgroup))
+    if labels:
+        warnings = ("the GPUs are simulated: nothing computes on them", *warnings)
     if options.json:
         from dockless.cli.output import print_json
 
-        print_json({"id": box.id, "gpus": spec.gpus, "warnings": box.document.warnings})
+        print_json({"id": box.id, "gpus": spec.gpus, "warnings": warnings})
         return 0
     if not options.quiet:
-        for warning in box.document.warnings:
+        for warning in warnings:
             print(f"dockless: {warning}", file=sys.stderr)
     print(box.id)
     return 0
