@@ -11,7 +11,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("src/dockless/native")
-LAUNCHER_SOURCES = ["launcher.c", "init.c", "keeper.c", "log.c", "report.c", "ops.c", "plan.c"]
+LAUNCHER_SOURCES = ["launcher.c", "init.c", "keeper.c", "log.c", "report.c", "ops.c", "remove.c", "plan.c"]
 LAUNCHER_FLAGS = (
     "-O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables -fno-strict-aliasing"
     " -fno-tree-loop-distribute-patterns -fno-pie -no-pie -Wl,--build-id=none -Wl,-z,noexecstack"
@@ -21,7 +21,9 @@ LAUNCHER_FLAGS = (
 def compile_c(output: Path, flags: list[str], sources: list[str]) -> None:
     compiler = os.environ.get("CC", "gcc").split()
     if shutil.which(compiler[0]) is None:
-        raise SystemExit(f"dockless: no C compiler ({compiler[0]})\n  hint: install gcc and Python's headers: apt-get install gcc python3-dev")
+        raise SystemExit(
+            f"dockless: no C compiler ({compiler[0]})\n  hint: install gcc and Python's headers: apt-get install gcc python3-dev"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([*compiler, *flags, "-o", str(output), *(str(NATIVE / s) for s in sources)], check=True)
 

@@ -187,7 +187,7 @@ def test_the_environment_says_simulated(simulate):
 def test_the_nodes_of_a_real_gpu_open():
     code = """
 import os
-from dockless.sandbox.gpu import UNSET_IN_SANDBOX, device_nodes, inventory, other_nodes
+from dockless.sandbox.gpu import device_nodes, inventory, other_nodes
 gpus = inventory()
 for node in device_nodes(gpus[:1]):
     assert os.lstat(node.source).st_rdev == os.makedev(node.major, node.minor) and not node.note
