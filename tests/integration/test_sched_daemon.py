@@ -211,13 +211,16 @@ def test_a_restart_changes_nothing_for_what_runs(daemon: DaemonProcess, queue: C
     number = queue.submit(shell("echo up; read line < /gate; echo $line; exit 5", gpus="1", mounts=[Bind(str(gate), "/gate")]))
     running(queue, number)
     waiter: list[object] = []
+    connected = threading.Event()
 
     def wait() -> None:
         with daemon.client() as client:
+            connected.set()
             waiter.append(client.wait(number, timeout=60))
 
     thread = threading.Thread(target=wait)
     thread.start()
+    assert connected.wait(10)
     daemon.kill9()
     daemon.start()
     with daemon.client() as again:

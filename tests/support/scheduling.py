@@ -32,7 +32,8 @@ class DaemonProcess:
     ) -> None:
         self.home = home
         self.program = program
-        self.environment = {**os.environ, "DOCKLESS_HOME": str(home), "PYTHONPATH": str(SOURCE), "PYTHONSAFEPATH": "1"}
+        places = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+        self.environment = {**os.environ, "DOCKLESS_HOME": str(home), "PYTHONPATH": places, "PYTHONSAFEPATH": "1"}
         self.environment.pop("DOCKLESS_SIMULATED_GPUS", None)
         if gpus:
             self.environment["DOCKLESS_SIMULATED_GPUS"] = gpus
