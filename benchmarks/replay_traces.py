@@ -3,7 +3,8 @@
     python benchmarks/replay_traces.py [--traces DIR] [--json FILE]
 
 ``tiresias_60`` and ``philly_2869ce`` on 8 GPUs: mean wait. ``lublin_256``: mean bounded slowdown and mean wait over ten windows of 1,024
-jobs on 256 processors (run times known, as the published figures have it). ``strict`` is first come first served: the policy sees only the head.
+jobs on 256 processors (run times known, as the published figures have it). ``strict`` is first come first served: the policy sees only the
+head of the queue.
 """
 
 from __future__ import annotations

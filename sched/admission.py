@@ -102,8 +102,9 @@ class Admission:
             raise Refused("this host runs no jobs without GPUs", subject="gpus", hint="the setting is host.cpu_jobs")
 
     def _limits(self, job: JobSpec) -> None:
-        from dockless.cgroups import find_delegation, unavailable
+        from dockless.cgroups import Limits, find_delegation, unavailable
 
-        if not job.spec.best_effort:
-            for error in unavailable(job.spec.limits, find_delegation(ask_systemd=False)):
+        if job.spec.limits != Limits() and not job.spec.best_effort:
+            # The launch will ask a user's systemd for a place of her own; asked here first, the answer is the same for both.
+            for error in unavailable(job.spec.limits, find_delegation()):
                 raise error

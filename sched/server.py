@@ -24,8 +24,9 @@ from dockless.sched.protocol import MAX_JOBS_PER_SUBMIT, MAX_REQUEST, VERSION, D
 
 T = TypeVar("T")
 
-PER_USER = 128
-IN_ALL = 1024
+PER_USER = 64
+IN_ALL = 300
+"""Connections. One that follows a log takes three descriptors, and the usual limit of 1,024 is left alone: jobs inherit it."""
 LISTED = 1_000
 """Jobs of each kind in a listing, where the client names no limit."""
 MAX_LISTED = 100_000

@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.scheduling import DaemonProcess
 
-from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, Refused, SchedError, UnknownGpu, UnknownImage, UnknownJob
+from dockless.errors import (
+    BadInput,
+    DaemonUnavailable,
+    LimitUnavailable,
+    NotEnoughGpus,
+    Refused,
+    SchedError,
+    UnknownGpu,
+    UnknownImage,
+    UnknownJob,
+)
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import AttemptState, Client, JobSpec, State
 
@@ -112,6 +123,31 @@ def test_a_program_that_is_not_there(queue: Client):
 def test_a_mount_source_that_is_missing(queue: Client):
     job = queue.wait(queue.submit(shell("true", mounts=[Bind("/no/such/place", "/data")])), timeout=30)
     assert job.state is State.FAILED and "/no/such/place" in job.reason
+
+
+def test_gpus_in_use_outside_are_not_given(home: Path):
+    daemon = DaemonProcess(home, gpus="2x80G,busy=1").start()
+    with daemon.client() as queue:
+        assert sum(gpu.outside for gpu in queue.info().gpus) == 1
+        wide = queue.submit(shell("true", gpus="2"))
+        assert queue.wait(queue.submit(shell("true", gpus="1")), timeout=30).state is State.COMPLETED
+        assert queue.job(wide).reason == "needs 2 GPUs, 1 free (1 in use outside dockless)"
+        queue.cancel(wide)
+    daemon.stop()
+
+
+def test_an_impossible_limit_is_refused_at_submit(queue: Client):
+    """On a host with all controllers it is accepted; where one is missing the error names it."""
+    from dockless.cgroups import Limits, find_delegation
+
+    limited = JobSpec(Spec(argv=("true",), limits=Limits.parse(memory="64M")))
+    if "memory" in find_delegation().controllers:
+        assert queue.wait(queue.submit(limited), timeout=30).state is State.COMPLETED
+        return
+    with pytest.raises(LimitUnavailable) as caught:
+        queue.submit(limited)
+    assert caught.value.controller == "memory"
+    assert queue.wait(queue.submit(JobSpec(replace(limited.spec, best_effort=True))), timeout=30).state is State.COMPLETED
 
 
 def test_array(queue: Client):
