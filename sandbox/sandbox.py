@@ -156,8 +156,11 @@ def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
 
 def warnings_of(spec: Spec, cgroup: Cgroup | None) -> tuple[str, ...]:
     """What this host does not enforce: limits under ``best_effort``, and the process cap that ``untrusted`` brings where it can be had."""
+    place = find_delegation(ask_systemd=False)
     warnings = tuple(cgroup.warnings) if cgroup else ()
-    if spec.profile == "untrusted" and spec.limits.pids_max is None and "pids" not in find_delegation(ask_systemd=False).controllers:
+    if cgroup is None and spec.limits != Limits():
+        warnings += (f"no limit is enforced: {place.why}",)
+    if spec.profile == "untrusted" and spec.limits.pids_max is None and "pids" not in place.controllers:
         warnings += ("the untrusted profile's process cap is not enforced: this host has no pids controller in cgroup v2",)
     return warnings
 
