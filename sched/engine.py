@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dockless.errors import BadInput, DocklessError, NotPermitted, SchedError, UnknownJob
+from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sched import attempts, policy, queue
 from dockless.sched.admission import Admission
 from dockless.sched.attempts import Handle, Launcher
@@ -34,7 +34,6 @@ from dockless.sched.config import Config
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.jobs import Job, State, final_state, sandbox_id, shell_code
 from dockless.sched.lease import Lease
-from dockless.sched.protocol import GpuInfo, HostInfo
 from dockless.sched.queue import Live
 from dockless.sched.writer import Change, Writer
 
@@ -79,7 +78,7 @@ class Engine:
         database = directory / "jobs.db"
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
-        self._reader = queue.connect(database)
+        self.reader = queue.connect(database)
         self._writer = Writer(writing, self._committed)
         self._loop = asyncio.get_running_loop()
         self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
@@ -87,10 +86,10 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
         self.entries: dict[int, Entry] = {}
-        self._waiting: list[policy.Waiting] = []
-        self._active: dict[int, Entry] = {}
+        self.waiting: list[policy.Waiting] = []
+        self.active: dict[int, Entry] = {}
         self._per_user: dict[int, int] = {}
-        self._decision: policy.Decision | None = None
+        self.decision: policy.Decision | None = None
         self._kicked = False
         self._look_again: asyncio.TimerHandle | None = None
         self._settled = False
@@ -103,7 +102,7 @@ class Engine:
         self.config = config
         self.callers = Callers(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image)
-        self._decision = None
+        self.decision = None
         self.kick()
 
     # -- the database
@@ -145,12 +144,12 @@ class Engine:
     async def recover(self) -> None:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
         unsettled: list[Entry] = []
-        for live in queue.live(self._reader):
+        for live in queue.live(self.reader):
             entry = self._enter(live)
             if live.job.state is State.PENDING:
-                insort(self._waiting, entry.waiting, key=policy.order)
+                insort(self.waiting, entry.waiting, key=policy.order)
             else:
-                self._active[live.job.id] = entry
+                self.active[live.job.id] = entry
                 unsettled.append(entry)
         for entry, error in zip(
             unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
@@ -158,8 +157,8 @@ class Engine:
             if error is not None:
                 # It keeps its GPUs: better one job stuck and said so than a daemon that does not start, or a GPU given out twice.
                 _say(f"job {entry.job.id} cannot be taken up: {type(error).__name__}: {error}")
-        alive = {self._name(entry.job.id, entry.job.attempt) for entry in self._active.values()}
-        ours = partial(queue.has_sandbox, self._reader)
+        alive = {self._name(entry.job.id, entry.job.attempt) for entry in self.active.values()}
+        ours = partial(queue.has_sandbox, self.reader)
         for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__, ours):
             await self._remove(handle)
         with contextlib.suppress(OSError):
@@ -202,13 +201,13 @@ class Engine:
             await self._in_thread(self._ending, attempts.clear_group, self._name(entry.job.id, entry.job.attempt))
         except (DocklessError, OSError) as error:
             _say(f"a control group is left: {error}")
-        self._active.pop(entry.job.id, None)
+        self.active.pop(entry.job.id, None)
         entry.ends = None
         entry.show(state=State.PENDING, started=0.0, devices=())
         if entry.cancelled:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
-        insort(self._waiting, entry.waiting, key=policy.order)
+        insort(self.waiting, entry.waiting, key=policy.order)
         self.kick()
 
     # -- submit
@@ -236,8 +235,8 @@ class Engine:
         held = True
         for index, (number, job) in enumerate(zip(ids, new, strict=True)):
             entry = self._enter(_live(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
-            insort(self._waiting, entry.waiting, key=policy.order)
-            held = held and self._decision is not None and self._decision.held(entry.waiting)
+            insort(self.waiting, entry.waiting, key=policy.order)
+            held = held and self.decision is not None and self.decision.held(entry.waiting)
         if not held:
             self.kick()
         return ids
@@ -265,10 +264,10 @@ class Engine:
         if self.closing:
             return
         now = queue.ticks()
-        decision = self._decision = policy.decide(self._state(), now)
+        decision = self.decision = policy.decide(self._state(), now)
         for start in decision.starts:
             self._start(self.entries[start.job], start.gpus, now)
-        if decision._state.outside and self._waiting and self._look_again is None:
+        if decision._state.outside and self.waiting and self._look_again is None:
             self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
 
     def _looked(self) -> None:
@@ -277,13 +276,13 @@ class Engine:
 
     def _state(self) -> policy.State:
         running = [
-            policy.Running(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self._active.values()
+            policy.Running(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
         ]
-        wanted = any(waiting.gpus for waiting in self._waiting)
+        wanted = any(waiting.gpus for waiting in self.waiting)
         outside = self.gpus.outside({gpu for job in running for gpu in job.gpus}) if wanted else frozenset()
         return policy.State(
             self.gpus.uuids,
-            self._waiting,
+            self.waiting,
             running,
             self.config.quotas,
             self.gpus.distances,
@@ -294,15 +293,15 @@ class Engine:
 
     def _start(self, entry: Entry, gpus: tuple[str, ...], now: float) -> None:
         self._unwait(entry)
-        self._active[entry.job.id] = entry
+        self.active[entry.job.id] = entry
         entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
         entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
         self._spawn(self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now))
 
     def _unwait(self, entry: Entry) -> None:
-        place = bisect_left(self._waiting, policy.order(entry.waiting), key=policy.order)
-        assert self._waiting[place] is entry.waiting
-        del self._waiting[place]
+        place = bisect_left(self.waiting, policy.order(entry.waiting), key=policy.order)
+        assert self.waiting[place] is entry.waiting
+        del self.waiting[place]
 
     async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
         job = entry.job
@@ -311,16 +310,16 @@ class Engine:
         except SchedError as error:
             _say(f"job {job.id} cannot start: {error}; trying again")
             await asyncio.sleep(1.0)
-            self._active.pop(job.id, None)
+            self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
-            insort(self._waiting, entry.waiting, key=policy.order)
+            insort(self.waiting, entry.waiting, key=policy.order)
             self.kick()
             return
         if entry.cancelled:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
         try:
-            spec = job_from_plain(json.loads(queue.spec(self._reader, job.id))).spec
+            spec = job_from_plain(json.loads(queue.spec(self.reader, job.id))).spec
             entry.handle = await self._in_thread(
                 self._launching,
                 partial(
@@ -392,7 +391,7 @@ class Engine:
         await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code))
         signal = record.get("signal") if record else None
         entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
-        self._active.pop(job.id, None)
+        self.active.pop(job.id, None)
         self.entries.pop(job.id, None)
         self._per_user[job.uid] -= 1
         if not self._per_user[job.uid]:
@@ -411,28 +410,26 @@ class Engine:
         except Exception as error:  # whatever it is, the job's end is recorded; the next start of the daemon tries again
             _say(f"{handle.id} is not removed yet: {type(error).__name__}: {error}")
 
-    async def cancel(self, caller: Caller, number: int, grace: float | None) -> Job:
-        """End a job; returns when the wish is on disk."""
+    async def cancel(self, number: int, who: str, grace: float | None) -> None:
+        """End a job; returns when the wish is on disk. One that has ended stays as it is."""
         entry = self.entries.get(number)
         if entry is None:
-            return self.own(caller, number)
-        self.own(caller, number)
+            return
         first, entry.cancelled = not entry.cancelled, True
         now = time.time()
         if entry.job.state is State.PENDING and first:
             self._unwait(entry)
             try:
-                await self._end(entry, State.CANCELLED, f"cancelled by {caller.user}", None, None)
+                await self._end(entry, State.CANCELLED, f"cancelled by {who}", None, None)
             except SchedError:
                 entry.cancelled = False
-                insort(self._waiting, entry.waiting, key=policy.order)
+                insort(self.waiting, entry.waiting, key=policy.order)
                 raise
         elif not entry.job.state.ended:
             if first:
-                await self._write(lambda db: queue.want_cancel(db, number, now, f"by {caller.user}"))
+                await self._write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
             if entry.job.state is State.RUNNING:
                 self._stop(entry, grace)
-        return self.view(caller, entry.job)
 
     def _stop(self, entry: Entry, grace: float | None) -> None:
         handle = entry.handle
@@ -442,123 +439,6 @@ class Engine:
     async def _stopping(self, handle: Handle, grace: float) -> None:
         with contextlib.suppress(DocklessError):
             await self._in_thread(self._ending, handle.stop, grace)
-
-    # -- asking
-
-    def own(self, caller: Caller, number: int) -> Job:
-        """The job, if it is the caller's to deal with. Raises UnknownJob, NotPermitted."""
-        entry = self.entries.get(number)
-        job = entry.job if entry is not None else queue.job(self._reader, number)
-        if job is None:
-            raise UnknownJob(f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them")
-        if job.uid != caller.uid and not caller.admin:
-            raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
-        return self.view(caller, job)
-
-    def job(self, caller: Caller, number: int) -> Job:
-        """One job in full."""
-        self.own(caller, number)
-        stored = queue.job(self._reader, number)
-        assert stored is not None
-        entry = self.entries.get(number)
-        return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
-
-    def view(self, caller: Caller, job: Job) -> Job:
-        """The job as ``caller`` may see it, with the reason it waits."""
-        if job.state is State.PENDING and not job.reason:
-            job = replace(job, reason=self._why(job.id))
-        if job.uid != caller.uid and not caller.admin:
-            job = replace(job, name="", image="", command="")
-        return job
-
-    def _why(self, number: int) -> str:
-        entry = self.entries.get(number)
-        if entry is None or self._decision is None:
-            return "just submitted"
-        text = self._decision.reason(entry.waiting).text
-        for gpu in self.gpus.gpus:
-            if gpu.uuid in text:
-                text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
-        return text
-
-    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> list[Job]:
-        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended."""
-        if self._decision is None and not self._kicked:
-            self.kick()
-        running = [e.job for e in sorted(self._active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
-        waiting: list[Job] = []
-        for item in self._waiting:
-            if len(waiting) >= limit:
-                break
-            if not user or item.user == user:
-                waiting.append(self.entries[item.id].job)
-        jobs = [*running, *waiting, *(queue.ended(self._reader, user, limit) if ended else ())]
-        return [self.view(caller, job) for job in jobs]
-
-    async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None) -> tuple[list[Job], int]:
-        """The jobs once all have ended, or (timeout) how many have not."""
-        for number in numbers:
-            self.own(caller, number)
-        futures: list[asyncio.Future[Job]] = []
-        for number in numbers:
-            entry = self.entries.get(number)
-            if entry is not None:
-                future: asyncio.Future[Job] = self._loop.create_future()
-                entry.ended.append(future)
-                futures.append(future)
-        if futures:
-            try:
-                _, left = await asyncio.wait(futures, timeout=timeout)
-            finally:
-                mine = {future for future in futures if not future.done()}
-                for number in numbers if mine else ():
-                    if (entry := self.entries.get(number)) is not None:
-                        entry.ended = [future for future in entry.ended if future not in mine]
-            if left:
-                return [], len(left)
-        return [self.own(caller, number) for number in numbers], 0
-
-    async def started(self, number: int) -> None:
-        """Until the job's program runs, or it never will."""
-        entry = self.entries.get(number)
-        while entry is not None and entry.job.state in (State.PENDING, State.STARTING) and number in self.entries:
-            future: asyncio.Future[None] = self._loop.create_future()
-            entry.up.append(future)
-            await future
-
-    def gone(self, entry: Entry) -> asyncio.Future[None]:
-        """Resolved when nothing more will be written by the running attempt."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        entry.gone.append(future)
-        return future
-
-    def info(self) -> HostInfo:
-        """The host and who holds what of it."""
-        holder = {gpu: entry for entry in self._active.values() for gpu in entry.job.devices}
-        outside = self.gpus.outside(holder)
-        rows = []
-        for gpu in self.gpus.gpus:
-            row = GpuInfo(
-                gpu.index,
-                gpu.uuid,
-                gpu.model,
-                gpu.memory,
-                -1 if gpu.numa_node is None else gpu.numa_node,
-                gpu.simulated,
-                gpu.uuid in outside,
-            )
-            if (entry := holder.get(gpu.uuid)) is not None:
-                row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)
-            rows.append(row)
-        used: dict[tuple[str, str], int] = {}
-        for entry in self._active.values():
-            for key in (("user", entry.job.user), *(("group", name) for name in entry.live.quota_groups)):
-                used[key] = used.get(key, 0) + len(entry.job.devices)
-        quotas = self.config.quotas
-        users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
-        table = [("user", name, used.get(("user", name), 0), quotas.of(name)) for name in users]
-        table += [("group", name, used.get(("group", name), 0), limit) for name, limit in sorted(quotas.groups.items())]
-        return HostInfo(tuple(rows), len(self._waiting), len(self._active), self.config.cpu_jobs, self.gpus.error, tuple(table))
 
     def _name(self, number: int, attempt: int) -> str:
         return sandbox_id(number, attempt, self.queue_id)
@@ -574,7 +454,7 @@ class Engine:
         self.closing = True
         if self._look_again is not None:
             self._look_again.cancel()
-        for entry in self._active.values():
+        for entry in self.active.values():
             if entry.pidfd >= 0:
                 self._loop.remove_reader(entry.pidfd)
                 os.close(entry.pidfd)
@@ -585,7 +465,7 @@ class Engine:
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)
         self._ending.shutdown(wait=False)
-        self._reader.close()
+        self.reader.close()
         self.gpus.close()
 
     async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sched import logs
+from dockless.sched.answers import Answers
 from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
 from dockless.sched.jobs import State
@@ -37,6 +38,7 @@ class Server:
 
     def __init__(self, engine: Engine, path: Path, version: str, shutdown: Callable[[], None]) -> None:
         self.engine = engine
+        self.answers = Answers(engine)
         self.path = path
         self.version = version
         self.shutdown = shutdown
@@ -177,25 +179,27 @@ class Server:
         user = request.get("user") or ""
         if not isinstance(user, str):
             raise BadInput("'user' is not a name", subject="user")
-        jobs = self.engine.listing(caller, user, bool(request.get("ended")), limit)
+        jobs = self.answers.listing(caller, user, bool(request.get("ended")), limit)
         return {"jobs": [job.as_dict() for job in jobs]}
 
     async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"job": self.engine.job(caller, _job_id(request.get("job"))).as_dict()}
+        return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
 
     async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        job = await self.engine.cancel(caller, _job_id(request.get("job")), _seconds(request, "grace", 3600.0))
-        return {"job": job.as_dict()}
+        number, grace = _job_id(request.get("job")), _seconds(request, "grace", 3600.0)
+        self.answers.own(caller, number)
+        await self.engine.cancel(number, caller.user, grace)
+        return {"job": self.answers.own(caller, number).as_dict()}
 
     async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         wanted = request.get("jobs")
         if not isinstance(wanted, list) or len(wanted) > MAX_LISTED:
             raise BadInput("'jobs' is not a list of job ids", subject="jobs")
-        jobs, left = await self.engine.wait(caller, [_job_id(item) for item in wanted], _seconds(request, "timeout", 1e9))
+        jobs, left = await self.answers.wait(caller, [_job_id(item) for item in wanted], _seconds(request, "timeout", 1e9))
         return {"timeout": True, "left": left} if left else {"jobs": [job.as_dict() for job in jobs]}
 
     async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"info": self.engine.info().as_dict()}
+        return {"info": self.answers.info().as_dict()}
 
     async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         if not caller.admin:
@@ -206,7 +210,7 @@ class Server:
     async def _logs(self, caller: Caller, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Stream a job's output in several messages; ends when the client goes away."""
         number, follow = _job_id(request.get("job")), bool(request.get("follow"))
-        job = self.engine.own(caller, number)
+        job = self.answers.own(caller, number)
         attempt = _integer(request, "attempt", 0, 1_000_000) or job.attempt
 
         async def send(rows: Any) -> None:
@@ -217,11 +221,11 @@ class Server:
         async def stream() -> None:
             entry = self.engine.entries.get(number)
             if entry is not None and follow and entry.job.state in (State.PENDING, State.STARTING):
-                await self.engine.started(number)
+                await self.answers.started(number)
                 entry = self.engine.entries.get(number)
-            current = attempt or (entry.job.attempt if entry is not None else self.engine.own(caller, number).attempt)
+            current = attempt or (entry.job.attempt if entry is not None else self.answers.own(caller, number).attempt)
             if entry is not None and entry.handle is not None and current == entry.job.attempt:
-                over = self.engine.gone(entry) if follow else None
+                over = self.answers.gone(entry) if follow else None
                 await send(logs.running(entry.handle.directory, self.engine.log_base(number, current), over))
             else:
                 await send(logs.ended(self.engine.log_base(number, current)))

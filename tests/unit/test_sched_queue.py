@@ -117,10 +117,10 @@ def test_a_link_in_place_of_the_queue_is_not_followed(tmp_path):
 
 def test_group_commit_acks_after_the_commit(path):
     writer = Writer(queue.open_queue(path))
-    reader = queue.connect(path)
     seen: list[bool] = []
 
     def one() -> None:
+        reader = queue.connect(path)
         for _ in range(40):
             (number,) = writer.write(lambda db: queue.insert(db, [new_job()], False, 1.0)).result()
             seen.append(queue.job(reader, number) is not None)

@@ -1,0 +1,141 @@
+"""What the daemon answers: jobs as a caller may see them, who holds what, and waiting for an end. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dockless.errors import NotPermitted, UnknownJob
+from dockless.sched import queue
+from dockless.sched.callers import Caller
+from dockless.sched.engine import Engine, Entry
+from dockless.sched.jobs import Job, State
+from dockless.sched.protocol import GpuInfo, HostInfo
+
+
+class Answers:
+    """Reads the engine's memory and, for what has ended, its database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def own(self, caller: Caller, number: int) -> Job:
+        """The job, if it is the caller's to deal with. Raises UnknownJob, NotPermitted."""
+        entry = self.engine.entries.get(number)
+        job = entry.job if entry is not None else queue.job(self.engine.reader, number)
+        if job is None:
+            raise UnknownJob(f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them")
+        if job.uid != caller.uid and not caller.admin:
+            raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
+        return self.view(caller, job)
+
+    def job(self, caller: Caller, number: int) -> Job:
+        """One job in full."""
+        self.own(caller, number)
+        stored = queue.job(self.engine.reader, number)
+        assert stored is not None
+        entry = self.engine.entries.get(number)
+        return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
+
+    def view(self, caller: Caller, job: Job) -> Job:
+        """The job as ``caller`` may see it, with the reason it waits."""
+        if job.state is State.PENDING and not job.reason:
+            job = replace(job, reason=self._why(job.id))
+        if job.uid != caller.uid and not caller.admin:
+            job = replace(job, name="", image="", command="")
+        return job
+
+    def _why(self, number: int) -> str:
+        entry = self.engine.entries.get(number)
+        if entry is None or self.engine.decision is None:
+            return "just submitted"
+        text = self.engine.decision.reason(entry.waiting).text
+        for gpu in self.engine.gpus.gpus:
+            if gpu.uuid in text:
+                text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
+        return text
+
+    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> list[Job]:
+        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended."""
+        running = [e.job for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
+        waiting: list[Job] = []
+        for item in self.engine.waiting:
+            if len(waiting) >= limit:
+                break
+            if not user or item.user == user:
+                waiting.append(self.engine.entries[item.id].job)
+        jobs = [*running, *waiting, *(queue.ended(self.engine.reader, user, limit) if ended else ())]
+        return [self.view(caller, job) for job in jobs]
+
+    async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None) -> tuple[list[Job], int]:
+        """The jobs once all have ended, or (timeout) how many have not."""
+        for number in numbers:
+            self.own(caller, number)
+        futures: list[asyncio.Future[Job]] = []
+        for number in numbers:
+            entry = self.engine.entries.get(number)
+            if entry is not None:
+                future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+                entry.ended.append(future)
+                futures.append(future)
+        if futures:
+            try:
+                _, left = await asyncio.wait(futures, timeout=timeout)
+            finally:
+                mine = {future for future in futures if not future.done()}
+                for number in numbers if mine else ():
+                    if (entry := self.engine.entries.get(number)) is not None:
+                        entry.ended = [future for future in entry.ended if future not in mine]
+            if left:
+                return [], len(left)
+        return [self.own(caller, number) for number in numbers], 0
+
+    async def started(self, number: int) -> None:
+        """Until the job's program runs, or it never will."""
+        entry = self.engine.entries.get(number)
+        while entry is not None and entry.job.state in (State.PENDING, State.STARTING) and number in self.engine.entries:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry.up.append(future)
+            await future
+
+    def gone(self, entry: Entry) -> asyncio.Future[None]:
+        """Resolved when nothing more will be written by the running attempt."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry.gone.append(future)
+        return future
+
+    def info(self) -> HostInfo:
+        """The host and who holds what of it."""
+        holder = {gpu: entry for entry in self.engine.active.values() for gpu in entry.job.devices}
+        outside = self.engine.gpus.outside(holder)
+        rows = []
+        for gpu in self.engine.gpus.gpus:
+            row = GpuInfo(
+                gpu.index,
+                gpu.uuid,
+                gpu.model,
+                gpu.memory,
+                -1 if gpu.numa_node is None else gpu.numa_node,
+                gpu.simulated,
+                gpu.uuid in outside,
+            )
+            if (entry := holder.get(gpu.uuid)) is not None:
+                row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)
+            rows.append(row)
+        used: dict[tuple[str, str], int] = {}
+        for entry in self.engine.active.values():
+            for key in (("user", entry.job.user), *(("group", name) for name in entry.live.quota_groups)):
+                used[key] = used.get(key, 0) + len(entry.job.devices)
+        quotas = self.engine.config.quotas
+        users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
+        table = [("user", name, used.get(("user", name), 0), quotas.of(name)) for name in users]
+        table += [("group", name, used.get(("group", name), 0), limit) for name, limit in sorted(quotas.groups.items())]
+        return HostInfo(
+            tuple(rows),
+            len(self.engine.waiting),
+            len(self.engine.active),
+            self.engine.config.cpu_jobs,
+            self.engine.gpus.error,
+            tuple(table),
+        )
