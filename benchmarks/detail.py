@@ -22,7 +22,7 @@ PHASES = (
     ("the plan, ready or made", "dockless.sandbox.sandbox", "prepared"),
     ("fds for its slots", "dockless.sandbox.prepared", "Prepared.slots"),
     ("  attach the device filter", "dockless.cgroups.group", "Cgroup.allow_devices"),
-    ("make the directory", "dockless.sandbox.sandbox", "make_directory"),
+    ("make the directory", "dockless.paths", "make"),
     ("personal bytes", "dockless.sandbox.sandbox", "personal"),
     ("start to READY", "dockless.sandbox.process", "start"),
     ("  clone3 and exec", "dockless.native", "launch"),

@@ -179,6 +179,10 @@ static void keeper(const char *home_path, int cgroup) {
         TRY(fstatat(sources[i], "", &st, EMPTY));
         if (st.st_rdev != makedev(nodes[i].major, nodes[i].minor)) give_up(nodes[i].source);
     }
+    for (int fd = 0; fd <= 2; fd++) { /* pipes are given to the sandbox's root */
+        TRY(fstatat(fd, "", &st, EMPTY));
+        if (S_ISFIFO(st.st_mode)) TRY(fchownat(fd, "", outside_uid, outside_gid, EMPTY));
+    }
     int root = overlay_root(home_path), pidfd = -1;
     TRY(setns(userns, CLONE_NEWUSER));
     struct clone3_args args = {
@@ -282,6 +286,7 @@ static void job(void) {
     char where[256];
     TRY(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, 8));
     TRY(setsid());
+    umask(022);
     TRY(chdir("/"));
     TRY(syscall(SYS_getcwd, where, sizeof where));
     for (int cap = 0; cap < 64; cap++)

@@ -22,12 +22,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many ``starts`` of what takes milliseconds, ``slow_starts`` of what takes tenths of seconds; ``limit``: seconds for one race."""
+    """How many ``starts`` of what takes milliseconds, ``slow_starts`` of what takes tenths of seconds; ``limit``: seconds for one race,
+    ``patience`` of these for quiet moments."""
 
     starts: int = 300
     slow_starts: int = 40
     burst: int = BURST
-    limit: float = 100.0
+    limit: float = 110.0
+    patience: float = 60.0
     resident: int = 8 * GIB
     only_peers: tuple[str, ...] = ()
 
@@ -48,7 +50,9 @@ def start(scene: Scene, effort: Effort) -> Table:
     found = peers.find(scene, engines=False, only=effort.only_peers)
     table.notes += found.absent
     try:
-        table.results = race(table.key, [*contenders, *found.contenders], effort.starts, burst=effort.burst, limit=effort.limit)
+        table.results = race(
+            table.key, [*contenders, *found.contenders], effort.starts, burst=effort.burst, limit=effort.limit, patience=effort.patience
+        )
     finally:
         _close(contenders)
         found.close()
@@ -73,7 +77,7 @@ def memory(scene: Scene, effort: Effort) -> Table:
         for name, resident in zip(names, (0, size), strict=True):
             contenders.append(worker(name, "sandbox", scene.image, "--resident", str(resident), note=""))
             contenders[-1].note = f"{_resident(contenders[-1].pid) / GIB:.2f} GiB resident"
-        table.results = race(table.key, contenders, effort.starts, burst=effort.burst, limit=effort.limit)
+        table.results = race(table.key, contenders, effort.starts, burst=effort.burst, limit=effort.limit, patience=effort.patience)
     finally:
         _close(contenders)
     table.comparisons = _against(table.results, names[1], {names[0]: 1.1})
@@ -100,7 +104,9 @@ def command(scene: Scene, effort: Effort) -> Table:
     found = peers.find(scene, engines=True, only=effort.only_peers)
     table.notes += found.absent
     try:
-        table.results = race(table.key, [*contenders, *found.contenders], effort.slow_starts, burst=1, limit=effort.limit)
+        table.results = race(
+            table.key, [*contenders, *found.contenders], effort.slow_starts, burst=1, limit=effort.limit, patience=effort.patience
+        )
     finally:
         _close(contenders)
         found.close()

@@ -49,7 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def effort(words: argparse.Namespace) -> measures.Effort:
     chosen = measures.Effort(burst=words.burst, resident=words.resident, only_peers=tuple(name for name in words.peers.split(",") if name))
     if words.quick:
-        chosen = replace(chosen, starts=50, slow_starts=6, limit=20.0, resident=min(chosen.resident, 2 << 30))
+        chosen = replace(chosen, starts=50, slow_starts=6, limit=20.0, patience=3.0, resident=min(chosen.resident, 2 << 30))
     return replace(chosen, starts=words.starts) if words.starts else chosen
 
 
