@@ -83,10 +83,10 @@ int plan_validate(const void *plan, uint64_t size, int *bad_op) {
     if (!h->n_ops || h->n_ops > PLAN_MAX_OPS) return -__LINE__;
     if (h->ops_offset % 8 || h->data_offset % 8 || h->times_offset % 8) return -__LINE__;
     if (h->ops_offset < sizeof *h || (uint64_t)h->ops_offset + (uint64_t)h->n_ops * sizeof(struct plan_op) > size) return -__LINE__;
-    if (h->data_offset < sizeof *h || (uint64_t)h->data_offset + h->data_size > size) return -__LINE__;
-    if (h->flags & PLAN_TIMES) {
-        if (h->times_offset < sizeof *h || (uint64_t)h->times_offset + (uint64_t)h->n_ops * 8 > size) return -__LINE__;
-    }
+    /* One after the other: the times are written while the plan runs, and must not change what was checked. */
+    uint64_t ops_end = (uint64_t)h->ops_offset + (uint64_t)h->n_ops * sizeof(struct plan_op), data_end = (uint64_t)h->data_offset + h->data_size;
+    if (h->data_offset < ops_end || data_end > size) return -__LINE__;
+    if ((h->flags & PLAN_TIMES) && (h->times_offset < data_end || (uint64_t)h->times_offset + (uint64_t)h->n_ops * 8 > size)) return -__LINE__;
     if (h->stop_signal > 64) return -__LINE__;
     if (!string_ok(h, h->directory) || !string_ok(h, h->cgroup)) return -__LINE__;
     for (uint32_t i = 0; i < h->n_ops; i++)
