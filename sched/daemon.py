@@ -128,7 +128,7 @@ def check_image(reference: str) -> None:
 
 
 def _directory(path: Path) -> None:
-    path.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    paths.make(path, mode=0o755 if os.geteuid() == 0 else 0o700)
 
 
 def _version() -> str:

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dockless import paths
 from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sched import attempts, policy, queue
 from dockless.sched.admission import Admission
@@ -74,7 +75,7 @@ class Engine:
         self.launcher = launcher
         self.gpus = gpus
         self.logs = directory / "logs"
-        self.logs.mkdir(mode=0o700, exist_ok=True)
+        paths.make(self.logs)
         database = directory / "jobs.db"
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
