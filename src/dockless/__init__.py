@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dockless.errors import Unsupported as Unsupported
     from dockless.images import Image as Image
     from dockless.images import Store as Store
-    from dockless.options import Options as Options
+    from dockless.keywords import Options as Options
     from dockless.result import Result as Result
     from dockless.sandbox.process import Exit as Exit
     from dockless.sandbox.spec import Bind as Bind
@@ -84,7 +84,7 @@ _HOME = {
         "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "Unsupported",
     ),
     "images": ("Image", "Store"),
-    "options": ("Options",),
+    "keywords": ("Options",),
     "result": ("Result",),
     "sandbox.process": ("Exit",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),

@@ -20,12 +20,13 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from dockless.errors import BadInput, SandboxGone
-from dockless.options import Options, image_and_args, make_spec
+from dockless.options import image_and_args, make_spec
 from dockless.stdio import Reader, Stdio, Text, Writer, exchange
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless.keywords import Options
     from dockless.sandbox.process import Exit, Process
     from dockless.sandbox.sandbox import Sandbox as Inner
     from dockless.sandbox.spec import Spec

@@ -15,12 +15,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from dockless.box import Sandbox
 from dockless.errors import BadInput
-from dockless.options import Options
 from dockless.result import Result, result_of
 from dockless.stdio import PIPE
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+    from dockless.keywords import Options
 
 Stream = int | IO[Any] | None
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from dockless.errors import BadInput
 from dockless.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from dockless.cgroups import IoMax, Limits
-    from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode, Spec
+    from dockless.cgroups import Limits
+    from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec
 
-Size = str | int
 _LIMITS = (
     "cpus", "cpu_weight", "cpu_burst", "cpuset", "mems", "memory", "memory_high", "memory_low", "memory_min", "swap", "oom_group", "io",
     "io_weight", "pids", "hugetlb", "dmem",
@@ -26,63 +25,15 @@ _LIMITS = (
 _AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_offset", "oom_score_adj", "workdir")
 
 
-class Options(TypedDict, total=False):
-    """The keywords of a sandbox. Sizes: bytes or ``"4G"``; durations: seconds or ``"1h30m"``; cores: ``1.5`` or ``"1500m"``.
-
-    mounts: ``"/host:/inside[:ro]"``, ``"name:/inside"`` for a named volume, or ``Bind``, ``Tmpfs``, ``Volume``. ulimits:
-    ``{"nofile": 1024}``, a pair for soft and hard, -1 for none. gpus: ``2`` for any two free ones, ``"all"``, ``"device=0,2"``, a UUID.
-    io: ``"/data:read=50MB/s"``. cpu_affinity: ``"0-3,8"`` or numbers. limits: a ready ``Limits`` instead of the keywords for limits.
-    timeout: after which the whole tree ends; grace: between the stop signal and SIGKILL then. best_effort: a limit that this host cannot
-    enforce becomes a warning.
+KEYWORDS = frozenset(
     """
-
-    env: Mapping[str, str] | Iterable[str]
-    workdir: str
-    user: str | int
-    group_add: Iterable[int | str]
-    hostname: str
-    entrypoint: str | Sequence[str] | None
-    profile: Profile
-    root: RootMode
-    root_size: Size
-    mounts: Iterable[str | Mount]
-    tmpfs: Iterable[str]
-    shm_size: Size
-    network: Network
-    namespaces: Namespaces | Mapping[str, str]
-    time_offset: int
-    cap_add: Iterable[str]
-    cap_drop: Iterable[str]
-    seccomp: str
-    ulimits: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit]
-    umask: int | str | None
-    oom_score_adj: int | None
-    cpu_affinity: str | Iterable[int]
-    stop_signal: str | int
-    timeout: str | float | None
-    grace: str | float | None
-    gpus: str | int | None
-    best_effort: bool
-    limits: Limits | None
-    cpus: str | float | None
-    cpu_weight: str | int | None
-    cpu_burst: str | float | None
-    cpuset: str | None
-    mems: str | None
-    memory: Size | None
-    memory_high: Size | None
-    memory_low: Size | None
-    memory_min: Size | None
-    swap: Size | None
-    oom_group: bool | None
-    io: str | Iterable[str | IoMax]
-    io_weight: str | int | None
-    pids: str | int | None
-    hugetlb: str | Mapping[str, str | int]
-    dmem: str | Mapping[str, str | int]
-
-
-KEYWORDS = frozenset(Options.__annotations__)
+    best_effort cap_add cap_drop cpu_affinity cpu_burst cpu_weight cpus cpuset dmem entrypoint env gpus grace group_add hostname
+    hugetlb io io io_weight limits memory memory_high memory_low memory_min mems mounts mounts namespaces network oom_group
+    oom_score_adj pids profile root root_size seccomp shm_size stop_signal swap time_offset timeout timeout tmpfs ulimits umask user
+    workdir
+    """.split()
+)
+"""The names of ``keywords.Options``, which only type checkers need: making that class takes as long as all that is done here."""
 
 
 def image_and_args(image: str | Sequence[str] | None, args: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dockless.options import Options, image_and_args, make_spec
+from dockless.options import image_and_args, make_spec
 from dockless.units import parse_duration
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless.keywords import Options
     from dockless.sched import Client, Job, JobSpec, LogLine
 
 

@@ -102,6 +102,10 @@ def test_a_shell_string_and_two_commands_are_refused(given):
 # -- keywords
 
 
+def test_the_keywords_are_those_that_type_checkers_know():
+    assert set(dockless.Options.__annotations__) == KEYWORDS
+
+
 def test_an_unknown_keyword_is_a_type_error():
     with pytest.raises(TypeError, match="memroy"):
         make_spec("host", ["true"], memroy="1G")

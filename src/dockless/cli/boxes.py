@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from dockless.cli.output import age, cut, plain, print_json, span, table
-from dockless.cli.parser import Parser
+from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone
 
 if TYPE_CHECKING:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-from argparse import Namespace
 from typing import NamedTuple
 
-from dockless.cli.parser import Parser
+from dockless.cli.parser import Namespace, Parser
 
 SHELLS = ("bash", "zsh", "fish")
 # What completes a verb's own arguments: a command that prints candidates, or files.
@@ -38,11 +36,8 @@ def flags(verb: str) -> list[Flag]:
     """The options of a verb, as its parser has them."""
     from dockless.cli import parser_of
 
-    return [
-        Flag(tuple(action.option_strings), tuple(map(str, action.choices or ())), action.nargs != 0, (action.help or "").replace("%%", "%"))
-        for action in parser_of(verb)._actions
-        if action.option_strings and action.help != argparse.SUPPRESS
-    ]
+    options = dict.fromkeys(parser_of(verb).named.values())
+    return [Flag(option.names, option.choices, option.takes_value, option.help) for option in options]
 
 
 def bash() -> str:

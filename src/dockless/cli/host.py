@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from dockless.cli.output import age, print_json, table
-from dockless.cli.parser import Parser
+from dockless.cli.parser import Namespace, Parser
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
 from dockless.units import format_size
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dockless.cli.output import print_json, table
-from dockless.cli.parser import Parser
+from dockless.cli.parser import Namespace, Parser
 from dockless.units import format_size
 
 if TYPE_CHECKING:

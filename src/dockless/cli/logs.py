@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import select
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dockless.cli.boxes import find
-from dockless.cli.parser import Parser
+from dockless.cli.parser import Namespace, Parser
 from dockless.errors import SandboxGone
 
 if TYPE_CHECKING:

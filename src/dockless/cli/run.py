@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.parser import Parser, image_and_command, image_options, keywords, sandbox_options
+from dockless.cli.parser import Namespace, Parser
+from dockless.cli.sandbox_options import image_and_command, image_options, keywords, sandbox_options
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
