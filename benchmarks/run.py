@@ -19,7 +19,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine, measures, race, report
-from benchmarks.scene import scene
+from benchmarks.contender import ContenderFailed
+from benchmarks.scene import Scene, scene
+from dockless.errors import DocklessError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -53,6 +55,14 @@ def effort(words: argparse.Namespace) -> measures.Effort:
     return replace(chosen, starts=words.starts) if words.starts else chosen
 
 
+def measured(name: str, place: Scene, chosen: measures.Effort) -> report.Table:
+    """One table; an error becomes its only line, so that the others are still made."""
+    try:
+        return measures.MEASURES[name](place, chosen)
+    except (DocklessError, ContenderFailed, OSError) as error:
+        return report.Table(name, name, notes=[f"not measured: {type(error).__name__}: {error}"])
+
+
 def main(argv: list[str] | None = None) -> int:
     words = parse(argv)
     out = sys.stderr if words.json == "-" else sys.stdout
@@ -69,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         for name in words.only:
             with machine.Noise() as noise:
-                table = measures.MEASURES[name](place, effort(words))
+                table = measured(name, place, effort(words))
             table.noise = noise.figures
             tables.append(table)
             print(report.text(table), file=out, flush=True)
