@@ -70,7 +70,9 @@ exec 9>&-
 
 # ---- the payload: wheel and tests of now ----------------------------------------------------------------------------------------------
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/dockless-vm.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+guest=
+trap '[ -z "$guest" ] || kill "$guest" 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'exit 143' TERM INT HUP
 wheel=${DOCKLESS_WHEEL:-}
 if [ -z "$wheel" ]; then
   "$python" -m pip wheel -qq --no-deps --no-build-isolation -w "$work/wheel" "$top"
@@ -121,7 +123,13 @@ timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" -serial stdio -serial "file:
   -drive "file=$base/root.img,format=raw,if=virtio,snapshot=on" \
   -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" \
   -drive "file=$work/scratch.img,format=raw,if=virtio,cache=unsafe" \
-  -append "$kernel" </dev/null 2>&1 | tr -d '\r' | tee "$work/console" || ended=${PIPESTATUS[0]}
+  -append "$kernel" </dev/null >"$work/console" 2>&1 &
+guest=$!
+# The console as it comes: a run that is cut off has shown all it said.
+tail -n +1 -s 0.2 -f --pid="$guest" "$work/console" | sed -u 's/\r//g' &
+wait "$guest" || ended=$?
+guest=
+wait
 
 status=$(tr -dc 0-9 <"$work/status" || true)
 if [ -z "$status" ]; then
