@@ -130,8 +130,6 @@ class Sandbox:
 
     def _start(self) -> None:
         """Lease, launch; our ends of the pipes stay bare fds in ``_stdio``."""
-        from dataclasses import replace
-
         from dockless.sandbox.sandbox import Sandbox as Inner
 
         if self._box is not None:
@@ -141,6 +139,7 @@ class Sandbox:
             spec = self.spec
             if self._wanted_gpus is not None:
                 from dockless import gpus
+                from dockless.records import replace
 
                 self._lease = gpus.lease(self._wanted_gpus)
                 self.gpus, self.simulated = self._lease.uuids, self._lease.simulated

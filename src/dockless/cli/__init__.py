@@ -58,14 +58,34 @@ STORY = """dockless runs jobs from OCI images on one GPU host: no Docker, no eng
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of one command line."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """The exit code of one command line. Without ``argv`` this is the whole program, and it ends here."""
+    if argv is not None:
+        return _guarded(list(argv))
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["run"]:
+        import gc
+
+        gc.disable()  # one start makes little garbage; looking for it while everything is imported costs milliseconds
+    code = _guarded(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or never open
+            pass
+    os._exit(code)  # taking the interpreter apart would take as long as a sandbox lives
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Every error becomes two lines and an exit code."""
     try:
         code = dispatch(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:
         # Whoever reads us has gone; a second complaint at exit would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -113,9 +133,8 @@ def parser_of(name: str) -> Parser:
 
 
 def _module(name: str) -> object:
-    import importlib
-
-    return importlib.import_module(f"dockless.cli.{VERBS[name].module}")
+    # Not importlib.import_module: importing importlib itself takes as long as a small module.
+    return getattr(__import__(f"dockless.cli.{VERBS[name].module}").cli, VERBS[name].module)
 
 
 def _help(rest: list[str]) -> int:
