@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dockless import paths
-from dockless.cgroups import Cgroup, Usage
+from dockless.cgroups import Cgroup, Usage, find_delegation
 from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox import process, sandbox
 from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
@@ -227,12 +227,19 @@ class Detached:
                     self.wait(10)
                 except (SandboxGone, TimeoutError):
                     pass
-            group = self._cgroup()
-            if group is not None:
-                with group:
-                    end(group)
             self._collect()
+        group = self._cgroup() if document is not None else _unnamed_cgroup(self.id)
+        if group is not None:
+            with group:
+                end(group)
         sandbox.remove_tree(self.directory)
+
+
+def _unnamed_cgroup(id: str) -> Cgroup | None:
+    """The cgroup of a start that was killed before its document named one."""
+    place = find_delegation(ask_systemd=False)
+    path = place.home / id if place.path is not None else None
+    return Cgroup.open(path) if path is not None and path.is_dir() else None
 
 
 def _gone(id: str) -> SandboxGone:

@@ -72,7 +72,14 @@ class Plan:
 
     def text(self) -> str:
         """One line per operation, stable: what golden tests compare."""
-        return "".join(f"{_line(op, self.slots)}\n" for op in self.ops) + (f"EXEC {' '.join(self.command.argv)}\n" if self.command else "")
+        return "".join(f"{_line(op, self.slots)}\n" for op in self.ops) + (
+            f"EXEC {' '.join(map(_visible, self.command.argv))}\n" if self.command else ""
+        )
+
+
+def _visible(text: str) -> str:
+    """On one line, whatever is in it."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _line(op: Op, slots: dict[int, str]) -> str:
@@ -83,7 +90,7 @@ def _line(op: Op, slots: dict[int, str]) -> str:
         if isinstance(value, bytes):
             parts.append(f"[{len(value)} bytes]" if op.name == "SECCOMP" else repr(value)[1:])
         elif isinstance(value, str):
-            parts.append(value or '""')
+            parts.append(_visible(value) or '""')
         elif value:
             parts.append(str(value))
     if op.x:

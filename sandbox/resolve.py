@@ -190,7 +190,7 @@ def _candidates(program: str, path: str) -> tuple[str, ...]:
 
 
 def _directory(path: str) -> str:
-    return os.path.normpath(path) if path.startswith("/") else "/" + os.path.normpath(path)
+    return os.path.normpath("/" + path.lstrip("/"))
 
 
 def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | None:
