@@ -1,0 +1,169 @@
+"""Resolving and compiling: what decides what, without starting anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from dockless.cgroups import Limits
+from dockless.errors import BadInput, DocklessError, Unsupported
+from dockless.images import host_image
+from dockless.sandbox import explain, features
+from dockless.sandbox.compile import compile_plan
+from dockless.sandbox.features import Features
+from dockless.sandbox.plan import Plan, encode, personal, read_record
+from dockless.sandbox.resolve import resolve
+from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
+
+HERE = features.Features("6.18.0", "x86_64", sys_admin=os.geteuid() == 0)
+
+
+def _resolve(image=None, made: Features = HERE, **fields) -> Resolved:
+    return resolve(Spec(**{"argv": ("true",), **fields}), image or host_image(), made)
+
+
+def _image(**config):
+    from dockless.images.config import ImageConfig
+
+    image = host_image()
+    return replace(image, config=replace(ImageConfig(), **config))
+
+
+def _plan(**fields) -> Plan:
+    return compile_plan(_resolve(**fields))
+
+
+def _op(plan: Plan, name: str, index: int = -1):
+    return [op for op in plan.ops if op.name == name][index]
+
+
+def test_argv_is_entrypoint_and_command():
+    image = _image(entrypoint=("/entry", "-x"), cmd=("a", "b"))
+    assert _resolve(image, argv=()).command.argv == ("/entry", "-x", "a", "b")
+    assert _resolve(image, argv=("c",)).command.argv == ("/entry", "-x", "c")
+    assert _resolve(image, argv=(), entrypoint=("/mine",)).command.argv == ("/mine",)
+    assert _resolve(image, argv=("c",), entrypoint=()).command.argv == ("c",)
+    with pytest.raises(BadInput):
+        _resolve(_image(), argv=())
+
+
+def test_path_is_searched_as_execvp_does():
+    assert _resolve(argv=("prog",), env=(("PATH", "/a:/b/::relative:."),)).command.candidates == ("/a/prog", "/b/prog")
+    assert _resolve(argv=("./prog",)).command.candidates == ("./prog",)
+    assert _resolve(argv=("/x/prog",)).command.candidates == ("/x/prog",)
+    assert _resolve(argv=("prog",), env=(("PATH", ""),)).command.candidates == ("/prog",)
+
+
+def test_environment_is_layered():
+    image = _image(env=(("A", "image"), ("B", "image"), ("PATH", "/image")))
+    environment = dict(entry.split("=", 1) for entry in _resolve(image, env=(("B", "mine"), ("C", "mine"))).command.envp)
+    assert (environment["A"], environment["B"], environment["C"], environment["PATH"]) == ("image", "mine", "mine", "/image")
+    assert environment["HOME"] == "/root" and environment["HOSTNAME"]
+
+
+def test_workdir():
+    assert _resolve(_image(working_dir="/img")).workdir == "/img"
+    assert _resolve(_image(working_dir="/img"), workdir="/mine/../other").workdir == "/other"
+    assert _resolve(_image(working_dir="relative/x")).workdir == "/relative/x"
+    assert _resolve(_image(working_dir="../../x")).workdir == "/x"
+
+
+def test_stop_signal():
+    assert _resolve().stop_signal == signal.SIGTERM
+    assert _resolve(stop_signal=2).stop_signal == 2
+
+
+def test_untrusted_is_hardened():
+    resolved = _resolve(profile="untrusted", network="host", cap_add=())
+    assert resolved.spec.network == "none" and resolved.spec.root == "readonly" and resolved.capabilities == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root asks for these")
+def test_profiles_of_root():
+    resolved = _resolve(profile="privileged")
+    assert resolved.idmap is None and resolved.seccomp is None and resolved.capabilities == HERE.capabilities
+    assert "NO_NEW_PRIVS" not in [op.name for op in compile_plan(resolved).ops]
+    assert _resolve(namespaces=Namespaces(user="host")).idmap is None
+
+
+def test_what_a_kernel_without_it_cannot_do():
+    with pytest.raises(Unsupported):
+        _resolve(made=replace(HERE, time_namespace=False), namespaces=Namespaces(time="new"))
+    with pytest.raises(Unsupported):
+        _resolve(made=replace(HERE, user_namespaces=False))
+    with pytest.raises(Unsupported):
+        compile_plan(_resolve(made=replace(HERE, missing=(("openat2", "5.6"),))))
+
+
+def test_numbers_arrive():
+    plan = _plan(
+        rlimits=(Rlimit("nofile", 7, -1),), umask=0o27, cpus=(min(os.sched_getaffinity(0)),), timeout=1.5, grace=0.25, shm_size=4096
+    )
+    limit = _op(plan, "RLIMIT")
+    assert limit.c == 7 and limit.a == (7).to_bytes(8, "little") + b"\xff" * 8
+    assert _op(plan, "UMASK").x == 0o27 and plan.timeout == 1.5 and plan.grace == 0.25
+    assert any(op.name == "FS_STRING" and (op.a, op.b) == ("size", "4096") for op in plan.ops)
+
+
+def test_affinity_mask_is_whole_words():
+    cpu = max(os.sched_getaffinity(0))
+    mask = _op(_plan(cpus=(cpu,)), "AFFINITY").a
+    assert isinstance(mask, bytes) and len(mask) % 8 == 0 and int.from_bytes(mask, "little") == 1 << cpu
+
+
+def test_volumes_become_binds(home):
+    mounts = _resolve(mounts=(Volume("data", "/data", readonly=True), Tmpfs("/t"))).mounts
+    assert mounts[0].kind == "bind" and mounts[0].readonly and mounts[0].source.startswith(str(home)) and mounts[1] == Tmpfs("/t")
+
+
+def test_image_volumes_are_places_to_write_below_a_readonly_root():
+    image = _image(volumes=("/var/cache", "/data"))
+    assert [m.target for m in _resolve(image, root="readonly").mounts] == ["/var/cache", "/data"]
+    assert [m.target for m in _resolve(image, root="readonly", mounts=(Tmpfs("/data"),)).mounts].count("/data") == 1
+    assert _resolve(image, root="disk").mounts == ()
+
+
+def test_spec_travels_as_json():
+    spec = Spec(
+        argv=("a", "b"), env=(("A", "1"),), mounts=(Bind("/a", "/b", readonly=True), Tmpfs("/t", size=5), Volume("v", "/v")), rlimits=(Rlimit("core", 0, -1),),
+        namespaces=Namespaces(time="new"), limits=Limits.parse(memory="1G", cpus="1.5"), time_offset=5, timeout=1.5, entrypoint=(), umask=0,
+    )  # fmt: skip
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=Spec) == spec
+    with pytest.raises((msgspec.ValidationError, DocklessError)):
+        msgspec.json.decode(b'{"mounts": [{"kind": "bind", "target": "relative"}]}', type=Spec)
+
+
+def test_record_of_a_plan_that_never_ran():
+    raw = encode(_plan(), times=True)
+    record = read_record(raw)
+    assert (record.pc, record.phase, record.error) == (-1, "new", 0) and set(record.times) == {0}
+
+
+def test_a_plan_is_filled_in_for_each_start():
+    raw = encode(_plan())
+    one, two = personal(raw, directory="/a", removed="x", cgroup="y"), personal(raw, directory="/b", removed="z")
+    assert bytes(one) != bytes(two) and len(one) == len(two) == len(raw) and bytes(personal(raw)) == raw
+    with pytest.raises(BadInput):
+        personal(raw, directory="/" + "x" * 5000)
+
+
+def test_explained_text_and_times():
+    plan = _plan()
+    times = tuple(1000 * (index + 1) for index in range(len(plan.ops) + 1))
+    table = explain.rows(plan, times, started=0)
+    assert all(row.seconds == 1e-6 for row in table)
+    text = explain.text(table)
+    assert text.startswith("keeper:") and "\ninit:" in text and "\njob:" in text and "µs" in text
+    encoded = msgspec.json.decode(msgspec.json.encode(table))
+    assert encoded[0]["operation"] == plan.ops[0].name and encoded[-1]["actor"] == "job"
+
+
+def test_explained_commands_are_quoted():
+    plan = _plan(argv=("sh", "-c", "echo 'a b'; $(x)"), env=(("A", "b; rm"),))
+    last = explain.rows(plan)[-1].shell
+    assert "'A=b; rm'" in last and "'\"'\"'" in last

@@ -1,0 +1,181 @@
+"""Plans as text, for specs × kernels × id maps made out of thin air: tests/golden/*.txt, reviewed like code (pytest --update-golden)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import replace
+
+import pytest
+
+from dockless import native
+from dockless.sandbox.accounts import Account
+from dockless.sandbox.compile import compile_plan
+from dockless.sandbox.explain import rows
+from dockless.sandbox.features import Features
+from dockless.sandbox.plan import Command, Plan, encode
+from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
+from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs
+from dockless.sandbox.userns import IdMap, Range
+
+NEW = Features("6.18.0", "x86_64")
+USER = replace(NEW, sys_admin=False, overlay_detached_layers=False, idmapped_mounts=False, capabilities=0)
+OLD = Features("5.14.0", "x86_64", overlay_lowerdir_plus=False, overlay_detached_layers=False)
+RANGE = IdMap((Range(0, 100000, 65536),), (Range(0, 100000, 65536),))
+OWNER = IdMap((Range(0, 1000, 1), Range(1, 200000, 65536)), (Range(0, 1000, 1), Range(1, 200000, 65536)))
+SINGLE = IdMap((Range(0, 1000, 1),), (Range(0, 1000, 1),), single=True)
+LAYERS = ("/store/layers/aaaaaaaaaaaa", "/store/layers/bbbbbbbbbbbb")
+HOST = (HostEntry("/usr"), HostEntry("/bin", "usr/bin"), HostEntry("/etc"))
+FILTER = struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000)
+BASE = Resolved(
+    spec=Spec(argv=("sh", "-c", "true")),
+    features=NEW,
+    account=Account(0, 0),
+    command=Command(("/usr/bin/sh", "/bin/sh"), ("sh", "-c", "true"), ("PATH=/usr/bin:/bin",)),
+    layers=LAYERS,
+    idmap=RANGE,
+    capabilities=0x800405FB,
+    seccomp=FILTER,
+    files=(("/etc/hostname", "dockless\n"), ("/etc/hosts", "127.0.0.1 localhost\n"), ("/etc/resolv.conf", "")),
+    has_cgroup=True,
+)
+
+
+def _with(spec: Spec | None = None, **changes) -> Resolved:
+    return replace(BASE, **({"spec": spec} if spec else {}), **changes)
+
+
+def _spec(**fields) -> Spec:
+    return replace(BASE.spec, **fields)
+
+
+MOUNTS = (Bind("/data", "/data", readonly=True), Bind("/scratch", "/scratch", recursive=False), Tmpfs("/tmp", size=1 << 20, mode=0o700))
+GPUS = tuple(Device(f"/dev/{name}", f"/dev/{name}", major, minor) for name, major, minor in
+             (("nvidiactl", 195, 255), ("nvidia2", 195, 2), ("nvidia-uvm", 511, 0), ("nvidia-caps/nvidia-cap21", 236, 21)))  # fmt: skip
+EVERYTHING = _spec(
+    rlimits=(Rlimit("nofile", 1024, 4096), Rlimit("core", 0, -1)), umask=0o27, oom_score_adj=500, cpus=(0, 1, 65), shm_size=1 << 20, hostname="box",
+    timeout=60.0, grace=5.0,
+)  # fmt: skip
+
+CASES = {
+    "root": BASE,
+    "root-tmpfs": _with(_spec(root="tmpfs", root_size=1 << 30)),
+    "root-readonly": _with(_spec(root="readonly")),
+    "root-host-image": _with(layers=(), host_entries=HOST),
+    "root-no-cgroup": _with(has_cgroup=False),
+    "root-old-kernel": _with(features=OLD),
+    "root-old-kernel-tmpfs": _with(_spec(root="tmpfs"), features=OLD),
+    "root-mounts": _with(_spec(mounts=MOUNTS), mounts=MOUNTS, workdir="/work/here"),
+    "root-idmapped-bind": _with(mounts=(Bind("/data", "/data", idmap=True),)),
+    "root-everything": _with(EVERYTHING, account=Account(1000, 100, (5, 44)), hostname="box", workdir="/work"),
+    "root-network-host": _with(_spec(network="host")),
+    "root-for-an-owner": _with(idmap=OWNER, owner=Owner(1000, 1000, (27, 44)), mounts=MOUNTS),
+    "root-gpu": _with(devices=(*STANDARD_DEVICES, *GPUS)),
+    "root-untrusted": _with(_spec(profile="untrusted", root="readonly"), capabilities=0),
+    "root-privileged": _with(_spec(profile="privileged"), idmap=None, capabilities=(1 << 41) - 1, seccomp=None),
+    "root-shared-user": _with(_spec(namespaces=Namespaces(user="host")), idmap=None, layers=(), host_entries=HOST, hidden=("/etc/shadow",)),
+    "root-shared-namespaces": _with(_spec(namespaces=Namespaces(pid="host", uts="host", ipc="host", cgroup="host"), network="host")),
+    "root-time": _with(_spec(namespaces=Namespaces(time="new"), time_offset=3600)),
+    "user": _with(features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
+    "user-with-cgroup": _with(features=USER, rootful=False, idmap=OWNER),
+    "user-tmpfs": _with(_spec(root="tmpfs"), features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
+    "user-mounts": _with(mounts=MOUNTS, features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
+    "user-host-image": _with(layers=(), host_entries=HOST, features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
+    "user-old-kernel": _with(
+        features=replace(OLD, sys_admin=False, idmapped_mounts=False, capabilities=0), rootful=False, idmap=OWNER, has_cgroup=False
+    ),
+    "single-id": _with(features=USER, rootful=False, idmap=SINGLE, has_cgroup=False),
+    "single-id-host-image": _with(layers=(), host_entries=HOST, features=USER, rootful=False, idmap=SINGLE, has_cgroup=False),
+}
+
+
+def _full_text(plan: Plan) -> str:
+    sections, actor = [], ""
+    lines = plan.text().splitlines()
+    for row, line in zip(rows(plan), lines, strict=True):
+        if row.actor != actor:
+            actor = row.actor
+            sections.append(f"# {actor}")
+        sections.append(line)
+    return "\n".join(sections) + "\n"
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_golden(name, golden):
+    golden(f"{name}.txt", _full_text(compile_plan(CASES[name])))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_compiling_is_pure(name):
+    """The same input, the same plan, to the byte; nothing of this machine in it."""
+    first, second = compile_plan(CASES[name]), compile_plan(CASES[name])
+    assert first == second and encode(first) == encode(second)
+    assert os.uname().nodename not in first.text() or len(os.uname().nodename) < 4
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_validator_takes_every_plan(name):
+    for options in ({}, {"times": True}, {"detached": True}):
+        assert native.validate(encode(compile_plan(CASES[name]), **options)) == (True, -1)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_plan_can_be_explained(name):
+    plan = compile_plan(CASES[name])
+    table = rows(plan)
+    assert len(table) == len(plan.ops) + 1 and all(row.words and row.shell for row in table)
+    assert [row.actor for row in table] == sorted((row.actor for row in table), key=["keeper", "init", "job"].index)
+
+
+# -- what must hold for every plan -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_slot_is_filled_before_it_is_used(name):
+    plan = compile_plan(CASES[name])
+    filled = {0, 1, 2, 3, 4, 5, 6} | {slot for slot, label in plan.slots.items() if label == "user namespace"}
+    for index, op in enumerate(plan.ops):
+        assert op.slot_in < 0 or op.slot_in in filled, (index, op)
+        if op.name in ("MOVE_MOUNT", "MOUNT_ATTR", "MKTARGET", "MASK"):
+            assert op.slot_out < 0 or op.slot_out in filled, (index, op)
+        elif op.slot_out >= 0:
+            filled.add(op.slot_out)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_rights_are_dropped_in_order(name):
+    """In the job: everything that needs a right, then the ids, the capabilities, no_new_privs, no leaked file, the filter; then the exec."""
+    plan = compile_plan(CASES[name])
+    names = [op.name for op in plan.ops]
+    job = names[names.index("SPAWN") + 1 :]
+    wanted = [word for word in ("BOUNDING", "SET_IDS", "CAPS", "NO_NEW_PRIVS", "CLOSE_FROM", "SECCOMP") if word in job]
+    assert [word for word in job if word in wanted] == wanted and job[-1] in ("SECCOMP", "CLOSE_FROM")
+    assert {"BOUNDING", "SET_IDS", "CAPS", "CLOSE_FROM", "SIGNALS", "SETSID"} <= set(job)
+    if "privileged" not in name:
+        assert {"NO_NEW_PRIVS", "SECCOMP"} <= set(job)
+    after = names[names.index("PIVOT") :]
+    assert not set(after) & {"OPEN_TREE", "FSOPEN", "SETNS", "UNSHARE", "OVERLAY"}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_kernel_file_systems_refuse_links(name):
+    """A25, A26: every mount on /proc, /sys and /dev says RESOLVE_NO_SYMLINKS."""
+    for op in compile_plan(CASES[name]).ops:
+        if op.name == "MOVE_MOUNT" and op.a in ("/proc", "/sys", "/dev", "/sys/fs/cgroup"):
+            assert op.c & 0x04, op
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(CASES) if name.startswith(("user", "single"))])
+def test_a_users_keeper_touches_nothing(name):
+    """Without rights in the host's namespaces the keeper only makes sessions, enters namespaces and opens what is handed on."""
+    names = [op.name for op in compile_plan(CASES[name]).ops]
+    assert set(names[: names.index("CLONE")]) <= {"SETSID", "SETNS", "UNSHARE", "WRITE", "OPEN"}
+
+
+def test_an_owner_opens_her_own_files():
+    """Sources are opened between two changes of the file-system ids; nothing else of the keeper's is."""
+    ops = compile_plan(CASES["root-for-an-owner"]).ops
+    changes = [index for index, op in enumerate(ops) if op.name == "FS_IDS"]
+    assert len(changes) == 2 and ops[changes[0]].x == 1000 | 1000 << 32 and ops[changes[1]].x == 0
+    opened = [op for op in ops[changes[0] : changes[1]] if op.name == "OPEN_TREE"]
+    assert [op.a for op in opened] == ["/data", "/scratch"]
