@@ -104,7 +104,7 @@ class Sandbox:
     def warnings(self) -> tuple[str, ...]:
         """Limits that ``best_effort`` could not keep, and roundings of the kernel."""
         simulated = ("the GPUs are simulated: nothing computes on them",) if self.simulated else ()
-        return (*simulated, *(self._running.warnings or unkept(self.spec, self._running.cgroup is not None)))
+        return (*simulated, *self._running.warnings)
 
     @property
     def room(self) -> Inner:
@@ -285,12 +285,3 @@ class Sandbox:
     def kill(self) -> None:
         """SIGKILL to everything inside."""
         self._running.kill()
-
-
-def unkept(spec: Spec, has_cgroup: bool) -> tuple[str, ...]:
-    """What ``best_effort`` let pass because this host has no place for a control group at all."""
-    from dockless.cgroups import find_delegation, unavailable
-
-    if has_cgroup or not spec.limits:
-        return ()
-    return tuple(str(error) for error in unavailable(spec.limits, find_delegation(ask_systemd=False)))

@@ -82,7 +82,6 @@ def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> Non
 def _detached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
     import contextlib
 
-    from dockless.box import unkept
     from dockless.options import make_spec
     from dockless.records import replace
     from dockless.sandbox import detached
@@ -98,8 +97,7 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
             spec = replace(spec, gpus=lease.uuids)
             labels = {"gpus": "simulated"} if lease.simulated else {}
         box = detached.start(spec, id=options.name or None, labels=labels)
-    document = box.document
-    warnings = document.warnings or unkept(spec, bool(document.cgroup))
+    warnings = box.document.warnings
     if labels:
         warnings = ("the GPUs are simulated: nothing computes on them", *warnings)
     if options.json:
