@@ -132,17 +132,20 @@ class Detached:
         raise _gone(self.id)
 
     def _collect(self) -> None:
-        """A keeper that was our own child does not stay a zombie. As long as it is one its pid is nobody else's."""
+        """A keeper that has written its record and was our own child does not stay a zombie. As long as it is one its pid is nobody
+        else's."""
         pid = self.pid
         try:
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                command = stream.read().rstrip(b"\0").decode()
             with open(f"/proc/{pid}/stat") as stream:
                 name, _, rest = stream.read().partition(" (")[2].rpartition(") ")
         except OSError:
             return
-        state, parent = rest.split()[:2]
-        if (name, state, int(parent)) == ("dockless-keeper", "Z", os.getpid()):
+        parent = int(rest.split()[1])
+        if (name, parent) == ("dockless-keeper", os.getpid()) and command in ("", f"dockless {self.id}"):  # a zombie has no command line
             with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+                os.waitid(os.P_PID, pid, os.WEXITED)
 
     def wait(self, timeout: float | None = None) -> Exit:
         """Until it has ended. ``TimeoutError`` after ``timeout`` seconds; ``SandboxGone`` if it vanished without a record."""
