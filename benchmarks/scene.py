@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +53,8 @@ def make_image() -> ModuleType:
 @contextmanager
 def scene() -> Iterator[Scene]:
     """The scene, with ``DOCKLESS_HOME`` pointing into it for us and our children."""
-    directory = Path(tempfile.mkdtemp(prefix="dockless-bench-", dir="/var/tmp"))
+    directory = Path(f"/var/tmp/dockless-bench-{os.urandom(4).hex()}")  # podman makes an image's name of it: no '_' as mkdtemp has
+    directory.mkdir(mode=0o755)
     before = os.environ.get("DOCKLESS_HOME")
     os.environ["DOCKLESS_HOME"] = str(directory / "home")
     try:
@@ -82,7 +82,6 @@ def _load(layout: Path, directory: Path) -> Path:
         for folder, folders, files in os.walk(rootfs):
             for name in (".", *folders, *files):
                 os.chown(os.path.join(folder, name), uid, gid, follow_symlinks=False)
-    directory.chmod(0o755)  # a peer's root is an ordinary user to the host
     return rootfs
 
 
