@@ -1,0 +1,204 @@
+"""Starting from several threads, beside others that allocate, import, fork and hold locks: the host stays what it was."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.boxes import run, sh
+from support.requires import requires
+
+from dockless.errors import CommandNotFound
+from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.spec import Spec
+
+pytestmark = requires("userns")
+
+THREADS = 8
+
+
+def _open_files() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+    return found
+
+
+def _all(work, count: int = THREADS) -> list[BaseException]:
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@pytest.fixture
+def noise():
+    """Four threads that make the host busy in the ways that break a careless fork: the allocator, the import lock, other locks, children."""
+    stop = threading.Event()
+    lock = threading.RLock()
+
+    def allocate() -> None:
+        while not stop.is_set():
+            _ = [bytearray(size) for size in (10, 1000, 100_000, 5_000_000)]
+
+    def imports() -> None:
+        while not stop.is_set():
+            for name in ("colorsys", "this_is_no_module", "wave"):
+                sys.modules.pop(name, None)
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    continue
+
+    def locks() -> None:
+        while not stop.is_set():
+            with lock:
+                os.getpid()
+
+    def children() -> None:
+        while not stop.is_set():
+            subprocess.run(["true"], check=False)
+
+    threads = [threading.Thread(target=work) for work in (allocate, imports, locks, children)]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_eight_threads_among_noise(noise):
+    sh("true")  # what is kept once per process exists from here on
+    codes = []
+
+    def work(number: int) -> None:
+        for turn in range(4):
+            codes.append((run(Spec(argv=("/bin/sh", "-c", f"exit {number * 4 + turn}"))).exit.code, number * 4 + turn))
+
+    assert _all(work) == []
+    assert len(codes) == THREADS * 4 and all(got == wanted for got, wanted in codes)
+
+
+def test_the_host_is_unharmed():
+    libc = ctypes.CDLL(None)
+    sh("true")
+    gc.collect()
+    before, mask = _open_files(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            run(Spec(argv=("true",)))
+            with pytest.raises(CommandNotFound):
+                run(Spec(argv=("no-such-program",)))
+
+    assert _all(work) == []
+    gc.collect()
+    assert _open_files() == before
+    assert libc.prctl(3, 0, 0, 0, 0) == 1, "still dumpable"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert len(os.listdir("/proc/self/task")) == threading.active_count()
+
+
+def test_first_starts_of_a_process_race():
+    """What is probed and made once per process is made right when eight threads want it first."""
+    program = (
+        "import threading\nfrom support.boxes import sh\ncodes = []\n"
+        "threads = [threading.Thread(target=lambda: codes.append(sh('exit 5').exit.code)) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\nprint(codes)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout.strip() == str([5] * 8), done.stderr
+
+
+def test_the_thread_that_started_it_may_end():
+    """No parent-death signal by thread: a pool's worker ends, the sandbox goes on (launch.md)."""
+    made: list[Sandbox] = []
+
+    def work() -> None:
+        made.append(Sandbox(Spec(argv=("sleep", "1000"))).__enter__())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    box = made[0]
+    try:
+        with pytest.raises(TimeoutError):
+            box.wait(0.3)
+    finally:
+        box.__exit__(None, None, None)
+
+
+def test_several_threads_wait_for_one():
+    with Sandbox(Spec(argv=("/bin/sh", "-c", "sleep 0.2; exit 6"))) as box:
+        codes: list[int | None] = []
+        assert _all(lambda _: codes.append(box.wait(20).code)) == []
+    assert codes == [6] * THREADS
+
+
+def test_a_large_process_starts_as_fast():
+    """CLONE_VM: no page tables are copied. (The figure is the benchmark's; here only that memory does not make it another order.)"""
+    program = (
+        "import time, mmap, sys\nfrom dockless.sandbox.sandbox import Sandbox\nfrom dockless.sandbox.spec import Spec\n"
+        "hold = mmap.mmap(-1, int(sys.argv[1]) << 20)\nfor i in range(0, len(hold), 4096): hold[i] = 1\n"
+        "def one():\n    t = time.perf_counter()\n    with Sandbox(Spec(argv=('true',))) as box: box.wait()\n    return time.perf_counter() - t\n"
+        "one(); print(min(one() for _ in range(15)))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    took = {}
+    for size in (1, 256):
+        done = subprocess.run([sys.executable, "-c", program, str(size)], capture_output=True, text=True, env=env, timeout=120)
+        assert done.returncode == 0, done.stderr
+        took[size] = float(done.stdout)
+    assert took[256] < took[1] * 2 + 0.002, took
+
+
+def test_python_level_signal_handlers_run_in_the_host_only():
+    """A handler of ours must not run in the vfork child, on our memory."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(os.getpid()))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for _ in range(20):
+            assert run(Spec(argv=("true",))).exit.code == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen and set(seen) == {os.getpid()}
+
+
+def test_a_forked_child_can_start_as_well():
+    sh("true")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = run(Spec(argv=("/bin/sh", "-c", "exit 4"))).exit.code or 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    assert Path(f"/proc/{os.getpid()}").exists()
