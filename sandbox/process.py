@@ -93,8 +93,6 @@ class Process:
         self._plan_fd = plan_fd
         self._report_fd = report_fd
         self._leash_fd = leash_fd
-        self._poller = select.poll()
-        self._poller.register(report_fd, select.POLLIN)
         self._lock = threading.Lock()
         self._exit: Exit | None = None
         self._started = started
@@ -147,7 +145,9 @@ class Process:
         return self._exit
 
     def _readable(self, timeout: float | None) -> bool:
-        return bool(self._poller.poll(None if timeout is None else timeout * 1000))
+        poller = select.poll()  # one for each caller: a poll object refuses a second thread
+        poller.register(self._report_fd, select.POLLIN)
+        return bool(poller.poll(None if timeout is None else timeout * 1000))
 
     def _finish(self, raw: tuple[int, int, int] | None) -> None:
         record = read_record(os.pread(self._plan_fd, HEADER_SIZE, 0))
