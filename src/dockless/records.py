@@ -76,8 +76,7 @@ else:
         return dataclasses.dataclass(**settings)(cls)
 
     def _annotations(cls: Any) -> dict[str, Any]:
-        found: dict[str, Any] = vars(cls).get("__annotations__", {})
-        return found
+        return dict(cls.__annotations__)  # the class's own: those of a base are not looked up here
 
     def _names(cls: Any) -> list[str]:
         return [name for name, kind in _annotations(cls).items() if not str(kind).startswith(("ClassVar", "typing.ClassVar"))]
@@ -87,6 +86,7 @@ else:
         defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
         space = {key: value for key, value in cls.__dict__.items() if key not in defaults and key not in ("__dict__", "__weakref__")}
         space["__slots__"] = space["__match_args__"] = names
+        space["__annotations__"] = _annotations(cls)
         key = attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
 
         def __eq__(self: Any, other: Any) -> Any:
