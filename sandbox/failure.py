@@ -95,6 +95,18 @@ def not_started(error: OSError) -> LaunchFailed:
     )
 
 
+def too_late(plan: Plan, index: int) -> SandboxError:
+    """The time limit ended the start itself."""
+    return LaunchFailed(
+        f"the time limit of {plan.timeout:g} s passed before the program was started",
+        index=index,
+        step="start",
+        errno=0,
+        subject="timeout",
+        hint="raise the timeout, and look with --explain --time at what takes so long",
+    )
+
+
 def _subject(op: Op) -> str:
     return op.a if isinstance(op.a, str) and op.a else op.name.lower()
 

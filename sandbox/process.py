@@ -113,6 +113,8 @@ class Process:
         raw = _read_report(self._report_fd)
         if raw is None or raw[0] != _READY:
             record = self.record()
+            if not record.error and record.outcome & TIMED_OUT:
+                raise failure.too_late(self._plan, record.pc)
             raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
         self.setup = time.monotonic() - self._clock
