@@ -72,7 +72,7 @@ class Stress:
                 self.count("missing")
             return
         script = f"exit {code}" if what == "exit" else "sleep 1000 & (setsid sleep 1000 &) ; while :; do sleep 1000; done"
-        spec = Spec(argv=("/bin/sh", "-c", script), timeout=0.05 if what == "timeout" else 0.0, **fields)
+        spec = Spec(argv=("/bin/sh", "-c", script), timeout=0.3 if what == "timeout" else 0.0, **fields)
         if what == "detached":
             self.detached(rng, spec)
             return
