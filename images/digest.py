@@ -8,7 +8,6 @@ https://github.com/opencontainers/image-spec/blob/main/descriptor.md#digests
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +33,8 @@ class Digest:
 
     def hasher(self) -> _Hash:
         """A fresh hash object of this digest's algorithm."""
+        import hashlib
+
         return hashlib.new(self.algorithm, usedforsecurity=True)
 
 
@@ -52,6 +53,8 @@ def parse(text: object, what: str = "digest") -> Digest:
 
 def of(data: bytes, algorithm: str = "sha256") -> Digest:
     """The digest of ``data``."""
+    import hashlib
+
     return Digest(algorithm, hashlib.new(algorithm, data).hexdigest())
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ def make_private(path: Path) -> Path:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data``, durable, never seen half written."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -82,7 +81,7 @@ def explained(doing: str, subject: str, hint: str) -> Iterator[None]:
 def temporary_directory(parent: Path) -> Iterator[Path]:
     """A fresh 0700 directory below ``parent``, locked while we live; whatever is left of it goes at the end."""
     while True:
-        path = parent / secrets.token_hex(8)
+        path = parent / os.urandom(8).hex()
         path.mkdir(mode=0o700)
         # A sweeper may be quicker: it takes a directory that is not locked yet for a crash's left-over.
         try:

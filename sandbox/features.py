@@ -75,13 +75,11 @@ def _overlay_accepts_lowerdir_plus() -> tuple[bool, bool]:
 
     Before Linux 6.5 overlay had no parameters of its own and anything was accepted at this point, even what no overlay knows.
     """
-    context = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
+    context = native.syscall(_NR_FSOPEN, b"overlay", 1)
     if context < 0:
         return context != -errno.ENODEV, True
     try:
-        accepted = [
-            native.syscall(_NR_FSCONFIG, context, 1, _address(key), _address(b"/"), 0) == 0 for key in (b"no such key", b"lowerdir+")
-        ]
+        accepted = [native.syscall(_NR_FSCONFIG, context, 1, key, b"/", 0) == 0 for key in (b"no such key", b"lowerdir+")]
         return True, accepted == [False, True]
     finally:
         os.close(context)
@@ -91,16 +89,16 @@ def _accepts_detached_layers() -> bool:
     """A trial overlay over clones of two directories, attached nowhere and never written; it disappears with its fds."""
     fds: list[int] = []
     try:
-        overlay = native.syscall(_NR_FSOPEN, _address(b"overlay"), 1)
+        overlay = native.syscall(_NR_FSOPEN, b"overlay", 1)
         if overlay < 0:
             return False
         fds.append(overlay)
         for path in (b"/usr", b"/etc"):
-            tree = native.syscall(_NR_OPEN_TREE, -100, _address(path), 0x80001)
+            tree = native.syscall(_NR_OPEN_TREE, -100, path, 0x80001)
             if tree < 0:
                 return False
             fds.append(tree)
-            if native.syscall(_NR_FSCONFIG, overlay, 1, _address(b"lowerdir+"), _address(f"/proc/self/fd/{tree}".encode()), 0) != 0:
+            if native.syscall(_NR_FSCONFIG, overlay, 1, b"lowerdir+", f"/proc/self/fd/{tree}".encode(), 0) != 0:
                 return False
         return native.syscall(_NR_FSCONFIG, overlay, 6, 0, 0, 0) == 0
     finally:
@@ -111,20 +109,7 @@ def _accepts_detached_layers() -> bool:
 def _accepts_idmap() -> bool:
     """MOUNT_ATTR_IDMAP on no mount at all: a kernel that knows it objects to the fd, an older one to the flag."""
     attributes = (0x100000).to_bytes(8, "little") + bytes(16) + (0x7FFFFFFE).to_bytes(8, "little")
-    return native.syscall(_NR_MOUNT_SETATTR, -1, _address(b""), 0x1000, _address(attributes), 32) == -errno.EBADF
-
-
-_kept: dict[bytes, object] = {}
-
-
-def _address(raw: bytes) -> int:
-    """The address of a C string that lives as long as the process."""
-    import ctypes
-
-    buffer = _kept.get(raw)
-    if buffer is None:
-        buffer = _kept[raw] = ctypes.create_string_buffer(raw)
-    return ctypes.addressof(buffer)  # type: ignore[arg-type]
+    return native.syscall(_NR_MOUNT_SETATTR, -1, b"", 0x1000, attributes, 32) == -errno.EBADF
 
 
 def _user_namespaces_work() -> bool:
