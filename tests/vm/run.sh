@@ -9,7 +9,7 @@
 # DOCKLESS_WHEEL       test this wheel instead of one built from the tree
 # DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
 #
-# Three virtio disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on
+# Root and user have a guest each, side by side: a suite keeps one processor busy. Three virtio disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on
 # io. The guest's console comes out here; its exit status comes back through a second serial port.
 set -euo pipefail
 
@@ -70,8 +70,8 @@ exec 9>&-
 
 # ---- the payload: wheel and tests of now ----------------------------------------------------------------------------------------------
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/dockless-vm.XXXXXX")
-guest=
-trap '[ -z "$guest" ] || kill "$guest" 2>/dev/null || true; rm -rf "$work"' EXIT
+guests=()
+trap '[ ${#guests[@]} = 0 ] || kill "${guests[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
 trap 'exit 143' TERM INT HUP
 wheel=${DOCKLESS_WHEEL:-}
 if [ -z "$wheel" ]; then
@@ -91,16 +91,13 @@ if [ -d "$shared/images" ]; then # sample images and hostile tars, where this ch
   mkdir "$payload/shared"
   for folder in images corpus; do [ ! -d "$shared/$folder" ] || cp -r --no-preserve=mode "$shared/$folder" "$payload/shared/"; done
 fi
-{ echo "DOCKLESS_VM_AS=${DOCKLESS_VM_AS:-both}"; sed 1d "$here/guest-tests"; } >"$payload/guest-tests"
+cp "$here/guest-tests" "$payload/"
 printf '%s\n' "$@" >"$payload/arguments"
 find "$payload" -name __pycache__ -prune -exec rm -rf {} +
 chmod -R a+rX "$payload"
 size=$(du -sm "$payload" | cut -f 1)
 truncate -s "$((size + size / 3 + 32))M" "$work/payload.img"
 mke2fs -q -F -t ext4 -O ^has_journal -E root_owner=0:0 -d "$payload" "$work/payload.img"
-truncate -s 4G "$work/scratch.img"
-mke2fs -q -F -t ext4 -E root_owner=0:0,lazy_itable_init=1 "$work/scratch.img"
-
 # ---- the machine ----------------------------------------------------------------------------------------------------------------------
 machine=(qemu-system-x86_64 -machine q35 -smp 2 -m 2048 -nodefaults -display none -no-reboot -kernel "$base/vmlinuz" -initrd "$base/initrd")
 kvm=(-accel kvm -cpu host)
@@ -116,26 +113,39 @@ if [ -z "$accelerator" ]; then
 fi
 case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
 
-echo "test-vm: booting ($accelerator), at most $limit s"
-start=$SECONDS
-ended=0
-timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" -serial stdio -serial "file:$work/status" \
-  -drive "file=$base/root.img,format=raw,if=virtio,snapshot=on" \
-  -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" \
-  -drive "file=$work/scratch.img,format=raw,if=virtio,cache=unsafe" \
-  -append "$kernel" </dev/null >"$work/console" 2>&1 &
-guest=$!
-# The console as it comes: a run that is cut off has shown all it said.
-tail -n +1 -s 0.2 -f --pid="$guest" "$work/console" | sed -u 's/\r//g' &
-wait "$guest" || ended=$?
-guest=
+boot() { # root or user: becomes the guest, which says everything in DIR/console and its exit status in DIR/status
+  local place=$work/$1
+  exec timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" -serial stdio -serial "file:$place/status" \
+    -drive "file=$base/root.img,format=raw,if=virtio,snapshot=on" \
+    -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" \
+    -drive "file=$place/scratch.img,format=raw,if=virtio,cache=unsafe" \
+    -append "$kernel dockless.as=$1" </dev/null >"$place/console" 2>&1
+}
+
+case ${DOCKLESS_VM_AS:-both} in both) names=(root user) ;; *) names=("$DOCKLESS_VM_AS") ;; esac
+echo "test-vm: booting ($accelerator) as ${names[*]}, at most $limit s"
+for name in "${names[@]}"; do
+  mkdir "$work/$name"
+  truncate -s 4G "$work/$name/scratch.img"
+  mke2fs -q -F -t ext4 -E root_owner=0:0,lazy_itable_init=1 "$work/$name/scratch.img"
+  : >"$work/$name/console"
+  boot "$name" &
+  guests+=($!)
+  # The console as it comes: a run that is cut off has shown all it said.
+  tail -n +1 -s 0.2 -f --pid=$! "$work/$name/console" | sed -u "s/\r//g; s/^/$name| /" &
+done
 wait
 
-status=$(tr -dc 0-9 <"$work/status" || true)
-if [ -z "$status" ]; then
-  echo "test-vm: the guest ended without a result ($([ "$ended" = 124 ] && echo "still running after $limit s" || echo "qemu: $ended")); its last lines:" >&2
-  tail -n 40 "$work/console" >&2
-  exit 1
-fi
-echo "test-vm: $((SECONDS - start)) s under $accelerator, exit status $status"
-exit "$status"
+worst=0
+for name in "${names[@]}"; do
+  status=$(tr -dc 0-9 <"$work/$name/status" 2>/dev/null || true)
+  if [ -z "$status" ]; then
+    echo "test-vm: the guest for $name ended without a result, by a panic or after $limit s; its last lines:" >&2
+    tail -n 40 "$work/$name/console" >&2
+    status=1
+  fi
+  echo "test-vm: $name: exit status $status"
+  [ "$status" -le "$worst" ] || worst=$status
+done
+echo "test-vm: $SECONDS s under $accelerator"
+exit "$worst"
