@@ -138,8 +138,9 @@ class Sandbox:
         try:
             spec = self.spec
             if self._wanted_gpus is not None:
+                from dataclasses import replace
+
                 from dockless import gpus
-                from dockless.records import replace
 
                 self._lease = gpus.lease(self._wanted_gpus)
                 self.gpus, self.simulated = self._lease.uuids, self._lease.simulated

@@ -22,11 +22,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dockless.errors import DaemonUnavailable, DocklessError, Refused
-from dockless.records import dataclass, field
 
 if TYPE_CHECKING:
     from dockless.sched import Client, Job, JobSpec

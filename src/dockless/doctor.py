@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from dockless import paths
 from dockless.errors import DocklessError
-from dockless.records import dataclass
 from dockless.units import format_size
 
 Status = Literal["ok", "note", "fail"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dockless.errors import CheckFailed
-from dockless.records import dataclass
 
 if TYPE_CHECKING:
     from dockless.cgroups import Usage

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dockless.options import image_and_args, make_spec
-from dockless.records import dataclass
 from dockless.units import parse_duration
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import pytest
 from dockless.cli import VERBS, main, parser_of, split
 from dockless.cli.completion import bash, fish, flags, zsh
 from dockless.cli.output import clean, cut, span, table
-from dockless.cli.parser import Parser
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.errors import BadInput
 from dockless.options import make_spec
@@ -22,7 +21,7 @@ from dockless.options import make_spec
 
 def parse(verb: str, *arguments: str):
     before, command = split(list(arguments))
-    options = parser_of(verb).parse_args(before)
+    options = parser_of(verb).parse(before)
     options.command = command
     return options
 
@@ -100,50 +99,6 @@ def test_options_that_cannot_be_meant(line):
     with pytest.raises(BadInput) as caught:
         spec(*line, "--", "true")
     assert caught.value.hint
-
-
-def a_parser() -> Parser:
-    parser = Parser("dockless try", "try it")
-    parser.add_argument("-a", "--all", action="store_true", help="all of it")
-    parser.add_argument("-m", "--memory", metavar="SIZE", help="how much")
-    parser.add_argument("-e", "--env", action="append", default=[], help="a variable")
-    parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--how", choices=("this", "that"))
-    parser.quiet("say nothing")
-    parser.add_argument("ids", nargs="+", metavar="ID")
-    return parser
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("x", {"all": False, "memory": None, "env": [], "count": 0, "how": None, "quiet": False, "ids": ["x"]}),
-        ("-aq x y", {"all": True, "quiet": True, "ids": ["x", "y"]}),
-        ("-m4G x", {"memory": "4G"}),
-        ("-m=4G x", {"memory": "4G"}),
-        ("-aqm 4G x", {"memory": "4G", "all": True}),
-        ("x --memory=a=b -e 1 --env 2 y", {"memory": "a=b", "env": ["1", "2"], "ids": ["x", "y"]}),
-        ("--count -5 --how that -m -q - --memory= x", {"count": -5, "how": "that", "memory": "", "quiet": False, "ids": ["-", "x"]}),
-    ],
-)
-def test_the_parser_follows_getopt(line, expected):
-    found = a_parser().parse_args(line.split())
-    assert {name: getattr(found, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "line", ["", "--mem 4G x", "-x x", "-az x", "--all=1 x", "x -m", "x --count", "--count z x", "--how other x", "--memori 4G x"]
-)
-def test_the_parser_refuses(line):
-    with pytest.raises(BadInput, match=r"^try: "):
-        a_parser().parse_args(line.split())
-    with pytest.raises(BadInput, match=r"did you mean|no option|missing|wants|whole|one of|takes no"):
-        a_parser().parse_args(line.split())
-
-
-def test_defaults_are_not_shared_between_lines():
-    parser = a_parser()
-    assert parser.parse_args(["-e", "1", "x"]).env == ["1"] and parser.parse_args(["x"]).env == []
 
 
 def test_a_misspelt_option_is_told_the_right_one(capsys):

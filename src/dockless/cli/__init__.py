@@ -107,7 +107,7 @@ def dispatch(arguments: list[str]) -> int:
         raise BadInput(f"unknown verb {name[:60]!r}", subject=name[:80], hint=_nearest(name))
     parser = parser_of(name)
     before, command = split(rest)
-    options = parser.parse_args(before)
+    options = parser.parse(before)
     options.command = command
     if command is not None and not parser.takes_command:
         parser.error("takes no command after '--'")

@@ -36,8 +36,11 @@ def flags(verb: str) -> list[Flag]:
     """The options of a verb, as its parser has them."""
     from dockless.cli import parser_of
 
-    options = dict.fromkeys(parser_of(verb).named.values())
-    return [Flag(option.names, option.choices, option.takes_value, option.help) for option in options]
+    return [
+        Flag(tuple(action.option_strings), tuple(map(str, action.choices or ())), action.nargs != 0, (action.help or "").replace("%%", "%"))
+        for action in parser_of(verb)._actions
+        if action.option_strings
+    ]
 
 
 def bash() -> str:

@@ -13,8 +13,9 @@ from dockless.units import format_duration
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_json: bool) -> int:
     if timed:
         return _measured(image, command, wanted, as_json)
+    from dataclasses import replace
+
     from dockless.options import make_spec
-    from dockless.records import replace
     from dockless.sandbox.sandbox import explain
 
     spec = make_spec(image, command, **wanted)

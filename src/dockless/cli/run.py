@@ -81,9 +81,9 @@ def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> Non
 
 def _detached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
     import contextlib
+    from dataclasses import replace
 
     from dockless.options import make_spec
-    from dockless.records import replace
     from dockless.sandbox import detached
 
     spec = make_spec(image, command, **wanted)
