@@ -66,6 +66,8 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
     sysret pid = clone_call(&args, run_job, &job);
     if (pid < 0) fail(plan, pc, (int)-pid);
     if (plan->error) fail(plan, (uint32_t)plan->pc, plan->error);
+    /* No error, but it never came to the exec: it was killed on the way. */
+    if ((uint32_t)plan->pc + 1 != plan->n_ops) fail(plan, (uint32_t)plan->pc, 0);
     stamp(plan, plan->n_ops - 1);
     plan->phase = PHASE_READY;
     report(REPORT_READY, 0, plan->init_pid, 0);
