@@ -19,7 +19,7 @@ from support import residue
 from support.boxes import load
 from support.requires import requires
 
-from dockless.errors import DocklessError, SandboxGone
+from dockless.errors import CommandNotFound, SandboxGone
 from dockless.sandbox import detached
 from dockless.sandbox.sandbox import Sandbox
 from dockless.sandbox.spec import Spec, Tmpfs
@@ -66,9 +66,9 @@ class Stress:
         fields = {"image": image, "mounts": (Tmpfs("/tmp/t"),) if rng.random() < 0.3 else ()}
         if what == "missing":
             try:
-                with Sandbox(Spec(argv=("no-such-program",), **fields), stdin=null, stdout=null, stderr=null):
-                    self.problems.append("a missing program was started")
-            except DocklessError:
+                with Sandbox(Spec(argv=("no-such-program",), **fields), stdin=null, stdout=null, stderr=null) as box:
+                    self.problems.append(f"a missing program was started: {box.wait(10)} {box.process.record()} {box.plan and box.plan.command}")
+            except CommandNotFound:
                 self.count("missing")
             return
         script = f"exit {code}" if what == "exit" else "sleep 1000 & (setsid sleep 1000 &) ; while :; do sleep 1000; done"

@@ -127,6 +127,17 @@ def test_failures_name_the_operation_and_the_errno(ops, index, errno):
     assert read_record(after).pc == index and read_record(after).error == errno
 
 
+def test_a_job_killed_on_its_way_is_no_start():
+    """READY is said only when the exec was reached: here a filter kills the job at its umask(2)."""
+    number = {"x86_64": 95, "aarch64": 166}[os.uname().machine]
+    kill = b"".join(
+        struct.pack("<HBBI", *row) for row in ((0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7FFF0000))
+    )
+    ops = (Op("CLONE"), Op("SPAWN"), Op("NO_NEW_PRIVS"), Op("SECCOMP", a=kill), Op("UMASK", x=0o22))
+    status, reports, _ = _launch(encode(Plan(ops, RUN)))
+    assert [(kind, op, value) for kind, op, value, _ in reports] == [(FAILED, 4, 0)] and status == 1 << 8
+
+
 def test_an_optional_object_may_be_missing():
     raw = encode(Plan((Op("OPEN", slot_out=16, a="/no/such/place", x=0x200000, optional=True), Op("SETSID", optional=True)), None))
     assert _launch(raw)[0] == 0
