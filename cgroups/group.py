@@ -130,14 +130,17 @@ class Cgroup:
         """Does any process live here or below?"""
         return parse_flat(self._read("cgroup.events")).get("populated", 0) == 1
 
-    def usage(self) -> Usage:
-        """The accounts as they stand."""
-        return Usage.from_files(self.usage_files())
+    def usage(self, *, pressure: bool = True) -> Usage:
+        """The accounts as they stand. ``pressure=False`` leaves out how long the group waited, half of the work and of no use for one
+        that has ended."""
+        return Usage.from_files(self.usage_files(pressure=pressure))
 
-    def usage_files(self) -> dict[str, str]:
+    def usage_files(self, *, pressure: bool = True) -> dict[str, str]:
         """The raw text of the files behind ``usage``, those that exist."""
         files = {}
         for name in USAGE_FILES:
+            if name.endswith(".pressure") and not pressure:
+                continue
             try:
                 fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
             except OSError:

@@ -98,9 +98,11 @@ static void split(struct plan_header *plan, uint32_t pc) {
     };
     plan->pc = (int32_t)pc;
     sysret pid = sys(NR_clone3, &args, sizeof args);
-    stamp(plan, pc);
     if (pid < 0) fail(plan, pc, (int)-pid);
-    if (pid == 0) run_init(plan, pc + 1);
+    if (pid == 0) {
+        stamp(plan, pc);
+        run_init(plan, pc + 1);
+    }
     sys(NR_dup3, pidfd, SLOT_INIT, O_CLOEXEC_);
     /* What belongs to the job must not be kept open here, or nobody would ever read an end of file. */
     sys(NR_close_range, 0, 2, 0);

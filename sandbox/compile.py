@@ -82,6 +82,9 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
     ns, score = r.spec.namespaces, r.spec.oom_score_adj
     if score is not None and score < 0:
         b.keeper.add("WRITE", a="/proc/self/oom_score_adj", b=str(score))  # only real root may lower it
+    if r.spec.seccomp or r.seccomp is None:
+        # dockless's own filter refuses keyctl(2), so the caller's keys are out of reach; and a user may have 200 keyrings only.
+        b.keeper.add("KEYRING")
     if userns >= 0:
         b.keeper.add("SETNS", userns, x=NEW_NS["user"])
     if ns.time == "new":
@@ -97,7 +100,6 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
         b.init.add("WRITE", a="/proc/self/oom_score_adj", b=str(score))
     b.init.add("SET_IDS", a=int(r.setgroups_denied))
     b.init.add("PDEATHSIG", x=_SIGKILL)
-    b.init.add("KEYRING")
     if ns.pid != "new":
         b.init.add("SUBREAPER")
     if ns.cgroup == "new":

@@ -108,7 +108,7 @@ class Sandbox:
     def wait(self, timeout: float | None = None) -> Exit:
         """How it ended, with the cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
         if self._exit is None:
-            self._exit = with_usage(self.process.wait(timeout), self._cgroup.usage() if self._cgroup else None)
+            self._exit = with_usage(self.process.wait(timeout), self._cgroup.usage(pressure=False) if self._cgroup else None)
         return self._exit
 
     def kill(self) -> None:
