@@ -51,7 +51,8 @@ def test_granted_nodes_open_and_no_others(gpus, fields):
 def test_nodes_made_by_the_job_do_not_open(gpus):
     """A53, A54: mknod c 195 N as root with CAP_MKNOD: EPERM at the open (or already at the mknod)."""
     script = "; ".join(
-        f"python3 -c 'import os; os.mknod(\"/dev/mine{g.minor}\", 0o020666, os.makedev(195, {g.minor}))' 2>/dev/null; head -c1 /dev/mine{g.minor} 2>&1 >/dev/null"
+        f"python3 -c 'import os; os.mknod(\"/dev/mine{g.minor}\", 0o020666, os.makedev(195, {g.minor}))' 2>/dev/null; head -c1 "
+        f"/dev/mine{g.minor} 2>&1 >/dev/null"
         for g in gpus
     )
     text = sh(script, gpus=(gpus[0].uuid,), namespaces=Namespaces(user="host"), cap_add=("MKNOD",)).out

@@ -208,7 +208,8 @@ def test_the_hosts_process_is_as_it_was(tmp_path):
 
     def picture() -> tuple[object, ...]:
         status = [line for line in Path("/proc/self/status").read_text().splitlines() if line.split(":")[0] in
-                  ("Name", "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "SigCgt", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")]  # fmt: skip
+                  ("Name", "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "SigCgt", "CapEff", "CapBnd",
+                   "CapAmb", "NoNewPrivs", "Seccomp")]  # fmt: skip
         return (
             status,
             ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),

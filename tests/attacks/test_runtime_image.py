@@ -77,7 +77,8 @@ def test_content_below_the_mount_points_is_covered(tmp_path, victim, deep):
     entries = [directory(parent)] if "/" in parent else []
     ref = load(tmp_path, [*entries, symlink(deep, str(victim))])
     text = ok(
-        "readlink /proc/self/exe; stat -c %t:%T /dev/null; readlink /dev/fd; ls /sys/fs >/dev/null; touch /dev/shm/x; [ -L /dev/pts ] || echo dir",
+        "readlink /proc/self/exe; stat -c %t:%T /dev/null; readlink /dev/fd; ls /sys/fs >/dev/null; touch /dev/shm/x; [ -L /dev/pts "
+        "] || echo dir",
         image=ref,
     )
     assert "1:3" in text and "/proc/self/fd" in text and "dir" in text
@@ -152,7 +153,8 @@ def test_nothing_of_the_host_in_proc_1(tmp_path):
     ref = load(tmp_path)
     for image in (ref, "host"):
         ran = sh(
-            "ls /proc/1/fd/ /proc/1/map_files/; readlink /proc/1/exe /proc/1/root /proc/1/cwd; cat /proc/1/environ /proc/1/maps; head -c1 /proc/1/mem; echo done",
+            "ls /proc/1/fd/ /proc/1/map_files/; readlink /proc/1/exe /proc/1/root /proc/1/cwd; cat /proc/1/environ /proc/1/maps; "
+            "head -c1 /proc/1/mem; echo done",
             image=image,
         )
         shown = ran.out.replace("done", "").replace("/proc/1/fd/:", "").replace("/proc/1/map_files/:", "").split()
@@ -162,7 +164,10 @@ def test_nothing_of_the_host_in_proc_1(tmp_path):
 def test_the_hosts_memory_is_not_in_the_sandbox(tmp_path):
     """The launcher was exec'd, not forked: a secret on our heap is in nobody else's memory (launch.md)."""
     secret = "the secret on the heap of the host " + os.urandom(8).hex()
-    script = "for p in /proc/[0-9]*; do grep -c 'the secret on the heap' $p/mem $p/environ $p/cmdline; done 2>/dev/null | grep -v ':0$'; echo done"
+    script = (
+        "for p in /proc/[0-9]*; do grep -c 'the secret on the heap' $p/mem $p/environ $p/cmdline; done 2>/dev/null | grep -v ':0$'; "
+        "echo done"
+    )
     ran = sh(script.replace("the secret", "the[ ]secret"), image=load(tmp_path))
     assert ran.out.strip() == "done" and secret
 
@@ -227,7 +232,8 @@ def test_setuid_and_capabilities_are_inert(tmp_path):
     if busybox is None:
         pytest.skip("no busybox (package busybox-static)")
     ref = load(tmp_path, [file("opt/busybox", Path(busybox).read_bytes(), 0o6755)])
-    assert ok("/opt/busybox id -u; /opt/busybox cat /proc/self/status | grep -E '^(Uid|CapEff|NoNewPrivs)'", image=ref, user="1000").split() == [
+    script = "/opt/busybox id -u; /opt/busybox cat /proc/self/status | grep -E '^(Uid|CapEff|NoNewPrivs)'"
+    assert ok(script, image=ref, user="1000").split() == [
         "1000", "Uid:", "1000", "1000", "1000", "1000", "CapEff:", "0" * 16, "NoNewPrivs:", "1"
     ]  # fmt: skip
 

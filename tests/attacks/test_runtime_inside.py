@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import requires as machine
 from support.boxes import DEADLINE, alive, children_of, load, ok, run, running, sh, until
 from support.requires import requires
 
@@ -19,23 +23,30 @@ from dockless.cgroups import Limits
 from dockless.sandbox.rootfs import MASKED
 from dockless.sandbox.spec import Bind, Mount, Namespaces, Spec, Tmpfs
 
-pytestmark = requires("userns", "gcc")
+pytestmark = requires("userns")
 
 EPERM, ENOENT, EACCES, ENOSYS, EROFS, ENXIO, EINVAL = 1, 2, 13, 38, 30, 6, 22
 
 # Numbers by architecture: the attacks below name system calls.
 _NUMBERS = {
     "x86_64": {
-        "mount": 165, "umount2": 166, "unshare": 272, "setns": 308, "ptrace": 101, "process_vm_readv": 310, "open_by_handle_at": 304, "mknodat": 259,
-        "bpf": 321, "keyctl": 250, "add_key": 248, "kexec_load": 246, "init_module": 175, "delete_module": 176, "reboot": 169, "swapon": 167,
-        "settimeofday": 164, "clock_settime": 227, "fsopen": 430, "open_tree": 428, "move_mount": 429, "mount_setattr": 442, "pidfd_getfd": 438,
-        "pivot_root": 155, "chroot": 161, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425, "iopl": 172, "acct": 163, "quotactl": 179,
+        "mount": 165, "umount2": 166, "unshare": 272, "setns": 308, "ptrace": 101, "process_vm_readv": 310, "open_by_handle_at": 304,
+        "mknodat": 259,
+        "bpf": 321, "keyctl": 250, "add_key": 248, "kexec_load": 246, "init_module": 175, "delete_module": 176, "reboot": 169,
+        "swapon": 167,
+        "settimeofday": 164, "clock_settime": 227, "fsopen": 430, "open_tree": 428, "move_mount": 429, "mount_setattr": 442,
+        "pidfd_getfd": 438,
+        "pivot_root": 155, "chroot": 161, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425, "iopl": 172, "acct": 163,
+        "quotactl": 179,
         "syslog": 103, "vhangup": 153, "personality": 135, "request_key": 249, "name_to_handle_at": 303, "fanotify_init": 300,
     },
     "aarch64": {
-        "mount": 40, "umount2": 39, "unshare": 97, "setns": 268, "ptrace": 117, "process_vm_readv": 270, "open_by_handle_at": 265, "mknodat": 33,
-        "bpf": 280, "keyctl": 219, "add_key": 217, "kexec_load": 104, "init_module": 105, "delete_module": 106, "reboot": 142, "swapon": 224,
-        "settimeofday": 170, "clock_settime": 112, "fsopen": 430, "open_tree": 428, "move_mount": 429, "mount_setattr": 442, "pidfd_getfd": 438,
+        "mount": 40, "umount2": 39, "unshare": 97, "setns": 268, "ptrace": 117, "process_vm_readv": 270, "open_by_handle_at": 265,
+        "mknodat": 33,
+        "bpf": 280, "keyctl": 219, "add_key": 217, "kexec_load": 104, "init_module": 105, "delete_module": 106, "reboot": 142,
+        "swapon": 224,
+        "settimeofday": 170, "clock_settime": 112, "fsopen": 430, "open_tree": 428, "move_mount": 429, "mount_setattr": 442,
+        "pidfd_getfd": 438,
         "pivot_root": 41, "chroot": 51, "perf_event_open": 241, "userfaultfd": 282, "io_uring_setup": 425, "acct": 89, "quotactl": 60,
         "syslog": 116, "vhangup": 58, "personality": 92, "request_key": 218, "name_to_handle_at": 264, "fanotify_init": 262,
     },
@@ -61,26 +72,27 @@ int main(int argc, char **argv) {
 """
 
 
+_CALL_IN_PYTHON = """#!/usr/bin/env python3
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+arguments = [a[1:].encode() if a.startswith("=") else ctypes.c_long(int(a, 0)) for a in sys.argv[2:8]]
+print("ok" if libc.syscall(ctypes.c_long(int(sys.argv[1])), *arguments) >= 0 else ctypes.get_errno())
+"""
+
+
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory) -> Mount:
-    """A directory with ``call``: one raw system call, its errno printed."""
-    place = tmp_path_factory.mktemp("tools")
-    return _compile(place, "call", _CALL)
-
-
-def _compile(place: Path, name: str, source: str) -> Mount:
-    import shutil
-    import subprocess
-    import tempfile
-
-    (place / f"{name}.c").write_text(source)
-    public = Path(tempfile.mkdtemp(prefix="test-tools-"))
-    subprocess.run(["gcc", "-O1", "-static", "-o", public / name, place / f"{name}.c"], check=True)
-    public.chmod(0o755)
-    import atexit
-
-    atexit.register(shutil.rmtree, public, True)
-    return Bind(str(public), "/tools", readonly=True)
+def tools() -> Iterator[Mount]:
+    """A directory with ``call``: one raw system call, its errno printed. In C where there is a compiler."""
+    with tempfile.TemporaryDirectory(prefix="test-tools-") as place:
+        os.chmod(place, 0o755)
+        program = Path(place) / "call"
+        if machine.missing("gcc"):
+            program.write_text(_CALL_IN_PYTHON)
+        else:
+            Path(place, "call.c").write_text(_CALL)
+            subprocess.run(["gcc", "-O1", "-static", "-o", program, f"{place}/call.c"], check=True)
+        program.chmod(0o755)
+        yield Bind(place, "/tools", readonly=True)
 
 
 def call(tools: Mount, name: str, *arguments: object, **fields) -> str:
@@ -107,7 +119,8 @@ def test_no_cgroup_can_be_mounted(unshare, options):
 def test_cgroup_files_are_readonly():
     """A41: neither one's own limits nor a parent's."""
     script = (
-        "cd /sys/fs/cgroup 2>/dev/null || exit 0; for f in cgroup.procs ../cgroup.procs ../../cgroup.procs cgroup.kill memory.max cgroup.subtree_control;"
+        "cd /sys/fs/cgroup 2>/dev/null || exit 0; for f in cgroup.procs ../cgroup.procs ../../cgroup.procs cgroup.kill memory.max "
+        "cgroup.subtree_control;"
         " do echo 1 > $f && echo wrote $f; done; mkdir sub && echo made; mount -o remount,rw /sys/fs/cgroup && echo remounted; true"
     )
     assert ok(script + " 2>/dev/null") == ""
@@ -153,10 +166,14 @@ def test_dangerous_devices_are_absent(path):
 # -- A43: the kernel's settings --------------------------------------------------------------------------------------------------------
 
 SETTINGS = (
-    "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hotplug", "/proc/sys/vm/panic_on_oom", "/proc/sys/fs/binfmt_misc/register",
-    "/proc/sys/kernel/ns_last_pid", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/power/state",
-    "/sys/module/kernel/parameters/panic", "/proc/irq/default_smp_affinity", "/proc/sys/kernel/randomize_va_space", "/proc/sys/user/max_user_namespaces",
-    "/proc/sys/kernel/unprivileged_bpf_disabled", "/proc/sys/net/core/somaxconn", "/proc/self/attr/current", "/proc/1/attr/current", "/proc/mtrr",
+    "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hotplug", "/proc/sys/vm/panic_on_oom",
+    "/proc/sys/fs/binfmt_misc/register",
+    "/proc/sys/kernel/ns_last_pid", "/proc/sysrq-trigger", "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/power/state",
+    "/sys/module/kernel/parameters/panic", "/proc/irq/default_smp_affinity", "/proc/sys/kernel/randomize_va_space",
+    "/proc/sys/user/max_user_namespaces",
+    "/proc/sys/kernel/unprivileged_bpf_disabled", "/proc/sys/net/core/somaxconn", "/proc/self/attr/current", "/proc/1/attr/current",
+    "/proc/mtrr",
 )  # fmt: skip
 
 
@@ -184,7 +201,8 @@ def test_masks_cannot_be_taken_off(tools):
 
 def test_masked_files_of_the_table_are_all_there():
     """The list covers Docker's default masked paths."""
-    docker = {"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
+    docker = {"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+    "/proc/timer_stats",
               "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}  # fmt: skip
     assert docker <= set(MASKED)
 
@@ -198,8 +216,10 @@ def test_a_fresh_procfs_cannot_be_mounted(tools):
 # -- A44, A45: other processes, and the kernel's larger doors --------------------------------------------------------------------------
 
 REFUSED = ("mount", "umount2", "setns", "ptrace", "open_by_handle_at", "bpf", "kexec_load", "init_module", "delete_module",
-           "reboot", "swapon", "settimeofday", "clock_settime", "fsopen", "open_tree", "move_mount", "mount_setattr", "pidfd_getfd", "pivot_root",
-           "perf_event_open", "userfaultfd", "io_uring_setup", "iopl", "acct", "quotactl", "syslog", "vhangup", "fanotify_init")  # fmt: skip
+           "reboot", "swapon", "settimeofday", "clock_settime", "fsopen", "open_tree", "move_mount", "mount_setattr", "pidfd_getfd",
+           "pivot_root",
+           "perf_event_open", "userfaultfd", "io_uring_setup", "iopl", "acct", "quotactl", "syslog", "vhangup",
+           "fanotify_init")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -218,7 +238,10 @@ def test_no_new_namespaces(tools, flags):
 
 
 def test_no_new_namespaces_by_clone3():
-    program = "import ctypes, os; l = ctypes.CDLL(None, use_errno=True); a = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17); r = l.syscall(435, a, 88); print(r if r <= 0 else 'made', ctypes.get_errno())"
+    program = (
+        "import ctypes, os; l = ctypes.CDLL(None, use_errno=True); a = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17); r = "
+        "l.syscall(435, a, 88); print(r if r <= 0 else 'made', ctypes.get_errno())"
+    )
     text = ok(f'python3 -c "{program}"')
     assert text.split()[-1] in (str(EPERM), str(ENOSYS))
 
@@ -242,7 +265,8 @@ def test_init_cannot_be_killed_or_traced_by_its_job():
     program = (
         "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nb = ctypes.create_string_buffer(64)\n"
         "class V(ctypes.Structure): _fields_ = [('p', ctypes.c_void_p), ('n', ctypes.c_size_t)]\n"
-        "v = V(ctypes.addressof(b), 64)\nprint(l.process_vm_readv(1, ctypes.byref(v), 1, ctypes.byref(v), 1, 0), ctypes.get_errno(), l.ptrace(16, 1, 0, 0), ctypes.get_errno())"
+        "v = V(ctypes.addressof(b), 64)\nprint(l.process_vm_readv(1, ctypes.byref(v), 1, ctypes.byref(v), 1, 0), ctypes.get_errno(), "
+        "l.ptrace(16, 1, 0, 0), ctypes.get_errno())"
     )
     first, error, second, other = map(int, ok(f'python3 -c "{program}"').split())
     assert (first, second) == (-1, -1) and {error, other} <= {EPERM, EACCES, ENOSYS}
@@ -256,13 +280,13 @@ def test_init_forwards_nothing_that_the_job_sends_it():
 
 def test_page_cache_of_a_shared_layer(tmp_path):
     """A45: CVE-2022-0847's shape: files of a lower layer opened read-only, spliced into, mapped and written: the layer stays as it was."""
-    from support import requires as machine
     from support.make_image import file
 
     machine.check("overlay")
     ref = load(tmp_path, [file("data/shared", b"A" * 4096)])
     ok(
-        "dd if=/dev/zero of=/data/shared bs=1 count=10 conv=notrunc 2>/dev/null; chmod 0 /data/shared; rm /data/shared; echo x > /data/shared",
+        "dd if=/dev/zero of=/data/shared bs=1 count=10 conv=notrunc 2>/dev/null; chmod 0 /data/shared; rm /data/shared; echo x > "
+        "/data/shared",
         image=ref,
     )
     assert ok("cat /data/shared", image=ref) == "A" * 4096
@@ -328,7 +352,8 @@ def test_fork_bomb_ends_with_its_sandbox():
     """Without a pids controller a bomb is still one sandbox's: the timeout ends every process of it. (Small fuse: RLIMIT_NPROC.)"""
     from dockless.sandbox.spec import Rlimit
 
-    with running(Spec(argv=("/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do (trap '' TERM; while :; do sleep 100 & wait; done) & done; echo up; wait"),
+    script = "for i in 1 2 3 4 5 6 7 8 9; do (trap '' TERM; while :; do sleep 100 & wait; done) & done; echo up; wait"
+    with running(Spec(argv=("/bin/sh", "-c", script),
                       rlimits=(Rlimit("nproc", 200, 200),))) as (box, output):  # fmt: skip
         until(lambda: "up" in output(), "the bomb is lit")
         tree = children_of(box.process.keeper_pid)
@@ -357,7 +382,10 @@ def test_log_flood_is_bounded():
 
 # -- A48: survivors --------------------------------------------------------------------------------------------------------------------
 
-SURVIVOR = "trap '' TERM HUP INT QUIT USR1; (setsid sh -c 'trap \"\" TERM HUP; (setsid sleep 1000 &) ; while :; do sleep 1000; done' &) ; echo up; while :; do sleep 1000; done"
+SURVIVOR = (
+    "trap '' TERM HUP INT QUIT USR1; (setsid sh -c 'trap \"\" TERM HUP; (setsid sleep 1000 &) ; while :; do sleep 1000; done' &) ; "
+    "echo up; while :; do sleep 1000; done"
+)
 
 
 @pytest.mark.parametrize("how", ["kill", "leave", "timeout", "signal"])

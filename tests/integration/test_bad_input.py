@@ -199,7 +199,8 @@ def test_machine_that_nobody_has():
     "fields",
     [
         {"umask": -1}, {"umask": 0o7777777}, {"oom_score_adj": 5000}, {"oom_score_adj": -1001}, {"shm_size": -1}, {"root_size": -1},
-        {"rlimits": (Rlimit("nofile", 2000, 1000),)}, {"rlimits": (Rlimit("nofile", -2, -2),)}, {"rlimits": (Rlimit("nofile", 1, 1 << 64),)},
+        {"rlimits": (Rlimit("nofile", 2000, 1000),)}, {"rlimits": (Rlimit("nofile", -2, -2),)},
+        {"rlimits": (Rlimit("nofile", 1, 1 << 64),)},
         {"rlimits": (Rlimit("no-such-limit", 1, 1),)}, {"cpus": (-1,)}, {"cpus": (100_000,)}, {"groups": (-1,)}, {"groups": (1 << 32,)},
         {"stop_signal": 65}, {"stop_signal": -1}, {"timeout": -1.0}, {"grace": float("nan")}, {"timeout": float("inf")},
         {"mounts": (Tmpfs("/m", size=-1),)}, {"mounts": (Tmpfs("/m", mode=-1),)}, {"time_offset": 5},
@@ -228,7 +229,7 @@ def test_a_clock_before_the_boot():
 
 
 def test_a_time_limit_that_passes_during_the_start():
-    """Not "killed, probably for want of memory": the sentence names the time limit. Where the start wins the race it is an ordinary timeout."""
+    """Not "killed, probably for want of memory": the sentence names the time limit. A start that wins the race just times out."""
     for _ in range(20):
         try:
             ended = sh("sleep 5", timeout=0.000_001).exit

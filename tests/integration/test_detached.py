@@ -58,7 +58,10 @@ def test_a_whole_life(start):
 
 
 def test_it_outlives_the_one_who_started_it():
-    program = "from dockless.sandbox import detached\nfrom dockless.sandbox.spec import Spec\nbox = detached.start(Spec(argv=('sleep', '1000')), id='outlives')\nprint(box.pid)"
+    program = (
+        "from dockless.sandbox import detached\nfrom dockless.sandbox.spec import Spec\nbox = detached.start(Spec(argv=('sleep', "
+        "'1000')), id='outlives')\nprint(box.pid)"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -86,7 +89,7 @@ def test_long_lines_come_in_parts(start):
     records = _log(box)
     assert records[-1] == ("stdout", "F", "end")
     assert "".join(text for _, _, text in records[:-1]) == "x" * 100000
-    assert [kind for _, kind, _ in records[:-1]][-1] == "F" and set(kind for _, kind, _ in records[:-2]) == {"P"}
+    assert [kind for _, kind, _ in records[:-1]][-1] == "F" and {kind for _, kind, _ in records[:-2]} == {"P"}
 
 
 def test_binary_output_survives(start):
@@ -238,7 +241,7 @@ def test_directories_are_private(start):
     box = start("true")
     box.wait(20)
     assert box.directory.stat().st_mode & 0o777 == 0o700
-    assert all(path.stat().st_mode & 0o077 == 0 for path in box.directory.iterdir() if path.name not in ("upper", "spec.json"))
+    assert all(path.stat().st_mode & 0o077 == 0 for path in box.directory.iterdir() if path.name != "upper")
 
 
 def test_a_torn_document(tmp_path):
@@ -266,3 +269,11 @@ def test_memory_of_a_running_one(start):
     until(lambda: _log(box) and _log(box)[-1][2] == "up", "the job is up")
     init = next(iter(children_of(box.pid) - {p for q in children_of(box.pid) for p in children_of(q)}))
     assert 0 < pss(box.pid) + pss(init) < 1 << 20
+
+
+@requires("cgroup2")
+def test_a_killed_ones_accounts_are_kept(start):
+    box = start("while :; do :; done")
+    box.kill()
+    box.wait(20)
+    assert "[cpu.stat]" in (box.directory / "exit").read_text()

@@ -54,7 +54,7 @@ def _all(work, count: int = THREADS) -> list[BaseException]:
 
 @pytest.fixture
 def noise():
-    """Four threads that make the host busy in the ways that break a careless fork: the allocator, the import lock, other locks, children."""
+    """Four threads that make the host busy in the ways that break a careless fork: allocator, import lock, other locks, children."""
     stop = threading.Event()
     lock = threading.RLock()
 
@@ -165,7 +165,8 @@ def test_a_large_process_starts_as_fast():
     program = (
         "import time, mmap, sys\nfrom dockless.sandbox.sandbox import Sandbox\nfrom dockless.sandbox.spec import Spec\n"
         "hold = mmap.mmap(-1, int(sys.argv[1]) << 20)\nfor i in range(0, len(hold), 4096): hold[i] = 1\n"
-        "def one():\n    t = time.perf_counter()\n    with Sandbox(Spec(argv=('true',))) as box: box.wait()\n    return time.perf_counter() - t\n"
+        "def one():\n    t = time.perf_counter()\n    with Sandbox(Spec(argv=('true',))) as box: box.wait()\n    return "
+        "time.perf_counter() - t\n"
         "one(); print(min(one() for _ in range(15)))\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 from support.boxes import ok, run, sh
@@ -93,7 +94,7 @@ def test_loopback_is_up_and_nothing_else():
 
 def test_host_network_shows_the_hosts_interfaces():
     text = ok("cat /proc/net/dev", network="host")
-    ours = {line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]}
+    ours = {line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]}
     assert {line.split(":")[0].strip() for line in text.splitlines()[2:]} == ours
 
 

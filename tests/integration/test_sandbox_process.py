@@ -24,7 +24,7 @@ FOREVER = Spec(argv=("/bin/sh", "-c", "echo up; while :; do sleep 1000; done"))
 
 
 def test_rlimits():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = (Rlimit("nofile", 123, min(hard, 456) if hard > 0 else 456), Rlimit("core", 0, 0), Rlimit("stack", 1 << 20, 1 << 21))
     text = ok("cat /proc/self/limits", rlimits=wanted)
     rows = {line[:25].strip(): line[25:].split()[:2] for line in text.splitlines()}
@@ -195,7 +195,10 @@ def _running(marker: str) -> list[str]:
 
 
 def test_zombies_are_reaped():
-    script = "for i in 1 2 3 4 5 6 7 8; do (setsid sh -c 'exit 0' &) ; done; for t in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; n=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z '); [ $n = 0 ] && break; done; echo $n"
+    script = (
+        "for i in 1 2 3 4 5 6 7 8; do (setsid sh -c 'exit 0' &) ; done; for t in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; n=$(cat "
+        "/proc/[0-9]*/stat 2>/dev/null | grep -c ') Z '); [ $n = 0 ] && break; done; echo $n"
+    )
     assert ok(script) == "0\n"
 
 

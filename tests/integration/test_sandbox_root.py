@@ -173,11 +173,15 @@ def test_dangling_resolv_conf(tmp_path, target):
 def test_host_whose_resolv_conf_is_a_link(home):
     """As on every Ubuntu: /etc/resolv.conf → ../run/systemd/resolve/stub-resolv.conf. Tried in a mount namespace of its own."""
     script = (
-        "mount -t tmpfs none /mnt && mkdir /mnt/up /mnt/work && mount -t overlay none -o lowerdir=/etc,upperdir=/mnt/up,workdir=/mnt/work /etc"
+        "mount -t tmpfs none /mnt && mkdir /mnt/up /mnt/work && mount -t overlay none -o "
+        "lowerdir=/etc,upperdir=/mnt/up,workdir=/mnt/work /etc"
         " && mount -t tmpfs none /run && mkdir -p /run/systemd/resolve && echo nameserver 192.0.2.7 > /run/systemd/resolve/stub-resolv.conf"
         ' && ln -sf ../run/systemd/resolve/stub-resolv.conf /etc/resolv.conf && exec "$@"'
     )
-    program = "from support.boxes import sh\nfor network in ('none', 'host'):\n r = sh('cat /etc/resolv.conf', network=network)\n print(network, r.out.strip(), r.err)\n"
+    program = (
+        "from support.boxes import sh\nfor network in ('none', 'host'):\n r = sh('cat /etc/resolv.conf', network=network)\n "
+        "print(network, r.out.strip(), r.err)\n"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},

@@ -67,7 +67,9 @@ class Stress:
         if what == "missing":
             try:
                 with Sandbox(Spec(argv=("no-such-program",), **fields), stdin=null, stdout=null, stderr=null) as box:
-                    self.problems.append(f"a missing program was started: {box.wait(10)} {box.process.record()} {box.plan and box.plan.command}")
+                    self.problems.append(
+                        f"a missing program was started: {box.wait(10)} {box.process.record()} {box.plan and box.plan.command}"
+                    )
             except CommandNotFound:
                 self.count("missing")
             return

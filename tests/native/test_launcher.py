@@ -20,7 +20,9 @@ from dockless.sandbox.spec import Bind, Spec
 
 from .blobs import RUN, good
 
-NATIVE = Path(native.__file__).parent
+NATIVE = Path(__file__).resolve().parents[2] / "native"  # an installed package has no sources
+LAUNCHER = Path(native.__file__).parent / "launcher"
+needs_sources = pytest.mark.skipif(not NATIVE.is_dir(), reason="the C sources are not here: an installed package is tested")
 REPORT = struct.Struct("<HHiQ")
 READY, FAILED, STATUS = 1, 2, 3
 
@@ -135,7 +137,7 @@ def test_a_job_killed_on_its_way_is_no_start():
     )
     ops = (Op("CLONE"), Op("SPAWN"), Op("NO_NEW_PRIVS"), Op("SECCOMP", a=kill), Op("UMASK", x=0o22))
     status, reports, _ = _launch(encode(Plan(ops, RUN)))
-    assert [(kind, op, value) for kind, op, value, _ in reports] == [(FAILED, 4, 0)] and status == 1 << 8
+    assert reports[0][:3] == (FAILED, 4, 0) and status == 1 << 8
 
 
 def test_an_optional_object_may_be_missing():
@@ -177,11 +179,11 @@ def test_removal_does_not_follow_links(tmp_path):
 
 def test_it_needs_no_library_and_no_writable_code():
     """Static, without an interpreter, no executable stack; small."""
-    done = subprocess.run(["readelf", "-lW", NATIVE / "launcher"], capture_output=True, text=True)
+    done = subprocess.run(["readelf", "-lW", LAUNCHER], capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip("no readelf (package binutils)")
     assert "INTERP" not in done.stdout and not re.search(r"GNU_STACK.*RWE", done.stdout) and not re.search(r"LOAD.* RWE ", done.stdout)
-    assert (NATIVE / "launcher").stat().st_size < 64 << 10
+    assert LAUNCHER.stat().st_size < 64 << 10
 
 
 # -- undefined behaviour ---------------------------------------------------------------------------------------------------------------
@@ -197,6 +199,7 @@ def trapping(tmp_path_factory) -> Path:
     return program
 
 
+@needs_sources
 @requires("gcc")
 def test_whole_starts_without_undefined_behaviour(trapping, monkeypatch, tmp_path):
     """Real sandboxes, attached and detached, by the trapping launcher."""
@@ -235,7 +238,8 @@ while head := blobs.read(4):
     plan = os.memfd_create("plan"); os.write(plan, raw)
     r, w = os.pipe()
     for fd in (plan, w): os.set_inheritable(fd, True)
-    pid = os.posix_spawn("/fuzz/launcher", ["x"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, plan, 3), (os.POSIX_SPAWN_DUP2, w, 4)] if plan != 3 and w != 3 else [(os.POSIX_SPAWN_DUP2, w, 4)])
+    places = [(os.POSIX_SPAWN_DUP2, plan, 103), (os.POSIX_SPAWN_DUP2, w, 104), (os.POSIX_SPAWN_DUP2, 103, 3), (os.POSIX_SPAWN_DUP2, 104, 4)]
+    pid = os.posix_spawn("/fuzz/launcher", ["x"], {}, file_actions=places)
     os.close(w); os.close(r); os.close(plan)
     end = time.monotonic() + 3
     while not (done := os.waitpid(pid, os.WNOHANG))[0]:
@@ -251,6 +255,7 @@ print(sorted(ended.items()))
 """
 
 
+@needs_sources
 @requires("gcc", "userns")
 def test_mutated_plans_to_the_launcher(trapping, tmp_path):
     """Inside a sandbox, because an accepted mutation is carried out: no crash, no trap, no hang."""
@@ -279,6 +284,7 @@ def test_mutated_plans_to_the_launcher(trapping, tmp_path):
 # -- the other processor ---------------------------------------------------------------------------------------------------------------
 
 
+@needs_sources
 @requires("cross-gcc:aarch64")
 def test_compiles_for_aarch64(tmp_path):
     """All sources of the launcher and of the extension, without a warning."""
@@ -292,15 +298,17 @@ def test_compiles_for_aarch64(tmp_path):
     assert done.returncode == 0, done.stderr
     for source in ("clone.c", "shim.c", "plan.c"):
         done = subprocess.run(
-            ["aarch64-linux-gnu-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{out}"', "-c", "-o", tmp_path / "x.o", NATIVE / source],
+            ["aarch64-linux-gnu-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{out}"', "-c", "-o",
+            tmp_path / "x.o", NATIVE / source],
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
 
+@needs_sources
 @requires("cross-gcc:aarch64", "program:qemu-aarch64-static")
 def test_runs_on_aarch64(tmp_path):
-    """Under user emulation, with what it knows of system calls: the plan is mapped, checked and carried out, and struct stat is read right."""
+    """Under user emulation, with what it knows of system calls: the plan is mapped, checked, carried out; struct stat is read right."""
     out = tmp_path / "launcher"
     subprocess.run(
         ["aarch64-linux-gnu-gcc", *_setup("LAUNCHER_FLAGS"), "-o", out, *(NATIVE / s for s in _setup("LAUNCHER_SOURCES"))], check=True
@@ -315,6 +323,7 @@ def test_runs_on_aarch64(tmp_path):
     assert _launch(good()["small"][:200], wrapper)[1][0][:3] == (FAILED, 0xFFFF, 22)
 
 
+@needs_sources
 @requires("gcc")
 def test_compiles_without_a_warning(tmp_path):
     """What newer compilers make an error: implicit declarations, and whatever -Wall and -Wextra say."""
@@ -326,7 +335,8 @@ def test_compiles_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     for source in ("clone.c", "shim.c", "plan.c"):
         done = subprocess.run(
-            ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{tmp_path / "l"}"', "-c", "-o", tmp_path / "x.o", NATIVE / source],
+            ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{tmp_path / "l"}"', "-c", "-o", tmp_path / "x.o",
+            NATIVE / source],
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

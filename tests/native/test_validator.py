@@ -18,10 +18,21 @@ from dockless.sandbox import explain, plan
 
 from .blobs import OP_SIZE, good, mutated
 
-NATIVE = Path(native.__file__).parent
-HEADER = (NATIVE / "plan.h").read_text()
-NAMES = "magic abi flags size n_ops ops_offset data_offset data_size times_offset timeout grace log_limit stop_signal directory cgroup reserved".split()
-FIELDS = dict(zip(NAMES, ((0, "I"), (4, "H"), (6, "H"), *((8 + 4 * i, "I") for i in range(6)), (32, "Q"), (40, "Q"), (48, "Q"), (56, "I"), (60, "I"), (64, "I"), (68, "I")), strict=True))  # fmt: skip
+NATIVE = Path(__file__).resolve().parents[2] / "native"  # an installed package has no sources
+HEADER = (NATIVE / "plan.h").read_text() if NATIVE.is_dir() else ""
+needs_sources = pytest.mark.skipif(not HEADER, reason="the C sources are not here: an installed package is tested")
+NAMES = (
+    "magic abi flags size n_ops ops_offset data_offset data_size times_offset timeout grace log_limit stop_signal directory cgroup reserved"
+).split()
+PLACES = (
+    (0, "I"),
+    (4, "H"),
+    (6, "H"),
+    *((8 + 4 * i, "I") for i in range(6)),
+    *((32 + 8 * i, "Q") for i in range(3)),
+    *((56 + 4 * i, "I") for i in range(4)),
+)
+FIELDS = dict(zip(NAMES, PLACES, strict=True))
 
 
 def _set(raw: bytes, **fields: int) -> bytes:
@@ -69,7 +80,8 @@ CODES = {name: shape.code for name, shape in native.operations().items()}
     "change",
     [
         {"magic": 0}, {"abi": 0}, {"abi": 2}, {"size": 0}, {"size": len(SMALL) + 1}, {"n_ops": 0}, {"n_ops": 1 << 31}, {"n_ops": 65537},
-        {"ops_offset": 0}, {"ops_offset": 1}, {"ops_offset": len(SMALL)}, {"ops_offset": 0xFFFFFFF8}, {"data_offset": 0}, {"data_offset": 4},
+        {"ops_offset": 0}, {"ops_offset": 1}, {"ops_offset": len(SMALL)}, {"ops_offset": 0xFFFFFFF8}, {"data_offset": 0},
+        {"data_offset": 4},
         {"data_offset": len(SMALL) + 8}, {"data_offset": 0xFFFFFFF8}, {"data_size": len(SMALL)}, {"data_size": 0xFFFFFFFF},
         {"stop_signal": 65}, {"directory": 0xFFFFFFFF}, {"cgroup": 0xFFFFFFFF}, {"data_size": 0},
     ],
@@ -97,8 +109,10 @@ def test_data_must_not_lie_on_operations():
 @pytest.mark.parametrize(
     ("index", "change"),
     [
-        (0, {"code": 0}), (0, {"code": 999}), (0, {"code": 0xFFFF}), (0, {"flags": 2}), (0, {"in_": 0}), (0, {"out": 5}), (0, {"a": 1}), (0, {"b": 1}),
-        (1, {"in_": -2}), (1, {"in_": 960}), (1, {"in_": 0x7FFFFFFF}), (1, {"in_": -0x80000000}), (4, {"a": 1}), (4, {"a": 0xFFFFFFFC}), (4, {"b": 0xFFFFFFFC}),
+        (0, {"code": 0}), (0, {"code": 999}), (0, {"code": 0xFFFF}), (0, {"flags": 2}), (0, {"in_": 0}), (0, {"out": 5}),
+        (0, {"a": 1}), (0, {"b": 1}),
+        (1, {"in_": -2}), (1, {"in_": 960}), (1, {"in_": 0x7FFFFFFF}), (1, {"in_": -0x80000000}), (4, {"a": 1}),
+        (4, {"a": 0xFFFFFFFC}), (4, {"b": 0xFFFFFFFC}),
         (4, {"b": 0}), (4, {"b": 4}),
     ],
 )  # fmt: skip
@@ -184,6 +198,7 @@ def _inside(blob: bytes) -> bool:
     return True
 
 
+@needs_sources
 @requires("gcc")
 def test_under_the_sanitizers(tmp_path):
     """The same mutations, and many more, to the validator under AddressSanitizer and UndefinedBehaviorSanitizer."""
@@ -215,22 +230,26 @@ def _table() -> dict[str, tuple[int, str]]:
     return {name: (int(code), "".join(letters)) for code, name, *letters in rows}
 
 
+@needs_sources
 def test_python_has_the_operations_of_the_header():
     ours = {name: (s.code, s.slot_in + s.slot_out + s.a + s.b) for name, s in native.operations().items()}
     assert ours == _table() and len(ours) > 40
     assert sorted(code for code, _ in ours.values()) == list(range(1, len(ours) + 1))
 
 
+@needs_sources
 def test_every_operation_can_be_explained():
     assert set(explain._SAY) == set(_table())
 
 
+@needs_sources
 def test_every_operation_is_interpreted():
     """Each has its case in the switch, but CLONE and SPAWN, which split the process."""
     cases = set(re.findall(r"case OP_(\w+):", (NATIVE / "ops.c").read_text()))
     assert cases == set(_table()) - {"CLONE", "SPAWN"}
 
 
+@needs_sources
 def test_numbers_of_the_format_agree():
     slots = dict(re.findall(r"SLOT_(\w+) = (\d+)", HEADER))
     for name in ("PLAN", "REPORT", "LEASH", "CGROUP", "LOCK", "STATE", "STDOUT", "STDERR", "FREE"):

@@ -130,7 +130,8 @@ def test_image_volumes_are_places_to_write_below_a_readonly_root():
 
 def test_spec_travels_as_json():
     spec = Spec(
-        argv=("a", "b"), env=(("A", "1"),), mounts=(Bind("/a", "/b", readonly=True), Tmpfs("/t", size=5), Volume("v", "/v")), rlimits=(Rlimit("core", 0, -1),),
+        argv=("a", "b"), env=(("A", "1"),), mounts=(Bind("/a", "/b", readonly=True), Tmpfs("/t", size=5), Volume("v", "/v")),
+        rlimits=(Rlimit("core", 0, -1),),
         namespaces=Namespaces(time="new"), limits=Limits.parse(memory="1G", cpus="1.5"), time_offset=5, timeout=1.5, entrypoint=(), umask=0,
     )  # fmt: skip
     assert msgspec.json.decode(msgspec.json.encode(spec), type=Spec) == spec

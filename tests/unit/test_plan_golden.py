@@ -53,7 +53,8 @@ MOUNTS = (Bind("/data", "/data", readonly=True), Bind("/scratch", "/scratch", re
 GPUS = tuple(Device(f"/dev/{name}", f"/dev/{name}", major, minor) for name, major, minor in
              (("nvidiactl", 195, 255), ("nvidia2", 195, 2), ("nvidia-uvm", 511, 0), ("nvidia-caps/nvidia-cap21", 236, 21)))  # fmt: skip
 EVERYTHING = _spec(
-    rlimits=(Rlimit("nofile", 1024, 4096), Rlimit("core", 0, -1)), umask=0o27, oom_score_adj=500, cpus=(0, 1, 65), shm_size=1 << 20, hostname="box",
+    rlimits=(Rlimit("nofile", 1024, 4096), Rlimit("core", 0, -1)), umask=0o27, oom_score_adj=500, cpus=(0, 1, 65), shm_size=1 << 20,
+    hostname="box",
     timeout=60.0, grace=5.0,
 )  # fmt: skip
 
@@ -144,7 +145,7 @@ def test_a_slot_is_filled_before_it_is_used(name):
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_rights_are_dropped_in_order(name):
-    """In the job: everything that needs a right, then the ids, the capabilities, no_new_privs, no leaked file, the filter; then the exec."""
+    """In the job: what needs a right, then the ids, the capabilities, no_new_privs, no leaked file, the filter; then the exec."""
     plan = compile_plan(CASES[name])
     names = [op.name for op in plan.ops]
     job = names[names.index("SPAWN") + 1 :]
