@@ -34,6 +34,7 @@ void init_run(struct plan_header *plan, int job_pid) {
     struct { int signo, errno_, code; char rest[116]; } info;
     uint64_t all = ~0ull;
     int status = 0;
+    go_anywhere();
     drop_privileges();
     sys(NR_close_range, 0, ~0u, 0);
     for (;;) {

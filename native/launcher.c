@@ -12,6 +12,24 @@
 
 static char job_stack[32768] __attribute__((aligned(16)));
 
+static uint64_t allowed[16];
+static sysret allowed_size;
+
+/* A start is a relay: host, keeper, init, job, each waiting for the next. Spread over processors, every hand-over to a busy one waits there for a time
+ * slice, so the whole relay is run on one, and each runner is let go when it is done. Measured: a few per cent on a quiet machine, half on a loud one. */
+static void stay_here(void) {
+    uint64_t here[16] = {0};
+    uint32_t cpu = 0;
+    allowed_size = sys(NR_sched_getaffinity, 0, sizeof allowed, allowed);
+    if (allowed_size <= 0 || sys(NR_getcpu, &cpu, 0, 0) < 0 || cpu >= 1024) return;
+    here[cpu / 64] = 1ull << cpu % 64;
+    sys(NR_sched_setaffinity, 0, allowed_size, here);
+}
+
+void go_anywhere(void) {
+    if (allowed_size > 0) sys(NR_sched_setaffinity, 0, allowed_size, allowed);
+}
+
 struct job {
     struct plan_header *plan;
     uint32_t pc;
@@ -41,6 +59,7 @@ static void run_job(void *argument) {
     struct job *job = argument;
     struct plan_header *plan = job->plan;
     plan->phase = PHASE_JOB;
+    go_anywhere();
     for (uint32_t pc = job->pc; pc < plan->n_ops; pc++) {
         int error = step(plan, pc);
         if (error) {
@@ -132,6 +151,7 @@ static __attribute__((used)) void launcher_main(void) {
     sys(NR_rt_sigprocmask, 2, &all, 0, 8);
     default_signals();
     sys(NR_umask, 0); /* the plan says each mode */
+    stay_here();
     sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
     if (sys(NR_newfstatat, SLOT_PLAN, "", st, AT_EMPTY_PATH_) < 0) die(2);
     if (is_pipe(st)) hold();

@@ -12,6 +12,9 @@ void init_run(struct plan_header *plan, int job_pid);
 /* log.c: one chunk of a job's output into the log of a detached sandbox. */
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit);
 
+/* launcher.c: run on every processor again that the host may use. */
+void go_anywhere(void);
+
 /* report.c */
 void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x);
 void die(int code) __attribute__((noreturn));
