@@ -113,9 +113,9 @@ class Sandbox:
 
     def kill(self) -> None:
         """SIGKILL to everything inside."""
+        self.process.kill()  # first, so that the keeper knows that it was killed
         if self._cgroup is not None:
             self._cgroup.kill()
-        self.process.kill()
 
     def send_signal(self, number: int) -> None:
         """A signal to the job's own process."""
