@@ -58,7 +58,7 @@ def lease(request: GpuRequest, *, busy: Collection[str] = ()) -> GpuLease:
     """
     gpus = inventory()
     with _choosing():
-        taken = held(unit.uuid for unit in units(gpus)) | _detached() | frozenset(busy)
+        taken = held(unit.uuid for unit in units(gpus)) | detached() | frozenset(busy)
         chosen = choose(request, gpus, taken)
         locks: list[int] = []
         try:
@@ -96,7 +96,7 @@ def _path(uuid: str) -> Path:
 
 @contextlib.contextmanager
 def _choosing() -> Iterator[None]:
-    _directory().mkdir(mode=0o755, parents=True, exist_ok=True)
+    paths.make(_directory(), 0o755)
     fd = os.open(_directory() / "choosing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -130,12 +130,12 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _detached() -> frozenset[str]:
+def detached() -> frozenset[str]:
     """GPUs of the detached sandboxes of this state directory that have not ended."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.detached import list_all
 
     found: set[str] = set()
-    for box in detached.list_all():
+    for box in list_all():
         with contextlib.suppress(SandboxGone):
             if box.state() in ("starting", "running"):
                 found.update(box.spec.gpus)

@@ -72,6 +72,17 @@ class Found:
     reason: str = ""
 
 
+def launch(launcher: Launcher, spec: Spec, **how: Any) -> Handle:
+    """Start an attempt, with its GPUs locked until the sandbox itself shows that they are taken. ``NotEnoughGpus`` if a `dockless run`
+    was faster."""
+    if not spec.gpus:
+        return launcher.start(spec, **how)
+    from dockless.sandbox import gpu_lease
+
+    with gpu_lease.hold(spec.gpus):
+        return launcher.start(spec, **how)
+
+
 def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_time_limit: float) -> Spec:
     """The spec as it is launched: with the leased GPUs, the time limit and the job's own numbers in its environment."""
     own = {"DOCKLESS_JOB_ID": str(live.job.id), "DOCKLESS_ATTEMPT": str(attempt)}

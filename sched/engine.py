@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dockless import paths
-from dockless.errors import BadInput, DocklessError, SchedError
+from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
 from dockless.sched import attempts, policy, queue
 from dockless.sched.admission import Admission
 from dockless.sched.attempts import Handle, Launcher
@@ -324,13 +324,18 @@ class Engine:
             entry.handle = await self._in_thread(
                 self._launching,
                 partial(
-                    self.launcher.start,
+                    attempts.launch,
+                    self.launcher,
                     attempts.complete(spec, entry.live, lease.attempt, lease.gpus, job.time_limit),
                     id=self._name(job.id, lease.attempt),
                     owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
                     labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
                 ),
             )
+        except NotEnoughGpus as error:
+            reason, now = str(error), time.time()
+            await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
+            return
         except Exception as error:
             # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
             text = str(error) if isinstance(error, DocklessError) else f"{type(error).__name__}: {error}"

@@ -66,9 +66,11 @@ class HostGpus:
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
 
     def outside(self, leased: Collection[str]) -> frozenset[str]:
-        """GPUs that nobody leased and on which something computes all the same."""
+        """GPUs that the queue has not leased and that are in use all the same: held by a `dockless run`, or something computes on them."""
         if not self.gpus:
             return frozenset()
+        from dockless.sandbox import gpu_lease
+
         if time.monotonic() - self._read > FRESH:
             from dockless.sandbox import gpu
 
@@ -77,7 +79,8 @@ class HostGpus:
             except DocklessError as error:
                 self.error = str(error)
             self._read = time.monotonic()
-        return frozenset(unit.uuid for unit in self.gpus if unit.processes and unit.uuid not in leased)
+        computing = frozenset(unit.uuid for unit in self.gpus if unit.processes)
+        return (computing | gpu_lease.held(self.uuids) | gpu_lease.detached()) - frozenset(leased)
 
     def close(self) -> None:
         self._stack.close()
