@@ -100,7 +100,7 @@ def test_binary_output_survives(start):
 
 def test_rotation_keeps_the_newest(start):
     """More than the limit (64 MiB) in all: two files, neither much larger than it, the last line in the newer one."""
-    box = start("head -c 90000000 /dev/zero | tr '\\0' '\\n' | head -c 8000000; echo the end")
+    box = start("line=$(head -c 2000 /dev/zero | tr '\\0' x); yes $line | head -c 75000000; echo; echo the end")
     box.wait(120)
     assert _last_line(box.log_paths[-1]).endswith(b"stdout F the end")
     total = sum(path.stat().st_size for path in box.log_paths)

@@ -55,7 +55,7 @@ def test_bind_readonly(tree):
 
 def test_bind_of_a_file(tree):
     assert ok("cat /a/deep/place", mounts=(Bind(str(tree / "file"), "/a/deep/place"),)) == "from the host\n"
-    assert ok("cat /etc/hosts", mounts=(Bind(str(tree / "file"), "/etc/hosts"),)) == "from the host\n"
+    assert ok("cat /etc/passwd", mounts=(Bind(str(tree / "file"), "/etc/passwd"),)) == "from the host\n"
 
 
 def test_order_is_the_callers(tree):
@@ -200,9 +200,7 @@ def _any_user() -> int:
     import pwd
 
     found = [entry.pw_uid for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 60000]
-    if not found:
-        pytest.skip("no ordinary user in passwd")
-    return found[0]
+    return found[0] if found else pwd.getpwnam("daemon").pw_uid
 
 
 def _as_owner(script: str, owner: int, **fields) -> str:

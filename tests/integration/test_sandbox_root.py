@@ -114,6 +114,12 @@ def test_the_host_image_is_readonly_where_it_is_the_hosts(tmp_path):
     assert ran.err.count("ead-only") >= 2
 
 
+def _needs_hosts() -> None:
+    """The image `host` shows the host's /etc, and only over a file that is there can ours be mounted."""
+    if not os.path.exists("/etc/hosts"):
+        pytest.skip("this host has no /etc/hosts")
+
+
 @requires("subuid")
 def test_tmp_is_for_everybody():
     assert ok("stat -c %a /tmp /var/tmp /dev/shm /root").split() == ["1777", "1777", "1777", "700"]
@@ -123,6 +129,7 @@ def test_tmp_is_for_everybody():
 @requires("subuid")
 @requires("overlay")
 def test_the_hosts_umask_does_not_leak(tmp_path):
+    _needs_hosts()
     ref = load(tmp_path)
     before = os.umask(0o077)
     try:
@@ -155,6 +162,7 @@ def test_a_terminal_can_be_made():
 
 
 def test_names_and_resolver():
+    _needs_hosts()
     hosts = ok("cat /etc/hosts", hostname="abc")
     assert "127.0.0.1\tlocalhost" in hosts and "abc" in hosts
     assert ok("cat /etc/resolv.conf") == ""
