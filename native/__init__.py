@@ -76,7 +76,8 @@ def openat2(dirfd: int, path: str | bytes, flags: int, mode: int = 0, resolve: i
 
 
 def syscall(number: int, *arguments: int | bytes) -> int:
-    """One raw system call: the result, or a negative errno. Bytes are passed as a pointer to a NUL-terminated copy. For the feature probe."""
+    """One raw system call: the result, or a negative errno. Bytes are passed as a pointer to a NUL-terminated copy. For the feature
+    probe."""
     native = _extension()
     kept = [native.ffi.new("char[]", value) if isinstance(value, bytes) else value for value in arguments]
     words = [value if isinstance(value, int) else int(native.ffi.cast("intptr_t", value)) for value in kept]
