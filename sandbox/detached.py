@@ -330,7 +330,8 @@ def start(
     made = Detached(id, directory)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Waits only for those who are just asking (a shared lock, for microseconds): nobody else ever takes this one.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         _start(spec, made, image, lock, owner, labels or {})
     except BaseException:
         os.close(lock)
