@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ from pathlib import Path
 from dockless import paths
 from dockless.errors import NotEnoughGpus, SandboxGone
 from dockless.sandbox.gpu import Gpu, GpuRequest, choose, inventory, units
+
+
+_ASKING = 0.05
+"""Seconds after which a lock is somebody's lease, and not a look at it."""
 
 
 @dataclass(slots=True)
@@ -107,12 +112,16 @@ def _choosing() -> Iterator[None]:
 
 def _lock(uuid: str) -> int:
     fd = os.open(_path(uuid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise NotEnoughGpus(f"GPU {uuid} is leased", subject=uuid, hint="wait for it, or ask for another") from None
-    return fd
+    deadline = time.monotonic() + _ASKING
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise NotEnoughGpus(f"GPU {uuid} is leased", subject=uuid, hint="wait for it, or ask for another") from None
+            time.sleep(0.001)
 
 
 def _is_locked(path: Path) -> bool:
@@ -121,7 +130,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # A shared lock: two who ask do not see each other, and whoever takes a GPU holds `choosing`, as lease() does while it asks.
+        # A shared lock, for microseconds: two who ask do not see each other, and who takes the GPU waits that long.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
