@@ -25,7 +25,6 @@ from dockless import paths
 from dockless.errors import NotEnoughGpus, SandboxGone
 from dockless.sandbox.gpu import Gpu, GpuRequest, choose, inventory, units
 
-
 _ASKING = 0.05
 """Seconds after which a lock is somebody's lease, and not a look at it."""
 

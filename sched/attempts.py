@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import SandboxGone
 from dockless.sandbox.spec import Spec
 from dockless.sched.queue import Live
@@ -180,15 +179,6 @@ def orphans(launcher: Launcher, queue: str, alive: Callable[[str], bool], known:
         if ours:
             found.append(handle)
     return found
-
-
-def clear_group(name: str) -> None:
-    """Remove the control group of an attempt that was void: its launch may have ended before anything on disk named the group."""
-    place = find_delegation(ask_systemd=False)
-    if place.path is not None and (place.home / name).is_dir():
-        with Cgroup.open(place.home / name) as group:
-            group.kill()
-            group.remove()
 
 
 def prune_logs(directory: Path, older_than: float) -> int:

@@ -198,10 +198,6 @@ class Engine:
         if entry.handle is not None:
             await self._remove(entry.handle)
             entry.handle = None
-        try:
-            await self._in_thread(self._ending, attempts.clear_group, self._name(entry.job.id, entry.job.attempt))
-        except (DocklessError, OSError) as error:
-            _say(f"a control group is left: {error}")
         self.active.pop(entry.job.id, None)
         entry.ends = None
         entry.show(state=State.PENDING, started=0.0, devices=())
