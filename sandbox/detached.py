@@ -30,6 +30,7 @@ from dockless import paths
 from dockless.cgroups import Cgroup, Usage, find_delegation
 from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox import process, sandbox
+from dockless.sandbox.locks import is_locked
 from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
 from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit
@@ -88,7 +89,7 @@ class Detached:
     def state(self) -> State:
         """``starting``: no program has been exec'd yet, ``vanished``: it ended without a record (a reboot, a killed keeper), or never
         began."""
-        alive = _locked(self.directory / "lock")
+        alive = is_locked(self.directory / "lock")
         if (self.directory / "exit").exists():
             return "exited"
         if not alive:
@@ -125,7 +126,7 @@ class Detached:
                 fd = os.pidfd_open(pid)
             except ProcessLookupError:
                 raise _gone(self.id) from None
-            if _locked(self.directory / "lock"):
+            if is_locked(self.directory / "lock"):
                 return fd
             os.close(fd)
             self._collect()
@@ -204,7 +205,7 @@ class Detached:
         except ProcessLookupError:
             return
         try:
-            if _locked(self.directory / "lock"):
+            if is_locked(self.directory / "lock"):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         except ProcessLookupError:
             pass
@@ -258,21 +259,6 @@ def _reap(pidfd: int) -> None:
 def boot_id() -> str:
     """Changes at every boot: a pid or a cgroup of another boot is nobody's."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _locked(path: Path) -> bool:
-    """Whether somebody holds the lock. Asked with a shared lock, so that two who ask do not see each other."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def parse_exit(text: str) -> Exit:

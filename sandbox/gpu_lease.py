@@ -24,6 +24,7 @@ from pathlib import Path
 from dockless import paths
 from dockless.errors import NotEnoughGpus, SandboxGone
 from dockless.sandbox.gpu import Gpu, GpuRequest, choose, inventory, units
+from dockless.sandbox.locks import is_locked
 
 _ASKING = 0.05
 """Seconds after which a lock is somebody's lease, and not a look at it."""
@@ -87,7 +88,7 @@ def hold(uuids: Iterable[str]) -> Iterator[None]:
 
 def held(uuids: Iterable[str]) -> frozenset[str]:
     """Which of these are locked by a living process now. Asking disturbs nobody."""
-    return frozenset(uuid for uuid in uuids if _is_locked(_path(uuid)))
+    return frozenset(uuid for uuid in uuids if is_locked(_path(uuid)))
 
 
 def _directory() -> Path:
@@ -121,21 +122,6 @@ def _lock(uuid: str) -> int:
                 os.close(fd)
                 raise NotEnoughGpus(f"GPU {uuid} is leased", subject=uuid, hint="wait for it, or ask for another") from None
             time.sleep(0.001)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        # A shared lock, for microseconds: two who ask do not see each other, and who takes the GPU waits that long.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def detached() -> frozenset[str]:

@@ -20,11 +20,6 @@ _SETTLED = 10.0
 """Seconds after which a sandbox that is being started has taken its locks."""
 
 
-def lock(fd: int) -> None:
-    """Mark what ``fd`` is open on as in use for as long as any copy of this open file lives."""
-    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
 def reconcile() -> list[str]:
     """Remove leftovers of attached sandboxes of this user: the names of what was removed. Whatever still runs is left alone."""
     return _groups() + _directories()

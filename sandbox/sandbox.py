@@ -20,10 +20,11 @@ from dockless.cgroups import Cgroup, Limits, Usage, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
 from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
+from dockless.sandbox.locks import mark_in_use
 from dockless.sandbox.plan import SLOT_FREE, SLOT_LOCK, SLOT_STATE, Plan, personal
 from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit, Process
-from dockless.sandbox.reconcile import PREFIX, end, lock
+from dockless.sandbox.reconcile import PREFIX, end
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.spec import Spec, check_id
 from dockless.sandbox.userns import default_map, namespace_fd
@@ -85,7 +86,7 @@ class Sandbox:
         self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:
             self._stack.callback(end, self._cgroup)
-            lock(self._cgroup.fd)
+            mark_in_use(self._cgroup.fd)
         ready = prepared(self.spec, image, has_cgroup=self._cgroup is not None)
         self.plan = ready.plan
         directory = paths.state() / "running" / self.id
@@ -98,7 +99,7 @@ class Sandbox:
                 for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
                     fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     opened.callback(os.close, fds[slot])
-                lock(fds[SLOT_LOCK])
+                mark_in_use(fds[SLOT_LOCK])
             raw = personal(
                 ready.raw(times=self._times), directory=str(directory), removed=removed, cgroup=PREFIX + self.id if self._cgroup else ""
             )

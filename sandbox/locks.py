@@ -1,0 +1,30 @@
+"""Locks that say whether something is alive: they go with the last process that holds them, however it ends. flock(2)
+
+Pids can be reused and files can be left behind; a lock on an open file can be neither.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+def mark_in_use(fd: int) -> None:
+    """Mark what ``fd`` is open on as in use for as long as any copy of this open file lives, here or in a child."""
+    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds an exclusive lock. Asked with a shared one, for microseconds: two who ask do not see each other."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
