@@ -74,7 +74,8 @@ def run_demo(*, keep: bool = False) -> int:
     """0 if everything was as it must be."""
     began = time.monotonic()
     before = {name: os.environ.get(name) for name in ("DOCKLESS_HOME", "DOCKLESS_SOCKET", "DOCKLESS_SIMULATED_GPUS")}
-    stage = Stage(Path(tempfile.mkdtemp(prefix="dockless-demo-")))
+    # Not /tmp: where that is a tmpfs, kernels before 6.3 cannot map owners in it.
+    stage = Stage(Path(tempfile.mkdtemp(prefix="dockless-demo-", dir="/var/tmp")))
     os.environ["DOCKLESS_HOME"] = str(stage.home)
     os.environ.pop("DOCKLESS_SOCKET", None)
     signal.signal(signal.SIGTERM, _terminated)
