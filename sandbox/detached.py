@@ -20,6 +20,7 @@ import fcntl
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ from dockless.sandbox.reconcile import end
 from dockless.sandbox.spec import Spec, check_id
 
 if TYPE_CHECKING:
+    import msgspec
+
     from dockless.images import Image
 
 State = Literal["starting", "running", "exited", "vanished"]
@@ -56,6 +59,21 @@ class Document:
     warnings: tuple[str, ...] = ()
 
 
+_decoder_lock = threading.Lock()
+_decoders: list[msgspec.json.Decoder[Document]] = []
+
+
+def _decoder() -> msgspec.json.Decoder[Document]:
+    """Made once, by one thread: msgspec crashes when two look at a new dataclass at the same time (seen: SIGSEGV of a daemon that started
+    jobs in parallel)."""
+    with _decoder_lock:
+        if not _decoders:
+            import msgspec
+
+            _decoders.append(msgspec.json.Decoder(Document))
+        return _decoders[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Detached:
     """A sandbox by its directory. Cheap to make; every question is answered by the file system."""
@@ -69,7 +87,7 @@ class Detached:
         import msgspec
 
         try:
-            return msgspec.json.decode((self.directory / "spec.json").read_bytes(), type=Document)
+            return _decoder().decode((self.directory / "spec.json").read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError):
             raise _gone(self.id) from None
 
