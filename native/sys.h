@@ -9,25 +9,25 @@ typedef long sysret;
 
 #if defined(__x86_64__)
 enum {
-    NR_read = 0, NR_write = 1, NR_close = 3, NR_poll = 7, NR_mmap = 9, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14,
+    NR_read = 0, NR_write = 1, NR_close = 3, NR_mmap = 9, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14,
     NR_ioctl = 16, NR_getpid = 39, NR_socket = 41, NR_wait4 = 61, NR_kill = 62, NR_fcntl = 72, NR_fsync = 74, NR_chdir = 80, NR_fchdir = 81,
-    NR_umask = 95, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_setfsuid = 122, NR_setfsgid = 123, NR_getpgid = 121,
+    NR_umask = 95, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_setfsuid = 122, NR_setfsgid = 123,
     NR_capset = 126, NR_rt_sigtimedwait = 128, NR_pivot_root = 155, NR_prctl = 157, NR_sethostname = 170,
-    NR_setdomainname = 171, NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_unlinkat = 263, NR_fchmodat = 268, NR_getdents64 = 217, NR_lseek = 8, NR_sched_setaffinity = 203, NR_sched_getaffinity = 204, NR_getcpu = 309, NR_setsid = 112, NR_clock_gettime = 228,
+    NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_unlinkat = 263, NR_fchmodat = 268, NR_getdents64 = 217, NR_lseek = 8, NR_sched_setaffinity = 203, NR_sched_getaffinity = 204, NR_getcpu = 309, NR_setsid = 112, NR_clock_gettime = 228,
     NR_exit_group = 231, NR_keyctl = 250, NR_openat = 257, NR_mkdirat = 258, NR_fchownat = 260, NR_newfstatat = 262,
     NR_renameat = 264, NR_symlinkat = 266, NR_unshare = 272, NR_ppoll = 271, NR_signalfd4 = 289, NR_dup3 = 292, NR_execve = 59, NR_writev = 20,
-    NR_prlimit64 = 302, NR_setns = 308, NR_seccomp = 317, NR_bpf = 321, NR_execveat = 322, NR_ftruncate = 77, NR_fstat = 5, NR_exit = 60,
+    NR_prlimit64 = 302, NR_setns = 308, NR_seccomp = 317, NR_bpf = 321, NR_execveat = 322, NR_exit = 60,
 };
 #elif defined(__aarch64__)
 enum {
     NR_read = 63, NR_write = 64, NR_close = 57, NR_mmap = 222, NR_rt_sigaction = 134, NR_rt_sigprocmask = 135,
     NR_ioctl = 29, NR_getpid = 172, NR_socket = 198, NR_wait4 = 260, NR_kill = 129, NR_fcntl = 25, NR_fsync = 82, NR_chdir = 49, NR_fchdir = 50,
-    NR_umask = 166, NR_setgroups = 159, NR_setresuid = 147, NR_setresgid = 149, NR_setfsuid = 151, NR_setfsgid = 152, NR_getpgid = 155,
+    NR_umask = 166, NR_setgroups = 159, NR_setresuid = 147, NR_setresgid = 149, NR_setfsuid = 151, NR_setfsgid = 152,
     NR_capset = 91, NR_rt_sigtimedwait = 137, NR_pivot_root = 41, NR_prctl = 167, NR_sethostname = 161,
-    NR_setdomainname = 162, NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_unlinkat = 35, NR_fchmodat = 53, NR_getdents64 = 61, NR_lseek = 62, NR_sched_setaffinity = 122, NR_sched_getaffinity = 123, NR_getcpu = 168, NR_setsid = 157, NR_clock_gettime = 113,
+    NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_unlinkat = 35, NR_fchmodat = 53, NR_getdents64 = 61, NR_lseek = 62, NR_sched_setaffinity = 122, NR_sched_getaffinity = 123, NR_getcpu = 168, NR_setsid = 157, NR_clock_gettime = 113,
     NR_exit_group = 94, NR_keyctl = 219, NR_openat = 56, NR_mkdirat = 34, NR_fchownat = 54, NR_newfstatat = 79,
     NR_renameat = 38, NR_symlinkat = 36, NR_unshare = 97, NR_ppoll = 73, NR_signalfd4 = 74, NR_dup3 = 24, NR_execve = 221, NR_writev = 66,
-    NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_bpf = 280, NR_execveat = 281, NR_ftruncate = 46, NR_fstat = 80, NR_exit = 93,
+    NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_bpf = 280, NR_execveat = 281, NR_exit = 93,
 };
 #else
 #error "dockless supports x86-64 and aarch64"
@@ -36,7 +36,7 @@ enum {
 /* The same on every architecture. */
 enum {
     NR_pidfd_send_signal = 424, NR_open_tree = 428, NR_move_mount = 429, NR_fsopen = 430, NR_fsconfig = 431, NR_fsmount = 432,
-    NR_pidfd_open = 434, NR_clone3 = 435, NR_close_range = 436, NR_openat2 = 437, NR_mount_setattr = 442,
+    NR_clone3 = 435, NR_close_range = 436, NR_openat2 = 437, NR_mount_setattr = 442,
 };
 
 static inline sysret sys6(long n, long a, long b, long c, long d, long e, long f) {

@@ -382,11 +382,6 @@ def _stamp(path: Path | str) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _unreadable(path: Path | str, error: OSError) -> BadInput:
-    return BadInput(f"seccomp profile {path}: {error.strerror}", subject=str(path), hint="give the path of a readable JSON file")
-
-
-@functools.cache
 def _running_kernel() -> tuple[int, int]:
     numbers: Iterable[str] = os.uname().release.split("-")[0].split(".")
     digits = [int(part) for part in numbers if part.isdecimal()] + [0, 0]
