@@ -114,9 +114,7 @@ def load_profile(path: Path | str) -> dict[str, Any]:
     try:
         parsed = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise BadInput(
-            f"seccomp profile {path}: {error.strerror}", subject=str(path), hint="give the path of a readable JSON file"
-        ) from error
+        raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"seccomp profile {path} is not JSON: {error}", subject=str(path)) from error
     if not isinstance(parsed, dict):
@@ -376,12 +374,15 @@ def _stamp(path: Path | str) -> tuple[int, ...]:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise BadInput(
-            f"seccomp profile {path}: {error.strerror}", subject=str(path), hint="give the path of a readable JSON file"
-        ) from error
+        raise _unreadable(path, error) from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def _unreadable(path: Path | str, error: OSError) -> BadInput:
+    return BadInput(f"seccomp profile {path}: {error.strerror}", subject=str(path), hint="give the path of a readable JSON file")
+
+
+@functools.cache
 def _running_kernel() -> tuple[int, int]:
     numbers: Iterable[str] = os.uname().release.split("-")[0].split(".")
     digits = [int(part) for part in numbers if part.isdecimal()] + [0, 0]
