@@ -202,6 +202,8 @@ class Client:
         try:
             self._socket.settimeout(self.timeout)
             self._socket.sendall(line)
+        except BrokenPipeError:
+            pass  # a daemon that refuses a caller says so and hangs up, maybe before it was asked: what it said is there to be read
         except OSError as error:
             self.close()
             raise self._lost(error) from None
