@@ -1,14 +1,14 @@
-"""An image that can be run: its configuration and its layers as directories. And the host's own root as an image."""
+"""An image that can be run: its configuration and its layers. And the host's own root as an image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from dockless.errors import BadImage, NotRunnable
 from dockless.images import merged, platforms
 from dockless.images.config import ImageConfig
 from dockless.images.files import explained
+from dockless.images.layers import Layer
 
 HOST = "host"
 _HOST_FILES = frozenset({"/etc/passwd", "/etc/group"})
@@ -16,13 +16,13 @@ _HOST_FILES = frozenset({"/etc/passwd", "/etc/group"})
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """``layers``: bottom first, each a directory for overlayfs. ``digest``: of the manifest; ``config_digest``: what Docker calls the image
+    """``layers``: bottom first, each as overlayfs takes it. ``digest``: of the manifest; ``config_digest``: what Docker calls the image
     id. ``size``: bytes of all layers, unpacked. ``warnings``: what could not be kept (devices and capabilities, for an ordinary user)."""
 
     reference: str | None
     digest: str
     config: ImageConfig
-    layers: tuple[Path, ...]
+    layers: tuple[Layer, ...]
     architecture: str = ""
     os: str = ""
     size: int = 0

@@ -29,6 +29,7 @@ from pathlib import Path
 from dockless.errors import BadImage, ImageError, UnsafeLayer
 from dockless.images import tarstream
 from dockless.images.files import check_room, remove_tree
+from dockless.images.layers import Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.merged import LINKS_MAX, PATH_MAX, Merged, Node, Parts, has_opaque, is_whiteout, show
 from dockless.images.tarstream import Member, TarReader
@@ -87,7 +88,7 @@ class _Writer:
         self._warned: dict[str, tuple[int, str]] = {}
         self._root_opaque = False
         self._current: tuple[Parts, _Dir] | None = None
-        self._lower = Merged(list(reversed(lower)))
+        self._lower = Merged([Layer(path) for path in reversed(lower)])
         self._root = os.open(target, _DIRECTORY)
         if self._lower:
             self._copy_meta(self._lower.open_dir(self._lower.root), self._root)

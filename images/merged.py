@@ -1,6 +1,6 @@
 """Looking up a path as the merged image shows it: whiteouts, opaque directories, symbolic links resolved inside, never out of the layers.
 
-Layers are given from top to bottom, as directories in the form overlayfs takes: a whiteout is a character device 0:0, an opaque
+Layers are given from top to bottom, in the form overlayfs takes: a whiteout is a character device 0:0, an opaque
 directory carries ``trusted.overlay.opaque`` or ``user.overlay.opaque`` = ``y``. A walk goes component by component on descriptors with
 ``O_NOFOLLOW``; a link is expanded by hand against the merged root, ``..`` stops at the root, and 40 links are enough (attacks A2, A15,
 A35). This is as strict as ``openat2(RESOLVE_IN_ROOT)`` on one layer, and it knows what lies in the layers below.
@@ -16,11 +16,11 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from dockless.errors import BadImage, UnsafeLayer
+from dockless.images.layers import Layer
 
 LINKS_MAX = 40
 PATH_MAX = 4096
@@ -45,11 +45,11 @@ class Node:
 class Merged:
     """The merged view of some layers, top first. A context manager: it holds one descriptor per layer."""
 
-    def __init__(self, layers: Sequence[Path]) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self._fds: list[int] = []
         try:
             for layer in layers:
-                self._fds.append(os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+                self._fds.append(layer.open())
         except BaseException:
             self.close()
             raise
@@ -180,7 +180,7 @@ class Merged:
             os.close(fd)
 
 
-def read_file(layers: Sequence[Path], path: str, limit: int) -> bytes | None:
+def read_file(layers: Sequence[Layer], path: str, limit: int) -> bytes | None:
     """The content of the file ``path`` in the merged ``layers`` (top first), None if there is none; ``BadImage`` beyond ``limit`` bytes."""
     with Merged(layers) as merged:
         node = merged.lookup(os.fsencode(path))

@@ -19,6 +19,7 @@ from dockless.errors import BadImage, BadInput, ImageError
 from dockless.images import tarstream
 from dockless.images.compression import CHUNK, MAGIC_LENGTH, Decompressed, detect
 from dockless.images.files import check_room
+from dockless.images.layers import Layer
 from dockless.images.merged import Merged
 
 MEMBERS_MAX = 100_000
@@ -48,7 +49,7 @@ class DirectorySource:
         self.what = str(path)
         self._path = path
         try:
-            self._tree = Merged([path.resolve()])
+            self._tree = Merged([Layer(path.resolve())])
         except OSError as error:
             raise BadInput(f"cannot open {path}: {error.strerror}", subject=str(path)) from error
 

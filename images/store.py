@@ -30,6 +30,7 @@ from dockless.images import config, digest, manifest, reference
 from dockless.images.digest import Digest
 from dockless.images.files import explained, locked, make_private, write_atomic
 from dockless.images.image import HOST, Image, host_image
+from dockless.images.layers import Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
 
@@ -195,10 +196,12 @@ class Store:
         parsed = manifest.parse(self._blob(digest.parse(name), what), what)
         assert isinstance(parsed, manifest.Manifest)
         document = config.parse(manifest.load_json(self._blob(parsed.config.digest, what), what), what)
-        layers = tuple(self.layer_path(chain_id) / "fs" for chain_id in digest.chain(document.diff_ids))
+        layers = tuple(Layer(self.layer_path(chain_id) / "fs") for chain_id in digest.chain(document.diff_ids))
         for layer in layers:
-            if not layer.is_dir():
-                raise BadImage(f"{what}: the store lacks its layer {layer.parent.name[:12]}", subject=what, hint="load the image again")
+            if not layer.path.is_dir():
+                raise BadImage(
+                    f"{what}: the store lacks its layer {layer.path.parent.name[:12]}", subject=what, hint="load the image again"
+                )
         return Image(
             reference=tag,
             digest=name,

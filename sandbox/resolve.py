@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dockless import paths
 from dockless.errors import BadInput, Unsupported
+from dockless.images.layers import Layer
 from dockless.sandbox import capabilities, seccomp
 from dockless.sandbox.accounts import Account, resolve_user
 from dockless.sandbox.features import Features
@@ -48,7 +49,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         features=features,
         account=account,
         command=command,
-        layers=(_skeleton(), *(str(layer) for layer in image.layers)) if image.layers else (),
+        layers=(Layer(_skeleton()), *image.layers) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         hidden=_secrets() if image.is_host and idmap is None and rootful else (),
         idmap=idmap,
@@ -67,15 +68,15 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
 
 
 @functools.cache
-def _skeleton_in(store: Path) -> str:
+def _skeleton_in(store: Path) -> Path:
     for folder in ("etc", "proc", "sys", "dev"):
         (store / "skeleton" / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
     for name in ("hostname", "hosts", "resolv.conf"):
         (store / "skeleton" / "etc" / name).touch(mode=0o644)
-    return str(store / "skeleton")
+    return store / "skeleton"
 
 
-def _skeleton() -> str:
+def _skeleton() -> Path:
     """A lowest layer with the places that every sandbox mounts on, so that making them costs no copy-up and shows in no upper."""
     return _skeleton_in(paths.store())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dockless.images.layers import Layer
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command
@@ -54,7 +55,7 @@ class Resolved:
     features: Features
     account: Account
     command: Command
-    layers: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
     host_entries: tuple[HostEntry, ...] = ()
     hidden: tuple[str, ...] = ()
     idmap: IdMap | None = None

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from dockless.errors import Unsupported
+from dockless.images.layers import Layer
 from dockless.sandbox.builder import IDMAP, NEW_NS, NO_SYMLINKS, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, RECURSIVE, Builder, Section
 from dockless.sandbox.plan import DIRECTORY
 from dockless.sandbox.resolved import Device, Resolved
@@ -74,7 +75,7 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
     if attach:
         section.add("UNSHARE", x=NEW_NS["mount"])
         section.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
-    lowers = [_layer(b, section, r, path, userns, attach) for path in r.layers]
+    lowers = [_layer(b, section, r, layer, userns, attach) for layer in r.layers]
     directory = b.slot("the sandbox's directory")
     section.add("OPEN", slot_out=directory, a=DIRECTORY, x=O_PATH)
     upper, work = _upper(b, section, r, directory, attach)
@@ -105,7 +106,8 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
     return root
 
 
-def _layer(b: Builder, section: Section, r: Resolved, path: str, userns: int, attach: bool) -> int:
+def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int, attach: bool) -> int:
+    path = str(layer.path)
     slot = b.slot(f"layer {path.rsplit('/', 1)[-1][:12]}")
     if not r.rootful:
         section.add("OPEN", slot_out=slot, a=path, x=O_PATH)

@@ -146,7 +146,7 @@ def test_sparse_files(tmp_path):
     with pytest.raises(BadImage, match="size is"):
         load(tmp_path, [make.layer_tar([make.file("f", pax={"GNU.sparse.map": "", "GNU.sparse.size": str(8 << 60)})])])
     image = load(tmp_path, [make.layer_tar([make.file("f", pax={"GNU.sparse.map": "", "GNU.sparse.size": str(1 << 40)})])])
-    info = (image.layers[0] / "f").stat()
+    info = (image.layers[0].path / "f").stat()
     assert (info.st_size, info.st_blocks) == (1 << 40, 0)
 
 

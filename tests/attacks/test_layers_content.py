@@ -37,7 +37,7 @@ def test_a_device_0_0_hides_nothing(tmp_path):
 def test_setuid_and_capabilities(tmp_path):
     """A10: kept for the image, out of every other user's reach."""
     image = load(tmp_path, [[make.file("su", "x", 0o6755)]])
-    assert (image.layers[0] / "su").stat().st_mode & 0o7777 == 0o6755
+    assert (image.layers[0].path / "su").stat().st_mode & 0o7777 == 0o6755
     assert Store().root.stat().st_mode & 0o077 == 0
 
 
@@ -67,7 +67,7 @@ def test_xattrs_that_overlayfs_would_obey(tmp_path, key, writer):
     pax = {f"{writer}.xattr.{key}": value}
     entries = [make.directory("d", pax=pax), make.file("d/f", "x", pax=pax), make.symlink("s", "d", pax=pax), make.directory(".", pax=pax)]
     image = load(tmp_path, [[make.directory("d"), make.file("d/below")], entries])
-    top = image.layers[1]
+    top = image.layers[1].path
     for path in (top, top / "d", top / "d/f", top / "s"):
         assert os.listxattr(path, follow_symlinks=False) == []
     assert set(tree(image.layers)) == {"d", "d/f", "d/below", "s"}
@@ -80,7 +80,7 @@ def test_a_redirect_reveals_nothing(tmp_path):
     layers = [[make.directory("secret", 0o700), make.file("secret/key", "x")], [make.directory("d", pax=pax)]]
     image = load(tmp_path, layers)
     (tmp_path / "m").mkdir()
-    lower = ":".join(str(layer) for layer in reversed(image.layers))
+    lower = ":".join(str(layer.path) for layer in reversed(image.layers))
     script = 'mount -t overlay overlay -o "ro,redirect_dir=follow,lowerdir=$1" "$2" && ls "$2/d"'
     result = subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", lower, tmp_path / "m"], capture_output=True, text=True, check=True)
     assert result.stdout == ""

@@ -21,7 +21,7 @@ find . -mindepth 1 \( -type d -printf '%P\0dir\0' -o -type l -printf '%P\0link:%
 def kernel_view(image, place) -> dict[str, str]:
     """The layers mounted by the kernel, in a mount namespace of their own."""
     place.mkdir(exist_ok=True)
-    lower = ":".join(os.path.relpath(layer, place) for layer in reversed(image.layers))
+    lower = ":".join(os.path.relpath(layer.path, place) for layer in reversed(image.layers))
     raw = subprocess.run(["unshare", "-m", "sh", "-c", SHOW, "sh", place, lower], capture_output=True, check=True).stdout
     words = raw.decode().split("\0")[:-1]
     return dict(zip(words[::2], words[1::2], strict=True))
@@ -68,7 +68,7 @@ def test_owners_capabilities_and_devices_are_kept(tmp_path):
             ]
         ],
     )
-    (root,) = image.layers
+    root = image.layers[0].path
     assert os.getxattr(root / "ping", "security.capability") == capability.encode("latin-1")
     assert ((root / "ping").stat().st_uid, (root / "ping").stat().st_gid) == (3, 4)
     assert (root / "null").stat().st_rdev == os.makedev(1, 3)
@@ -80,7 +80,7 @@ def test_owners_capabilities_and_devices_are_kept(tmp_path):
 def test_a_program_runs_from_an_overlay_of_our_layers(tmp_path):
     path = make.make_oci_layout(tmp_path / "image", [make.rootfs_entries(), [make.file("etc/motd", "two layers")]], make.config())
     (image,) = Store().load(path)
-    lower = ":".join(str(layer) for layer in reversed(image.layers))
+    lower = ":".join(str(layer.path) for layer in reversed(image.layers))
     script = 'mount -t overlay overlay -o "ro,lowerdir=$1" "$2" && exec chroot "$2" /bin/cat /etc/motd'
     (tmp_path / "m").mkdir()
     result = subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", lower, tmp_path / "m"], capture_output=True, text=True, check=True)

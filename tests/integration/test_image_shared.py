@@ -104,7 +104,7 @@ def test_every_image_of_the_folder(name):
         assert [image.reference for image in images] == expected
         for image in images:
             assert Store().get(image.name) == image
-            assert all(layer.is_dir() for layer in image.layers)
+            assert all(layer.path.exists() for layer in image.layers)
     else:
         kind, _, why = expected.partition(": ")
         with pytest.raises(BadImage, match=re.escape(why)) as caught:
@@ -137,7 +137,7 @@ def test_the_programs_in_them_run(name):
     image.check_runnable()
     command, expected = PROGRAMS[name]
     result = subprocess.run(
-        ["chroot", image.layers[0], *command], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
+        ["chroot", image.layers[0].path, *command], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
     )
     assert expected in result.stdout
 

@@ -16,6 +16,7 @@ from dockless.errors import DocklessError
 from dockless.images import Image, Store
 from dockless.images.files import remove_tree
 from dockless.images.layer import unpack
+from dockless.images.layers import Layer
 from dockless.images.merged import Merged, Node
 from dockless.images.tarstream import TarReader
 
@@ -28,7 +29,7 @@ def load(tmp_path: Path, layers: Sequence[make.Layer], store: Store | None = Non
     return image
 
 
-def tree(layers: Sequence[Path]) -> dict[str, str]:
+def tree(layers: Sequence[Layer]) -> dict[str, str]:
     """The merged view of ``layers`` (bottom first): path to ``dir``, ``file:content``, ``link:target`` or the kind of a special file."""
     with Merged(tuple(reversed(layers))) as merged:
         return _below(merged, merged.root, "") if merged else {}

@@ -37,7 +37,7 @@ def test_everything_is_kept(tmp_path):
         make.fifo("p", 0o640),
     ]
     image = load(tmp_path, entries)
-    (root,) = image.layers
+    root = image.layers[0].path
     info = (root / "d/f").stat()
     assert (root / "d/f").read_text() == "hello"
     assert stat.S_IMODE(info.st_mode) == 0o4755
@@ -71,7 +71,7 @@ def test_the_last_entry_of_a_name_wins(tmp_path):
         ],
     )
     assert tree(image.layers) == {"f": "file:2", "d": "link:f", "s": "dir", "s/y": "file:", "t": "dir", "t/z": "file:"}
-    assert stat.S_IMODE((image.layers[0] / "t").stat().st_mode) == 0o711
+    assert stat.S_IMODE((image.layers[0].path / "t").stat().st_mode) == 0o711
 
 
 def test_missing_parents_and_links_as_parents(tmp_path):
@@ -83,7 +83,7 @@ def test_missing_parents_and_links_as_parents(tmp_path):
 
 
 def test_a_hard_link_to_a_link_links_the_link(tmp_path):
-    (root,) = load(tmp_path, [make.file("t", "1"), make.symlink("s", "t"), make.hardlink("h", "s")]).layers
+    root = load(tmp_path, [make.file("t", "1"), make.symlink("s", "t"), make.hardlink("h", "s")]).layers[0].path
     assert os.readlink(root / "h") == "t"
     assert (root / "h").lstat().st_ino == (root / "s").lstat().st_ino
     assert tree(load(tmp_path, [make.file("a", "1"), make.hardlink("a", "a")]).layers) == {"a": "file:1"}
@@ -113,7 +113,7 @@ def test_names_that_are_not_text(tmp_path):
 
 def test_a_sparse_file_stays_sparse(tmp_path):
     raw = make.layer_tar([make.file("big", b"end", pax={"GNU.sparse.map": f"{1 << 30},3", "GNU.sparse.size": str((1 << 30) + 3)})])
-    (root,) = load(tmp_path, raw).layers
+    root = load(tmp_path, raw).layers[0].path
     info = (root / "big").stat()
     assert (info.st_size, info.st_blocks < 64) == ((1 << 30) + 3, True)
     with open(root / "big", "rb") as stream:
@@ -198,9 +198,9 @@ def test_a_directory_that_became_a_file_and_a_directory_again(tmp_path):
 
 def test_an_implied_parent_keeps_what_the_lower_layer_says(tmp_path):
     image = load(tmp_path, BASE, [make.file("d/new", "new"), make.file("usr/lib/x")])
-    assert stat.S_IMODE((image.layers[1] / "d").stat().st_mode) == 0o1777
-    assert (image.layers[1] / "d").stat().st_mtime_ns == make.MTIME * 10**9
-    assert stat.S_IMODE((image.layers[1] / "usr/lib").stat().st_mode) == 0o2755
+    assert stat.S_IMODE((image.layers[1].path / "d").stat().st_mode) == 0o1777
+    assert (image.layers[1].path / "d").stat().st_mtime_ns == make.MTIME * 10**9
+    assert stat.S_IMODE((image.layers[1].path / "usr/lib").stat().st_mode) == 0o2755
 
 
 def test_a_link_in_a_lower_layer_leads_inside(tmp_path):
@@ -210,10 +210,10 @@ def test_a_link_in_a_lower_layer_leads_inside(tmp_path):
 
 def test_a_hard_link_to_a_file_of_a_lower_layer(tmp_path):
     image = load(tmp_path, BASE, [make.hardlink("h", "d/sub/deep"), make.hardlink("h2", "d/sub/deep")])
-    top = image.layers[1]
+    top = image.layers[1].path
     assert (top / "h").read_text() == "deep"
     assert (top / "h").stat().st_ino == (top / "h2").stat().st_ino == (top / "d/sub/deep").stat().st_ino
-    assert (top / "h").stat().st_mtime_ns == (image.layers[0] / "d/sub/deep").stat().st_mtime_ns
+    assert (top / "h").stat().st_mtime_ns == (image.layers[0].path / "d/sub/deep").stat().st_mtime_ns
     with pytest.raises(BadImage, match="does not exist"):
         load(tmp_path, BASE, [make.whiteout("f")], [make.hardlink("h", "f")])
 

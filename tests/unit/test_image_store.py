@@ -71,7 +71,7 @@ def test_docker_archives_with_compressed_layers(tmp_path):
 def test_sha512(tmp_path):
     image = load(tmp_path, [ONE, TWO], algorithm="sha512")
     assert image.digest.startswith("sha256:")
-    assert image.layers[0].parent.parent.name == "sha512"
+    assert image.layers[0].path.parent.parent.name == "sha512"
     assert tree(image.layers)["etc/two"] == "file:2"
     assert Store().get("test").layers == image.layers
 
@@ -403,7 +403,7 @@ def test_docker_and_oci_types_may_mix(tmp_path):
 def test_a50_the_store_is_private(tmp_path):
     """A50: layers hold setuid files, so no other user may reach them (CVE-2021-41091)."""
     image = load(tmp_path, [[make.file("su", "x", 0o4755)]])
-    assert stat.S_IMODE((image.layers[0] / "su").stat().st_mode) == 0o4755
+    assert stat.S_IMODE((image.layers[0].path / "su").stat().st_mode) == 0o4755
     assert stat.S_IMODE(Store().root.stat().st_mode) == 0o700
     for path in Store().root.rglob("*"):
         if path.is_dir() and "fs" not in path.relative_to(Store().root).parts:
@@ -430,7 +430,7 @@ def test_a_store_that_lost_something_says_so(tmp_path):
     with pytest.raises(BadImage, match="lacks its document"):
         Store().get("test")
     kept.write_bytes(raw)
-    image.layers[0].rename(tmp_path / "away")
+    image.layers[0].path.rename(tmp_path / "away")
     with pytest.raises(BadImage, match="lacks its layer"):
         Store().get("test")
     for text in ("{", "[]", "{}", '{"images": [], "tags": {}}'):

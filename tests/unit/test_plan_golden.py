@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dockless import native
+from dockless.images.layers import Layer
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.explain import rows
@@ -24,7 +26,7 @@ OLD = Features("5.14.0", "x86_64", overlay_lowerdir_plus=False, overlay_detached
 RANGE = IdMap((Range(0, 100000, 65536),), (Range(0, 100000, 65536),))
 OWNER = IdMap((Range(0, 1000, 1), Range(1, 200000, 65536)), (Range(0, 1000, 1), Range(1, 200000, 65536)))
 SINGLE = IdMap((Range(0, 1000, 1),), (Range(0, 1000, 1),), single=True)
-LAYERS = ("/store/layers/aaaaaaaaaaaa", "/store/layers/bbbbbbbbbbbb")
+LAYERS = (Layer(Path("/store/layers/aaaaaaaaaaaa")), Layer(Path("/store/layers/bbbbbbbbbbbb")))
 HOST = (HostEntry("/usr"), HostEntry("/bin", "usr/bin"), HostEntry("/etc"))
 FILTER = struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000)
 BASE = Resolved(

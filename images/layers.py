@@ -1,0 +1,25 @@
+"""A layer in the form overlayfs takes, however it lies in the store."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """``path``: a directory; or, where ``tar`` is set, an EROFS index whose files' data lies in that uncompressed tar."""
+
+    path: Path
+    tar: Path | None = None
+
+    def open(self) -> int:
+        """A descriptor of the layer's root directory, to look up names below it; the caller closes it. ``OSError``
+
+        An index is mounted for it, attached nowhere (root only); the mount goes with the descriptor."""
+        if self.tar is None:
+            return os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        from dockless.images import erofs
+
+        return erofs.mount(self.path, self.tar)
