@@ -8,22 +8,20 @@ https://github.com/opencontainers/image-spec/blob/main/image-layout.md, https://
 
 from __future__ import annotations
 
-import base64
-import binascii
 import posixpath
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from dockless.errors import BadDigest, BadImage, BadInput
+from dockless.errors import BadImage, BadInput
 from dockless.images import config, digest, manifest, platforms, reference
+from dockless.images.choose import choose, inline, known, verified
 from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
 from dockless.images.manifest import Descriptor, Index, Manifest
 from dockless.images.source import Source
 
-_NESTING_MAX = 4
 _LINK_TEXT_MAX = 255
 _LINK_TEXT = re.compile(rb"(?:\.\./){1,3}[A-Za-z0-9][A-Za-z0-9._/-]*\Z")
 _HEX_NAME = re.compile(r"(?:sha256:)?([0-9a-f]{64})(?:\.json)?\Z")
@@ -123,7 +121,7 @@ def _oci(source: Source, index: Index) -> list[Candidate]:
     refused: list[BadImage] = []
     for names, entries in _groups(index.entries):
         try:
-            found.append(_oci_image(source, _pick(source, entries, 0), names))
+            found.append(_oci_image(source, choose(_Holder(source), entries, platforms.host(), strict=False), names))
         except manifest.Artifact as error:
             refused.append(error)
     if not found:
@@ -137,7 +135,7 @@ def _groups(entries: Iterable[Descriptor]) -> list[tuple[str, list[Descriptor]]]
     found: list[tuple[str, list[Descriptor]]] = []
     for entry in entries:
         name = entry.annotation(manifest.CONTAINERD_NAME) or entry.annotation(manifest.REF_NAME)
-        if entry.is_attestation or not _known(entry):
+        if entry.is_attestation or not known(entry):
             continue
         if entry.platform is None:
             found.append((name, [entry]))
@@ -149,31 +147,24 @@ def _groups(entries: Iterable[Descriptor]) -> list[tuple[str, list[Descriptor]]]
     return found
 
 
-def _known(entry: Descriptor) -> bool:
-    return entry.media_type in manifest.MANIFESTS or entry.media_type in manifest.INDEXES
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """What ``choose`` may ask of a source."""
 
+    source: Source
 
-def _pick(source: Source, entries: list[Descriptor], depth: int) -> Descriptor:
-    """The manifest that suits this host best; where none does, the first that the source has, so that it can at least be looked at."""
-    usable = [entry for entry in entries if not entry.is_attestation and _known(entry)]
-    if not usable:
-        raise BadImage(f"{source.what}: an index lists no image for any platform", subject=source.what)
-    here = platforms.host()
+    @property
+    def what(self) -> str:
+        return self.source.what
 
-    def order(at: int) -> tuple[int, bool, int]:
-        platform = usable[at].platform
-        rank = platforms.rank(platform, here) if platform is not None else 0
-        return (-1 if rank is None else rank, rank is not None or _has(source, usable[at]), -at)
+    def has(self, entry: Descriptor) -> bool:
+        stream = _open_blob(self.source, entry)
+        if stream is not None:
+            stream.close()
+        return stream is not None or entry.data is not None
 
-    best = usable[max(range(len(usable)), key=order)]
-    if best.media_type in manifest.MANIFESTS:
-        return best
-    if depth >= _NESTING_MAX:
-        raise BadImage(f"{source.what}: its indexes are nested more than {_NESTING_MAX} deep", subject=source.what)
-    what = f"{source.what}: index {best.digest}"
-    inner = manifest.parse(_blob(source, best), what, best.media_type)
-    assert isinstance(inner, Index)  # parse() refuses what contradicts its media type
-    return _pick(source, list(inner.entries), depth + 1)
+    def read(self, entry: Descriptor) -> bytes:
+        return _blob(self.source, entry)
 
 
 def _oci_image(source: Source, entry: Descriptor, name: str) -> Candidate:
@@ -182,7 +173,7 @@ def _oci_image(source: Source, entry: Descriptor, name: str) -> Candidate:
     parsed = manifest.parse(raw, what, entry.media_type)
     assert isinstance(parsed, Manifest)
     config_raw = _blob(source, parsed.config)
-    document = _config_document(config_raw, f"{source.what}: image {entry.digest}", len(parsed.layers))
+    document = config_document(config_raw, f"{source.what}: image {entry.digest}", len(parsed.layers))
     names, warnings = _names(name, source)
     layers = tuple(_oci_layer(source, layer) for layer in parsed.layers)
     return Candidate(names, raw, config_raw, document, layers, what, warnings)
@@ -231,30 +222,16 @@ def _open_blob(source: Source, entry: Descriptor) -> BinaryIO | None:
     return source.open(path) if stream is not None else None
 
 
-def _has(source: Source, entry: Descriptor) -> bool:
-    stream = _open_blob(source, entry)
-    if stream is not None:
-        stream.close()
-    return stream is not None or entry.data is not None
-
-
 def _blob(source: Source, entry: Descriptor) -> bytes:
     """A small blob: inline or from the source, verified."""
     what = f"{source.what}: blob {entry.digest}"
-    if entry.data is not None:
-        try:
-            data = base64.b64decode(entry.data, validate=True)
-        except binascii.Error as error:
-            raise BadImage(f"{what}: its inline data is not base64", subject=source.what) from error
-    else:
-        stream = _open_blob(source, entry)
-        if stream is None:
-            raise _missing(source, entry)
-        data = _small(stream, what)
-    digest.check(data, entry.digest, what)
-    if len(data) != entry.size:
-        raise BadDigest(f"{what} has {len(data)} bytes, expected {entry.size}", subject=str(entry.digest))
-    return data
+    data = inline(entry, what)
+    if data is not None:
+        return data
+    stream = _open_blob(source, entry)
+    if stream is None:
+        raise _missing(source, entry)
+    return verified(_small(stream, what), entry, what)
 
 
 def _missing(source: Source, entry: Descriptor) -> BadImage:
@@ -292,7 +269,7 @@ def _docker_image(source: Source, entry: object, what: str) -> Candidate:
             digest.check(raw, Digest("sha256", match[1]), f"{source.what}: configuration {path[:100]}")
         # In the old form the name is a habit, not a promise: docker and skopeo do not look at it either.
         warnings.append(f"the configuration {path[:100]} is not what its name says; its digest is {digest.of(raw)}")
-    document = _config_document(raw, f"{source.what}: {path[:100]}", len(layer_paths))
+    document = config_document(raw, f"{source.what}: {path[:100]}", len(layer_paths))
     names = []
     for tag in tags:
         try:
@@ -319,7 +296,8 @@ def _texts(value: object) -> bool:
     return isinstance(value, list) and len(value) <= manifest.ENTRIES_MAX and all(isinstance(text, str) for text in value)
 
 
-def _config_document(raw: bytes, what: str, layers: int) -> ConfigDocument:
+def config_document(raw: bytes, what: str, layers: int) -> ConfigDocument:
+    """The parsed configuration of an image that has ``layers`` layers."""
     document = manifest.load_json(raw, what)
     if not isinstance(document, dict):
         raise BadImage(f"{what}: its configuration is not an object", subject=what)
