@@ -5,7 +5,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ["clone.c", "shim.c", "plan.c"]
+SOURCES = ["clone.c", "shim.c", "plan.c", "fault.c", "pax.c", "tar.c", "lister.c"]
 
 ffi = FFI()
 ffi.cdef(
@@ -21,11 +21,22 @@ ffi.cdef(
     const char *shim_op_name(int code);
     int shim_op_shape(int code, char *shape);
     int plan_validate(const void *plan, uint64_t size, int *bad_op);
+
+    struct layer_error { int fault; int number; char text[1152]; };
+    struct lister;
+    struct lister *lister_new(uint64_t members_max);
+    int lister_feed(struct lister *lister, const void *bytes, size_t size);
+    uint64_t lister_left(const struct lister *lister);
+    int lister_skip(struct lister *lister, uint64_t size);
+    int lister_finish(struct lister *lister);
+    const struct layer_error *lister_error(const struct lister *lister);
+    size_t lister_taken(struct lister *lister, const void **bytes);
+    void lister_free(struct lister *lister);
     """
 )
 ffi.set_source(
     "dockless.native._native",
-    '#include "shim.h"\n#include "plan.h"\n',
+    '#include "shim.h"\n#include "plan.h"\n#include "lister.h"\n',
     sources=[f"src/dockless/native/{name}" for name in SOURCES],
     include_dirs=["src/dockless/native"],
     py_limited_api=True,

@@ -11,22 +11,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fault.h"
+
 #define TAR_BLOCK 512u
 #define TAR_EXTENDED_MAX (1u << 20)
 #define TAR_SEGMENTS_MAX 65536u
+#define TAR_XATTRS_MAX 1024u
 #define TAR_SIZE_MAX (1ull << 44)
 #define TAR_ID_MAX 0xfffffffeu
 
 enum tar_kind { TAR_FILE, TAR_HARDLINK, TAR_SYMLINK, TAR_CHAR, TAR_BLOCKDEV, TAR_DIRECTORY, TAR_FIFO };
-
-/* Whose fault a failure is: the archive's (malformed), a stranger's intent (unsafe), a limit's, or the system's (errno). */
-enum layer_fault { FAULT_NONE, FAULT_MALFORMED, FAULT_UNSAFE, FAULT_LIMIT, FAULT_SYSTEM, FAULT_DECLINED };
-
-struct layer_error {
-    int fault;
-    int number;     /* errno, for FAULT_SYSTEM */
-    char text[768]; /* why, without the archive's name: the caller knows it */
-};
 
 struct tar_xattr {
     const char *name; /* NUL-terminated */
@@ -38,7 +32,7 @@ struct tar_segment {
     uint64_t offset, length;
 };
 
-/* Strings are NUL-terminated, have no NUL inside, and live until the sink's member() returns. */
+/* Strings are NUL-terminated and have no NUL inside. All of it lives until the sink's done() returns. */
 struct tar_member {
     int kind;
     const char *name;
@@ -69,6 +63,10 @@ struct tar;
 
 struct tar *tar_new(const struct tar_sink *sink, struct layer_error *error);
 int tar_feed(struct tar *tar, const void *bytes, size_t size); /* 0, or -1 with the error filled in; bytes behind the end are ignored */
+
+/* Data of the last member that has not been fed yet. A caller that can seek may leave out up to as many bytes and say so; the sink gets none of them. */
+uint64_t tar_left(const struct tar *tar);
+int tar_skip(struct tar *tar, uint64_t size);
 int tar_finish(struct tar *tar);                               /* after the last byte: a torn archive fails here */
 int tar_ended(const struct tar *tar);                          /* whether the end of the archive has been seen */
 void tar_free(struct tar *tar);

@@ -1,0 +1,129 @@
+"""Reading and writing layers in C, typed: tar archives are fed piece by piece, without holding the interpreter's lock.
+
+Nothing here knows what an archive is called: a ``Fault`` says what went wrong, and the caller, in ``images``, of which archive.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dockless.native import _extension
+
+Kind = Literal["file", "hardlink", "symlink", "char", "block", "directory", "fifo"]
+_KINDS: tuple[Kind, ...] = ("file", "hardlink", "symlink", "char", "block", "directory", "fifo")
+_LISTED = struct.Struct("=IIIIqIIQQQIIIIII")
+_PAIR = struct.Struct("=II")
+_SEGMENT = struct.Struct("=QQ")
+
+Data = bytes | bytearray | memoryview
+
+
+class Fault(Exception):
+    """Why a layer cannot be read or written. ``kind``: ``malformed`` (no sound tar archive), ``unsafe`` (no honest tool makes it),
+    ``limit``, ``system`` (see ``errno``), ``declined`` (sound, but not for this form of a layer)."""
+
+    def __init__(self, kind: str, text: str, errno: int = 0) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+        self.errno = errno
+
+
+_FAULTS = ("none", "malformed", "unsafe", "limit", "system", "declined")
+
+
+def fault(error: Any) -> Fault:
+    """The exception for a ``struct layer_error``."""
+    raw: bytes = _extension().ffi.string(error.text)
+    text = raw.decode("utf-8", "backslashreplace")
+    # Names in it are escaped as far as C knows letters; what is no printable letter in Unicode goes here.
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return Fault(_FAULTS[error.fault], text, error.number)
+
+
+@dataclass(slots=True)
+class Member:
+    """One member. ``size`` is the file's length as it will be, ``stored`` the bytes of it in the archive, from ``offset``."""
+
+    name: bytes
+    kind: Kind
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    """Nanoseconds since 1970."""
+    size: int = 0
+    stored: int = 0
+    offset: int = 0
+    link: bytes = b""
+    major: int = 0
+    minor: int = 0
+    xattrs: dict[bytes, bytes] = field(default_factory=dict)
+    sparse: tuple[tuple[int, int], ...] | None = None
+    """Data segments as (offset, length) in ascending order; None for an ordinary file."""
+
+
+class TarLister:
+    """The members of a tar archive that is fed. At most ``members_max``: then it is ``full`` and reads no more."""
+
+    def __init__(self, members_max: int) -> None:
+        native = _extension()
+        self._ffi, self._lib = native.ffi, native.lib
+        raw = self._lib.lister_new(members_max)
+        if raw == self._ffi.NULL:
+            raise MemoryError
+        self._lister = self._ffi.gc(raw, self._lib.lister_free)
+        self.members: list[Member] = []
+        self.full = False
+
+    @property
+    def left(self) -> int:
+        """Data of the last member that has not been fed yet; who can seek may leave it out and call ``skip``."""
+        return int(self._lib.lister_left(self._lister))
+
+    def feed(self, data: Data) -> None:
+        """The next bytes of the archive. ``Fault`` where it is torn or ambiguous."""
+        with self._ffi.from_buffer(data) as buffer:
+            self._after(self._lib.lister_feed(self._lister, buffer, len(buffer)))
+
+    def skip(self, size: int) -> None:
+        self._after(self._lib.lister_skip(self._lister, size))
+
+    def finish(self) -> None:
+        """After the last byte: ``Fault`` if that was in the middle of a member."""
+        self._after(self._lib.lister_finish(self._lister))
+
+    def _after(self, result: int) -> None:
+        self.full = result == 1
+        pieces = self._ffi.new("void **")
+        size = self._lib.lister_taken(self._lister, pieces)
+        self.members.extend(_unpacked(bytes(self._ffi.buffer(pieces[0], size)) if size else b""))
+        if result < 0:
+            raise fault(self._lib.lister_error(self._lister))
+
+
+def _unpacked(raw: bytes) -> Iterator[Member]:
+    at = 0
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        at += size
+        return raw[at - size : at]
+
+    while at < len(raw):
+        listed = _LISTED.unpack(take(_LISTED.size))
+        kind, mode, uid, gid, seconds, nanoseconds, sparse, size, stored, offset = listed[:10]
+        major, minor, name_size, link_size, xattr_count, segment_count = listed[10:]
+        name, link = take(name_size), take(link_size)
+        xattrs = {}
+        for _ in range(xattr_count):
+            key_size, value_size = _PAIR.unpack(take(_PAIR.size))
+            key = take(key_size)
+            xattrs[key] = take(value_size)
+        segments = tuple(_SEGMENT.iter_unpack(take(segment_count * _SEGMENT.size)))
+        mtime = seconds * 1_000_000_000 + nanoseconds
+        found = segments if sparse else None
+        yield Member(name, _KINDS[kind], mode, uid, gid, mtime, size, stored, offset, link, major, minor, xattrs, found)
