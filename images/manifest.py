@@ -79,11 +79,15 @@ class Index:
 
 
 def load_json(data: bytes, what: str) -> Any:
-    """``data`` as JSON; ``BadImage`` where it is not, is too large, or has a key twice."""
+    """``data`` as JSON; ``BadImage`` where it is not, is too large, has a key twice, or a text that is none."""
     if len(data) > DOCUMENT_MAX:
         raise BadImage(f"{what} is larger than {DOCUMENT_MAX} bytes", subject=what)
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        if b"\\ud" in data.lower():
+            # Half of a surrogate pair, which only an escape can smuggle in, has no bytes: it could be no argument, no path, no message.
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
+        return found
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise BadImage(f"{what} is not sound JSON: {why}", subject=what, hint="build or fetch the image again") from error

@@ -46,8 +46,9 @@ class Reference:
 
     @property
     def familiar(self) -> str:
-        """The short form people type: without ``docker.io/library/``; the tag is kept."""
-        name = self.name.removeprefix("docker.io/library/").removeprefix("docker.io/")
+        """The short form people type: without ``docker.io/library/`` where that still means the same; the tag is kept."""
+        shorter = (self.name.removeprefix(prefix) for prefix in ("docker.io/library/", "docker.io/") if self.name.startswith(prefix))
+        name = next((short for short in shorter if _split_domain(short) == (self.domain, self.path)), self.name)
         return name + str(self).removeprefix(self.name)
 
 

@@ -55,6 +55,7 @@ REFUSED = {
     "no json": (b"{", "JSON"),
     "not utf-8": (b'{"a": "\xff"}', "JSON"),
     "trailing data": (b"{} {}", "JSON"),
+    "half a surrogate pair": (b'{"schemaVersion": 2, "manifests": [], "a": "\\uD8aa"}', "surrogates"),
     "deep": (b"[" * 100_000, "nested too deeply"),
     "too large": (b" " * (manifest.DOCUMENT_MAX + 1), "larger"),
     "too many layers": (IMAGE | {"layers": [LAYER] * 1001}, "more than 1000"),

@@ -82,6 +82,11 @@ def test_the_familiar_form_is_what_people_type():
     assert reference.parse("example.com/x").familiar == "example.com/x:latest"
 
 
+@pytest.mark.parametrize("text", ["docker.io/library/user/app:1", "docker.io/localhost/x:1", "docker.io/library/localhost/x:1"])
+def test_the_familiar_form_is_not_short_where_that_would_be_another_image(text):
+    assert reference.parse(reference.parse(text).familiar) == reference.parse(text)
+
+
 def test_an_upper_case_name_is_explained():
     with pytest.raises(BadInput, match="must be lower case"):
         reference.parse("MyImage")
