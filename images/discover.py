@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from dockless.errors import BadImage, BadInput
@@ -30,12 +31,16 @@ _ROOTFS = frozenset({"bin", "etc", "usr", "lib", "sbin", "var", "root"})
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer as the source has it. ``digest`` and ``size`` are None where the source does not say them (docker-save)."""
+    """A layer as the source has it. ``digest`` and ``size`` are None where the source does not say them (docker-save). ``spool``: a file of
+    the store that holds the blob's bytes once ``open()`` has given all of them; it becomes the store's blob. ``cancel``: makes a ``read``
+    of the opened stream that waits on another thread fail."""
 
     open: Callable[[], BinaryIO]
     digest: Digest | None
     size: int | None
     what: str
+    spool: Path | None = None
+    cancel: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,18 @@ A temporary directory is held by a lock on itself for as long as its maker lives
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dockless.errors import ImageError
+from dockless.errors import ImageError, NoRoom
 
 RESERVE = 512 << 20
 """Bytes of a file system that stay free, at most; on a small one a twentieth of it."""
+_MAKE_ROOM = "make room: dockless prune; or move the store to a larger file system"
 
 
 def make_private(path: Path) -> Path:
@@ -28,7 +30,7 @@ def make_private(path: Path) -> Path:
     return path
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace ``path`` by ``data``, durable, never seen half written."""
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -37,6 +39,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -57,11 +60,11 @@ def sync_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``; other processes and threads wait. The kernel lets go when the holder dies."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)
@@ -73,6 +76,8 @@ def explained(doing: str, subject: str, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoRoom(f"{doing}: no room in the image store: {error.strerror}", subject=subject, hint=_MAKE_ROOM) from error
         where = f": {error.filename}" if error.filename and str(error.filename) not in doing else ""
         raise ImageError(f"{doing}: {error.strerror or error}{where}", subject=subject, hint=hint) from error
 
@@ -176,17 +181,15 @@ def check_room(fd: int, coming: int, what: str) -> None:
         from dockless.units import format_size
 
         missing = coming + reserve - free
-        raise ImageError(
+        error = NoRoom(
             f"{what}: no room in the image store: {format_size(missing)} more are needed, {format_size(reserve)} are kept free",
             subject=what,
-            hint="free some space on the file system of the store, or move the store",
+            hint=_MAKE_ROOM,
         )
+        error.missing = missing
+        raise error
     if room.f_files and room.f_favail < min(1000, room.f_files // 20):
-        raise ImageError(
-            f"{what}: no room in the image store: its file system has {room.f_favail} inodes left",
-            subject=what,
-            hint="remove files on the file system of the store, or move the store",
-        )
+        raise NoRoom(f"{what}: no room in the image store: its file system has {room.f_favail} inodes left", subject=what, hint=_MAKE_ROOM)
 
 
 _SYNCFS = {"x86_64": 306, "aarch64": 267}

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dockless.errors import BadImage, ImageError, UnsafeLayer
+from dockless.errors import BadImage, ImageError, NoRoom, UnsafeLayer
 from dockless.images import tarstream
 from dockless.images.files import check_room, remove_tree
 from dockless.images.layers import Layer
@@ -568,7 +568,7 @@ class _Writer:
         if error.errno == errno.ENAMETOOLONG:
             return BadImage(f"{self.what}: {show(member.name)} has a component longer than this file system allows", subject=self.what)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return ImageError(
+            return NoRoom(
                 f"{self.what}: no room in the image store for {show(member.name)}: {error.strerror}",
                 subject=self.what,
                 hint="free some space on the file system of the store, or move the store",

@@ -1,39 +1,50 @@
-"""The image store: documents by digest, unpacked layers by chain id, tags. Several processes may use it at once.
+"""The image store: blobs by digest, layers by chain id, tags. Several processes may use it at once.
 
 ::
 
-    store/ 0700
+    store/
       images.json                    tags and what was loaded; replaced as a whole
-      blobs/<algorithm>/<hex>        manifests and configurations, checked against their name whenever they are read
+      blobs/<algorithm>/<hex>        manifests, configurations, and layers as they came
       diffs/<algorithm>/<hex>        for a layer blob that was verified once: the digest of what it decompresses to
-      layers/<algorithm>/<hex>/      a chain id: fs/ (an overlayfs lower directory) and layer.json; appears complete or not at all
-      locks/                         one per layer being unpacked, one for images.json
+      layers/<algorithm>/<hex>/      a chain id: layer.json beside fs/ (a directory) or index.erofs (over a tar); complete or not at all
+      tars/<algorithm>/<hex>         the uncompressed tars that indexes point into, by diff id
+      partial/                       blobs on their way from a registry: a cut transfer goes on here
+      leases/                        a file per image: locked while something runs from it, its time is the last use
+      reserved/                      room that running pulls have been promised
+      locks/                         one per layer being unpacked, one for images.json, one that says the store is being used
       tmp/                           work in progress, each locked by its maker; a crash's left-overs go at the next load
 
 A layer is found by its **chain id**, the digest over its own content's digest and those of all layers below it, so an image can only
-ever get bytes that its own configuration names (attack A20). Layer blobs themselves are not kept in this first form.
+ever get bytes that its own configuration names (attack A20). Small documents are checked against their digest whenever they are read.
+
+Layers hold setuid programs, so nobody but the owner may reach them (CVE-2021-41091); of root's store everybody may read the list and the
+blobs, which are inert, and load from there what root has already pulled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dockless import paths
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images import config, digest, manifest, reference
 from dockless.images.digest import Digest
-from dockless.images.files import explained, locked, make_private, write_atomic
+from dockless.images.files import explained, locked, make_private, sweep, sync_directory, write_atomic
 from dockless.images.image import HOST, Image, host_image
 from dockless.images.layers import Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
 
+LAYER_FILE = "layer.json"
+_PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "locks", "tmp")
+_SHARED = ("blobs", "diffs")
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")
 
 
@@ -43,12 +54,16 @@ _KEPT_AT_MOST = 256
 
 
 class Store:
-    """The store at ``root`` (``paths.store()`` by default). Nothing is created before the first ``load``."""
+    """The store at ``root`` (``paths.store()`` by default). Nothing is created before something is to be stored.
 
-    def __init__(self, root: Path | None = None, *, limits: UnpackLimits | None = None) -> None:
+    ``index``: whether layers are indexed rather than written (see ``unpacking``); None: where this kernel and this user can.
+    """
+
+    def __init__(self, root: Path | None = None, *, limits: UnpackLimits | None = None, index: bool | None = None) -> None:
         self.root = (root or paths.store()).absolute()
         self._list_path = str(self.root / "images.json")
         self.limits = limits or UnpackLimits()
+        self.index = index
 
     def load(self, source: str | Path, *, name: str | None = None, progress: Callable[[Progress], None] | None = None) -> list[Image]:
         """Load every image of ``source``: an OCI layout (directory or tar) or a docker-save archive, in any compression.
@@ -99,22 +114,91 @@ class Store:
             untagged = sorted(set(index["images"]).difference(tags.values()))
             return images + [self._image(found, None, index) for found in untagged]
 
-    # -- for the loader --------------------------------------------------------------------------------------------------------------
+    # -- what the rest of the room needs ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the store's directories."""
+        """Make the store's directories; remove what crashes left over."""
         make_private(self.root)
-        for name in ("blobs", "diffs", "layers", "locks", "tmp"):
+        for name in _PRIVATE:
             make_private(self.root / name)
+        for name in _SHARED:
+            self._shared(self.root / name)
+        if os.geteuid() == 0:
+            self.root.chmod(0o755)
+        sweep(self.root / "tmp")
+
+    def _shared(self, path: Path) -> Path:
+        """A directory whose content is inert: others may read it if this is root's store."""
+        make_private(path)
+        if os.geteuid() == 0:
+            path.chmod(0o755)
+        return path
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """While this is held, nothing is removed from the store for not being listed yet."""
+        self.prepare()
+        with locked(self.root / "locks" / "using", shared=True):
+            yield
 
     def layer_path(self, chain_id: Digest) -> Path:
         return self.root / "layers" / chain_id.algorithm / chain_id.hex
 
+    def tar_path(self, diff_id: Digest) -> Path:
+        return self.root / "tars" / diff_id.algorithm / diff_id.hex
+
+    def layer(self, chain_id: Digest, diff_id: Digest) -> Layer | None:
+        """The layer of a chain id, None if the store has none. ``diff_id``: of its own content."""
+        place = self.layer_path(chain_id)
+        if (place / "fs").is_dir():
+            return Layer(place / "fs")
+        index, tar = place / "index.erofs", self.tar_path(diff_id)
+        return Layer(index, tar) if index.is_file() and tar.is_file() else None
+
+    def blob_path(self, name: Digest) -> Path:
+        return self.root / "blobs" / name.algorithm / name.hex
+
+    def partial_path(self, name: Digest) -> Path:
+        """Where a blob is gathered while it is on its way; its directory is there."""
+        return make_private(self.root / "partial" / name.algorithm) / name.hex
+
+    def has_blob(self, name: Digest) -> bool:
+        return self.blob_path(name).is_file()
+
+    def open_blob(self, name: Digest) -> BinaryIO:
+        """A blob's bytes, not verified again. ``BadImage`` if the store does not have it (any more)."""
+        try:
+            return open(os.open(self.blob_path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0)
+        except FileNotFoundError:
+            raise BadImage(f"the store does not keep the blob {name}", subject=str(name), hint="pull or load the image again") from None
+
+    def read_blob(self, name: Digest, what: str) -> bytes:
+        """A small document, checked against its digest."""
+        try:
+            fd = os.open(self.blob_path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise BadImage(f"{what}: the store lacks its document {name}", subject=what, hint="load the image again") from None
+        with open(fd, "rb") as stream:
+            data = stream.read(manifest.DOCUMENT_MAX + 1)
+        digest.check(data, name, f"{what}: the store's document")
+        return data
+
     def put_blob(self, data: bytes, name: Digest) -> None:
         """Keep a small document whose digest has been checked."""
-        path = make_private(self.root / "blobs" / name.algorithm) / name.hex
+        path = self._shared(self.root / "blobs" / name.algorithm) / name.hex
         if not path.exists():
-            write_atomic(path, data)
+            write_atomic(path, data, self._mode)
+
+    def keep_blob(self, temporary: Path, name: Digest) -> None:
+        """Take over a file of the store that has been verified to be this blob, and flushed."""
+        path = self._shared(self.root / "blobs" / name.algorithm) / name.hex
+        temporary.chmod(self._mode)
+        os.rename(temporary, path)
+        sync_directory(path.parent)
+
+    @property
+    def _mode(self) -> int:
+        return 0o644 if os.geteuid() == 0 else 0o600
 
     def verified(self, blob: Digest) -> Digest | None:
         """What the layer blob decompresses to, if this store has verified it once."""
@@ -124,15 +208,22 @@ class Store:
             return None
 
     def set_verified(self, blob: Digest, diff_id: Digest) -> None:
-        write_atomic(make_private(self.root / "diffs" / blob.algorithm) / blob.hex, str(diff_id).encode())
+        if self.verified(blob) != diff_id:
+            write_atomic(self._shared(self.root / "diffs" / blob.algorithm) / blob.hex, str(diff_id).encode(), self._mode)
 
     def register(self, images: dict[str, dict[str, Any]], tags: dict[str, str]) -> None:
         """Add images (by manifest digest) and point tags at them."""
-        with locked(self.root / "locks" / "images"):
-            index = self.read_index()
+        with self.changing() as index:
             index["images"].update(images)
             index["tags"].update(tags)
-            write_atomic(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode())
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[dict[str, Any]]:
+        """The list of images and tags, to be changed in the block and written at its end."""
+        with locked(self.root / "locks" / "images"):
+            index = self.read_index()
+            yield index
+            write_atomic(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode(), self._mode)
 
     def read_index(self) -> dict[str, Any]:
         try:
@@ -190,23 +281,28 @@ class Store:
             raise BadInput(f"{ref!r} is the beginning of {len(hits)} images' digests", subject=ref, hint="give more of its digits")
         return (hits.pop() if hits else None), None
 
+    def documents(self, name: str, what: str) -> tuple[bytes, manifest.Manifest, config.ConfigDocument]:
+        """An image's manifest, as it came and parsed, and its configuration. ``name``: the manifest's digest."""
+        raw = self.read_blob(digest.parse(name), what)
+        parsed = manifest.parse(raw, what)
+        assert isinstance(parsed, manifest.Manifest)
+        return raw, parsed, config.parse(manifest.load_json(self.read_blob(parsed.config.digest, what), what), what)
+
     def _image(self, name: str, tag: str | None, index: dict[str, Any]) -> Image:
         entry = index["images"].get(name, {})
         what = f"image {tag or name}"
-        parsed = manifest.parse(self._blob(digest.parse(name), what), what)
-        assert isinstance(parsed, manifest.Manifest)
-        document = config.parse(manifest.load_json(self._blob(parsed.config.digest, what), what), what)
-        layers = tuple(Layer(self.layer_path(chain_id) / "fs") for chain_id in digest.chain(document.diff_ids))
-        for layer in layers:
-            if not layer.path.is_dir():
-                raise BadImage(
-                    f"{what}: the store lacks its layer {layer.path.parent.name[:12]}", subject=what, hint="load the image again"
-                )
+        _, parsed, document = self.documents(name, what)
+        layers = []
+        for chain_id, diff_id in zip(digest.chain(document.diff_ids), document.diff_ids, strict=True):
+            layer = self.layer(chain_id, diff_id)
+            if layer is None:
+                raise BadImage(f"{what}: the store lacks its layer {chain_id.hex[:12]}", subject=what, hint="load the image again")
+            layers.append(layer)
         return Image(
             reference=tag,
             digest=name,
             config=document.config,
-            layers=layers,
+            layers=tuple(layers),
             architecture=document.platform.architecture,
             os=document.platform.os,
             variant=document.platform.variant,
@@ -215,14 +311,3 @@ class Store:
             created=document.created,
             warnings=tuple(entry.get("warnings", ())),
         )
-
-    def _blob(self, name: Digest, what: str) -> bytes:
-        path = self.root / "blobs" / name.algorithm / name.hex
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise BadImage(f"{what}: the store lacks its document {name}", subject=what, hint="load the image again") from None
-        with open(fd, "rb") as stream:
-            data = stream.read(manifest.DOCUMENT_MAX + 1)
-        digest.check(data, name, f"{what}: the store's document")
-        return data

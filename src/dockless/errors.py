@@ -9,7 +9,15 @@
      │    ├── BadDigest             the bytes are not what their digest says
      │    ├── BadImage              torn, malformed or not an image at all
      │    ├── UnsafeLayer           a layer entry that tries to leave its root
-     │    └── NotRunnable           sound, but nothing this host can run
+     │    ├── NotRunnable           sound, but nothing this host can run
+     │    ├── NoRoom                the store's file system is full, or would be
+     │    ├── ImageInUse            something runs from it
+     │    └── RegistryError         what a registry answered, or that it did not
+     │         ├── Unauthorized     it wants a login, or that login may not do this
+     │         ├── NotFound         it has no such repository, tag or blob
+     │         ├── RateLimited      too many requests, and waiting did not help
+     │         ├── RegistryUnavailable   no connection, a broken one, or 5xx to the last try
+     │         └── UnsafeRequest    it sent us where no registry may send a client
      ├── LimitError
      │    ├── LimitUnavailable      this host cannot enforce it; names the controller
      │    └── CgroupError           the kernel refused an operation on a cgroup
@@ -81,6 +89,51 @@ class UnsafeLayer(ImageError):
 
 class NotRunnable(ImageError):
     code = "not_runnable"
+
+
+class NoRoom(ImageError):
+    """``missing``: bytes that would have to be freed, 0 where the file system did not say."""
+
+    code = "no_room"
+    missing: int = 0
+
+
+class ImageInUse(ImageError):
+    code = "image_in_use"
+
+
+class RegistryError(ImageError):
+    """A registry's refusal. ``status`` is the HTTP status (0: there was none), ``codes`` the error codes of its own answer."""
+
+    code = "registry"
+
+    def __init__(self, message: str, *, status: int = 0, codes: tuple[str, ...] = (), subject: str = "", hint: str = "") -> None:
+        super().__init__(message, subject=subject, hint=hint)
+        self.status = status
+        self.codes = codes
+
+
+class Unauthorized(RegistryError):
+    code = "unauthorized"
+
+
+class NotFound(RegistryError):
+    code = "not_in_registry"
+
+
+class RateLimited(RegistryError):
+    """``retry_after``: seconds the registry asks to wait, None where it does not say."""
+
+    code = "rate_limited"
+    retry_after: float | None = None
+
+
+class RegistryUnavailable(RegistryError):
+    code = "registry_unavailable"
+
+
+class UnsafeRequest(RegistryError):
+    code = "unsafe_request"
 
 
 class LimitError(DocklessError):

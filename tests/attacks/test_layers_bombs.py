@@ -184,7 +184,7 @@ def test_a_full_disk(tmp_path, compression):
     command = ["unshare", "-m", "sh", "-c", FULL, "sh", tmp_path / "small", path, "20m", sys.executable, LOAD]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     first, second = result.stdout.splitlines()
-    assert first.startswith("ImageError")
+    assert first.startswith("NoRoom")
     assert "no room in the image store" in first
     assert second == "[] []"
 

@@ -38,7 +38,7 @@ def test_setuid_and_capabilities(tmp_path):
     """A10: kept for the image, out of every other user's reach."""
     image = load(tmp_path, [[make.file("su", "x", 0o6755)]])
     assert (image.layers[0].path / "su").stat().st_mode & 0o7777 == 0o6755
-    assert Store().root.stat().st_mode & 0o077 == 0
+    assert (Store().root / "layers").stat().st_mode & 0o077 == 0
 
 
 FORBIDDEN = [
