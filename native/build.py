@@ -5,7 +5,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ["clone.c", "shim.c", "plan.c", "fault.c", "pax.c", "tar.c", "lister.c"]
+SOURCES = ["clone.c", "shim.c", "plan.c", "fault.c", "pax.c", "tar.c", "lister.c", "erofs.c", "erofs_layout.c", "erofs_xattr.c"]
 
 ffi = FFI()
 ffi.cdef(
@@ -32,11 +32,21 @@ ffi.cdef(
     const struct layer_error *lister_error(const struct lister *lister);
     size_t lister_taken(struct lister *lister, const void **bytes);
     void lister_free(struct lister *lister);
+
+    struct erofs_index;
+    struct erofs_index *erofs_index_new(int base, uint64_t size_max, uint64_t entries_max);
+    const struct layer_error *erofs_index_error(const struct erofs_index *index);
+    int erofs_index_feed(struct erofs_index *index, const void *bytes, uint64_t size);
+    int erofs_index_finish(struct erofs_index *index, int fd, int lower_root);
+    uint64_t erofs_index_size(const struct erofs_index *index);
+    uint64_t erofs_index_entries(const struct erofs_index *index);
+    int erofs_index_warning(const struct erofs_index *index, int number, char *text, int size);
+    void erofs_index_free(struct erofs_index *index);
     """
 )
 ffi.set_source(
     "dockless.native._native",
-    '#include "shim.h"\n#include "plan.h"\n#include "lister.h"\n',
+    '#include "shim.h"\n#include "plan.h"\n#include "lister.h"\n#include "erofs.h"\n',
     sources=[f"src/dockless/native/{name}" for name in SOURCES],
     include_dirs=["src/dockless/native"],
     py_limited_api=True,

@@ -44,6 +44,15 @@ def fault(error: Any) -> Fault:
     return Fault(_FAULTS[error.fault], text, error.number)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of a layer: bytes of file content, members of the archive, and what could not be kept."""
+
+    size: int
+    entries: int
+    warnings: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Member:
     """One member. ``size`` is the file's length as it will be, ``stored`` the bytes of it in the archive, from ``offset``."""
