@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ class _Stack:
         return str(image_digest), {
             "config": str(parsed.config.digest),
             "size": sum(layer.unpacked for layer in layers),
+            "added": int(time.time()),
             "warnings": [*candidate.warnings, *(warning for layer in layers for warning in layer.warnings)],
         }
 

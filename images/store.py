@@ -35,6 +35,7 @@ from typing import Any, BinaryIO
 from dockless import paths
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images import config, digest, manifest, reference
+from dockless.images.config import ImageConfig
 from dockless.images.digest import Digest
 from dockless.images.files import explained, locked, make_private, sweep, sync_directory, write_atomic
 from dockless.images.image import HOST, Image, host_image
@@ -93,9 +94,24 @@ class Store:
                     _kept.clear()
                 _kept[key] = (stamp, image)
                 return image
-        raise UnknownImage(
-            f"there is no image {ref[:200]!r}", subject=ref[:200], hint="load one: dockless load FILE; list them: dockless images"
-        )
+        raise _unknown(ref)
+
+    def find(self, ref: str) -> Image:
+        """As ``get``, but also an image that lacks a layer; it cannot be run, only removed or repaired. ``UnknownImage``"""
+        with self._reading():
+            found, tag = self._find(ref, self.read_index())
+        if found is None:
+            raise _unknown(ref)
+        return Image(reference=tag, digest=found, config=ImageConfig(), layers=())
+
+    def tag(self, ref: str, name: str) -> str:
+        """Give the image ``ref`` another name; its full form. It moves from where it was. ``BadInput``, ``UnknownImage``"""
+        full, image = self.check_name(name), self.get(ref)
+        if image.is_host:
+            raise BadInput("the pseudo-image 'host' cannot be tagged", subject=ref, hint="commit a sandbox to get an image")
+        with explained(f"cannot tag {ref}", ref, f"the store {self.root} belongs to one user"):
+            self.register({}, {full: image.digest})
+        return full
 
     def _stamp(self) -> tuple[int, ...]:
         """What changes with every change of images.json, which is only ever replaced as a whole."""
@@ -311,3 +327,11 @@ class Store:
             created=document.created,
             warnings=tuple(entry.get("warnings", ())),
         )
+
+
+def _unknown(ref: str) -> UnknownImage:
+    return UnknownImage(
+        f"there is no image {ref[:200]!r}",
+        subject=ref[:200],
+        hint="pull it: dockless pull NAME; or load it: dockless load FILE; list what is there: dockless images",
+    )
