@@ -40,16 +40,22 @@ if TYPE_CHECKING:
     from dockless.errors import LimitError as LimitError
     from dockless.errors import LimitUnavailable as LimitUnavailable
     from dockless.errors import NotEnoughGpus as NotEnoughGpus
+    from dockless.errors import NotFound as NotFound
     from dockless.errors import NotPermitted as NotPermitted
     from dockless.errors import NotRunnable as NotRunnable
+    from dockless.errors import RateLimited as RateLimited
     from dockless.errors import Refused as Refused
+    from dockless.errors import RegistryError as RegistryError
+    from dockless.errors import RegistryUnavailable as RegistryUnavailable
     from dockless.errors import SandboxError as SandboxError
     from dockless.errors import SandboxGone as SandboxGone
     from dockless.errors import SchedError as SchedError
+    from dockless.errors import Unauthorized as Unauthorized
     from dockless.errors import UnknownGpu as UnknownGpu
     from dockless.errors import UnknownImage as UnknownImage
     from dockless.errors import UnknownJob as UnknownJob
     from dockless.errors import UnsafeLayer as UnsafeLayer
+    from dockless.errors import UnsafeRequest as UnsafeRequest
     from dockless.errors import Unsupported as Unsupported
     from dockless.images import Image as Image
     from dockless.images import Store as Store
@@ -79,9 +85,10 @@ _HOME = {
     "cgroups": ("IoMax", "Limits", "Usage"),
     "errors": (
         "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
-        "DaemonUnavailable", "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "LaunchFailed", "LimitError",
-        "LimitUnavailable", "NotEnoughGpus", "NotPermitted", "NotRunnable", "Refused", "SandboxError", "SandboxGone", "SchedError",
-        "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "Unsupported",
+        "DaemonUnavailable", "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "LaunchFailed",
+        "LimitError", "LimitUnavailable", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
+        "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError", "Unauthorized", "UnknownGpu",
+        "UnknownImage", "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported",
     ),
     "images": ("Image", "Store"),
     "keywords": ("Options",),

@@ -1,0 +1,98 @@
+"""TLS contexts: the system's CAs, and what ``certs.d`` adds for a registry. Anything else fails closed (behaviour R19).
+
+``<place>/<host[:port]>/`` may hold ``*.crt`` (CAs to trust besides the system's) and pairs ``NAME.cert``, ``NAME.key`` (to identify
+ourselves). The first place that has the directory counts: the user's, containers', docker's. A registry's CAs also count for the hosts it leads
+to, as token servers and blob stores are often signed by the same one; its client certificate and ``insecure`` never do.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dockless.errors import RegistryError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+SYSTEM_PLACES = (Path("/etc/containers/certs.d"), Path("/etc/docker/certs.d"))
+
+
+def places(env: Mapping[str, str]) -> tuple[Path, ...]:
+    base = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    return ((Path(base) / "containers/certs.d",) if base else ()) + SYSTEM_PLACES
+
+
+class Certificates:
+    """The TLS contexts of one registry and of the hosts it leads to. Thread-safe."""
+
+    def __init__(self, host: str, aliases: tuple[str, ...] = (), where: tuple[Path, ...] = SYSTEM_PLACES) -> None:
+        """``host``: the registry's, with its port where it has one; ``aliases``: other names of it (docker.io)."""
+        self._where = where
+        self._own = (host, *aliases)
+        self._lock = threading.Lock()
+        self._contexts: dict[tuple[str, int, bool], SSLContext] = {}
+
+    def context(self, host: str, port: int, *, insecure: bool = False) -> SSLContext:
+        """The context for a connection to ``host:port``, made once."""
+        with self._lock:
+            found = self._contexts.get((host, port, insecure))
+            if found is None:
+                found = self._contexts[host, port, insecure] = self._make(host, port, insecure)
+            return found
+
+    def _make(self, host: str, port: int, insecure: bool) -> SSLContext:
+        import ssl
+
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = _bounded_class()
+        if insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        bare = f"[{host}]" if ":" in host else host
+        names = (f"{bare}:{port}", bare) if port == 443 else (f"{bare}:{port}",)
+        if set(names) & set(self._own):
+            names = (*self._own, *names)
+        own, mine = self._directory(names), self._directory(self._own)
+        for directory in {own, mine} - {None}:
+            assert directory is not None
+            for path in sorted(directory.glob("*.crt")):
+                _load(path, lambda path=path: context.load_verify_locations(path))
+        for path in sorted(own.glob("*.cert")) if own else ():
+            key = path.with_suffix(".key")
+            _load(path, lambda path=path, key=key: context.load_cert_chain(path, key))
+        return context
+
+    def _directory(self, names: tuple[str, ...]) -> Path | None:
+        found = (place / name for place in self._where for name in names if "/" not in name)
+        return next((directory for directory in found if directory.is_dir()), None)
+
+
+def _load(path: Path, load: Any) -> None:
+    try:
+        load()
+    except OSError as error:  # ssl.SSLError is one
+        raise RegistryError(
+            f"{path} cannot be used: {error}", subject=str(path), hint="certs.d holds PEM: *.crt, and NAME.cert with NAME.key"
+        ) from None
+
+
+@functools.cache
+def _bounded_class() -> Any:
+    """A TLS socket whose reads keep a deadline, as ``connection._Bounded`` for plain ones."""
+    import ssl
+
+    from dockless.images.registry.connection import in_time
+
+    class Bounded(ssl.SSLSocket):
+        deadline: float | None = None
+
+        def recv_into(self, *args: Any, **options: Any) -> int:
+            in_time(self.deadline)
+            return super().recv_into(*args, **options)
+
+    return Bounded

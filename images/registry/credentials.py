@@ -1,0 +1,183 @@
+"""Who we are at a registry: what ``podman login``, ``docker login`` and credential helpers have left.
+
+Files in this order, the first that knows the registry counts: ``$REGISTRY_AUTH_FILE`` (then no other), ``$XDG_RUNTIME_DIR/containers/auth.json``
+(else ``/run/containers/<uid>/auth.json``), ``$XDG_CONFIG_HOME/containers/auth.json``, ``$DOCKER_CONFIG/config.json`` (``~/.docker``), ``~/.dockercfg``.
+In a file: ``credHelpers`` of the host, then ``auths`` from the most specific key (``host/team/project``) to the host, then ``credsStore``. Docker's keys
+may be URLs, and the Hub is ``https://index.docker.io/v1/`` there.
+
+A file that is there and cannot be read is an error: going on as nobody would end in a riddle ("not found") at the registry.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dockless.errors import RegistryError
+from dockless.images.registry import helpers
+from dockless.images.registry.endpoint import HUB
+
+FILE_MAX = 4 << 20
+HUB_KEY = "https://index.docker.io/v1/"
+_HUB_NAMES = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+_TOKEN_USER = "<token>"
+"""The user name that means: the secret is an identity token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """One login. Secrets are not part of its ``repr``. ``source``: the file or helper that had it."""
+
+    username: str
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+    registry_token: str = field(default="", repr=False)
+    source: str = ""
+
+    def basic(self) -> str:
+        """The value of a Basic ``Authorization`` header."""
+        return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+
+
+class Credentials:
+    """Finds logins; looks into the files each time, as they change under a long-lived process."""
+
+    def __init__(self, files: tuple[Path, ...] = (), env: Mapping[str, str] | None = None, stores: tuple[str, ...] = ()) -> None:
+        """``stores``: credential helpers that are asked before the files."""
+        self.files = files
+        self._env = os.environ if env is None else env
+        self._stores = stores
+
+    @classmethod
+    def load(cls, env: Mapping[str, str] | None = None, stores: tuple[str, ...] = ()) -> Credentials:
+        env = os.environ if env is None else env
+        return cls(tuple(search_path(env)), env, stores)
+
+    def find(self, location: str, repository: str = "") -> Login | None:
+        """The login for a repository, or with "" for the registry itself; None for nobody."""
+        for store in self._stores:
+            if (found := self._ask(store, location)) is not None:
+                return found
+        for path in self.files:
+            document = read(path)
+            if document is not None and (found := self._in_file(path, document, location, repository)) is not None:
+                return found
+        return None
+
+    def _in_file(self, path: Path, document: dict[str, Any], location: str, repository: str) -> Login | None:
+        auths, helpers_of, store = table(document, "auths", path), table(document, "credHelpers", path), document.get("credsStore")
+        for key, helper in helpers_of.items():
+            if isinstance(helper, str) and helper and same_registry(key, location):
+                return self._ask(helper, location)
+        for name in _names(location, repository):
+            for key in [name, *(other for other in auths if other != name and normal(other) == name)]:
+                entry = auths.get(key)
+                if isinstance(entry, dict) and (found := _login(entry, path, key)) is not None:
+                    return found
+        return self._ask(store, location) if isinstance(store, str) and store else None
+
+    def _ask(self, helper: str, location: str) -> Login | None:
+        for server in (HUB_KEY, HUB) if location == HUB else (location,):
+            if (answer := helpers.get(helper, server, self._env)) is not None:
+                username, secret = answer
+                source = f"docker-credential-{helper}"
+                return (
+                    Login("", identity_token=secret, source=source) if username == _TOKEN_USER else Login(username, secret, source=source)
+                )
+        return None
+
+
+def search_path(env: Mapping[str, str]) -> Iterator[Path]:
+    """The files that may hold logins, in order."""
+    if env.get("REGISTRY_AUTH_FILE"):
+        yield Path(env["REGISTRY_AUTH_FILE"])
+        return
+    runtime, home = env.get("XDG_RUNTIME_DIR"), env.get("HOME")
+    yield (Path(runtime) if runtime else Path(f"/run/containers/{os.geteuid()}").parent.parent) / (
+        "containers/auth.json" if runtime else f"containers/{os.geteuid()}/auth.json"
+    )
+    if env.get("XDG_CONFIG_HOME"):
+        yield Path(env["XDG_CONFIG_HOME"]) / "containers/auth.json"
+    elif home:
+        yield Path(home) / ".config/containers/auth.json"
+    if env.get("DOCKER_CONFIG"):
+        yield Path(env["DOCKER_CONFIG"]) / "config.json"
+    elif home:
+        yield Path(home) / ".docker/config.json"
+    if home:
+        yield Path(home) / ".dockercfg"
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A file's document, None where there is none. ``.dockercfg`` is the ``auths`` alone."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise bad(path, error.strerror or str(error)) from None
+    if not data.strip():
+        return {}  # what docker and mktemp leave
+    try:
+        document = json.loads(data) if len(data) <= FILE_MAX else None
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise bad(path, "not a JSON object")
+    return {"auths": document} if path.name == ".dockercfg" else document
+
+
+def table(document: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    value = document.get(key) or {}
+    if not isinstance(value, dict):
+        raise bad(path, f"{key} is not an object")
+    return value
+
+
+def normal(key: str) -> str:
+    """A key as we write it: a URL is cut to its host (``https://quay.io/v1/`` is quay.io), all names of the Hub are docker.io."""
+    scheme, mark, rest = key.partition("://")
+    name = rest.partition("/")[0] if mark else scheme.rstrip("/")
+    host, slash, path = name.partition("/")
+    return (HUB if host in _HUB_NAMES else host) + slash + path if path not in ("v1", "v2") else (HUB if host in _HUB_NAMES else host)
+
+
+def same_registry(key: str, location: str) -> bool:
+    return normal(key) == location
+
+
+def _names(location: str, repository: str) -> Iterator[str]:
+    """``host/a/b``, ``host/a``, ``host``."""
+    parts = repository.split("/") if repository else []
+    for count in range(len(parts), -1, -1):
+        yield "/".join((location, *parts[:count]))
+
+
+def _login(entry: dict[str, Any], path: Path, key: str) -> Login | None:
+    """An entry of ``auths``, None where it holds nothing (docker leaves ``{}`` beside a ``credsStore``)."""
+    values = {name: entry.get(name) or "" for name in ("auth", "username", "password", "identitytoken", "registrytoken")}
+    if not all(isinstance(value, str) for value in values.values()):
+        raise bad(path, f"the entry of {key} is malformed")
+    username, password = values["username"], values["password"]
+    if values["auth"]:
+        try:
+            text = base64.b64decode(values["auth"], validate=True).decode().rstrip("\0")
+        except (binascii.Error, UnicodeDecodeError):
+            raise bad(path, f"the auth of {key} is not base64") from None
+        username, colon, password = text.partition(":")
+        if not colon:
+            raise bad(path, f"the auth of {key} is not user:password in base64")
+    if values["identitytoken"] or values["registrytoken"]:
+        return Login(username, password, values["identitytoken"], values["registrytoken"], str(path))
+    return Login(username, password, source=str(path)) if username else None
+
+
+def bad(path: Path, why: str) -> RegistryError:
+    return RegistryError(f"{path}: {why}", subject=str(path), hint="log in again, or repair the file; see containers-auth.json(5)")

@@ -1,0 +1,111 @@
+"""docker-credential-*: other people's programs that keep secrets, run with little and for a short time.
+
+The program is found by PATH (absolute directories only) before it is started, gets an environment of a few names that keyrings and clouds' helpers
+need, ``/`` as its directory, and 30 seconds. The protocol: ``get``, ``store`` or ``erase`` as the argument, JSON or a server's name on
+stdin, JSON on stdout.
+
+https://github.com/docker/docker-credential-helpers
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+
+from dockless.errors import RegistryError
+from dockless.images.registry.errors import printable
+
+TIMEOUT = 30.0
+OUTPUT_MAX = 64 << 10
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_PASSED = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TERM|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|DBUS_SESSION_BUS_ADDRESS|XDG_\w+|GNUPGHOME|GPG_TTY"
+    r"|PASSWORD_STORE_\w+|DOCKER_CONFIG|AWS_\w+|AZURE_\w+|GOOGLE_\w+|CLOUDSDK_\w+|SSL_CERT_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)\Z"
+)
+_ABSENT = ("credentials not found", "no credentials", "not found in native keychain")
+
+
+def get(name: str, server: str, env: Mapping[str, str]) -> tuple[str, str] | None:
+    """(user name, secret) that the helper has for ``server``, None for none."""
+    code, output = _run(name, "get", server.encode(), env)
+    text = output.decode(errors="replace")
+    if code != 0:
+        if any(words in text.lower() for words in _ABSENT):
+            return None
+        raise _failed(name, f"exit code {code}: {printable(text, 200)}")
+    try:
+        document = json.loads(output)
+        username, secret = document["Username"], document["Secret"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _failed(name, "its answer holds no Username and Secret") from None
+    if not isinstance(username, str) or not isinstance(secret, str):
+        raise _failed(name, "its answer holds no Username and Secret")
+    return (username, secret) if username or secret else None
+
+
+def store(name: str, server: str, username: str, secret: str, env: Mapping[str, str]) -> None:
+    document = {"ServerURL": server, "Username": username, "Secret": secret}
+    code, output = _run(name, "store", json.dumps(document).encode(), env)
+    if code != 0:
+        raise _failed(name, f"exit code {code}: {printable(output.decode(errors='replace'), 200)}")
+
+
+def erase(name: str, server: str, env: Mapping[str, str]) -> bool:
+    """Was there something to erase?"""
+    code, output = _run(name, "erase", server.encode(), env)
+    if code != 0 and not any(words in output.decode(errors="replace").lower() for words in _ABSENT):
+        raise _failed(name, f"exit code {code}: {printable(output.decode(errors='replace'), 200)}")
+    return code == 0
+
+
+def find(name: str, env: Mapping[str, str]) -> str:
+    """The absolute path of a helper's program."""
+    import shutil
+
+    program = f"docker-credential-{name}"
+    if not _NAME.match(name):
+        raise _failed(printable(name, 80), "this is no name of a helper")
+    # Never a program of the working directory: an empty or relative entry of PATH would be one.
+    path = os.pathsep.join(part for part in env.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(part))
+    found = shutil.which(program, path=path)
+    if found is None:
+        raise _failed(name, "there is no such program", f"install {program}, or take the helper out of the configuration")
+    return found
+
+
+def _run(name: str, verb: str, data: bytes, env: Mapping[str, str]) -> tuple[int, bytes]:
+    """(exit code, stdout)."""
+    import subprocess
+    import tempfile
+
+    program = find(name, env)
+    passed = {key: value for key, value in env.items() if _PASSED.match(key)}
+    with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answer:
+        question.write(data)
+        question.seek(0)
+        try:
+            done = subprocess.run(
+                [program, verb],
+                stdin=question,
+                stdout=answer,
+                stderr=subprocess.DEVNULL,
+                env=passed,
+                cwd="/",
+                timeout=TIMEOUT,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise _failed(name, f"no answer within {TIMEOUT:.0f} s") from None
+        except OSError as error:
+            raise _failed(name, error.strerror or str(error)) from None
+        answer.seek(0)
+        output = answer.read(OUTPUT_MAX + 1)
+    if len(output) > OUTPUT_MAX:
+        raise _failed(name, f"it answers with more than {OUTPUT_MAX} bytes")
+    return done.returncode, output
+
+
+def _failed(name: str, why: str, hint: str = "try the helper by hand: docker-credential-NAME get") -> RegistryError:
+    return RegistryError(f"docker-credential-{name}: {why}", subject=name, hint=hint)
