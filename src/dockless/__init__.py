@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from dockless.errors import GpuError as GpuError
     from dockless.errors import IdMapError as IdMapError
     from dockless.errors import ImageError as ImageError
+    from dockless.errors import ImageInUse as ImageInUse
     from dockless.errors import LaunchFailed as LaunchFailed
     from dockless.errors import LimitError as LimitError
     from dockless.errors import LimitUnavailable as LimitUnavailable
+    from dockless.errors import NoRoom as NoRoom
     from dockless.errors import NotEnoughGpus as NotEnoughGpus
     from dockless.errors import NotFound as NotFound
     from dockless.errors import NotPermitted as NotPermitted
@@ -84,11 +86,11 @@ _HOME = {
     "call": ("arun", "run"),
     "cgroups": ("IoMax", "Limits", "Usage"),
     "errors": (
-        "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
-        "DaemonUnavailable", "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "LaunchFailed",
-        "LimitError", "LimitUnavailable", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
-        "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError", "Unauthorized", "UnknownGpu",
-        "UnknownImage", "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported",
+        "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound", "DaemonUnavailable",
+        "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
+        "LimitUnavailable", "NoRoom", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
+        "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError", "Unauthorized", "UnknownGpu", "UnknownImage",
+        "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported",
     ),
     "images": ("Image", "Store"),
     "keywords": ("Options",),

@@ -20,9 +20,10 @@ from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
 
 PUBLIC = """
 BadDigest BadImage BadInput Bind CgroupError CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable DocklessError Exit
-GpuDriverMissing GpuError IdMapError Image ImageError IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount Namespaces
-NotEnoughGpus NotPermitted NotRunnable Options PIPE Refused Result Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store
-Submitted Tmpfs UnknownGpu UnknownImage UnknownJob UnsafeLayer Unsupported Usage Volume __version__ arun run submit
+GpuDriverMissing GpuError IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount
+Namespaces NoRoom NotEnoughGpus NotFound NotPermitted NotRunnable Options PIPE RateLimited Refused RegistryError RegistryUnavailable Result
+Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
+UnsafeLayer UnsafeRequest Unsupported Usage Volume __version__ arun run submit
 """
 
 
