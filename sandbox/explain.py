@@ -178,16 +178,21 @@ def _affinity(op: _Said, plan: Plan) -> tuple[str, str]:
     return f"run on processors {','.join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)} only", f"taskset {mask:#x}"
 
 
+_FSOPEN_MORE = {"erofs": ": a layer's tree, in an index over the tar that it came in; nothing was unpacked"}
+
 _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "OPEN_TREE": _open_tree,
     "MOUNT_ATTR": _attributes,
-    "FSOPEN": lambda op, p: (f"begin a new {op.a} file system", f"fs={op.a}"),
-    "FS_STRING": lambda op, p: (f"set its {op.a} to {op.b}", f"options+=,{op.a}={op.b}"),
+    "FSOPEN": lambda op, p: (f"begin a new {op.a} file system{_FSOPEN_MORE.get(op.a, '')}", f"fs={op.a}"),
+    "FS_STRING": lambda op, p: (
+        f"set its {op.a} to {op.b}",
+        f"source={op.b}" if op.a == "source" else f"options+=,{op.a}={op.b}",
+    ),
     "FS_FLAG": lambda op, p: (f"set its option {op.a}", f"options+=,{op.a}"),
     "FS_CREATE": lambda op, p: ("create it", ": fsconfig(CMD_CREATE)"),
     "FSMOUNT": lambda op, p: (
         f"make it a mount, attached nowhere yet ({_label(p, op.slot_out)})",
-        f"mount -t $fs -o $options{',' + _options(op.x) if op.x else ''} none {_variable(p, op.slot_out)}",
+        f"mount -t $fs -o $options{',' + _options(op.x) if op.x else ''} ${{source:-none}} {_variable(p, op.slot_out)}",
     ),
     "MOVE_MOUNT": _move,
     "MKDIR": lambda op, p: (f"make the directory {_in(op, p)}", f"mkdir -p -m {op.x:o} {_below(op, p)}"),

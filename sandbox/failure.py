@@ -62,7 +62,7 @@ def explain(plan: Plan, index: int, error: int) -> DocklessError:
     from dockless.sandbox.explain import words
 
     step = words(op, plan)
-    special = _special(op, error)
+    special = _special(op, error) or _layer_failed(plan, index, error)
     if special is not None:
         return special
     reason = os.strerror(error) if error else "the launcher was killed"
@@ -135,6 +135,24 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
         errno=error,
         subject=program,
     )
+
+
+_LAYER_HINTS = {
+    _E.ENOENT: "its index or its tar is gone from the store: load or pull the image again",
+    _E.ENOTBLK: "this kernel mounts no EROFS from a file (Linux 6.12 and newer do): remove the image, load it again to have it unpacked",
+    _E.EOPNOTSUPP: "this kernel mounts no EROFS with such small blocks (Linux 6.4 and newer do): remove the image, load it again",
+}
+
+
+def _layer_failed(plan: Plan, index: int, error: int) -> DocklessError | None:
+    """An index that the kernel does not mount: named by its file, for the operation that fails has no name in it."""
+    op = plan.ops[index]
+    source = next((str(o.b) for o in plan.ops[:index] if o.name == "FS_STRING" and o.slot_in == op.slot_in and o.a == "source"), "")
+    if op.name != "FS_CREATE" or not source:
+        return None
+    hint = _LAYER_HINTS.get(error, "run 'dockless images check', then remove the image and load it again")
+    message = f"cannot mount the layer {source} (operation {index} of {len(plan.ops)}): {os.strerror(error)}"
+    return LaunchFailed(message, index=index, step="mount erofs", errno=error, subject=source, hint=hint)
 
 
 def _special(op: Op, error: int) -> DocklessError | None:

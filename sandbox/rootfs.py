@@ -108,16 +108,33 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
 
 def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int, attach: bool) -> int:
     path = str(layer.path)
-    slot = b.slot(f"layer {path.rsplit('/', 1)[-1][:12]}")
-    if not r.rootful:
-        section.add("OPEN", slot_out=slot, a=path, x=O_PATH)
-        return slot
-    section.add("OPEN_TREE", slot_out=slot, a=path, x=1)
+    label = f"layer {layer.path.parent.name if layer.path.name in ('fs', 'index.erofs') else layer.path.name:.12}"
+    if layer.tar is not None:
+        slot = _indexed(b, section, r, path, str(layer.tar), label)
+        path = str(layer.path.parent)
+    else:
+        slot = b.slot(label)
+        if not r.rootful:
+            section.add("OPEN", slot_out=slot, a=path, x=O_PATH)
+            return slot
+        section.add("OPEN_TREE", slot_out=slot, a=path, x=1)
     if r.idmap is not None:
         section.add("MOUNT_ATTR", slot, userns, a="", x=IDMAP)
     if attach:
         section.add("MOVE_MOUNT", slot, a=path)
     return slot
+
+
+def _indexed(b: Builder, section: Section, r: Resolved, index: str, tar: str, label: str) -> int:
+    """A layer that was never unpacked: the kernel reads its tree from an index, its files' data from the tar. Setuid files stay setuid, as
+    in a layer that was."""
+    if not r.rootful:
+        raise Unsupported(
+            f"{label} was not unpacked, and only root can mount it so",
+            subject=index,
+            hint="load the image as this user: then it is unpacked",
+        )
+    return b.file_system(section, "erofs", {"source": index, "device": tar}, attributes=RDONLY | NODEV, label=label)
 
 
 def _upper(b: Builder, section: Section, r: Resolved, directory: int, attach: bool) -> tuple[int, int]:

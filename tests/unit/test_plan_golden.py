@@ -27,6 +27,7 @@ RANGE = IdMap((Range(0, 100000, 65536),), (Range(0, 100000, 65536),))
 OWNER = IdMap((Range(0, 1000, 1), Range(1, 200000, 65536)), (Range(0, 1000, 1), Range(1, 200000, 65536)))
 SINGLE = IdMap((Range(0, 1000, 1),), (Range(0, 1000, 1),), single=True)
 LAYERS = (Layer(Path("/store/layers/aaaaaaaaaaaa")), Layer(Path("/store/layers/bbbbbbbbbbbb")))
+INDEXED = Layer(Path("/store/layers/sha256/cccccccccccccccc/index.erofs"), Path("/store/tars/sha256/dddddddd"))
 HOST = (HostEntry("/usr"), HostEntry("/bin", "usr/bin"), HostEntry("/etc"))
 FILTER = struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000)
 BASE = Resolved(
@@ -62,6 +63,8 @@ EVERYTHING = _spec(
 
 CASES = {
     "root": BASE,
+    "root-indexed": _with(layers=(LAYERS[0], INDEXED)),
+    "root-indexed-old-kernel": _with(layers=(LAYERS[0], INDEXED), features=OLD),
     "root-tmpfs": _with(_spec(root="tmpfs", root_size=1 << 30)),
     "root-readonly": _with(_spec(root="readonly")),
     "root-host-image": _with(layers=(), host_entries=HOST),
