@@ -33,6 +33,7 @@ from dockless.images.layers import Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.merged import LINKS_MAX, PATH_MAX, Merged, Node, Parts, has_opaque, is_whiteout, show
 from dockless.images.tarstream import Member, TarReader
+from dockless.native.layers import Fault
 
 WHITEOUT = b".wh."
 AUFS = b".wh..wh."
@@ -62,7 +63,7 @@ class _Dir:
 
 
 def unpack(
-    reader: TarReader, target: Path, lower: Sequence[Path], what: str, *, limits: UnpackLimits | None = None, as_root: bool | None = None
+    reader: TarReader, target: Path, lower: Sequence[Layer], what: str, *, limits: UnpackLimits | None = None, as_root: bool | None = None
 ) -> Unpacked:
     """Write the members of ``reader`` into the empty directory ``target``. ``lower``: the layers below, bottom first.
 
@@ -77,7 +78,7 @@ def unpack(
 
 
 class _Writer:
-    def __init__(self, target: Path, lower: Sequence[Path], what: str, limits: UnpackLimits, as_root: bool) -> None:
+    def __init__(self, target: Path, lower: Sequence[Layer], what: str, limits: UnpackLimits, as_root: bool) -> None:
         self.what = what
         self.limits = limits
         self.as_root = as_root
@@ -88,7 +89,7 @@ class _Writer:
         self._warned: dict[str, tuple[int, str]] = {}
         self._root_opaque = False
         self._current: tuple[Parts, _Dir] | None = None
-        self._lower = Merged([Layer(path) for path in reversed(lower)])
+        self._lower = Merged(list(reversed(lower)))
         self._root = os.open(target, _DIRECTORY)
         if self._lower:
             self._copy_meta(self._lower.open_dir(self._lower.root), self._root)
@@ -580,3 +581,16 @@ def _lstat(fd: int, name: bytes) -> os.stat_result | None:
     with contextlib.suppress(FileNotFoundError):
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
     return None
+
+
+def explain(fault: Fault, what: str) -> ImageError:
+    """The error for what went wrong in C, with the layer's name."""
+    if fault.kind == "unsafe":
+        return UnsafeLayer(f"{what}: {fault.text}", subject=what, hint="do not use this image: no honest tool makes such a layer")
+    if fault.kind == "malformed":
+        return BadImage(f"{what}: not a sound tar archive: {fault.text}", subject=what, hint="build or fetch the image again")
+    if fault.kind == "limit":
+        return ImageError(f"{what}: {fault.text}", subject=what, hint="raise the limits of the store if you trust the image")
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoRoom(f"{what}: no room in the image store: {fault.text}", subject=what, hint="make room: dockless prune")
+    return ImageError(f"{what}: {fault.text}", subject=what)

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+INDEX_FILE = "index.erofs"
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:

@@ -20,6 +20,7 @@ from typing import Any
 from dockless.errors import BadDigest, BadImage, ImageInUse, NoRoom, UnknownImage
 from dockless.images import digest, reference
 from dockless.images.files import check_room, explained, remove_tree, temporary_directory
+from dockless.images.layers import INDEX_FILE
 from dockless.images.lease import forget, is_leased, last_use, seized
 from dockless.images.store import LAYER_FILE, Store
 
@@ -397,7 +398,7 @@ def _parts(store: Store) -> Iterator[tuple[Part, int]]:
 
 
 def _layer_size(path: Path) -> int:
-    index = path / "index.erofs"
+    index = path / INDEX_FILE
     if index.exists():
         return index.stat().st_size
     try:

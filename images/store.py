@@ -39,7 +39,7 @@ from dockless.images.config import ImageConfig
 from dockless.images.digest import Digest
 from dockless.images.files import explained, locked, make_private, sweep, sync_directory, write_atomic
 from dockless.images.image import HOST, Image, host_image
-from dockless.images.layers import Layer
+from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
 
@@ -168,7 +168,7 @@ class Store:
         place = self.layer_path(chain_id)
         if (place / "fs").is_dir():
             return Layer(place / "fs")
-        index, tar = place / "index.erofs", self.tar_path(diff_id)
+        index, tar = place / INDEX_FILE, self.tar_path(diff_id)
         return Layer(index, tar) if index.is_file() and tar.is_file() else None
 
     def blob_path(self, name: Digest) -> Path:

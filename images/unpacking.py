@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dockless.errors import ImageError
-from dockless.images.layer import Unpacked, unpack
-from dockless.images.layers import Layer
+from dockless.images import erofs
+from dockless.images.compression import CHUNK
+from dockless.images.files import check_room
+from dockless.images.layer import Unpacked, explain, unpack
+from dockless.images.layers import INDEX_FILE, Layer
+from dockless.images.pipeline import Cancelled
 from dockless.images.tarstream import TarReader
+from dockless.native.erofs_index import IndexBuilder
+from dockless.native.layers import Fault
 
 if TYPE_CHECKING:
     from dockless.images.store import Store
+
+
+_ROOM = 64 << 20
 
 
 class Unpacking(Protocol):
@@ -45,11 +55,105 @@ class Unpacking(Protocol):
 def unpacking(store: Store, scratch: Path, base: bool, what: str) -> Iterator[Unpacking]:
     """Make ``scratch/layer`` of the content that is fed. ``base``: there are no layers below."""
     (scratch / "layer").mkdir(mode=0o700)
-    form = _Writing(store, scratch / "layer" / "fs", what)
+    form = _Indexing(store, scratch, base, what) if indexes(store) else _Writing(store, scratch / "layer" / "fs", what)
     try:
         yield form
     finally:
         form.close()
+
+
+def indexes(store: Store) -> bool:
+    """Whether layers of this store are indexed rather than written."""
+    return bool(store.index)
+
+
+class _Indexing:
+    """Keeps the tar and indexes it as it passes. What an index cannot express is written after all, from the tar."""
+
+    form = "indexed"
+
+    def __init__(self, store: Store, scratch: Path, base: bool, what: str) -> None:
+        self.tar: Path | None = scratch / "tar"
+        self._store = store
+        self._place = scratch / "layer"
+        self._base = base
+        self._what = what
+        self._builder: IndexBuilder | None = IndexBuilder(base=base, size_max=store.limits.size, entries_max=store.limits.entries)
+        self._file = open(scratch / "tar", "xb", buffering=0)  # noqa: SIM115 - closed by close()
+        self._done = self._room = 0
+        self._below: Sequence[Layer] = ()
+        self._has_below = threading.Event()
+        self._aborted = False
+
+    def look_below(self, lower: Sequence[Layer]) -> None:
+        self._below = lower
+        self._has_below.set()
+
+    def abort(self) -> None:
+        self._aborted = True
+        self._has_below.set()
+
+    def feed(self, data: bytes) -> None:
+        if self._done >= self._room:
+            check_room(self._file.fileno(), len(data), self._what)
+            self._room = self._done + _ROOM
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self._done += len(data)
+        if self._builder is not None:
+            with self._declined():
+                self._builder.feed(data)
+
+    def finish(self) -> Unpacked:
+        self._file.close()
+        self._has_below.wait()
+        if self._aborted:
+            raise Cancelled(f"{self._what}: given up", subject=self._what)
+        if self._builder is not None:
+            with self._declined(), contextlib.ExitStack() as opened:
+                below = -1
+                if not self._base:
+                    below = self._below[-1].open()
+                    opened.callback(os.close, below)
+                index = os.open(self._place / INDEX_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                opened.callback(os.close, index)
+                written = self._builder.finish(index, below)
+                return Unpacked(written.size, written.entries, written.warnings)
+        return self._write()
+
+    @contextlib.contextmanager
+    def _declined(self) -> Iterator[None]:
+        """Go on without an index where the index declines."""
+        try:
+            yield
+        except Fault as fault:
+            if fault.kind != "declined":
+                raise explain(fault, self._what) from fault
+            assert self._builder is not None
+            self._builder.close()
+            self._builder = None
+
+    def _write(self) -> Unpacked:
+        assert self.tar is not None
+        (self._place / INDEX_FILE).unlink(missing_ok=True)
+        writing = _Writing(self._store, self._place / "fs", self._what)
+        try:
+            writing.look_below(self._below)
+            with open(self.tar, "rb", buffering=0) as tar:
+                while piece := tar.read(CHUNK):
+                    writing.feed(piece)
+            written = writing.finish()
+        finally:
+            writing.close()
+        self.tar.unlink()
+        self.tar, self.form = None, writing.form
+        return written
+
+    def close(self) -> None:
+        self._file.close()
+        if self._builder is not None:
+            self._builder.close()
 
 
 class _Writing:
@@ -87,8 +191,7 @@ class _Writing:
             self._has_below.wait()
             if self._below is None:
                 raise ImageError(f"{what}: given up")
-            lower = [layer.path for layer in self._below]
-            self._result = unpack(TarReader(io.BufferedReader(_Feed(self._queue)), what), root, lower, what, limits=store.limits)
+            self._result = unpack(TarReader(io.BufferedReader(_Feed(self._queue)), what), root, self._below, what, limits=store.limits)
         except BaseException as error:
             self._error = error
         while self._queue.get() is not None:

@@ -25,7 +25,7 @@ def load(tmp_path: Path, layers: Sequence[make.Layer], store: Store | None = Non
     """An image of these layers, through the whole loader."""
     number = len(list(tmp_path.glob("layout-*")))
     path = make.make_oci_layout(tmp_path / f"layout-{number}", layers, more.pop("config", {}), more.pop("ref", "test:latest"), **more)
-    (image,) = (store or Store()).load(path)
+    (image,) = (store or Store(index=False)).load(path)
     return image
 
 
@@ -117,7 +117,7 @@ class Scene:
     @staticmethod
     def write(raw: bytes, target: Path, below: list[Path]) -> None:
         """Unpack one archive, with nothing around it."""
-        unpack(TarReader(io.BufferedReader(io.BytesIO(raw)), "test"), target, below, "test")
+        unpack(TarReader(io.BufferedReader(io.BytesIO(raw)), "test"), target, [Layer(path) for path in below], "test")
 
     def unharmed(self) -> None:
         assert snapshot(self.victim) == self.before
