@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import socket
 import struct
 import tarfile
@@ -294,4 +293,4 @@ def test_any_changes_give_the_tree_that_was_seen(tmp_path_factory, steps, two):
     assert {path for path in after if path not in before} <= {path for path, kind in told.items() if kind == "A"}
     gone = {path for path in before if path not in after}
     assert all(any((path + "/").startswith(told_path + "/") for told_path, kind in told.items() if kind in "DC") for path in gone)
-    shutil.rmtree(place)
+    remove_tree(place)
