@@ -13,8 +13,8 @@ loopback   127/8, ::1                                             by a registry 
 never      link-local, metadata services, multicast, 0/8 …        only where the user named that very host
 =========  =====================================================  ==========================================
 
-Hosts that the user named are free: the registry of the reference and all locations in registries.conf. A registry's class is that of
-the first address that answered; a name which later leads to another class is refused (DNS rebinding). Names are resolved once and the resolved
+Hosts that the user named are free: the registry of the reference and all locations in registries.conf. A registry's class is that of the
+first address that answered; a name which later leads to another class is refused (DNS rebinding). Names are resolved once and the resolved
 address is the one connected to, so there is no second look-up to poison.
 """
 
@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PUBLIC, PRIVATE, LOOPBACK, NEVER = "public", "private", "loopback", "never"
+_KINDS = {
+    PRIVATE: "an address of a private network",
+    LOOPBACK: "an address of this machine itself",
+    NEVER: "an address that no registry may ask for",
+}
 
-# Metadata services of clouds that are not link-local: Azure, Alibaba, AWS and Google over IPv6. They hand out the machine's own credentials.
+# Metadata services of clouds that are not link-local: Azure, Alibaba, AWS and Google over IPv6. They hand out the machine's credentials.
 _METADATA = frozenset(ipaddress.ip_address(text) for text in ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")
@@ -93,7 +98,7 @@ class Guard:
         if host in self.named or found == PUBLIC or (home is not None and (where == home or (found != NEVER and found == classify(home)))):
             return
         raise UnsafeRequest(
-            f"registry {self.host} sends us to {host} at {where}: a {'' if found == NEVER else found + ' '}address that no registry may ask for",
+            f"registry {self.host} sends us to {host} at {where}: {_KINDS[found]}",
             subject=host,
             hint=f'if {host} belongs to this registry, name it in registries.conf: [[registry]] location = "{host}"',
         )

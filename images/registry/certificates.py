@@ -1,8 +1,8 @@
 """TLS contexts: the system's CAs, and what ``certs.d`` adds for a registry. Anything else fails closed (behaviour R19).
 
 ``<place>/<host[:port]>/`` may hold ``*.crt`` (CAs to trust besides the system's) and pairs ``NAME.cert``, ``NAME.key`` (to identify
-ourselves). The first place that has the directory counts: the user's, containers', docker's. A registry's CAs also count for the hosts it leads
-to, as token servers and blob stores are often signed by the same one; its client certificate and ``insecure`` never do.
+ourselves). The first place that has the directory counts: the user's, containers', docker's. A registry's CAs also count for the hosts it
+leads to, as token servers and blob stores are often signed by the same one; its client certificate and ``insecure`` never do.
 """
 
 from __future__ import annotations

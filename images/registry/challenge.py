@@ -1,7 +1,7 @@
 """``WWW-Authenticate``: what a registry wants to see before it answers (behaviour R2).
 
-One header may hold several challenges and one challenge may be spread over several headers; parameters hold commas and escaped quotes; schemes
-that nobody here speaks may come first. A malformed rest is dropped, what was understood before it stays.
+One header may hold several challenges and one challenge may be spread over several headers; parameters hold commas and escaped quotes;
+schemes that nobody here speaks may come first. A malformed rest is dropped, what was understood before it stays.
 
 https://www.rfc-editor.org/rfc/rfc9110#section-11.6.1
 """

@@ -1,9 +1,10 @@
 """registries.conf, version 2: which registry a name means, under which other names it is reached, and which are refused.
 
-Read as containers-registries.conf(5) says: the user's file replaces the system's; drop-ins (``registries.conf.d/*.conf``) are added in the order of
-their names, the user's after the system's, and replace what has the same prefix. Of all ``[[registry]]`` whose prefix fits, the longest counts;
-``*.example.com`` fits every host below. What is misunderstood could undo a ``blocked``: so wrong types and contradictions are errors, while keys
-that are not known are collected as warnings (a newer podman may have written them). Version 1 (``[registries.search]``) is refused.
+Read as containers-registries.conf(5) says: the user's file replaces the system's; drop-ins (``registries.conf.d/*.conf``) are added in the
+order of their names, the user's after the system's, and replace what has the same prefix. Of all ``[[registry]]`` whose prefix fits, the
+longest counts; ``*.example.com`` fits every host below. What is misunderstood could undo a ``blocked``: so wrong types and contradictions
+are errors, while keys that are not known are collected as warnings (a newer podman may have written them). Version 1
+(``[registries.search]``) is refused.
 
 ``CONTAINERS_REGISTRIES_CONF`` and ``…_CONF_DIR`` name another file and another directory of drop-ins.
 """
@@ -96,7 +97,7 @@ class Configuration:
 
 
 def endpoints(reference: Reference, configuration: Configuration, *, push: bool = False) -> list[Endpoint]:
-    """Where to ask for ``reference``, in order: mirrors, then the registry itself. A push goes to the registry alone. ``RegistryError`` if blocked."""
+    """Where to ask for ``reference``, in order: mirrors, then the registry itself; for a push it alone. ``RegistryError`` if blocked."""
     name = str(reference)
     entry = configuration.find(name)
     named = configuration.named_hosts
@@ -116,7 +117,7 @@ def endpoints(reference: Reference, configuration: Configuration, *, push: bool 
 
 
 def short_names(text: str, configuration: Configuration) -> list[Reference]:
-    """What ``text`` may mean, most likely first: itself where it names a registry, an alias, or the name in each registry of the search list."""
+    """What ``text`` may mean, most likely first: itself if it names a registry, an alias, the name in each registry of the search list."""
     first, slash, _ = text.partition("/")
     if slash and (first == "localhost" or "." in first or ":" in first or first != first.lower()):
         return [parse_reference(text)]

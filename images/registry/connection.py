@@ -1,8 +1,8 @@
 """Connections that are judged before they are made and that end in bounded time: urllib3 pools with sockets of our own.
 
-``Network.send`` is one exchange with one URL: no redirect, no retry, no authentication. A name is resolved here, every address is
-shown to the ``Guard``, and the first allowed one that answers is connected to (attack A19). While the answer's head is read, a deadline over
-all reads holds, so that a server which drips one byte a minute cannot hold us (an answer may have any number of ``100 Continue``).
+``Network.send`` is one exchange with one URL: no redirect, no retry, no authentication. A name is resolved here, every address is shown to
+the ``Guard``, and the first allowed one that answers is connected to (attack A19). While the answer's head is read, a deadline over all
+reads holds, so that a server which drips one byte a minute cannot hold us (an answer may have any number of ``100 Continue``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 15.0
 """Seconds for one address to accept a connection."""
+PROBE_TIMEOUT = 3.0
+"""Seconds for the same where plain HTTP is next: some servers wait for the end of what they take for a request."""
 READ_TIMEOUT = 60.0
 """Seconds without a single byte before a transfer counts as stalled."""
 HEAD_TIMEOUT = 120.0
@@ -37,7 +39,11 @@ _ADDRESSES_MAX = 8
 
 
 class NotTls(Exception):
-    """The server was reached and does not speak TLS: plain HTTP may be tried where it is allowed."""
+    """The server was reached and speaks no TLS: plain HTTP may be tried where it is allowed. ``sure``: it said something, else it hung up."""
+
+    def __init__(self, message: str, *, sure: bool) -> None:
+        super().__init__(message)
+        self.sure = sure
 
 
 class Untrusted(Exception):
@@ -64,9 +70,19 @@ class Network:
         self._managers: dict[str, PoolManager] = {}
 
     def send(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, *, insecure: bool = False
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | IO[bytes] | None,
+        *,
+        insecure: bool = False,
+        probe: bool = False,
     ) -> BaseHTTPResponse:
-        """One request; the answer's body is not read yet. urllib3's errors, ``NotTls``, ``Untrusted`` and ``UnsafeRequest`` pass through."""
+        """One request; the answer's body is not read yet. Besides urllib3's errors: ``NotTls``, ``Untrusted``, ``UnsafeRequest``.
+
+        ``probe``: something else is tried next, so give up soon.
+        """
         from urllib3 import Timeout
 
         parts = urlsplit(url)
@@ -81,7 +97,7 @@ class Network:
         target = url if proxy and parts.scheme == "http" else (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return pool.urlopen(
             method, target, body=body, headers=headers, retries=False, redirect=False, assert_same_host=False, preload_content=False,
-            decode_content=False, timeout=Timeout(connect=self._connect, read=self._read),
+            decode_content=False, timeout=Timeout(connect=min(self._connect, PROBE_TIMEOUT) if probe else self._connect, read=self._read),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -151,7 +167,8 @@ def _pool_classes(guard: Guard, head: float) -> dict[str, Any]:
                 raise Untrusted(error.verify_message or str(error)) from None
             except (ssl.SSLError, ConnectionError, TimeoutError) as error:
                 if self.reached and not self.proxy:
-                    raise NotTls(str(error)) from None
+                    sure = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+                    raise NotTls(str(error), sure=sure) from None
                 raise
             # urllib3 warns of every unverified connection; ours are unverified only where registries.conf says insecure.
             self.is_verified = True

@@ -1,9 +1,10 @@
 """Who we are at a registry: what ``podman login``, ``docker login`` and credential helpers have left.
 
-Files in this order, the first that knows the registry counts: ``$REGISTRY_AUTH_FILE`` (then no other), ``$XDG_RUNTIME_DIR/containers/auth.json``
-(else ``/run/containers/<uid>/auth.json``), ``$XDG_CONFIG_HOME/containers/auth.json``, ``$DOCKER_CONFIG/config.json`` (``~/.docker``), ``~/.dockercfg``.
-In a file: ``credHelpers`` of the host, then ``auths`` from the most specific key (``host/team/project``) to the host, then ``credsStore``. Docker's keys
-may be URLs, and the Hub is ``https://index.docker.io/v1/`` there.
+Files in this order, the first that knows the registry counts: ``$REGISTRY_AUTH_FILE`` (then no other),
+``$XDG_RUNTIME_DIR/containers/auth.json`` (else ``/run/containers/<uid>/auth.json``), ``$XDG_CONFIG_HOME/containers/auth.json``,
+``$DOCKER_CONFIG/config.json`` (``~/.docker``), ``~/.dockercfg``. In a file: ``credHelpers`` of the host, then ``auths`` from the most
+specific key (``host/team/project``) to the host, then ``credsStore``. Docker's keys may be URLs, and the Hub is
+``https://index.docker.io/v1/`` there.
 
 A file that is there and cannot be read is an error: going on as nobody would end in a riddle ("not found") at the registry.
 """

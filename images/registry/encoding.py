@@ -1,4 +1,4 @@
-"""``Content-Encoding`` undone in bounded pieces. We ask for none (``Accept-Encoding: identity``); some servers encode all the same (R20)."""
+"""``Content-Encoding`` undone in bounded pieces (R20). We ask for none, ``Accept-Encoding: identity``; some servers encode all the same."""
 
 from __future__ import annotations
 

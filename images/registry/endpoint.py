@@ -14,8 +14,8 @@ HUB_HOST = "registry-1.docker.io"
 class Endpoint:
     """``location`` is the registry as configuration files write it, with a port where it has one.
 
-    ``repository``: its name *there*, after rewriting. ``named``: hosts that the user's configuration names, which may be reached wherever they
-    are. ``schemes``: what is tried, in order; by default https, then http where the endpoint is insecure or on this machine.
+    ``repository``: its name *there*, after rewriting. ``named``: hosts that the user's configuration names, which may be reached wherever
+    they are. ``schemes``: what is tried, in order; by default https, then http where the endpoint is insecure or on this machine.
     """
 
     location: str

@@ -1,8 +1,8 @@
 """docker-credential-*: other people's programs that keep secrets, run with little and for a short time.
 
-The program is found by PATH (absolute directories only) before it is started, gets an environment of a few names that keyrings and clouds' helpers
-need, ``/`` as its directory, and 30 seconds. The protocol: ``get``, ``store`` or ``erase`` as the argument, JSON or a server's name on
-stdin, JSON on stdout.
+The program is found by PATH (absolute directories only) before it is started, gets an environment of a few names that keyrings and clouds'
+helpers need, ``/`` as its directory, and 30 seconds. The protocol: ``get``, ``store`` or ``erase`` as the argument, JSON or a server's name
+on stdin, JSON on stdout.
 
 https://github.com/docker/docker-credential-helpers
 """

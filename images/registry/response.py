@@ -1,7 +1,9 @@
-"""An answer whose body is read piece by piece. Whatever goes wrong while reading becomes ``RegistryUnavailable``: the rest may be asked for again."""
+"""An answer whose body is read piece by piece. What goes wrong on the way is ``RegistryUnavailable``: the rest may be asked for again."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -20,8 +22,8 @@ DRAINED_MAX = 64 << 10
 class Response:
     """``status``, ``headers`` (names in any case), ``url`` (after redirects; without a query, which may hold a signature) and the body.
 
-    A ``Content-Encoding`` is undone while reading; ``encoded`` says that there was one, and then byte ranges of the answer are not byte ranges of what
-    is read: such a body cannot be resumed.
+    A ``Content-Encoding`` is undone while reading; ``encoded`` says that there was one, and then byte ranges of the answer are not byte
+    ranges of what is read: such a body cannot be resumed.
     """
 
     def __init__(self, raw: BaseHTTPResponse, url: str, what: str) -> None:
@@ -95,6 +97,13 @@ class Response:
         """Close the connection, whatever is still on its way."""
         self._raw.close()
         self._raw.release_conn()
+
+    def abort(self) -> None:
+        """From any thread: end the transfer, so that a ``read`` which waits for bytes fails at once."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                # Not the TLS object's own method, which would pull its state from under the thread that reads.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def __enter__(self) -> Response:
         return self

@@ -1,8 +1,8 @@
 """Authentication towards one registry: Basic, and Bearer tokens from the realm its challenge names (behaviours R1, R3).
 
-A token is kept per set of scopes and renewed before it expires; ``issued_at`` is ignored, as clocks differ, and a token without ``expires_in``
-lives 60 seconds. Many threads that need a token wait for the one that fetches it. Credentials go to the registry and to the realm of the
-registry's *own* challenge, never anywhere else: a redirect's target may ask as it likes (attack A18).
+A token is kept per set of scopes and renewed before it expires; ``issued_at`` is ignored, as clocks differ, and a token without
+``expires_in`` lives 60 seconds. Many threads that need a token wait for the one that fetches it. Credentials go to the registry and to the
+realm of the registry's *own* challenge, never anywhere else: a redirect's target may ask as it likes (attack A18).
 
 https://distribution.github.io/distribution/spec/auth/token/ and …/spec/auth/oauth/
 """

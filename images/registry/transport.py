@@ -9,9 +9,9 @@
                                         ├─ 429, 5xx, no connection? ── wait with jitter or as Retry-After says, bounded ── send again
                                         └─ a status of ``ok`` → Response; another → an error in the registry's own words
 
-The rules behind it are R1–R6, R19, R20 of the registry behaviours and the attacks A18 (credentials sent elsewhere) and A19 (requests to where only this
-machine can reach). What a request body is decides how often it may be sent: bytes and seekable files again after a refusal, and only methods that may
-be repeated after a connection broke. A blob that breaks while it is read is the caller's: he knows the offset.
+The rules behind it are R1–R6, R19, R20 of the registry behaviours and the attacks A18 (credentials sent elsewhere) and A19 (requests to
+where only this machine can reach). What a request body is decides how often it may be sent: bytes and seekable files again after a refusal,
+and only methods that may be repeated after a connection broke. A blob that breaks while it is read is the caller's: he knows the offset.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ class Registry:
     ) -> Response:
         """One request and everything that belongs to it, up to the head of an answer with a status of ``ok``.
 
-        ``path`` begins with ``/v2/``, or is a whole URL that this registry gave (an upload location, a page, a foreign layer): then it is judged like a
-        redirect. ``patient`` False: 429 and failures come back at once, for where a mirror is next. ``what`` names the thing in errors.
+        ``path`` begins with ``/v2/``, or is a whole URL that this registry gave (an upload location, a page, a foreign layer): then it is
+        judged like a redirect. ``patient`` False: 429 and failures come back at once, for where a mirror is next. ``what`` names the thing
+        in errors.
         """
         scopes = (scope,) if isinstance(scope, Scope) else tuple(scope)
         what = what or str(self.endpoint)
@@ -182,7 +183,7 @@ class Registry:
             return self._scheme
 
     def _judged(self, base: str, location: str, what: str) -> str:
-        """Where ``location`` leads, as a clean URL; ``UnsafeRequest`` where no registry may send a client. Addresses are judged at connecting."""
+        """Where ``location`` leads, as a clean URL; ``UnsafeRequest`` if no client may be sent there. Addresses are judged later."""
         hint = "the registry, or someone between, tries to lead this client astray"
         if len(location) > URL_MAX:
             raise UnsafeRequest(f"{what}: a location of {len(location)} characters", subject=what, hint=hint)
@@ -208,7 +209,9 @@ class Registry:
         insecure = self.endpoint.insecure and (parts.hostname or "") == self.endpoint.host
         while True:
             try:
-                raw = self._network.send(method, url, headers, body.start(), insecure=insecure)
+                raw = self._network.send(
+                    method, url, headers, body.start(), insecure=insecure, probe=patience.tries == 1 and not self._scheme
+                )
             except Untrusted as error:
                 raise RegistryUnavailable(
                     f"{what}: the certificate of {parts.netloc} is not to be trusted: {error}",
@@ -216,6 +219,8 @@ class Registry:
                     hint=f"put the CA that signed it in /etc/containers/certs.d/{parts.netloc}/ca.crt",
                 ) from error
             except NotTls as error:
+                if not error.sure and body.rewind_possible and patience.again():
+                    continue
                 raise RegistryUnavailable(
                     f"{what}: {parts.netloc} does not speak TLS: {error}",
                     subject=what,
