@@ -57,6 +57,17 @@ def normal(os_name: object, architecture: object, variant: object = "") -> Platf
     return Platform(system, machine, kind)
 
 
+def parse(text: str) -> Platform:
+    """``linux/amd64``, ``linux/arm/v7`` or only ``arm64`` as a person writes it; ``BadInput`` if it is none of these."""
+    parts = text.split("/")
+    if not 1 <= len(parts) <= 3 or not all(part.isalnum() and part.isascii() for part in parts):
+        from dockless.errors import BadInput
+
+        hint = "write os/architecture[/variant]: linux/arm64, linux/arm/v7"
+        raise BadInput(f"{text[:60]!r} is not a platform", subject=text[:60], hint=hint)
+    return normal("linux", *parts) if len(parts) == 1 else normal(*parts)
+
+
 @functools.cache
 def host() -> Platform:
     """This host. For amd64 the variant is the micro-architecture level that its flags allow."""

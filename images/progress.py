@@ -10,7 +10,8 @@ from typing import Literal
 class Progress:
     """One layer of one image. ``layer`` counts from 1; ``done`` bytes of the source have been read, of ``total`` (None: not known).
 
-    ``state``: ``unpacking``; ``verifying`` (the store has the layer, these bytes are only checked); ``shared`` (nothing to do); ``done``.
+    ``state``: ``downloading`` and ``unpacking``, which for one layer come in turns, each with a count of its own; ``verifying`` (the store
+    has the layer, these bytes are only checked); ``shared`` (nothing to do); ``done``.
     """
 
     image: str
@@ -19,4 +20,4 @@ class Progress:
     digest: str
     done: int
     total: int | None
-    state: Literal["unpacking", "verifying", "shared", "done"]
+    state: Literal["downloading", "unpacking", "verifying", "shared", "done"]
