@@ -27,7 +27,7 @@ from dockless.images.digest import Digest
 from dockless.images.discover import Candidate
 from dockless.images.files import explained, locked, make_private, sync_directory, sync_filesystem, temporary_directory, write_atomic
 from dockless.images.image import Image
-from dockless.images.layers import Layer
+from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.pipeline import Cancelled, Passed, Pipeline, Sink
 from dockless.images.progress import Progress
 from dockless.images.store import LAYER_FILE, Store
@@ -251,6 +251,8 @@ class _Stack:
             "entries": written.entries,
             "warnings": list(written.warnings),
         }
+        if form.form == "indexed":
+            about["index"] = str(digest.of((scratch / "layer" / INDEX_FILE).read_bytes()))
         write_atomic(scratch / "layer" / LAYER_FILE, json.dumps(about).encode())
 
     def _publish(self, at: int, scratch: Path, final: Path, form: Unpacking | None, blob: Path | None, passed: Passed) -> None:

@@ -175,7 +175,7 @@ def prune(
                 parts += [part for part in _layer_blobs(store, catalog, going) if part not in parts]
             if dry_run:
                 return Freed(_names(catalog, going), catalog.size(parts) + catalog.size(_torn(store, catalog, all_images)))
-            _unlist(store, going)
+            unlist(store, going)
             freed = _collect(store, blobs=blobs, torn=all_images)
     return Freed(_names(catalog, going), freed.size, freed.busy)
 
@@ -254,11 +254,12 @@ def _shrink(store: Store, most: int, size: int, limit: int, what: str) -> None:
             )
             error.missing = left - most
             raise error
-        _unlist(store, going)
+        unlist(store, going)
         _collect(store)
 
 
-def _unlist(store: Store, going: Set[str]) -> None:
+def unlist(store: Store, going: Set[str]) -> None:
+    """Take images and their tags off the list."""
     with store.changing() as index:
         for name in going:
             index["images"].pop(name, None)

@@ -30,7 +30,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dockless import paths
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
@@ -42,6 +42,10 @@ from dockless.images.image import HOST, Image, host_image
 from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
+
+if TYPE_CHECKING:
+    from dockless.images.check import Report
+    from dockless.images.room import Freed, Room
 
 LAYER_FILE = "layer.json"
 _PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "locks", "tmp")
@@ -112,6 +116,44 @@ class Store:
         with explained(f"cannot tag {ref}", ref, f"the store {self.root} belongs to one user"):
             self.register({}, {full: image.digest})
         return full
+
+    def remove(self, ref: str, *, force: bool = False) -> Freed:
+        """Take a tag away, and with its last tag the image. See ``room.remove``."""
+        from dockless.images.room import remove
+
+        return remove(self, ref, force=force)
+
+    def prune(
+        self,
+        *,
+        all_images: bool = False,
+        unused_for: float | None = None,
+        keep_last: int | None = None,
+        blobs: bool = False,
+        dry_run: bool = False,
+    ) -> Freed:
+        """Remove what is not needed. See ``room.prune``."""
+        from dockless.images.room import prune
+
+        return prune(self, all_images=all_images, unused_for=unused_for, keep_last=keep_last, blobs=blobs, dry_run=dry_run)
+
+    def room(self) -> Room:
+        """What takes how much room. See ``room.Room``."""
+        from dockless.images.room import room
+
+        return room(self)
+
+    def reserve(self, size: int, what: str) -> AbstractContextManager[None]:
+        """Be promised ``size`` bytes while the block runs. ``NoRoom``. See ``room.reserved``."""
+        from dockless.images.room import reserved
+
+        return reserved(self, size, what)
+
+    def check(self, *, repair: bool = False, tell: Callable[[str], None] | None = None) -> Report:
+        """Whether everything is what its name says. See ``check.check``."""
+        from dockless.images.check import check
+
+        return check(self, repair=repair, tell=tell)
 
     def _stamp(self) -> tuple[int, ...]:
         """What changes with every change of images.json, which is only ever replaced as a whole."""

@@ -221,6 +221,6 @@ def test_a_lease_waits_for_a_removal_and_then_knows(tmp_path):
     with lease.seized(Store(), [found.digest]), locked(Store().root / "locks" / "test"):
         waiting.stdin.write("\n")
         waiting.stdin.flush()
-        room._unlist(Store(), {found.digest})
+        room.unlist(Store(), {found.digest})
         room._collect(Store())
     assert "just been removed" in waiting.communicate()[1]
