@@ -130,10 +130,10 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def save(folder: Path, name: str, content: str) -> Path:
+def save(folder: Path, name: str, content: str, latest: str = "latest") -> Path:
     """``folder/name.json``, and the same as ``folder/latest.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(content + "\n")
-    (folder / "latest.json").write_text(content + "\n")
+    (folder / f"{latest}.json").write_text(content + "\n")
     return path
