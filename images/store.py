@@ -149,6 +149,12 @@ class Store:
 
         return reserved(self, size, what)
 
+    def lease(self, image: Image) -> int:
+        """Keep ``image`` until the returned descriptor and its copies are closed. ``UnknownImage``. See ``lease.lease``."""
+        from dockless.images.lease import lease
+
+        return lease(self, image)
+
     def check(self, *, repair: bool = False, tell: Callable[[str], None] | None = None) -> Report:
         """Whether everything is what its name says. See ``check.check``."""
         from dockless.images.check import check

@@ -32,6 +32,7 @@ enum {
     SLOT_SIGNALS = 11,
     SLOT_INIT = 12,
     SLOT_LOG = 13,
+    SLOT_IMAGE = 14, /* held open, so that the image's lease lasts as long as the keeper */
     SLOT_FREE = 16,
     SLOT_MAX = 960,
 };

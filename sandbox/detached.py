@@ -348,6 +348,7 @@ def start(
 def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | None, labels: Mapping[str, str]) -> None:
     group = sandbox.make_cgroup(spec, made.id)
     fds: list[int] = []
+    opened = contextlib.ExitStack()
     try:
         warnings = sandbox.warnings_of(spec, group)
         document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), str(group.path) if group else "", dict(labels), warnings)
@@ -359,7 +360,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         state = os.open(made.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fds += [null, out_reader, out, err_reader, err, state]
         slots = {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
-        slots |= ready.slots(group)
+        slots |= ready.slots(group) | sandbox.hold_image(image, opened)
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
         running = process.start(ready.plan, raw, slots, name=f"dockless {made.id}")
         try:
@@ -368,6 +369,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         finally:
             running.release()
     finally:
+        opened.close()
         for fd in fds:
             os.close(fd)
         if group is not None:

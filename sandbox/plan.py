@@ -16,6 +16,7 @@ from dockless import native
 from dockless.errors import BadInput
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
+SLOT_IMAGE = 14
 SLOT_FREE = 16
 
 _HEADER = struct.Struct("<IHHIIIIIIQQQIIII" + "iIiiiIQQQQQ")

@@ -21,7 +21,7 @@ from dockless.errors import LimitUnavailable, Unsupported
 from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
 from dockless.sandbox.locks import mark_in_use
-from dockless.sandbox.plan import SLOT_FREE, SLOT_LOCK, SLOT_STATE, Plan, personal
+from dockless.sandbox.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, personal
 from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit, Process
 from dockless.sandbox.reconcile import PREFIX, end
@@ -43,6 +43,17 @@ def find_image(reference: str) -> Image:
     from dockless import images
 
     return images.host_image() if reference == "host" else images.Store().get(reference)
+
+
+def hold_image(image: Image, opened: contextlib.ExitStack) -> dict[int, int]:
+    """The slot of the image's lease: the keeper inherits it, so the image stays in the store for as long as the sandbox lives."""
+    if image.is_host:
+        return {}
+    from dockless import images
+
+    fd = images.Store().lease(image)
+    opened.callback(os.close, fd)
+    return {SLOT_IMAGE: fd}
 
 
 class Sandbox:
@@ -92,7 +103,7 @@ class Sandbox:
         directory = paths.state() / "running" / self.id
         removed = self.id if ready.resolved.layers else ""
         with contextlib.ExitStack() as opened:
-            fds = dict(enumerate(self._stdio)) | ready.slots(self._cgroup)
+            fds = dict(enumerate(self._stdio)) | ready.slots(self._cgroup) | hold_image(image, opened)
             if removed:
                 self._stack.callback(remove_tree, directory)
                 paths.make(directory)
