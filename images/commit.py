@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from dockless.errors import BadImage, BadInput
 from dockless.images import config, digest, manifest
-from dockless.images.assemble import Created, Edit, NewLayer, new_config, new_manifest
+from dockless.images.assemble import Created, Edit, NewLayer, new_config, new_manifest, to_json
 from dockless.images.diff import Upper, Written, write_layer
 from dockless.images.discover import Candidate, LayerSource
 from dockless.images.files import explained, temporary_directory
@@ -29,6 +29,7 @@ from dockless.images.image import Image
 from dockless.images.ingest import ingest
 from dockless.images.manifest import Descriptor
 from dockless.images.packing import SUFFIX, Compression, Packed, Packer, check_level
+from dockless.images.platforms import Platform
 from dockless.images.store import Store
 from dockless.images.tarwriter import Output
 
@@ -112,8 +113,10 @@ def register(
     when: Created,
     created_by: str,
     warnings: tuple[str, ...] = (),
+    platform: Platform | None = None,
 ) -> Image:
-    """Make the documents and give everything to ingest. ``blob``: the file that holds the layer's bytes."""
+    """Make the documents and give everything to ingest. ``blob``: the file that holds the layer's bytes. ``platform``: of an image without
+    a base, this host's if it is not given."""
     what = f"a commit to {base.name}" if base is not None else "the new image"
     old_manifest = old_config = None
     sources: list[LayerSource] = []
@@ -121,6 +124,9 @@ def register(
         old_manifest, parsed, _ = store.documents(base.digest, f"image {base.name}")
         old_config = store.read_blob(parsed.config.digest, f"image {base.name}")
         sources += [_of_the_base(store, base, entry) for entry in parsed.layers]
+    elif platform is not None:
+        fields = {"architecture": platform.architecture, "os": platform.os, "variant": platform.variant}
+        old_config = to_json({key: value for key, value in fields.items() if value})
     config_raw = new_config(old_config, layer, edit, when, created_by)
     manifest_raw = new_manifest(old_manifest, config_raw, digest.of(config_raw), layer)
     if layer is not None:

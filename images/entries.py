@@ -43,16 +43,17 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The host's ids to those of the container."""
+    """The host's ids to those of the container. ``all_root``: an ordinary user's layers, where nobody's files could be kept apart."""
 
     uids: Ranges = ()
     gids: Ranges = ()
+    all_root: bool = False
 
     def uid(self, outside: int) -> int | None:
-        return _inside(self.uids, outside)
+        return 0 if self.all_root else _inside(self.uids, outside)
 
     def gid(self, outside: int) -> int | None:
-        return _inside(self.gids, outside)
+        return 0 if self.all_root else _inside(self.gids, outside)
 
 
 def _inside(ranges: Ranges, number: int) -> int | None:

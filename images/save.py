@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,12 +30,13 @@ from dockless.images.assemble import to_json
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
-from dockless.images.files import check_room, explained, make_private, sync_directory
+from dockless.images.files import check_room, explained, make_private
 from dockless.images.image import Image
 from dockless.images.manifest import Manifest
-from dockless.images.packing import Compression, Packer, check_level
+from dockless.images.output import Destination, archive, replacing, shown
+from dockless.images.packing import Compression, check_level
 from dockless.images.store import Store
-from dockless.images.tarwriter import DIRECTORY, Entry, Output, TarWriter
+from dockless.images.tarwriter import DIRECTORY, Entry, TarWriter
 
 Format = Literal["oci-tar", "oci-dir", "docker-archive"]
 FORMATS = ("oci-tar", "oci-dir", "docker-archive")
@@ -66,7 +66,7 @@ class _Sink(Protocol):
 def save(
     store: Store,
     images: Sequence[Image | str],
-    destination: str | Path | BinaryIO,
+    destination: Destination,
     *,
     format: Format = "oci-tar",
     compression: Compression = "none",
@@ -87,7 +87,7 @@ def save(
     if not found:
         raise BadInput("no image to save", hint="name at least one; 'dockless images' lists them")
     saved = _documents(store, found, unpacked=format == "docker-archive")
-    where = str(destination) if isinstance(destination, (str, Path)) else "the stream"
+    where = shown(destination)
     with explained(f"cannot save to {where}", where, "check that the place is writable and has room"):
         if format == "oci-dir":
             if not isinstance(destination, (str, Path)) or compression != "none":
@@ -95,8 +95,8 @@ def save(
             _into_directory(store, saved, Path(destination))
         else:
             fill = _oci if format == "oci-tar" else _docker
-            with _opened(destination) as out:
-                _archive(out, compression, level, lambda sink: fill(store, saved, sink))
+            with archive(destination, compression, level) as tar:
+                fill(store, saved, _Archive(tar))
 
 
 def _documents(store: Store, images: Sequence[Image], *, unpacked: bool) -> list[_Saved]:
@@ -328,56 +328,5 @@ class _Directory:
     def _write(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
         path = self._place / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as out:
+        with replacing(path) as out:
             _whole(name, size, pieces, out.write)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` if all goes well."""
-    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}")
-    try:
-        with open(temporary, "xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    sync_directory(path.parent)
-
-
-@contextlib.contextmanager
-def _opened(destination: str | Path | BinaryIO) -> Iterator[Output]:
-    if not isinstance(destination, (str, Path)):
-        yield destination
-        destination.flush()
-        return
-    path = Path(destination)
-    if path.is_dir():
-        raise BadInput(f"{path} is a directory", subject=str(path), hint="name a file in it, or use the format oci-dir")
-    try:
-        special = not stat.S_ISREG(path.stat().st_mode)
-    except FileNotFoundError:
-        special = False
-    if special:  # a pipe, /dev/stdout: nothing that could be replaced
-        with open(path, "wb") as out:
-            yield out
-        return
-    with _replacing(path.resolve()) as out:
-        yield out
-
-
-def _archive(out: Output, compression: Compression, level: int | None, fill: Callable[[_Sink], None]) -> None:
-    packer = Packer(out, compression, level) if compression != "none" else None
-    try:
-        tar = TarWriter(packer or out)
-        fill(_Archive(tar))
-        tar.finish()
-        if packer is not None:
-            packer.close()
-    finally:
-        if packer is not None:
-            packer.abort()

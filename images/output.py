@@ -1,0 +1,77 @@
+"""Where an archive goes: a path that appears whole or not at all, a pipe, an open file; compressed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from dockless.errors import BadInput
+from dockless.images.files import sync_directory
+from dockless.images.packing import Compression, Packer
+from dockless.images.tarwriter import Output, TarWriter
+
+Destination = str | Path | BinaryIO
+
+
+def shown(destination: Destination) -> str:
+    """For messages."""
+    return str(destination) if isinstance(destination, (str, Path)) else "the stream"
+
+
+@contextlib.contextmanager
+def archive(destination: Destination, compression: Compression = "none", level: int | None = None) -> Iterator[TarWriter]:
+    """A tar to be written to ``destination``; it is finished at the end of the block."""
+    with opened(destination) as out:
+        packer = Packer(out, compression, level) if compression != "none" else None
+        try:
+            tar = TarWriter(packer or out)
+            yield tar
+            tar.finish()
+            if packer is not None:
+                packer.close()
+        finally:
+            if packer is not None:
+                packer.abort()
+
+
+@contextlib.contextmanager
+def opened(destination: Destination) -> Iterator[Output]:
+    """The destination, open for writing; a regular file is replaced when the block has ended well."""
+    if not isinstance(destination, (str, Path)):
+        yield destination
+        destination.flush()
+        return
+    path = Path(destination)
+    if path.is_dir():
+        raise BadInput(f"{path} is a directory", subject=str(path), hint="name a file in it")
+    try:
+        special = not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        special = False
+    if special:  # a pipe, /dev/stdout: nothing that could be replaced
+        with open(path, "wb") as out:
+            yield out
+        return
+    with replacing(path.resolve()) as out:
+        yield out
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` if the block ends well."""
+    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}")
+    try:
+        with open(temporary, "xb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
