@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from dockless.errors import BadDigest, ImageError, NotFound, RegistryError
+from dockless.errors import BadDigest, BadImage, ImageError, NotFound, RegistryError
 from dockless.images.digest import Digest
 from dockless.images.files import check_room, explained
 from dockless.images.manifest import Descriptor
@@ -47,6 +47,7 @@ class Download:
     to doubt where the digest turns out wrong."""
 
     def __init__(self, entry: Descriptor, what: str, told: Callable[[int, int], None] | None) -> None:
+        self.entry = entry
         self.digest: Digest = entry.digest
         self.size = entry.size
         self.what = what
@@ -81,6 +82,8 @@ class Download:
         with self._moved:
             assert self._partial is not None
             have, prefix = self._partial.have, self._partial.prefix
+            # The last byte is held back until the download is over: who has read all bytes takes the file away.
+            prefix = min(prefix, self.size - 1)
             if prefix > self._prefix:
                 self._prefix = prefix
                 self._moved.notify_all()
@@ -295,7 +298,10 @@ class Fetcher:
                 raise
             except RegistryError as error:
                 failure = error
-                if not isinstance(error, NotFound):
+                if isinstance(error, NotFound):
+                    if _is_foreign(download.entry):
+                        failure = _foreign(download, error)
+                else:
                     self._unreachable.add(number)
             finally:
                 if partial.have > before:
@@ -307,3 +313,17 @@ class Fetcher:
             subject=str(download.digest),
             hint="the registry and its mirrors gave bytes that are not what the manifest says",
         )
+
+
+def _is_foreign(entry: Descriptor) -> bool:
+    return ".foreign." in entry.media_type or ".nondistributable." in entry.media_type
+
+
+def _foreign(download: Download, error: NotFound) -> BadImage:
+    failure = BadImage(
+        f"{download.what} is a foreign layer that the registry itself does not hold",
+        subject=download.what,
+        hint="dockless does not fetch from the addresses that such a layer names; push the image with its layers",
+    )
+    failure.__cause__ = error
+    return failure

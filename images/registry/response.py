@@ -56,7 +56,8 @@ class Response:
         from urllib3.exceptions import HTTPError
 
         try:
-            return self._raw.read(size, decode_content=False)
+            # read1: what has come is given at once, so that a stall or a reset does not take it away again.
+            return self._raw.read1(size, decode_content=False)
         except (HTTPError, HTTPException, OSError, ValueError) as error:
             self.abandon()
             raise RegistryUnavailable(

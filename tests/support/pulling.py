@@ -1,0 +1,44 @@
+"""What the tests of pull and push share: no waiting, small chunks, nothing of this user's configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from support.bad_registry import BadRegistry
+from support.make_image import file
+
+from dockless.images import Image, Store
+from dockless.images.pull import pull
+from dockless.images.registry import Configuration, Credentials
+from dockless.images.registry.transport import Timeouts
+from dockless.images.transfer import Pace
+
+CHUNK = 64 << 10
+QUICK = Pace(connections=3, split_from=4 * CHUNK, chunk=CHUNK, tries=4, wait=0.001, wait_max=0.01)
+SINGLE = Pace(connections=1, chunk=CHUNK, tries=4, wait=0.001, wait_max=0.01)
+TIMEOUTS = Timeouts(connect=2.0, read=0.25, head=5.0)
+CONTENT = os.urandom(10 * CHUNK + 1234)
+"""More than ten chunks, and nothing that compresses."""
+
+
+def fetch(registry: BadRegistry, name: str = "app:1", *, store: Store | None = None, **how: Any) -> Image:
+    how = {"pace": SINGLE, "timeouts": TIMEOUTS, "configuration": Configuration(), "credentials": Credentials()} | how
+    return pull(store or Store(), registry.name(name), **how)
+
+
+def one_layer(registry: BadRegistry, name: str = "app:1", **how: Any) -> str:
+    """Serve an image with one large file in one layer; the layer's digest."""
+    how = {"compression": "none"} | how
+    registry.image(name, [[file("a", CONTENT)]], **how)
+    return registry.layers(name)[0]
+
+
+def holds(image: Image, content: bytes = CONTENT) -> bool:
+    return image.read_file("/a", 1 << 26) == content
+
+
+def torn(store: Store | None = None) -> list[str]:
+    """What lies in the store for downloads that have not ended."""
+    place = (store or Store()).root / "partial"
+    return sorted(path.name for path in place.rglob("*") if path.is_file())
