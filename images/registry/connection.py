@@ -39,7 +39,7 @@ _ADDRESSES_MAX = 8
 
 
 class NotTls(Exception):
-    """The server was reached and speaks no TLS: plain HTTP may be tried where it is allowed. ``sure``: it said something, else it hung up."""
+    """The server was reached and speaks no TLS: plain HTTP may be tried where it is allowed. ``sure``: it said so, else it hung up."""
 
     def __init__(self, message: str, *, sure: bool) -> None:
         super().__init__(message)

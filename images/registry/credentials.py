@@ -100,9 +100,7 @@ def search_path(env: Mapping[str, str]) -> Iterator[Path]:
         yield Path(env["REGISTRY_AUTH_FILE"])
         return
     runtime, home = env.get("XDG_RUNTIME_DIR"), env.get("HOME")
-    yield (Path(runtime) if runtime else Path(f"/run/containers/{os.geteuid()}").parent.parent) / (
-        "containers/auth.json" if runtime else f"containers/{os.geteuid()}/auth.json"
-    )
+    yield Path(runtime) / "containers/auth.json" if runtime else Path(f"/run/containers/{os.geteuid()}/auth.json")
     if env.get("XDG_CONFIG_HOME"):
         yield Path(env["XDG_CONFIG_HOME"]) / "containers/auth.json"
     elif home:
@@ -144,10 +142,11 @@ def table(document: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
 
 def normal(key: str) -> str:
     """A key as we write it: a URL is cut to its host (``https://quay.io/v1/`` is quay.io), all names of the Hub are docker.io."""
-    scheme, mark, rest = key.partition("://")
-    name = rest.partition("/")[0] if mark else scheme.rstrip("/")
-    host, slash, path = name.partition("/")
-    return (HUB if host in _HUB_NAMES else host) + slash + path if path not in ("v1", "v2") else (HUB if host in _HUB_NAMES else host)
+    _, mark, rest = key.partition("://")
+    host, slash, path = (rest.partition("/")[0] if mark else key).rstrip("/").partition("/")
+    if path in ("v1", "v2"):
+        slash = path = ""
+    return (HUB if host in _HUB_NAMES else host) + slash + path
 
 
 def same_registry(key: str, location: str) -> bool:
