@@ -132,9 +132,12 @@ struct cursor {
 
 static int peek(const struct cursor *cursor, struct name *name) {
     const struct erofs_index *index = cursor->index;
-    const struct entry *entry = &index->entries[cursor->entry];
     struct name dots = {(const unsigned char *)"..", cursor->dots + 1, cursor->dots ? index->inodes[cursor->self].parent : cursor->self};
-    struct name listed = {index->arena.at + entry->name, entry->length, entry->inode};
+    struct name listed = {0};
+    if (cursor->entry) {
+        const struct entry *entry = &index->entries[cursor->entry];
+        listed = (struct name){index->arena.at + entry->name, entry->length, entry->inode};
+    }
     if (!cursor->entry && cursor->dots == 2) return 0;
     int is_dots = cursor->dots < 2 && (!cursor->entry || compare(dots.at, dots.length, listed.at, listed.length) < 0);
     *name = is_dots ? dots : listed;
@@ -213,7 +216,7 @@ static uint32_t place(struct erofs_index *index, struct places *places, uint32_t
     }
     uint32_t tail = inline_size(index, inode);
     uint64_t size = sizeof(struct disk_inode) + xattr_size(index, inode) + tail;
-    if (S_ISREG(inode->mode)) size += chunk_count(inode->size) * sizeof(struct disk_chunk);
+    if (S_ISREG(inode->mode)) size = (size + 7) / 8 * 8 + chunk_count(inode->size) * sizeof(struct disk_chunk);
     if (tail && places->end % BLOCK + size > BLOCK) places->end += BLOCK - places->end % BLOCK;
     inode->slot = (uint32_t)(places->end / SLOT);
     inode->block = (uint32_t)places->blocks;
@@ -350,12 +353,12 @@ static int write_link(const struct erofs_index *index, const struct inode *inode
 
 static int write_chunks(const struct inode *inode, struct out *inodes) {
     uint64_t blocks = 1ull << chunk_bits(inode->size);
-    for (uint64_t i = 0, count = chunk_count(inode->size); i < count; i++) {
+    int error = pad_to(inodes, (inodes->at + inodes->used + 7) / 8 * 8);
+    for (uint64_t i = 0, count = chunk_count(inode->size); i < count && !error; i++) {
         struct disk_chunk chunk = {.device = 1, .block = (uint32_t)(inode->where + i * blocks)};
-        int error = put(inodes, &chunk, sizeof chunk);
-        if (error) return error;
+        error = put(inodes, &chunk, sizeof chunk);
     }
-    return 0;
+    return error;
 }
 
 static int write_xattrs(const struct erofs_index *index, const struct inode *inode, struct out *inodes) {
@@ -363,7 +366,7 @@ static int write_xattrs(const struct erofs_index *index, const struct inode *ino
     struct disk_xattrs header = {0};
     int error = put(inodes, &header, sizeof header);
     if (inode->xattrs) memcpy(&size, index->arena.at + inode->xattrs, 4);
-    if (!error) error = put(inodes, index->arena.at + inode->xattrs + 4, size);
+    if (!error && size) error = put(inodes, index->arena.at + inode->xattrs + 4, size);
     if (!error && inode->flags & INODE_OPAQUE) error = put(inodes, OPAQUE, sizeof OPAQUE);
     return error;
 }

@@ -107,6 +107,16 @@ def _overlay() -> str:
     return said and f"no overlay can be mounted: {said}"
 
 
+def _erofs() -> str:
+    """Layers that are not unpacked can be mounted from files of the temporary directory."""
+    import tempfile
+
+    from dockless.images import erofs
+
+    said = erofs.why_not(Path(tempfile.gettempdir()))
+    return said and f"no EROFS can be mounted from a file: {said}"
+
+
 def _netns() -> str:
     said = _in_child(lambda: _unshare(CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWUSER | CLONE_NEWNET))
     return said and f"no network namespace can be made: {said}"
@@ -300,6 +310,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "root": _root,
     "user": _user,
     "userns": _userns,
+    "erofs": _erofs,
     "netns": _netns,
     "overlay": _overlay,
     "subuid": _subuid,
