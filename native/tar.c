@@ -3,8 +3,9 @@
  *   HEADER ─► EXTENDED ─► HEADER … ─► (OLD_MAP | MAP) ─► member() ─► DATA ─► done() ─► PADDING ─► HEADER … ─► SECOND ─► END
  *
  * It refuses where GNU tar and Go's archive/tar would disagree: a PAX path and a GNU long name for one member, two extended headers of a kind in
- * a row, data behind a directory or device, one zero block alone, global headers that rename, resize or re-own. A PAX size belongs to the
- * member it describes and never to an extended header in between (CVE-2025-62518, CVE-2026-53655).
+ * a row, long names and numbers without a clear end or beginning, data behind a directory or device, one zero block alone, global headers that
+ * rename, resize or re-own. A PAX size belongs to the member it describes and never to an extended header in between (CVE-2025-62518,
+ * CVE-2026-53655).
  *
  * Two zero blocks, or the end of the stream at a header's place, end the archive; anything behind is not looked at, as in GNU tar and Go.
  *
@@ -70,8 +71,12 @@ static int number(struct tar *tar, const unsigned char *raw, size_t size, const 
             sum = sum << 8 | byte;
         }
     } else {
-        size_t at = 0;
-        while (at < size && (raw[at] == ' ' || !raw[at])) at++;
+        /* GNU tar skips one NUL and any spaces, Go any of both: digits behind more NULs are a number to one of them only. */
+        size_t at = !raw[0];
+        while (at < size && raw[at] == ' ') at++;
+        size_t blank = at;
+        while (blank < size && (raw[blank] == ' ' || !raw[blank])) blank++;
+        if (blank < size && blank > at) return layer_fail(tar->error, FAULT_MALFORMED, 0, "a header's %s is not a number", what);
         for (; at < size && raw[at] >= '0' && raw[at] <= '7'; at++) sum = sum << 3 | (uint64_t)(raw[at] - '0');
         if (at < size && raw[at] != ' ' && raw[at]) return layer_fail(tar->error, FAULT_MALFORMED, 0, "a header's %s is not a number", what);
     }
@@ -143,9 +148,14 @@ static int check_map(struct tar *tar) {
     return 0;
 }
 
-/* Old GNU: four segments in the header, 21 in each block that follows it. */
-static int old_map(struct tar *tar, const unsigned char *raw, int count) {
-    for (; count-- && raw[0]; raw += 24) {
+/* Old GNU: four segments in the header, 21 in each block that follows it. GNU tar ends a map at the first empty entry, Go reads on in the block
+ * that follows: a map with an empty entry and more behind it would be two maps. */
+static int old_map(struct tar *tar, const unsigned char *raw, int count, int more) {
+    for (; count--; raw += 24) {
+        if (!raw[0] || !raw[12]) {
+            if (raw[0] || raw[12] || more) return malformed(tar, "a sparse map has an empty entry before its end");
+            break;
+        }
         int64_t offset, length;
         if (number(tar, raw, 12, "sparse map", &offset) || number(tar, raw + 12, 12, "sparse map", &length)) return -1;
         if (segments_add(&tar->segments, (uint64_t)offset, (uint64_t)length, tar->error)) return -1;
@@ -298,6 +308,10 @@ static int read_times(struct tar *tar) {
     return 0;
 }
 
+static int is_pending(const struct tar *tar) {
+    return tar->buffers[BUFFER_PAX].seen || tar->buffers[BUFFER_NAME].seen || tar->buffers[BUFFER_LINK].seen;
+}
+
 static const char *const KINDS[] = {"file", "hardlink", "symlink", "char", "block", "directory", "fifo"};
 
 static int begin_member(struct tar *tar) {
@@ -310,6 +324,7 @@ static int begin_member(struct tar *tar) {
     if (field(tar, PAX_SIZE, 124, 12, "size", &stored) || check_size(tar, stored)) return -1;
     tar->padding = (uint32_t)(-stored % TAR_BLOCK);
     if (flag == 'V') { /* a volume's label */
+        if (is_pending(tar)) return malformed(tar, "an extended header stands in front of a volume's label");
         tar->left = stored;
         tar->state = SKIPPED;
         if (!stored) behind_data(tar);
@@ -341,10 +356,11 @@ static int begin_member(struct tar *tar) {
     if (flag == 'S') {
         int64_t size;
         if (memcmp(block + 257, "ustar  ", 8)) return malformed(tar, "a sparse member is not in GNU format");
+        if (tar->pax.sparse) return malformed(tar, "a sparse member is described twice, by its header and by a PAX header");
         if (number(tar, block + 483, 12, "real size", &size) || check_size(tar, (uint64_t)size)) return -1;
         m->size = (uint64_t)size;
         tar->segments.count = 0;
-        if (old_map(tar, block + 386, 4)) return -1;
+        if (old_map(tar, block + 386, 4, block[482])) return -1;
         if (block[482]) tar->state = OLD_MAP;
         else if (check_map(tar)) return -1;
     } else if (tar->pax.sparse && pax_sparse(tar)) {
@@ -362,7 +378,7 @@ static int end_extended(struct tar *tar) {
     buffer->data[buffer->size] = 0;
     if (buffer == &tar->buffers[BUFFER_GLOBAL]) return pax_check_global(buffer->data, buffer->size, tar->error);
     if (buffer == &tar->buffers[BUFFER_PAX]) return pax_parse(&tar->pax, buffer->data, buffer->size, &tar->segments, tar->error);
-    return 0;
+    return buffer->data[0] ? 0 : malformed(tar, "a GNU long name is empty");
 }
 
 static int begin_extended(struct tar *tar, int which) {
@@ -391,10 +407,6 @@ static int begin_extended(struct tar *tar, int which) {
     return size ? 0 : end_extended(tar);
 }
 
-static int is_pending(const struct tar *tar) {
-    return tar->buffers[BUFFER_PAX].seen || tar->buffers[BUFFER_NAME].seen || tar->buffers[BUFFER_LINK].seen;
-}
-
 static int is_zero(const unsigned char *bytes, size_t size) {
     while (size && !*bytes) bytes++, size--;
     return !size;
@@ -414,7 +426,7 @@ static int whole_block(struct tar *tar) {
         if (!is_zero(tar->block, TAR_BLOCK)) return malformed(tar, "a lone zero block stands between its members");
         return end_of_archive(tar);
     case OLD_MAP:
-        if (old_map(tar, tar->block, 21)) return -1;
+        if (old_map(tar, tar->block, 21, tar->block[504])) return -1;
         if (tar->block[504]) return 0;
         return check_map(tar) ? -1 : hand_over(tar);
     case MAP: {
@@ -463,6 +475,11 @@ static int advance(struct tar *tar, uint64_t size) {
     }
 }
 
+/* A GNU long name without a NUL: to Go its size ends it, to GNU tar the first NUL behind. */
+static int runs_on(const struct buffer *buffer, const struct tar *tar) {
+    return (buffer == &tar->buffers[BUFFER_NAME] || buffer == &tar->buffers[BUFFER_LINK]) && !memchr(buffer->data, 0, buffer->size);
+}
+
 static int step(struct tar *tar, const unsigned char *bytes, size_t size) {
     if (tar->state == HEADER || tar->state == SECOND || tar->state == OLD_MAP || tar->state == MAP) {
         memcpy(tar->block + tar->have, bytes, size);
@@ -474,6 +491,8 @@ static int step(struct tar *tar, const unsigned char *bytes, size_t size) {
     if (tar->state == EXTENDED) {
         memcpy(tar->filling->data + tar->filling->size, bytes, size);
         tar->filling->size += size;
+    } else if (tar->state == EXTENDED_PADDING && tar->left == tar->padding && bytes[0] && runs_on(tar->filling, tar)) {
+        return malformed(tar, "a GNU long name has no end");
     } else if (tar->state == DATA && tar->sink.data(tar->sink.self, bytes, size)) {
         return -1;
     }
