@@ -70,7 +70,7 @@ def scene() -> Iterator[Scene]:
 
 def _load(layout: Path, directory: Path) -> Path:
     from dockless.images import Store
-    from dockless.sandbox.userns import default_map
+    from dockless.native.userns import default_map
 
     image = Store().load(layout, name=IMAGE)[0]
     rootfs = directory / "rootfs"

@@ -12,13 +12,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
+from dockless.native.userns import namespace_fd
 from dockless.sandbox import features
 from dockless.sandbox.compile import USERNS_LABEL, compile_plan
 from dockless.sandbox.plan import SLOT_CGROUP, Plan, encode
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import Spec
-from dockless.sandbox.userns import namespace_fd
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

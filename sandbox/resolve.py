@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dockless import paths
 from dockless.errors import BadInput, Unsupported
 from dockless.images.layers import Layer
+from dockless.native.userns import IdMap, default_map
 from dockless.sandbox import capabilities, seccomp
 from dockless.sandbox.accounts import Account, resolve_user
 from dockless.sandbox.features import Features
@@ -22,7 +23,6 @@ from dockless.sandbox.gpu_environment import UNSET_IN_SANDBOX, environment
 from dockless.sandbox.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.spec import RLIMITS, Bind, Mount, Spec, Tmpfs, check_id
-from dockless.sandbox.userns import IdMap, default_map
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -87,7 +87,7 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
     if spec.namespaces.user == "host" and (not rootful or owner):
         raise Unsupported("only root can do without a user namespace", subject="user namespace", hint="leave the user namespace new")
     if not rootful and not features.user_namespaces:
-        from dockless.sandbox.userns import namespace_problem
+        from dockless.native.userns import namespace_problem
 
         raise Unsupported(
             "this user may not make user namespaces", subject="user namespace", hint=namespace_problem() or "run 'dockless doctor'"

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dockless.images.layers import Layer
+from dockless.native.userns import IdMap
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command
 from dockless.sandbox.spec import Mount, Spec
-from dockless.sandbox.userns import IdMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dockless import paths
 from dockless.cgroups import Cgroup, Limits, Usage, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
+from dockless.native.userns import default_map, namespace_fd
 from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
 from dockless.sandbox.locks import mark_in_use
@@ -27,7 +28,6 @@ from dockless.sandbox.process import Exit, Process
 from dockless.sandbox.reconcile import PREFIX, end
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.spec import Spec, check_id
-from dockless.sandbox.userns import default_map, namespace_fd
 
 if TYPE_CHECKING:
     from dockless.images import Image

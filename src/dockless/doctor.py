@@ -104,8 +104,8 @@ def _kernel() -> tuple[Status, str, str]:
 
 
 def _user_namespaces() -> tuple[Status, str, str]:
+    from dockless.native.userns import namespace_problem
     from dockless.sandbox import features
-    from dockless.sandbox.userns import namespace_problem
 
     if features.probe().user_namespaces:
         return "ok", "can be made", ""
@@ -139,7 +139,7 @@ def _apparmor() -> tuple[Status, str, str]:
 
 
 def _ids() -> tuple[Status, str, str]:
-    from dockless.sandbox.userns import default_map, range_problem
+    from dockless.native.userns import default_map, range_problem
 
     idmap = default_map()
     count = sum(piece.count for piece in idmap.uids)

@@ -17,8 +17,8 @@ from support.make_image import device, directory, file, symlink
 from support.requires import requires
 
 from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, DocklessError, ImageError, LaunchFailed
+from dockless.native.userns import default_map
 from dockless.sandbox.spec import Bind, Spec, Tmpfs
-from dockless.sandbox.userns import default_map
 
 pytestmark = requires("userns", "overlay")
 

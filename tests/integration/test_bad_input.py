@@ -100,7 +100,7 @@ def test_id_outside_of_every_map():
 
 
 def _ranges() -> bool:
-    from dockless.sandbox.userns import default_map
+    from dockless.native.userns import default_map
 
     return not default_map().single
 

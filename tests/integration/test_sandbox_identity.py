@@ -11,9 +11,9 @@ from support.make_image import file
 from support.requires import requires
 
 from dockless.errors import Unsupported
+from dockless.native.userns import default_map
 from dockless.sandbox import capabilities
 from dockless.sandbox.spec import Namespaces
-from dockless.sandbox.userns import default_map
 
 pytestmark = requires("userns")
 

@@ -14,10 +14,10 @@ from support.requires import requires
 
 from dockless import paths
 from dockless.errors import DocklessError, LaunchFailed
+from dockless.native.userns import default_map
 from dockless.sandbox import detached
 from dockless.sandbox.resolve import volume_path
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
-from dockless.sandbox.userns import default_map
 
 pytestmark = requires("userns")
 

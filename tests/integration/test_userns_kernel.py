@@ -15,8 +15,8 @@ import pytest
 from support.requires import requires
 
 from dockless.errors import IdMapError
-from dockless.sandbox import userns
-from dockless.sandbox.userns import IdMap, Range
+from dockless.native import userns
+from dockless.native.userns import IdMap, Range
 
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000

@@ -6,13 +6,13 @@ import random
 import struct
 from functools import cache
 
+from dockless.native.userns import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import HEADER_SIZE, Command, Op, Plan, encode
 from dockless.sandbox.resolved import HostEntry, Resolved
 from dockless.sandbox.spec import Rlimit, Spec
-from dockless.sandbox.userns import IdMap, Range
 
 OP_SIZE = 32
 RUN = Command(("/bin/true",), ("true",), ("A=1", "B=2"))

@@ -11,6 +11,7 @@ import pytest
 
 from dockless import native
 from dockless.images.layers import Layer
+from dockless.native.userns import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.explain import rows
@@ -18,7 +19,6 @@ from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command, Plan, encode
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs
-from dockless.sandbox.userns import IdMap, Range
 
 NEW = Features("6.18.0", "x86_64")
 USER = replace(NEW, sys_admin=False, overlay_detached_layers=False, idmapped_mounts=False, capabilities=0)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dockless.errors import BadInput, IdMapError
-from dockless.sandbox import userns
-from dockless.sandbox.userns import IdMap, Range
+from dockless.native import userns
+from dockless.native.userns import IdMap, Range
 
 FULL = [(0, 2**32 - 1)]
 
