@@ -21,6 +21,7 @@ import contextlib
 import io
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
@@ -219,9 +220,10 @@ class Fetcher:
             transfer.abort()
         for download in downloads:
             download.close()
+        until = time.monotonic() + _CLOSE_WAIT
         for thread in threads:
             # One that is just connecting cannot be woken; it ends by itself and finds out then.
-            thread.join(_CLOSE_WAIT)
+            thread.join(max(0.0, until - time.monotonic()))
 
     # -- the threads -----------------------------------------------------------------------------------------------------------------
 
@@ -299,7 +301,7 @@ class Fetcher:
             except RegistryError as error:
                 failure = error
                 if isinstance(error, NotFound):
-                    if _is_foreign(download.entry):
+                    if is_foreign(download.entry):
                         failure = _foreign(download, error)
                 else:
                     self._unreachable.add(number)
@@ -315,7 +317,8 @@ class Fetcher:
         )
 
 
-def _is_foreign(entry: Descriptor) -> bool:
+def is_foreign(entry: Descriptor) -> bool:
+    """A layer that may not be spread by registries at will (base layers of Windows)."""
     return ".foreign." in entry.media_type or ".nondistributable." in entry.media_type
 
 

@@ -20,4 +20,4 @@ class Progress:
     digest: str
     done: int
     total: int | None
-    state: Literal["downloading", "unpacking", "verifying", "shared", "done"]
+    state: Literal["downloading", "uploading", "unpacking", "verifying", "shared", "done"]
