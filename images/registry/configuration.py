@@ -272,7 +272,7 @@ def _aliases(path: Path, table: object) -> dict[str, str]:
         host, _, rest = value.partition("/")
         # An empty value takes an alias away that an earlier file gave.
         if value and not (_DOMAIN.match(host) and _PATH.match(rest) and (host == "localhost" or set(host) & set(".:"))):
-            raise _bad(path, f"the alias {name!r} = {value[:100]!r}", "write registry/name, without a tag")
+            raise _bad(path, f"the alias {name!r} = {value[:100]!r} is no repository of a registry", "write registry/name, without a tag")
         if not _PATH.match(name):
             raise _bad(path, f"the alias {name[:100]!r} is not a short name")
     return dict(table)
@@ -290,7 +290,9 @@ def _place(path: Path, what: str, table: dict[str, Any], key: str) -> str:
         raise _bad(path, f"{what}: {key} is not a string")
     value = value.rstrip("/")
     if "://" in value:
-        raise _bad(path, f"{what}: {key} = {value[:100]!r}", "write host[:port][/path] without a scheme; insecure = true allows http")
+        raise _bad(
+            path, f"{what}: {key} = {value[:100]!r} has a scheme", "write host[:port][/path] without a scheme; insecure = true allows http"
+        )
     if value and not _DOMAIN.match(value.removeprefix("*.").partition("/")[0]):
         raise _bad(path, f"{what}: {key} = {value[:100]!r} does not begin with a host name")
     return value

@@ -9,9 +9,12 @@ https://github.com/docker/docker-credential-helpers
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
+import time
 from collections.abc import Mapping
 
 from dockless.errors import RegistryError
@@ -19,6 +22,7 @@ from dockless.images.registry.errors import printable
 
 TIMEOUT = 30.0
 OUTPUT_MAX = 64 << 10
+INPUT_MAX = 32 << 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _PASSED = re.compile(
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TERM|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|DBUS_SESSION_BUS_ADDRESS|XDG_\w+|GNUPGHOME|GPG_TTY"
@@ -76,35 +80,63 @@ def find(name: str, env: Mapping[str, str]) -> str:
 
 
 def _run(name: str, verb: str, data: bytes, env: Mapping[str, str]) -> tuple[int, bytes]:
-    """(exit code, stdout)."""
+    """(exit code, stdout). Too much or too late, and the whole process group is killed."""
     import subprocess
-    import tempfile
 
     program = find(name, env)
-    passed = {key: value for key, value in env.items() if _PASSED.match(key)}
-    with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answer:
-        question.write(data)
-        question.seek(0)
+    if len(data) > INPUT_MAX:
+        raise _failed(name, f"more than {INPUT_MAX} bytes to tell it")
+    try:
+        child = subprocess.Popen(
+            [program, verb],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={key: value for key, value in env.items() if _PASSED.match(key)},
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise _failed(name, error.strerror or str(error)) from None
+    with child:
         try:
-            done = subprocess.run(
-                [program, verb],
-                stdin=question,
-                stdout=answer,
-                stderr=subprocess.DEVNULL,
-                env=passed,
-                cwd="/",
-                timeout=TIMEOUT,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            raise _failed(name, f"no answer within {TIMEOUT:.0f} s") from None
-        except OSError as error:
-            raise _failed(name, error.strerror or str(error)) from None
-        answer.seek(0)
-        output = answer.read(OUTPUT_MAX + 1)
-    if len(output) > OUTPUT_MAX:
-        raise _failed(name, f"it answers with more than {OUTPUT_MAX} bytes")
-    return done.returncode, output
+            assert child.stdin is not None and child.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it may know the answer without the question
+                child.stdin.write(data)  # fits in the pipe: never blocks
+            child.stdin.close()
+            end = time.monotonic() + TIMEOUT
+            output = _read(name, child.stdout.fileno(), end)
+            return child.wait(max(0.0, end - time.monotonic())), output
+        except BaseException as error:
+            # Not after a success: an agent that a helper started (gpg's) may stay.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise _late(name) from None
+            raise
+
+
+def _read(name: str, fd: int, end: float) -> bytes:
+    """All that comes until the writer closes, within the bounds."""
+    import select
+
+    output = b""
+    while True:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise _late(name)
+        piece = os.read(fd, OUTPUT_MAX)
+        output += piece
+        if not piece:
+            return output
+        if len(output) > OUTPUT_MAX:
+            raise _failed(name, f"it answers with more than {OUTPUT_MAX} bytes")
+
+
+def _late(name: str) -> RegistryError:
+    return _failed(name, f"no answer within {TIMEOUT:.0f} s")
 
 
 def _failed(name: str, why: str, hint: str = "try the helper by hand: docker-credential-NAME get") -> RegistryError:
