@@ -19,7 +19,6 @@ from dockless.errors import BadDigest, BadImage, DocklessError
 from dockless.images import digest, room
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.digest import Digest
-from dockless.images.discover import Candidate, LayerSource
 from dockless.images.files import explained, remove_tree, temporary_directory
 from dockless.images.layers import Layer
 from dockless.images.store import LAYER_FILE, Store
@@ -205,6 +204,8 @@ def _compare(blob: BinaryIO, root: Path) -> None:
 
 def _repair(store: Store, problems: list[Problem]) -> list[Problem]:
     """Remove what is damaged; then make layers again, or give the image up."""
+    from dockless.images.ingest import ingest, stored
+
     with temporary_directory(store.root / "tmp") as grave:
         for number, problem in enumerate(problems):
             path = store.root / problem.path
@@ -219,22 +220,8 @@ def _repair(store: Store, problems: list[Problem]) -> list[Problem]:
         index["tags"] = {tag: name for tag, name in index["tags"].items() if name in index["images"]}
     for name in {name for problem in problems for name in problem.images}:
         try:
-            _again(store, name)
+            tags = tuple(tag for tag, target in store.read_index()["tags"].items() if target == name)
+            ingest(store, [stored(store, name, tags)])
         except DocklessError:
             room.unlist(store, {name})
     return [Problem(problem.path, problem.why, problem.images, True) for problem in problems]
-
-
-def _again(store: Store, name: str) -> None:
-    """Ingest an image once more, from the store's own blobs."""
-    from dockless.images.ingest import ingest
-
-    what = f"image {name}"
-    raw, parsed, document = store.documents(name, what)
-    layers = tuple(
-        LayerSource(lambda blob=layer.digest: store.open_blob(blob), layer.digest, layer.size, what)  # type: ignore[misc]
-        for layer in parsed.layers
-    )
-    config = store.read_blob(parsed.config.digest, what)
-    tags = tuple(tag for tag, target in store.read_index()["tags"].items() if target == name)
-    ingest(store, [Candidate(tags, raw, config, document, layers, what)])

@@ -12,6 +12,7 @@ has to look at the layers below, it waits until those are there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -24,7 +25,7 @@ from typing import Any
 from dockless.errors import BadDigest, BadImage, BadInput
 from dockless.images import digest, manifest
 from dockless.images.digest import Digest
-from dockless.images.discover import Candidate
+from dockless.images.discover import Candidate, LayerSource
 from dockless.images.files import explained, locked, make_private, sync_directory, sync_filesystem, temporary_directory, write_atomic
 from dockless.images.image import Image
 from dockless.images.layers import INDEX_FILE, Layer
@@ -70,6 +71,17 @@ def ingest(
             tags.update(dict.fromkeys((name,) if name is not None else candidate.names, image_digest))
         store.register(dict(loaded), tags)
     return list(_results(store, [image_digest for image_digest, _ in loaded], tags))
+
+
+def stored(store: Store, name: str, tags: tuple[str, ...]) -> Candidate:
+    """An image that a store has, by its manifest's digest: to be ingested again, or by another store. ``BadImage``, ``BadDigest``"""
+    what = f"image {name}"
+    raw, parsed, document = store.documents(name, what)
+    layers = tuple(
+        LayerSource(functools.partial(store.open_blob, layer.digest), layer.digest, layer.size, f"{what}: layer {layer.digest}")
+        for layer in parsed.layers
+    )
+    return Candidate(tags, raw, store.read_blob(parsed.config.digest, what), document, layers, what)
 
 
 def _results(store: Store, digests: list[str], tags: dict[str, str]) -> Iterator[Image]:

@@ -98,7 +98,23 @@ class Store:
                     _kept.clear()
                 _kept[key] = (stamp, image)
                 return image
-        raise _unknown(ref)
+        adopted = self._adopt(ref)
+        if adopted is None:
+            raise _unknown(ref)
+        return adopted
+
+    def _adopt(self, ref: str) -> Image | None:
+        """An image that root has pulled or loaded, made a user's own without a network; None where root's store cannot help."""
+        shared = Store(paths.shared_store(), limits=self.limits)
+        if os.geteuid() == 0 or shared.root == self.root or not os.access(shared._list_path, os.R_OK):
+            return None
+        from dockless.images.ingest import ingest, stored
+
+        try:
+            image = shared.find(ref)
+            return ingest(self, [stored(shared, image.digest, (image.reference,) if image.reference else ())])[0]
+        except (UnknownImage, BadImage, BadDigest):
+            return None
 
     def find(self, ref: str) -> Image:
         """As ``get``, but also an image that lacks a layer; it cannot be run, only removed or repaired. ``UnknownImage``"""

@@ -29,6 +29,11 @@ def store() -> Path:
     return _place("store", "/var/lib/dockless/store", "XDG_DATA_HOME", ".local/share")
 
 
+def shared_store() -> Path:
+    """Root's image store, whose list and blobs everybody may read."""
+    return Path("/var/lib/dockless/store")
+
+
 def runtime() -> Path:
     """What a reboot may lose: sockets, locks. A user without ``XDG_RUNTIME_DIR`` gets a directory below the state."""
     home = _home()
