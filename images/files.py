@@ -18,7 +18,7 @@ from dockless.errors import ImageError, NoRoom
 
 RESERVE = 512 << 20
 """Bytes of a file system that stay free, at most; on a small one a twentieth of it."""
-_MAKE_ROOM = "make room: dockless prune; or move the store to a larger file system"
+MAKE_ROOM = "make room: dockless prune; or move the store to a larger file system"
 
 
 def make_private(path: Path) -> Path:
@@ -77,7 +77,7 @@ def explained(doing: str, subject: str, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoRoom(f"{doing}: no room in the image store: {error.strerror}", subject=subject, hint=_MAKE_ROOM) from error
+            raise NoRoom(f"{doing}: no room in the image store: {error.strerror}", subject=subject, hint=MAKE_ROOM) from error
         where = f": {error.filename}" if error.filename and str(error.filename) not in doing else ""
         raise ImageError(f"{doing}: {error.strerror or error}{where}", subject=subject, hint=hint) from error
 
@@ -184,12 +184,12 @@ def check_room(fd: int, coming: int, what: str) -> None:
         error = NoRoom(
             f"{what}: no room in the image store: {format_size(missing)} more are needed, {format_size(reserve)} are kept free",
             subject=what,
-            hint=_MAKE_ROOM,
+            hint=MAKE_ROOM,
         )
         error.missing = missing
         raise error
     if room.f_files and room.f_favail < min(1000, room.f_files // 20):
-        raise NoRoom(f"{what}: no room in the image store: its file system has {room.f_favail} inodes left", subject=what, hint=_MAKE_ROOM)
+        raise NoRoom(f"{what}: no room in the image store: its file system has {room.f_favail} inodes left", subject=what, hint=MAKE_ROOM)
 
 
 _SYNCFS = {"x86_64": 306, "aarch64": 267}

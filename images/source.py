@@ -12,17 +12,20 @@ import os
 import posixpath
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from dockless.errors import BadImage, BadInput, ImageError
-from dockless.images import tarstream
 from dockless.images.compression import CHUNK, MAGIC_LENGTH, Decompressed, detect
 from dockless.images.files import check_room
+from dockless.images.layer import explained
 from dockless.images.layers import Layer
 from dockless.images.merged import Merged
+from dockless.native.layers import TAR_BLOCK, Member, TarLister
 
 MEMBERS_MAX = 100_000
+_NAME_BYTES_MAX = 32 << 20
 _NAMES_MAX = 1000
 _LINKS_MAX = 10
 _ROOM_STEP = 64 << 20
@@ -73,11 +76,8 @@ class TarSource:
         self._files: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
         self._top: set[str] = set()
-        reader = tarstream.TarReader(file, what)
-        for member in reader:
+        for member in _members(file, what):
             name = _clean(member.name.decode("utf-8", "surrogateescape"))
-            if len(self._files) + len(self._links) >= MEMBERS_MAX:
-                break  # no image has so many blobs; a file system has
             if name is None:
                 continue
             if len(self._top) < _NAMES_MAX:
@@ -85,13 +85,13 @@ class TarSource:
             self._files.pop(name, None)
             self._links.pop(name, None)
             link = member.link.decode("utf-8", "surrogateescape")
-            if member.kind == tarstream.FILE and member.sparse is None:
-                self._files[name] = (reader.position, member.size)
-            elif member.kind == tarstream.SYMLINK and not link.startswith("/"):
+            if member.kind == "file" and member.sparse is None:
+                self._files[name] = (member.offset, member.size)
+            elif member.kind == "symlink" and not link.startswith("/"):
                 target = _clean(posixpath.normpath(posixpath.join(posixpath.dirname(name), link)))
                 if target is not None:
                     self._links[name] = target
-            elif member.kind == tarstream.HARDLINK and (target := _clean(link)) is not None:
+            elif member.kind == "hardlink" and (target := _clean(link)) is not None:
                 self._links[name] = target
 
     def open(self, name: str) -> BinaryIO | None:
@@ -109,6 +109,27 @@ class TarSource:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _members(file: BinaryIO, what: str) -> Iterator[Member]:
+    """The members of an archive, as far as an image can have so many; data are passed over by seeking."""
+    lister = TarLister(MEMBERS_MAX)
+    names = 0
+    with explained(what):
+        while not lister.ended and (piece := file.read(CHUNK)):
+            lister.feed(piece)
+            for member in lister.members:
+                names += len(member.name) + len(member.link)
+                if names > _NAME_BYTES_MAX:
+                    return
+                yield member
+            lister.members.clear()
+            if lister.left > CHUNK:
+                # The last byte is read, so that an archive that ends too early is still noticed.
+                skipped = lister.left - 1
+                file.seek(skipped, os.SEEK_CUR)
+                lister.skip(skipped)
+        lister.finish()
 
 
 class _Slice(io.RawIOBase):
@@ -152,7 +173,7 @@ def open_source(path: Path, scratch: Path, size_max: int) -> Source:
         if detect(head) != "none":
             with file:
                 file = _spool(file, str(path), scratch, size_max)
-        elif info.st_size < tarstream.BLOCK:
+        elif info.st_size < TAR_BLOCK:
             raise BadImage(f"{path} is not an image: it has only {info.st_size} bytes", subject=str(path))
         elif head[:4] == b"\x7fELF":
             raise BadImage(f"{path} is a program, not an image", subject=str(path), hint="build an image that contains it")

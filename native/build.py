@@ -5,7 +5,12 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = ["clone.c", "shim.c", "plan.c", "fault.c", "pax.c", "tar.c", "lister.c", "erofs.c", "erofs_layout.c", "erofs_xattr.c"]
+SOURCES = [
+    *("clone.c", "shim.c", "plan.c", "remove.c"),
+    *("fault.c", "pax.c", "tar.c", "lister.c"),
+    *("layer.c", "layer_dirs.c", "layer_hide.c", "layer_meta.c", "lower.c", "pathset.c"),
+    *("erofs.c", "erofs_layout.c", "erofs_xattr.c"),
+]
 
 ffi = FFI()
 ffi.cdef(
@@ -22,16 +27,29 @@ ffi.cdef(
     int shim_op_shape(int code, char *shape);
     int plan_validate(const void *plan, uint64_t size, int *bad_op);
 
-    struct layer_error { int fault; int number; char text[1152]; };
+    struct layer_error { int fault; int number; uint64_t missing; char text[1152]; };
     struct lister;
     struct lister *lister_new(uint64_t members_max);
     int lister_feed(struct lister *lister, const void *bytes, size_t size);
     uint64_t lister_left(const struct lister *lister);
     int lister_skip(struct lister *lister, uint64_t size);
     int lister_finish(struct lister *lister);
+    int lister_ended(const struct lister *lister);
     const struct layer_error *lister_error(const struct lister *lister);
     size_t lister_taken(struct lister *lister, const void **bytes);
     void lister_free(struct lister *lister);
+
+    struct writer;
+    struct writer *writer_new(int target, int as_root, uint64_t size_max, uint64_t entries_max, uint64_t reserve);
+    int writer_set_lower(struct writer *writer, const int *fds, int count);
+    void writer_abort(struct writer *writer);
+    int writer_feed(struct writer *writer, const void *bytes, size_t size);
+    int writer_finish(struct writer *writer);
+    const struct layer_error *writer_error(const struct writer *writer);
+    uint64_t writer_size(const struct writer *writer);
+    uint64_t writer_entries(const struct writer *writer);
+    const char *writer_warning(struct writer *writer, int n);
+    void writer_free(struct writer *writer);
 
     struct erofs_index;
     struct erofs_index *erofs_index_new(int base, uint64_t size_max, uint64_t entries_max);
@@ -46,9 +64,9 @@ ffi.cdef(
 )
 ffi.set_source(
     "dockless.native._native",
-    '#include "shim.h"\n#include "plan.h"\n#include "lister.h"\n#include "erofs.h"\n',
+    '#include "shim.h"\n#include "plan.h"\n#include "lister.h"\n#include "layer.h"\n#include "erofs.h"\n',
     sources=[f"src/dockless/native/{name}" for name in SOURCES],
     include_dirs=["src/dockless/native"],
     py_limited_api=True,
-    extra_compile_args=["-O2", "-Wall", "-fno-strict-aliasing"],
+    extra_compile_args=["-O2", "-Wall", "-fno-strict-aliasing", "-fvisibility=hidden"],
 )

@@ -5,8 +5,10 @@ Nothing here knows what an archive is called: a ``Fault`` says what went wrong, 
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,29 +21,35 @@ _PAIR = struct.Struct("=II")
 _SEGMENT = struct.Struct("=QQ")
 
 Data = bytes | bytearray | memoryview
+TAR_BLOCK = 512
+"""Bytes that everything in a tar archive is padded to."""
 
 
 class Fault(Exception):
-    """Why a layer cannot be read or written. ``kind``: ``malformed`` (no sound tar archive), ``unsafe`` (no honest tool makes it),
-    ``limit``, ``system`` (see ``errno``), ``declined`` (sound, but not for this form of a layer)."""
+    """Why a layer cannot be read or written. ``kind``: ``malformed`` (no sound tar archive), ``wrong`` (its members contradict one
+    another), ``unsafe`` (no honest tool makes it), ``limit``, ``room`` (``missing`` bytes, 0 where it is not bytes), ``system`` (see
+    ``errno``; ``ECANCELED`` after an ``abort``), ``declined`` (sound, but not for this form of a layer)."""
 
-    def __init__(self, kind: str, text: str, errno: int = 0) -> None:
+    def __init__(self, kind: str, text: str, errno: int = 0, missing: int = 0) -> None:
         super().__init__(text)
         self.kind = kind
         self.text = text
         self.errno = errno
+        self.missing = missing
 
 
-_FAULTS = ("none", "malformed", "unsafe", "limit", "system", "declined")
+_FAULTS = ("none", "malformed", "unsafe", "limit", "system", "declined", "wrong", "room")
 
 
 def fault(error: Any) -> Fault:
     """The exception for a ``struct layer_error``."""
-    raw: bytes = _extension().ffi.string(error.text)
-    text = raw.decode("utf-8", "backslashreplace")
-    # Names in it are escaped as far as C knows letters; what is no printable letter in Unicode goes here.
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return Fault(_FAULTS[error.fault], text, error.number)
+    return Fault(_FAULTS[error.fault], _text(error.text), error.number, error.missing)
+
+
+def _text(raw: Any) -> str:
+    """Words from C. Names in them are escaped as far as C knows letters; what is no printable letter in Unicode goes here."""
+    text: str = _extension().ffi.string(raw).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ class Member:
 
 
 class TarLister:
-    """The members of a tar archive that is fed. At most ``members_max``: then it is ``full`` and reads no more."""
+    """The members of a tar archive that is fed: ``members`` grows, and the caller may empty it. At most ``members_max``: then it is
+    ``full`` and reads no more."""
 
     def __init__(self, members_max: int) -> None:
         native = _extension()
@@ -92,6 +101,11 @@ class TarLister:
     def left(self) -> int:
         """Data of the last member that has not been fed yet; who can seek may leave it out and call ``skip``."""
         return int(self._lib.lister_left(self._lister))
+
+    @property
+    def ended(self) -> bool:
+        """Nothing that is still to come is looked at."""
+        return bool(self._lib.lister_ended(self._lister))
 
     def feed(self, data: Data) -> None:
         """The next bytes of the archive. ``Fault`` where it is torn or ambiguous."""
@@ -136,3 +150,65 @@ def _unpacked(raw: bytes) -> Iterator[Member]:
         mtime = seconds * 1_000_000_000 + nanoseconds
         found = segments if sparse else None
         yield Member(name, _KINDS[kind], mode, uid, gid, mtime, size, stored, offset, link, major, minor, xattrs, found)
+
+
+class LayerWriter:
+    """Writes the members of a tar archive that is fed into a directory, in the form overlayfs takes as a lower layer.
+
+    ``target_fd``: a fresh directory that nobody else changes; duplicated, so the caller may close it. ``size_max``: bytes of content,
+    ``entries_max``: members; ``reserve``: bytes of the file system that stay free, at most (on a small one a twentieth). ``feed``,
+    ``finish`` and ``close`` exclude one another; ``set_lower`` and ``abort`` may be called from any thread at any time. ``Fault`` where
+    something is wrong with the archive or the disk; the directory is then incomplete."""
+
+    def __init__(self, target_fd: int, *, as_root: bool, size_max: int, entries_max: int, reserve: int) -> None:
+        native = _extension()
+        self._ffi, self._lib = native.ffi, native.lib
+        raw = self._lib.writer_new(target_fd, as_root, size_max, entries_max, reserve)
+        if raw == self._ffi.NULL:
+            number: int = self._ffi.errno
+            raise OSError(number, f"cannot start to write a layer: {os.strerror(number)}")
+        self._writer = self._ffi.gc(raw, self._lib.writer_free)
+        self._lock = threading.Lock()
+        self._gate = threading.Lock()  # held for a moment by who may come from another thread, and by close
+
+    def set_lower(self, fds: Sequence[int]) -> None:
+        """The root directories of the layers below, top first; duplicated. Once. A writer that has to look below waits for this: for a
+        parent or a hard link's target that its layer does not have, and at the end for whiteouts and the root's owner and mode."""
+        with self._gate:
+            result = self._lib.writer_set_lower(self._writer, list(fds), len(fds)) if self._writer is not None else 0
+        if result < 0:
+            raise OSError(-result, f"cannot take the layers below: {os.strerror(-result)}")
+
+    def abort(self) -> None:
+        """Wake a writer that waits; it fails, and so does everything after."""
+        with self._gate:
+            if self._writer is not None:
+                self._lib.writer_abort(self._writer)
+
+    def feed(self, data: Data) -> None:
+        """The next bytes of the archive."""
+        with self._lock, self._ffi.from_buffer(data) as buffer:
+            self._after(self._lib.writer_feed(self._writer, buffer, len(buffer)))
+
+    def finish(self) -> Written:
+        """After the last byte: the layer is complete, though not yet flushed to the disk."""
+        with self._lock:
+            self._after(self._lib.writer_finish(self._writer))
+            return Written(self._lib.writer_size(self._writer), self._lib.writer_entries(self._writer), self._warnings())
+
+    def close(self) -> None:
+        """Free descriptors and memory at once; only ``set_lower`` and ``abort`` may still be called, and do nothing."""
+        with self._lock, self._gate:
+            if self._writer is not None:
+                self._ffi.release(self._writer)
+                self._writer = None
+
+    def _after(self, result: int) -> None:
+        if result < 0:
+            raise fault(self._lib.writer_error(self._writer))
+
+    def _warnings(self) -> tuple[str, ...]:
+        found: list[str] = []
+        while (text := self._lib.writer_warning(self._writer, len(found))) != self._ffi.NULL:
+            found.append(_text(text))
+        return tuple(found)

@@ -88,6 +88,10 @@ int lister_finish(struct lister *lister) {
     return lister->full ? 1 : tar_finish(lister->tar);
 }
 
+int lister_ended(const struct lister *lister) {
+    return lister->full || tar_ended(lister->tar);
+}
+
 const struct layer_error *lister_error(const struct lister *lister) {
     return &lister->error;
 }

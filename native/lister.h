@@ -21,6 +21,7 @@ int lister_feed(struct lister *lister, const void *bytes, size_t size); /* 0; 1:
 uint64_t lister_left(const struct lister *lister);                      /* see tar_left() */
 int lister_skip(struct lister *lister, uint64_t size);
 int lister_finish(struct lister *lister);
+int lister_ended(const struct lister *lister); /* see tar_ended() */
 const struct layer_error *lister_error(const struct lister *lister);
 size_t lister_taken(struct lister *lister, const void **bytes); /* the members since the last call; good until the next call of anything */
 void lister_free(struct lister *lister);

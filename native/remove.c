@@ -37,7 +37,7 @@ static int drop(int directory, const char *name) {
 
 /* Empties the directory as far as it has no full directories in it: 0 when it is empty, an fd of the first full one, or a negative errno. */
 static sysret sweep(int directory) {
-    static char entries[4096] __attribute__((aligned(8)));
+    char entries[4096] __attribute__((aligned(8)));
     sys(NR_lseek, directory, 0, 0);
     for (int made_writable = 0;;) {
         sysret bytes = sys(NR_getdents64, directory, entries, sizeof entries);

@@ -302,8 +302,8 @@ static int read_times(struct tar *tar) {
     struct tar_member *m = &tar->member;
     const struct slice *text = &tar->pax.fields[PAX_MTIME];
     if (text->at ? pax_time(text, &m->mtime, &m->mtime_ns, tar->error) : number(tar, tar->block + 136, 12, "mtime", &m->mtime)) return -1;
-    /* As many nanoseconds as fit 63 bits with room to calculate: 1823 to 2116. */
-    if (m->mtime <= -4611686018 || m->mtime >= 4611686018)
+    /* As many nanoseconds as fit 64 bits: 1677 to 2262. */
+    if (m->mtime <= -9223372036 || m->mtime >= 9223372036)
         return layer_fail(tar->error, FAULT_MALFORMED, 0, "the time of %s is out of range", show(m->name).text);
     return 0;
 }

@@ -9,12 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.layers import members
 from support.requires import requires, shared
 
 from dockless.errors import BadImage, DocklessError
 from dockless.images import Store
 from dockless.images.compression import Decompressed
-from dockless.images.tarstream import DIRECTORY, TarReader
 
 pytestmark = requires("shared")
 
@@ -166,13 +166,10 @@ def test_a13_the_member_list_is_gnu_tars_or_refused(name):
     gnu = subprocess.run(
         ["tar", "--quoting-style=literal", "-tf", "-"], input=raw, capture_output=True, env={"LC_ALL": "C", "PATH": os.environ["PATH"]}
     )
-    reader = TarReader(io.BufferedReader(io.BytesIO(raw)), name)
-    found = []
     try:
-        for member in reader:
-            for _ in reader.data():
-                pass
-            found.append(member.name + (b"/" if member.kind == DIRECTORY and not member.name.endswith(b"/") else b""))
+        found = [
+            member.name + (b"/" if member.kind == "directory" and not member.name.endswith(b"/") else b"") for member, _ in members(raw)
+        ]
     except DocklessError as error:
         assert "not a sound tar archive" in str(error)
         return

@@ -15,10 +15,10 @@ from support import make_image as make
 from dockless.errors import DocklessError
 from dockless.images import Image, Store
 from dockless.images.files import remove_tree
-from dockless.images.layer import unpack
+from dockless.images.layer import explained, unpack
 from dockless.images.layers import Layer
 from dockless.images.merged import Merged, Node
-from dockless.images.tarstream import TarReader
+from dockless.native.layers import Member, TarLister
 
 
 def load(tmp_path: Path, layers: Sequence[make.Layer], store: Store | None = None, **more) -> Image:
@@ -27,6 +27,16 @@ def load(tmp_path: Path, layers: Sequence[make.Layer], store: Store | None = Non
     path = make.make_oci_layout(tmp_path / f"layout-{number}", layers, more.pop("config", {}), more.pop("ref", "test:latest"), **more)
     (image,) = (store or Store(index=False)).load(path)
     return image
+
+
+def members(raw: bytes, step: int = 1 << 20) -> list[tuple[Member, bytes]]:
+    """The members of a tar archive and their stored bytes, fed ``step`` bytes at a time."""
+    lister = TarLister(1_000_000)
+    with explained("test"):
+        for at in range(0, len(raw), step):
+            lister.feed(raw[at : at + step])
+        lister.finish()
+    return [(member, raw[member.offset : member.offset + member.stored]) for member in lister.members]
 
 
 def tree(layers: Sequence[Layer]) -> dict[str, str]:
@@ -117,7 +127,7 @@ class Scene:
     @staticmethod
     def write(raw: bytes, target: Path, below: list[Path]) -> None:
         """Unpack one archive, with nothing around it."""
-        unpack(TarReader(io.BufferedReader(io.BytesIO(raw)), "test"), target, [Layer(path) for path in below], "test")
+        unpack(io.BytesIO(raw), target, [Layer(path) for path in below], "test")
 
     def unharmed(self) -> None:
         assert snapshot(self.victim) == self.before

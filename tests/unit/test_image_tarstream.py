@@ -1,6 +1,5 @@
 """The tar reader: every format that layers come in, bounded, equal to what wrote them."""
 
-import io
 import shutil
 import subprocess
 import tarfile
@@ -9,14 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import make_image as make
+from support.layers import members
 
 from dockless.errors import BadImage
-from dockless.images.tarstream import Member, TarReader
-
-
-def members(raw: bytes) -> list[tuple[Member, bytes]]:
-    reader = TarReader(io.BufferedReader(io.BytesIO(raw)), "test")
-    return [(member, b"".join(reader.data())) for member in reader]
 
 
 def header(name="f", size=0, kind=b"0", **more) -> bytes:
