@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Literal
 
 from dockless.errors import ImageError
-from dockless.images.entries import Entries, Owners, Ranges
+from dockless.images.entries import Entries, Owners
 from dockless.images.files import explained
 from dockless.images.layers import Layer
 from dockless.images.merged import Merged, Node, is_whiteout, show
 from dockless.images.tarwriter import Output, TarWriter
 from dockless.images.walk import Found, walk
+from dockless.native.userns import IdMap
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
@@ -42,17 +43,23 @@ OPAQUE = b".wh..wh..opq"
 
 @dataclass(frozen=True, slots=True)
 class Upper:
-    """``path``: an overlay's upper directory that nobody writes to now. ``uids``, ``gids``: the sandbox's id map, (inside, outside, count)
-    each; empty where it had none. ``userxattr``: it was mounted by an ordinary user, so the marks are ``user.overlay.*``."""
+    """``path``: an overlay's upper directory that nobody writes to now. ``idmap``: the sandbox's; None where it had none. ``userxattr``: it
+    was mounted by an ordinary user, so the marks are ``user.overlay.*``.
+
+    Root reads it as it lies there and shifts the owners. An ordinary user has no rights over what the sandbox's other ids own, so her
+    uppers are read from inside a user namespace with that map."""
 
     path: Path
-    uids: Ranges = ()
-    gids: Ranges = ()
+    idmap: IdMap | None = None
     userxattr: bool = False
 
     @property
     def owners(self) -> Owners:
-        return Owners(self.uids, self.gids)
+        return Owners(self.idmap)
+
+    @property
+    def from_inside(self) -> bool:
+        return self.idmap is not None and os.geteuid() != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,10 @@ class Written:
 
 def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
     """What ``upper`` changes of the image with the layers ``base`` (bottom first), sorted as a tree. ``ImageError``"""
+    if upper.from_inside:
+        from dockless.images import inside
+
+        return inside.changes(upper, base)
     found: list[Change] = []
     with _reading(upper), Merged(tuple(reversed(base))) as below:
         for step in _steps(upper, below):
@@ -91,6 +102,10 @@ def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
 def write_layer(upper: Upper, base: Sequence[Layer], out: Output, *, clamp: int | None = None) -> Written:
     """The changes as an uncompressed OCI layer. ``clamp``: no time is later than that, nanoseconds since 1970. ``ImageError`` names the
     file that cannot be in a layer."""
+    if upper.from_inside:
+        from dockless.images import inside
+
+        return inside.write_layer(upper, base, out, clamp)
     tar = TarWriter(out)
     owners = upper.owners
     entries = Entries(tar, lambda layer: owners, clamp=clamp)

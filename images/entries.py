@@ -21,12 +21,10 @@ from dockless.images import tarwriter
 from dockless.images.merged import show
 from dockless.images.tarwriter import Entry, TarWriter, segments
 from dockless.images.walk import Found
+from dockless.native.userns import IdMap, Range
 
 CAPABILITY = b"security.capability"
 ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
-Ranges = tuple[tuple[int, int, int], ...]
-"""(inside, outside, count), as in /proc/PID/uid_map; empty: as they are."""
-
 _CAP_REVISION = 0xFF000000
 _CAP_V2, _CAP_V3 = 0x02000000, 0x03000000
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
@@ -43,26 +41,28 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The host's ids to those of the container. ``all_root``: an ordinary user's layers, where nobody's files could be kept apart."""
+    """The host's ids to those of the container. ``idmap`` None: as they are. ``all_root``: whatever they are, they are root's."""
 
-    uids: Ranges = ()
-    gids: Ranges = ()
+    idmap: IdMap | None = None
     all_root: bool = False
 
+    @property
+    def unchanged(self) -> bool:
+        return self.idmap is None and not self.all_root
+
     def uid(self, outside: int) -> int | None:
-        return 0 if self.all_root else _inside(self.uids, outside)
+        return self._inside(outside, self.idmap.uids if self.idmap is not None else None)
 
     def gid(self, outside: int) -> int | None:
-        return 0 if self.all_root else _inside(self.gids, outside)
+        return self._inside(outside, self.idmap.gids if self.idmap is not None else None)
 
-
-def _inside(ranges: Ranges, number: int) -> int | None:
-    if not ranges:
-        return number
-    for inside, outside, count in ranges:
-        if outside <= number < outside + count:
-            return inside + number - outside
-    return None
+    def _inside(self, number: int, ranges: tuple[Range, ...] | None) -> int | None:
+        if self.all_root or ranges is None:
+            return 0 if self.all_root else number
+        for r in ranges:
+            if r.outside <= number < r.outside + r.count:
+                return r.inside + number - r.outside
+        return None
 
 
 class Entries:
@@ -184,7 +184,7 @@ class Entries:
     def _acl(self, found: Found, value: bytes) -> bytes | None:
         """The ids in an ACL are shifted like owners. acl(5); linux/posix_acl_xattr.h"""
         owners = self._owners(found.layer)
-        if not owners.uids and not owners.gids:
+        if owners.unchanged:
             return value
         if (len(value) - 4) % _ACL_ENTRY.size:
             return None

@@ -1,7 +1,7 @@
 """Export: the merged root of an image, or of a sandbox, as one tar without layers, whiteouts or configuration.
 
-As root owners, capabilities and ACLs are those of the image. The layers of an ordinary user's store all belong to her, so in her exports
-what the image brought belongs to root, as it did in her sandboxes.
+Owners are those that a sandbox sees. Root reads them as they are; for an ordinary user a process in a user namespace with her
+sandboxes' id map does, and where she can have none, everything belongs to root.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+from collections.abc import Sequence
 
-from dockless.errors import BadInput
+from dockless.errors import BadInput, IdMapError
 from dockless.images.assemble import Created
 from dockless.images.diff import Upper, Written
 from dockless.images.entries import Entries, Owners
 from dockless.images.files import explained
 from dockless.images.image import Image
-from dockless.images.output import Destination, archive, shown
+from dockless.images.layers import Layer
+from dockless.images.output import Destination, packed, shown
 from dockless.images.packing import Compression, check_level
 from dockless.images.tarwriter import Output, TarWriter
 from dockless.images.walk import walk
+from dockless.native.userns import default_map
 
 
 def export(
@@ -40,21 +43,28 @@ def export(
     clamp = Created.of(created).clamp
     with (
         explained(f"cannot export {image.name} to {where}", where, "check that the place is writable and has room"),
-        archive(destination, compression, level) as tar,
+        packed(destination, compression, level) as out,
     ):
-        return _fill(image, tar, upper, clamp)
+        return write_root(image.layers, out, upper=upper, clamp=clamp)
 
 
-def write_root(image: Image, out: Output, *, upper: Upper | None = None, clamp: int | None = None) -> Written:
-    """The same as an uncompressed tar into ``out``."""
+def write_root(layers: Sequence[Layer], out: Output, *, upper: Upper | None = None, clamp: int | None = None) -> Written:
+    """The merged ``layers`` (bottom first) as an uncompressed tar into ``out``."""
+    if os.geteuid() != 0 and (upper is None or upper.from_inside):
+        from dockless.images import inside
+
+        try:
+            idmap = upper.idmap if upper is not None and upper.idmap is not None else default_map()
+            return inside.write_root(layers, out, upper, idmap, clamp)
+        except IdMapError:
+            if upper is not None:
+                raise
+    return read_root(layers, out, upper=upper, clamp=clamp, userxattr=os.geteuid() != 0)
+
+
+def read_root(layers: Sequence[Layer], out: Output, *, upper: Upper | None, clamp: int | None, userxattr: bool) -> Written:
+    """``write_root`` with the rights that we have."""
     tar = TarWriter(out)
-    written = _fill(image, tar, upper, clamp)
-    tar.finish()
-    return written
-
-
-def _fill(image: Image, tar: TarWriter, upper: Upper | None, clamp: int | None) -> Written:
-    userxattr = upper.userxattr if upper is not None else os.geteuid() != 0
     of_layers = Owners(all_root=os.geteuid() != 0)
     of_upper = upper.owners if upper is not None else None
     entries = Entries(tar, lambda layer: of_upper if of_upper is not None and layer == 0 else of_layers, clamp=clamp)
@@ -63,10 +73,11 @@ def _fill(image: Image, tar: TarWriter, upper: Upper | None, clamp: int | None) 
         if upper is not None:
             roots.append(os.open(upper.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
             stack.callback(os.close, roots[-1])
-        for layer in reversed(image.layers):
+        for layer in reversed(layers):
             roots.append(layer.open())
             stack.callback(os.close, roots[-1])
         if roots:
             for found in walk(roots, userxattr=userxattr):
                 entries.add(found)
+    tar.finish()
     return Written(entries.members, entries.size, entries.warnings)

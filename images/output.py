@@ -25,17 +25,25 @@ def shown(destination: Destination) -> str:
 @contextlib.contextmanager
 def archive(destination: Destination, compression: Compression = "none", level: int | None = None) -> Iterator[TarWriter]:
     """A tar to be written to ``destination``; it is finished at the end of the block."""
+    with packed(destination, compression, level) as out:
+        tar = TarWriter(out)
+        yield tar
+        tar.finish()
+
+
+@contextlib.contextmanager
+def packed(destination: Destination, compression: Compression = "none", level: int | None = None) -> Iterator[Output]:
+    """``destination``, open for bytes that are compressed on the way."""
     with opened(destination) as out:
-        packer = Packer(out, compression, level) if compression != "none" else None
+        if compression == "none":
+            yield out
+            return
+        packer = Packer(out, compression, level)
         try:
-            tar = TarWriter(packer or out)
-            yield tar
-            tar.finish()
-            if packer is not None:
-                packer.close()
+            yield packer
+            packer.close()
         finally:
-            if packer is not None:
-                packer.abort()
+            packer.abort()
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ State = Literal["starting", "running", "exited", "vanished"]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``spec.json``. ``cgroup``: its path, empty for none."""
+    """``spec.json``. ``cgroup``: its path, empty for none. ``image``: the digest of what ``spec.image`` named when it started."""
 
     spec: Spec
     boot_id: str
@@ -57,6 +57,7 @@ class Document:
     cgroup: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    image: str = ""
 
 
 _decoder_lock = threading.Lock()
@@ -351,7 +352,8 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
     opened = contextlib.ExitStack()
     try:
         warnings = sandbox.warnings_of(spec, group)
-        document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), str(group.path) if group else "", dict(labels), warnings)
+        place = str(group.path) if group else ""
+        document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest)
         _write_document(made.directory, document)
         ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -65,6 +65,7 @@ class Sandbox:
         self.id = check_id(id) if id else new_id()
         self.plan: Plan | None = None
         self.warnings: tuple[str, ...] = ()
+        self.image_digest = ""
         self._stdio = (stdin, stdout, stderr)
         self._times = times
         self._process: Process | None = None
@@ -93,6 +94,7 @@ class Sandbox:
 
     def _start(self) -> None:
         image = find_image(self.spec.image)
+        self.image_digest = image.digest
         self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
         self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:

@@ -13,6 +13,7 @@ from support.layers import Scene
 
 from dockless.images.diff import Upper
 from dockless.images.layers import Layer
+from dockless.native.userns import IdMap, Range
 
 SHIFT = 0x6FFF0000
 _FIND = r"""find . -mindepth 1 \( -type d -printf '%P|dir\n' -o -type l -printf '%P|link:%l\n' -o -type p -printf '%P|fifo\n' \
@@ -43,6 +44,12 @@ def upper(place: Path, layers: Sequence[Layer], script: str, *, name: str = "upp
     done = subprocess.run([*how, "sh", "-euc", commands], capture_output=True, text=True, errors="surrogateescape")
     assert done.returncode == 0, done.stderr
     (place / f"{name}-work/work").chmod(0o700)  # overlay's own; it has no rights at all, and pytest wants to remove it
-    ranges = ((0, shift, 65536),) if shift else () if as_root else ((0, os.geteuid(), 1),)
-    gids = ranges if as_root else ((0, os.getegid(), 1),)
-    return Upper(place / name, ranges, gids, userxattr=not as_root), done.stdout
+    shifted = (Range(0, shift, 65536),)
+    return Upper(place / name, IdMap(shifted, shifted) if shift else own_map(), userxattr=not as_root), done.stdout
+
+
+def own_map() -> IdMap | None:
+    """None for root; for an ordinary user the map of her own id alone."""
+    if os.geteuid() == 0:
+        return None
+    return IdMap((Range(0, os.geteuid(), 1),), (Range(0, os.getegid(), 1),), single=True)

@@ -11,6 +11,7 @@ import os
 import pytest
 from support import make_image as make
 from support.layers import load, tree
+from support.uppers import own_map
 
 from dockless.errors import BadImage, BadInput, ImageError
 from dockless.images import Store, digest, host_image
@@ -38,8 +39,7 @@ def upper_with(place, files: dict[str, str], name="upper") -> Upper:
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
-    ids = ((0, os.geteuid(), 1),), ((0, os.getegid(), 1),)
-    return Upper(root, *ids, userxattr=os.geteuid() != 0)
+    return Upper(root, own_map(), userxattr=os.geteuid() != 0)
 
 
 def config_of(image) -> dict:

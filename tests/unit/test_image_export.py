@@ -9,6 +9,7 @@ import tarfile
 import pytest
 from support import make_image as make
 from support.layers import load, tree
+from support.uppers import own_map
 
 from dockless.errors import BadImage, BadInput, ImageError, UnsafeLayer
 from dockless.images import Store, UnpackLimits, host_image
@@ -63,8 +64,7 @@ def test_with_an_upper_on_top(tmp_path, image):
     (upper / "etc").mkdir(parents=True)
     (upper / "etc/new").write_text("new")
     (upper / "d").write_text("a file now")
-    ids = ((0, os.geteuid(), 1),), ((0, os.getegid(), 1),)
-    found = {info.name: info for info in exported(image, upper=Upper(upper, *ids, userxattr=os.geteuid() != 0), created=0)}
+    found = {info.name: info for info in exported(image, upper=Upper(upper, own_map(), userxattr=os.geteuid() != 0), created=0)}
     assert list(found) == [".", "d", "etc", "etc/hosts", "etc/new", "etc/passwd", "h", "s"]
     assert found["d"].isreg() and found["h"].isreg() and found["etc/new"].uid == 0 and {info.mtime for info in found.values()} == {0}
 
