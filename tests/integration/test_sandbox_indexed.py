@@ -1,0 +1,148 @@
+"""Sandboxes on layers that were never unpacked: the kernel reads them from an index and a tar."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import boxes
+from support import make_image as make
+from support.requires import requires
+
+from dockless.errors import LaunchFailed, Unsupported
+from dockless.images import Image, Store
+from dockless.sandbox import features
+from dockless.sandbox.explain import rows
+from dockless.sandbox.sandbox import explain
+from dockless.sandbox.spec import Spec
+
+pytestmark = requires("root", "userns", "overlay", "erofs")
+
+
+def load(tmp_path: Path, *layers: list[make.Entry], name: str = "indexed:1", **config) -> Image:
+    """An image with a shell at the bottom, every layer of it an index."""
+    base = [make.directory("."), *make.rootfs_entries()]
+    layout = make.make_oci_layout(tmp_path / "layout", [base, *layers], make.config(**config), name, compression="none")
+    (image,) = Store(index=True).load(layout)
+    assert all(layer.tar is not None for layer in image.layers)
+    return image
+
+
+def test_a_program_runs_from_a_tar(tmp_path):
+    layer = [make.directory("data", 0o1777), make.file("data/big", bytes(range(256)) * 5000), make.file("data/gone", "x")]
+    top = [make.directory("data", 0o755, uid=7), make.whiteout("data/gone"), make.directory("etc"), make.file("etc/os-release", "ID=top\n")]
+    image = load(tmp_path, layer, top, env={"NAME": "value"})
+    script = "cat /etc/os-release; ls /data; ls -dn /data | cut -d' ' -f1; wc -c < /data/big; echo $NAME; cat /etc/passwd | head -1"
+    said = boxes.ok(script, image=image.name).splitlines()
+    assert said == ["ID=top", "big", "drwxr-xr-x", "1280000", "value", "root:x:0:0:root:/root:/bin/sh"]
+
+
+@pytest.mark.parametrize("mode", ["disk", "tmpfs"])
+def test_writes_go_to_the_upper(tmp_path, mode):
+    image = load(tmp_path, [make.directory("data"), make.file("data/a", "one", 0o640, uid=5)])
+    before = [(layer.path.read_bytes(), layer.tar.read_bytes()) for layer in image.layers if layer.tar]
+    script = "cat /data/a; echo two > /data/a; cat /data/a; stat -c %u:%a /data/a; rm /data/a"
+    script += "; [ -e /data/a ] || echo gone; mv /data /moved && ls /"
+    for _ in range(2):
+        said = boxes.ok(script, image=image.name, root=mode).split()
+        assert said[:4] == ["onetwo", "5:640", "gone", "bin"]
+        assert "moved" in said
+        assert "data" not in said
+    assert [(layer.path.read_bytes(), layer.tar.read_bytes()) for layer in image.layers if layer.tar] == before
+
+
+def test_owners_and_setuid_are_kept(tmp_path):
+    """Shifted by the id map as written layers are; a setuid program works for the sandbox's own users."""
+    image = load(tmp_path, [make.file("su", Path("/bin/true").read_bytes(), 0o4755), make.file("mine", "x", 0o600, uid=1000)], user="app")
+    said = boxes.ok("stat -c '%u %g %a' /su /mine; cat /mine; cat /etc/shadow 2>&1; id -u", image=image.name).splitlines()
+    assert said[:2] == ["0 0 4755", "1000 0 600"]
+    assert said[2].startswith("x")
+    assert said[-1] == "1000"
+
+
+def test_devices_of_a_layer_are_inert(tmp_path):
+    """A9: with a number that the sandbox may open by its own /dev, and one that it may not."""
+    image = load(tmp_path, [make.directory("d"), make.device("d/null", 1, 3), make.device("d/sda", 8, 0, block=True)])
+    ran = boxes.sh("stat -c %t:%T /d/null; echo x > /d/null; cat /d/sda", image=image.name)
+    assert ran.out == "1:3\n"
+    assert ran.exit.code != 0
+    assert ran.err.count("ermission denied") == 2
+
+
+def test_forty_layers(tmp_path):
+    image = load(tmp_path, *([make.directory("many"), make.file(f"many/{n}", str(n))] for n in range(40)))
+    assert boxes.ok("cat /many/* | wc -c; ls /many | wc -l", image=image.name).split() == ["70", "40"]
+
+
+def test_nothing_is_left(tmp_path):
+    image = load(tmp_path)
+    before = Path("/proc/self/mountinfo").read_text()
+    boxes.ok("true", image=image.name)
+    with pytest.raises(TimeoutError):
+        boxes.run(Spec(argv=("sleep", "100"), image=image.name), timeout=0.2)
+    assert Path("/proc/self/mountinfo").read_text() == before
+
+
+def test_a_layer_that_is_gone_is_named(tmp_path):
+    image = load(tmp_path)
+    layer = image.layers[0]
+    assert layer.tar is not None
+    plan = Spec(argv=("true",), image=image.name)
+    boxes.run(plan)  # prepared now: the next start looks at no store
+    layer.tar.rename(layer.tar.with_suffix(".away"))
+    with pytest.raises(LaunchFailed) as caught:
+        boxes.run(plan)
+    assert f"cannot mount the layer {layer.path}" in str(caught.value)
+    assert "gone from the store" in (caught.value.hint or "")
+
+
+def test_the_plan_says_what_happens(tmp_path):
+    image = load(tmp_path)
+    table = rows(explain(Spec(argv=("true",), image=image.name)))
+    said = [row.words for row in table]
+    assert any("nothing was unpacked" in words for words in said)
+    assert f"set its device to {image.layers[0].tar}" in said
+    assert any(row.shell.startswith("mount -t $fs -o $options,ro,nodev ${source:-none}") for row in table)
+
+
+@pytest.mark.parametrize("old", [{"overlay_detached_layers": False}, {"overlay_detached_layers": False, "overlay_lowerdir_plus": False}])
+def test_kernels_that_want_layers_attached(tmp_path, monkeypatch, old):
+    """Before 6.15 an overlay takes no layer that is mounted nowhere: then each is mounted over its own place in the store, seen by the
+    keeper alone."""
+    image = load(tmp_path, [make.directory("data"), make.file("data/a", "one")])
+    before = Path("/proc/self/mountinfo").read_text()
+    now = features.probe()
+    monkeypatch.setattr(features, "probe", lambda: replace(now, **old))
+    assert boxes.ok("cat /data/a", image=image.name) == "one"
+    assert Path("/proc/self/mountinfo").read_text() == before
+
+
+def test_a_user_cannot_mount_it(tmp_path):
+    from dockless.sandbox.builder import Builder
+    from dockless.sandbox.rootfs import _layer
+
+    class Rootless:
+        rootful = False
+        idmap = None
+
+    image = load(tmp_path)
+    builder = Builder()
+    with pytest.raises(Unsupported, match="only root can mount it") as caught:
+        _layer(builder, builder.keeper, Rootless(), image.layers[0], -1, False)  # type: ignore[arg-type]
+    assert "load the image as this user" in (caught.value.hint or "")
+
+
+def test_files_are_read_without_a_sandbox(tmp_path):
+    image = load(tmp_path, [make.directory("etc"), make.symlink("etc/link", "../etc/name"), make.file("etc/name", "found")])
+    before = len(os.listdir("/proc/self/fd"))
+    assert image.read_file("/etc/link") == b"found"
+    assert image.read_file("/etc/none") is None
+    assert len(os.listdir("/proc/self/fd")) == before
+    for layer in image.layers:
+        assert layer.tar is not None
+        assert stat.S_IMODE(layer.tar.stat().st_mode) & 0o077 == 0 or stat.S_IMODE(layer.tar.parents[1].stat().st_mode) & 0o077 == 0, (
+            "layers hold setuid programs (CVE-2021-41091)"
+        )
