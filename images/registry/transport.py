@@ -119,9 +119,10 @@ class Registry:
         home = _origin(urlsplit(base))
         sent = _Body(body)
         authorization = self._authenticator.header(scopes) if _origin(urlsplit(url)) == home else None
-        again, hops = True, 0
+        again, own, hops = True, True, 0
         while True:
-            own = _origin(urlsplit(url)) == home
+            # A chain that has left the registry once is somebody else's, also where it comes back.
+            own = own and _origin(urlsplit(url)) == home
             fields = {"User-Agent": _agent(), **(headers or {})}
             if own and authorization:
                 fields["Authorization"] = authorization

@@ -92,12 +92,14 @@ def routes(table: Mapping[str, Reply | Script], otherwise: Reply | None = None) 
 
 
 class ScriptedHttp:
-    """Listens on loopback. ``requests``: what came, in order; ``connections``: how many were made, those too that never asked anything."""
+    """Listens on loopback. ``requests``: what came, in order; ``connections``: how many were made, those too that never asked anything;
+    ``certificates``: with TLS, what each client said who it is (empty for nobody)."""
 
     def __init__(self, script: Script, *, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.script = script
         self.requests: list[Request] = []
         self.connections = 0
+        self.certificates: list[object] = []
         self._context = context
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=32)
@@ -149,6 +151,7 @@ class ScriptedHttp:
         try:
             if self._context is not None:
                 wrapped = self._context.wrap_socket(connection, server_side=True)
+                self.certificates.append(wrapped.getpeercert())
                 self._open.discard(connection)
                 connection = wrapped
                 self._open.add(connection)
