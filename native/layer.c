@@ -415,6 +415,11 @@ static int link_to(struct writer *w, const struct tar_member *m, struct place *p
     struct dir *dir = dirs_enter(w, parent_path(place), m->name, 0);
     int error = 0;
     if (dir) full_path(path, dir, place->name);
+    if (dir && strcmp(path, source_path) && lies_below(source_path, path)) {
+        close(source);
+        return layer_fail(&w->error, FAULT_WRONG, 0, "%s is a hard link to %s, which goes with the directory that it would replace",
+                          show(m->name).text, show(m->link).text);
+    }
     if (dir && strcmp(path, source_path)) error = create(w, dir, place->name, &making);
     close(source);
     return !dir ? -1 : error ? fail_errno(w, m->name, -error) : 0;

@@ -239,6 +239,8 @@ static struct dir *walk_to(struct writer *w, struct walk *walk, const char *path
             if (!dir) return fail_errno(w, name, errno), NULL;
             continue;
         }
+        /* A name itself was looked at before; a link can still lead to what would be a whiteout in the next archive of this tree. */
+        if (!strncmp(component, ".wh.", 4)) return unsafe(w, name, "it lies below a whiteout"), NULL;
         if (walk->size + 1 + length >= sizeof walk->here) return unsafe(w, path, "links make its path longer than 4095 bytes"), NULL;
         if (walk->size) walk->here[walk->size++] = '/';
         memcpy(walk->here + walk->size, component, length);
