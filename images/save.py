@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
 from dockless.errors import BadImage, BadInput
-from dockless.images import digest, manifest, reference
+from dockless.images import digest, manifest
 from dockless.images.assemble import to_json
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.config import ConfigDocument
@@ -131,7 +131,7 @@ def _oci(store: Store, saved: Sequence[_Saved], sink: _Sink) -> None:
     entries = [
         {
             "Config": _path(one.parsed.config.digest),
-            "RepoTags": [_familiar(name) for name in one.names],
+            "RepoTags": list(one.names),
             "Layers": [_path(layer.digest) for layer in one.parsed.layers],
         }
         for one in saved
@@ -169,13 +169,9 @@ def _descriptor(one: _Saved, name: str | None) -> dict[str, Any]:
         "size": len(one.raw),
     }
     if name is not None:
-        # The whole reference: a bare tag would be ambiguous between images, and podman, skopeo and umoci take any text.
+        # The whole reference: a bare tag would be ambiguous between images, and podman would make it localhost/… of it.
         entry["annotations"] = {manifest.CONTAINERD_NAME: name, manifest.REF_NAME: name}
     return entry
-
-
-def _familiar(name: str) -> str:
-    return reference.parse(name).familiar
 
 
 def _into_directory(store: Store, saved: Sequence[_Saved], place: Path) -> None:
@@ -210,7 +206,7 @@ def _docker(store: Store, saved: Sequence[_Saved], sink: _Sink) -> None:
     entries = [
         {
             "Config": f"{one.parsed.config.digest.hex}.json",
-            "RepoTags": [_familiar(name) for name in one.names] or None,
+            "RepoTags": list(one.names) or None,
             "Layers": [f"{diff_id.hex}.tar" for diff_id in one.document.diff_ids],
         }
         for one in saved

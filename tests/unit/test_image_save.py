@@ -61,7 +61,7 @@ def test_what_is_in_an_oci_tar(tmp_path, images):
         "docker.io/library/one:1",
         "registry.example:5000/deep/two:v2",
     ]
-    assert [entry["RepoTags"] for entry in docker] == [["one:1"], ["registry.example:5000/deep/two:v2"]]
+    assert [entry["RepoTags"] for entry in docker] == [["docker.io/library/one:1"], ["registry.example:5000/deep/two:v2"]]
     assert all(layer in names for entry in docker for layer in [*entry["Layers"], entry["Config"]])
 
 
