@@ -230,7 +230,7 @@ static int is_dir(const struct erofs_index *index, uint32_t inode) {
 static uint32_t enter(struct erofs_index *index, const struct path *path, const char *name) {
     for (uint32_t i = 0; i < path->count; i++) {
         if (path->parts[i].length > EROFS_NAME_MAX && !is_whiteout(path->parts[i])) {
-            layer_fail(&index->error, FAULT_MALFORMED, 0, "%s has a component longer than this file system allows", SHOW(name));
+            layer_fail(&index->error, FAULT_WRONG, 0, "%s has a component longer than this file system allows", SHOW(name));
             return 0;
         }
     }
@@ -244,7 +244,7 @@ static uint32_t enter(struct erofs_index *index, const struct path *path, const 
             erofs_decline(index, name, "lies below a link or a whiteout of its own layer");
             return 0;
         } else if (found) {
-            layer_fail(&index->error, FAULT_MALFORMED, 0, "%s is a file, but entries lie below it", show_bytes(part.at, part.length).text);
+            layer_fail(&index->error, FAULT_WRONG, 0, "%s is a file, but entries lie below it", show_bytes(part.at, part.length).text);
             return 0;
         } else if (!index->base) {
             erofs_decline(index, name, "lies in a directory that the layer does not list");
@@ -327,7 +327,7 @@ static int hardlink(struct erofs_index *index, const struct tar_member *member, 
     uint32_t target = lookup(index, there, last(&to));
     if (!target && !index->base) return erofs_decline(index, member->name, "is a hard link to a file that the layer does not bring");
     if (!target || target == index->whiteout) {
-        return layer_fail(&index->error, FAULT_MALFORMED, 0, "%s is a hard link to %s, which does not exist", SHOW(member->name), SHOW(member->link));
+        return layer_fail(&index->error, FAULT_WRONG, 0, "%s is a hard link to %s, which does not exist", SHOW(member->name), SHOW(member->link));
     }
     if (is_dir(index, target)) {
         return layer_fail(&index->error, FAULT_UNSAFE, 0, "the entry %s is not safe: it is a hard link to the directory %s", SHOW(member->name), SHOW(member->link));

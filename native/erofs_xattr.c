@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "xattrs.h"
+
 enum { INDEX_USER = 1, INDEX_ACL_ACCESS = 2, INDEX_ACL_DEFAULT = 3, INDEX_TRUSTED = 4, INDEX_SECURITY = 6 };
 
 #define VALUE_MAX 65535u
@@ -99,10 +101,9 @@ int erofs_xattr_begin(struct erofs_index *index) {
 }
 
 int erofs_xattr_add(struct erofs_index *index, struct inode *inode, const char *name, const void *value, size_t size, const char *of) {
-    if (starts(name, "trusted.") || starts(name, "user.overlay.")) {
-        erofs_warn(index, WARN_OBEYED, name, of);
-        return 0;
-    }
+    enum xattr_verdict verdict = xattr_wanted(name, 1);
+    if (verdict == XATTR_DROP_OVERLAY) erofs_warn(index, WARN_OBEYED, name, of);
+    if (verdict != XATTR_KEEP) return 0;
     int kind = 0;
     const char *rest = "";
     for (size_t i = 0; i < sizeof KEPT / sizeof *KEPT; i++) {
@@ -110,7 +111,7 @@ int erofs_xattr_add(struct erofs_index *index, struct inode *inode, const char *
         kind = KEPT[i].index;
         rest = kind == INDEX_USER ? name + strlen("user.") : kind == INDEX_SECURITY ? name + strlen("security.") : "";
     }
-    if (!kind) return 0; /* security.selinux, security.ima …: the host's policy, not the image's */
+    if (!kind) return 0;
     int keep = 1;
     if (kind == INDEX_USER) {
         if (!S_ISREG(inode->mode) && !S_ISDIR(inode->mode)) keep = -WARN_EPERM;
