@@ -1,0 +1,218 @@
+"""The first inputs of every target, made here: ``python tests/fuzz/seeds.py <directory>`` writes <directory>/<target>/….
+
+They come from what the tests know to be sound or hostile, and from the folder of real images where there is one.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+import tarfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent)] * (str(HERE.parent) not in sys.path)
+
+from support import make_image as make  # noqa: E402
+from support.requires import shared  # noqa: E402
+
+D = "sha256:" + "1" * 64
+CONFIG = {"mediaType": make.OCI_CONFIG, "digest": D, "size": 2}
+LAYER = {"mediaType": make.OCI_LAYER + "+gzip", "digest": D, "size": 3, "annotations": {"a": "b"}}
+PLATFORM = {"os": "linux", "architecture": "arm", "variant": "v7"}
+IMAGE = {"schemaVersion": 2, "mediaType": make.OCI_MANIFEST, "config": CONFIG, "layers": [LAYER, LAYER]}
+INDEX = {
+    "schemaVersion": 2,
+    "manifests": [
+        {"mediaType": make.OCI_MANIFEST, "digest": D, "size": 1, "platform": PLATFORM, "data": "e30="},
+        {"mediaType": make.OCI_INDEX, "digest": D, "size": 1, "annotations": {"vnd.docker.reference.type": "attestation-manifest"}},
+    ],
+}
+RUN = {
+    "os": "linux",
+    "architecture": "amd64",
+    "created": "2024-01-01T00:00:00Z",
+    "rootfs": {"type": "layers", "diff_ids": [D, D]},
+    "config": {
+        "Env": ["PATH=/bin", "A=b=c", "X="],
+        "Entrypoint": ["/bin/sh", "-c"],
+        "Cmd": "true",
+        "WorkingDir": "/w",
+        "User": "1000:staff",
+        "Volumes": {"/data": {}, "/a/./b": {}},
+        "StopSignal": "SIGRTMIN+3",
+        "Labels": {"k": "v"},
+    },
+    "history": [{"created_by": "RUN x", "empty_layer": True}],
+}
+
+SECTIONS = {
+    "oci": b"""=== oci-layout
+{"imageLayoutVersion":"1.0.0"}
+=== index.json
+{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.index.v1+json","digest":"@D:i@","size":@S:i@,"annotations":{"org.opencontainers.image.ref.name":"1.37"}}]}
+=== #i
+{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"@D:m@","size":@S:m@,"platform":{"os":"linux","architecture":"amd64"}},{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"@D:m@","size":@S:m@,"platform":{"os":"unknown","architecture":"unknown"}}]}
+=== #m
+{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"@D:c@","size":@S:c@},"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"@D:l@","size":@S:l@}]}
+=== #c
+{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["@D:l@"]},"config":{"Env":["A=b"]}}
+=== #l
+layer""",
+    "docker": b"""=== manifest.json
+[{"Config":"@H:c@.json","RepoTags":["busybox:1","bad tag"],"Layers":["x/layer.tar"]}]
+=== @H:c@.json
+{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["@D:l@"]}}
+=== x/layer.tar
+layer
+=== #c
+{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["@D:l@"]}}
+=== #l
+layer""",
+    "linked": b"""=== index.json
+{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"@D:m@","size":@S:m@}]}
+=== blobs/sha256/@H:m@
+../../image-manifest.json
+=== #m
+{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"@D:c@","size":@S:c@,"data":"e30="},"layers":[]}
+=== #c
+{}""",
+    "rootfs": b"=== bin/sh\nx\n=== etc/passwd\nroot\n",
+    "old": b"=== repositories\n{}\n",
+}
+REFERENCES = """
+    busybox busybox:1 docker.io/library/busybox:latest localhost/a localhost:5000/a/b:c [::1]:5000/a quay.io/a/b@sha256:%s a/b:c@sha256:%s
+    docker.io/library/a/b index.docker.io/a UPPER/a a__b/c--d.e registry.example.com/x_y:z library/localhost/x docker.io/localhost/x
+""".replace("%s", "2" * 64).split()
+
+
+def archives() -> dict[str, bytes]:
+    """Small tars of every kind that layers and images come in."""
+    entries = [
+        make.directory("d/", 0o1777, uid=7),
+        make.file("d/f", b"x" * 700, 0o4755),
+        make.symlink("d/s", "../t"),
+        make.hardlink("h", "d/f"),
+        make.device("c", 1, 3),
+        make.device("b", 8, 0, block=True),
+        make.fifo("p"),
+        make.whiteout("d/gone"),
+        make.opaque("d"),
+        make.file("n/o/p", b"q", pax={"mtime": "12.5", "SCHILY.xattr.user.a": "v", "LIBARCHIVE.xattr.user.b": "aGk"}),
+    ]
+    found = {}
+    for number, how in enumerate(("ustar", "gnu", "pax")):
+        found[how] = make.layer_tar(entries, number)
+    long = [make.file("a/" * 70 + "b"), make.symlink("l", "t/" * 60), make.file("x", uid=2**31, gid=2**32 - 2, mtime=-5), make.file("ä\n")]
+    found["gnu-long"], found["pax-long"] = make.layer_tar(long, tarfile.GNU_FORMAT), make.layer_tar(long, tarfile.PAX_FORMAT)
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s", "GNU.sparse.realsize": "9000"}
+    data = b"2\n0\n3\n8000\n4\n".ljust(512, b"\0") + b"abcdefg"
+    found["sparse-1.0"] = make.layer_tar([make.file("GNUSparseFile/s", data, pax=sparse)])
+    sparse = {"GNU.sparse.size": "9000", "GNU.sparse.numblocks": "2", "GNU.sparse.name": "s", "GNU.sparse.map": "0,3,8000,4"}
+    found["sparse-0.1"] = make.layer_tar([make.file("s", b"abcdefg", pax=sparse)])
+    found["links"] = make.layer_tar(
+        [make.symlink("index.json", "x"), make.symlink("x", "y/../z"), make.hardlink("z", "w"), make.file("w", b"{}")]
+    )
+    found["escape"] = make.layer_tar([make.symlink("a", "/"), make.file("a/etc/x"), make.file("../y"), make.hardlink("q", "/etc/passwd")])
+    image = [make.file("index.json", json.dumps(INDEX)), make.file("oci-layout", '{"imageLayoutVersion":"1.0.0"}')]
+    found["layout"] = make.layer_tar(image, tarfile.USTAR_FORMAT)
+    found["docker"] = make.layer_tar([make.file("manifest.json", '[{"Config":"c","Layers":["l"]}]'), make.file("c", json.dumps(RUN))])
+    return {name: strip(raw) for name, raw in found.items()}
+
+
+def strip(raw: bytes) -> bytes:
+    """Without tarfile's padding to 10 KiB: small inputs are quick ones."""
+    return raw.rstrip(b"\0") + bytes(-len(raw.rstrip(b"\0")) % 512) + bytes(1024)
+
+
+def sparse_header() -> bytes:
+    """An old GNU sparse member: four segments in the header, one in a block behind it."""
+    info = tarfile.TarInfo("sparse")
+    info.size, info.type = 12, b"S"
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[386:482] = b"".join(b"%011o\0" % number for number in (0, 3, 10, 1, 20, 2, 0o1000, 3))
+    block[482:495] = b"\1" + b"%011o\0" % 0o10000
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    more = b"".join(b"%011o\0" % number for number in (0o4000, 3)).ljust(512, b"\0")
+    return bytes(block) + more + b"abcdefghijkl".ljust(512, b"\0") + bytes(1024)
+
+
+def streams() -> dict[str, bytes]:
+    text = b"some text " * 40
+    found = {
+        "none": text,
+        "gzip": gzip.compress(text, mtime=0),
+        "xz": lzma.compress(text),
+        "bzip2": bz2.compress(text),
+        "zstd": make.compress(text, "zstd"),
+    }
+    found["two"] = found["gzip"] * 2 + bytes(5)
+    found["skippable"] = b"\x52\x2a\x4d\x18\x03\0\0\0abc" + found["zstd"]
+    found["named"] = _named()
+    found["bomb"] = gzip.compress(bytes(1 << 20), mtime=0)
+    return {name: b"\7" + data for name, data in found.items()}
+
+
+def _named() -> bytes:
+    buffer = io.BytesIO()
+    with gzip.GzipFile("a name", "wb", fileobj=buffer, mtime=0) as stream:
+        stream.write(b"x")
+    return buffer.getvalue()
+
+
+def seeds() -> dict[str, dict[str, bytes]]:
+    encoded = lambda *documents: {str(n): json.dumps(d, separators=(",", ":")).encode() for n, d in enumerate(documents)}  # noqa: E731
+    tars = archives() | {"sparse-gnu": sparse_header()}
+    return {
+        "reference": {str(number): text.encode() for number, text in enumerate(REFERENCES)},
+        "digest": {"256": D.encode(), "512": b"sha512:" + b"a" * 128},
+        "platform": {"arm": b"linux/arm/7", "amd": b"linux/x86_64/v1", "armhf": b"linux/armhf"},
+        "manifest": encoded(IMAGE, INDEX, IMAGE | {"artifactType": "a/b"}, {"schemaVersion": 1, "fsLayers": []}),
+        "config": encoded(RUN, {}, {"config": None}),
+        "compression": streams(),
+        "discover": SECTIONS,
+        "archive": tars,
+        "tar": tars,
+        "writer": tars,
+        "index": tars,
+    }
+
+
+def from_shared(found: dict[str, dict[str, bytes]], limit: int = 24 << 10) -> None:
+    place = shared()
+    if place is None:
+        return
+    for path in sorted(place.glob("corpus/**/*.tar")):
+        if path.stat().st_size <= limit:
+            for target in ("archive", "tar", "writer", "index"):
+                found[target][f"corpus-{path.stem}"] = path.read_bytes()
+    for path in sorted(place.glob("images/**/*")):
+        if path.is_file() and path.stat().st_size <= limit:
+            raw = path.read_bytes()
+            if raw[:1] == b"{":
+                for target in ("manifest", "config"):
+                    found[target][f"shared-{path.name[:20]}"] = raw
+            elif path.suffix == ".tar":
+                found["archive"][f"shared-{path.stem}"] = raw
+
+
+def write(top: Path) -> None:
+    """The seeds and the kept corpus, one directory for each target below ``top``."""
+    found = seeds()
+    from_shared(found)
+    for path in sorted((HERE / "corpus").glob("*/*")):
+        found.setdefault(path.parent.name, {})[f"kept-{path.name}"] = path.read_bytes()
+    for target, inputs in found.items():
+        place = top / target
+        place.mkdir(parents=True, exist_ok=True)
+        for name, data in inputs.items():
+            (place / f"seed-{name}").write_bytes(data)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
