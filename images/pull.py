@@ -118,11 +118,11 @@ def _remotes(
 ) -> list[Remote]:
     from dockless.images.registry import Registry, endpoints
 
-    found = endpoints(name, configuration)
-    return [
-        Remote(stack.enter_context(Registry(endpoint, credentials=credentials, timeouts=timeouts)), patient=endpoint is found[-1])
-        for endpoint in found
-    ]
+    remotes = []
+    *mirrors, own = endpoints(name, configuration)
+    for mirror in mirrors:
+        remotes.append(Remote(stack.enter_context(Registry(mirror, credentials=credentials, timeouts=timeouts, tries=1)), patient=False))
+    return [*remotes, Remote(stack.enter_context(Registry(own, credentials=credentials, timeouts=timeouts)))]
 
 
 def _spoken(refusals: list[RegistryError], names: list[Reference]) -> RegistryError:
@@ -200,10 +200,10 @@ class _Pull:
     def _present(self, name: Digest) -> Image | None:
         """The image of a manifest or index, where the store has all of it."""
         found = self._in_store(name)
-        if found is not None or not self._store.has_blob(name):
+        if found is not None or (raw := self._kept(name)) is None:
             return found
         try:
-            document = Document(self._store.read_blob(name, self.what), name, "", self.what)
+            document = Document(raw, name, "", self.what)
             parsed = document.parsed()
             if not isinstance(parsed, Index):
                 return None
@@ -248,9 +248,8 @@ class _Pull:
     # -- documents -------------------------------------------------------------------------------------------------------------------
 
     def _document(self, reference: str | Digest) -> Document:
-        if isinstance(reference, Digest) and self._store.has_blob(reference):
-            with contextlib.suppress(BadDigest, BadImage):
-                return Document(self._store.read_blob(reference, self.what), reference, "", self.what)
+        if isinstance(reference, Digest) and (raw := self._kept(reference)) is not None:
+            return Document(raw, reference, "", self.what)
 
         def ask(remote: Remote) -> Document:
             document = remote.document(reference)
@@ -258,6 +257,18 @@ class _Pull:
             return document
 
         return first_of(self._remotes, ask)[1]
+
+    def _kept(self, name: Digest) -> bytes | None:
+        """A document that the store has. One that is damaged goes, so that a sound one can come."""
+        if not self._store.has_blob(name):
+            return None
+        try:
+            return self._store.read_blob(name, self.what)
+        except BadDigest:
+            self._store.blob_path(name).unlink(missing_ok=True)
+        except BadImage:
+            pass
+        return None
 
     def _image_of(self, document: Document) -> tuple[Document, Manifest]:
         """The manifest itself, through indexes."""
@@ -281,9 +292,9 @@ class _Pull:
         return choose.verified(data, entry, what)
 
     def _config(self, entry: Descriptor) -> bytes:
-        if self._store.has_blob(entry.digest):
-            with contextlib.suppress(BadDigest, BadImage):
-                return self._store.read_blob(entry.digest, self.what)
+        raw = self._kept(entry.digest)
+        if raw is not None:
+            return raw
         return first_of(self._remotes, lambda remote: remote.blob(entry))[1]
 
     # -- layers ----------------------------------------------------------------------------------------------------------------------

@@ -119,6 +119,9 @@ class Transfer:
                 failures = 0
             except (_Again, RegistryUnavailable) as error:
                 self._check()
+                status = error.status if isinstance(error, RegistryUnavailable) else 200
+                if status >= 400 or (status == 0 and not self._remote.patient):
+                    raise  # no answer that could be gone on with: the request was repeated enough, or another remote is next
                 if self._partial.have_in(*stretch) - before >= min(_PROGRESS, stretch[1] - stretch[0]):
                     failures = 0
                 failures += 1

@@ -115,6 +115,8 @@ class Upload:
                     return "sent"
                 except _Restart as error:
                     memory.forget()
+                    if self._is_there():
+                        return "sent"  # only the last answer was lost
                     self._failed(error.__cause__ if isinstance(error.__cause__, RegistryError) else RegistryUnavailable(str(error)))
                     place = self._begin("")
 

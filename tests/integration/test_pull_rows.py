@@ -33,7 +33,7 @@ import os
 import pytest
 from support import bad_registry as bad
 from support import make_image as make
-from support.pulling import CHUNK, CONTENT, QUICK, SINGLE, fetch, holds, one_layer, torn
+from support.pulling import CHUNK, CONTENT, HASTY, QUICK, SINGLE, fetch, holds, one_layer, torn
 
 from dockless.errors import BadDigest, BadImage, NotFound, NotRunnable, RegistryError, RegistryUnavailable
 from dockless.images import Store
@@ -114,7 +114,7 @@ def test_a_trickle_is_no_progress(registry):
 def test_stalled(registry):
     layer = one_layer(registry)
     registry.script(bad.stalled_at(3 * CHUNK), part=layer)
-    assert holds(fetch(registry))
+    assert holds(fetch(registry, timeouts=HASTY))
     assert sent(registry, layer) == ["", f"bytes={3 * CHUNK}-{len(registry.blobs[layer]) - 1}"]
 
 
@@ -131,7 +131,7 @@ def test_over_several_connections(registry):
 def test_one_of_several_connections_breaks(registry, what):
     layer = one_layer(registry)
     registry.script(what, part=layer, skip=4)
-    assert holds(fetch(registry, pace=QUICK))
+    assert holds(fetch(registry, pace=QUICK, timeouts=HASTY))
     assert len(sent(registry, layer)) == 12
 
 

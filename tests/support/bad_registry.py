@@ -382,22 +382,28 @@ def spoiled(exchange: Exchange) -> None:
     exchange.reply(code, hashlib.sha256(body).digest() * (len(body) // 32) + b"\0" * (len(body) % 32), headers)
 
 
-def tokens(registry: BadRegistry, uses: int) -> Callable[[], Iterable[Seen]]:
-    """From now on every request needs a token, and a token is good for ``uses`` requests. Gives the requests for tokens."""
-    state = {"left": 0, "token": 0}
+def tokens(registry: BadRegistry, uses: int, *, unread: bool = False) -> Callable[[], Iterable[Seen]]:
+    """From now on every request needs a token, and a token is good for ``uses`` requests. Gives the requests for tokens. ``unread``: a
+    request without a good one is refused before its body has been read."""
+    left: dict[str, int] = {}
 
     def guard(exchange: Exchange) -> None:
-        if exchange.headers.get("Authorization") == f"Bearer t{state['token']}" and state["left"] > 0:
-            state["left"] -= 1
+        token = exchange.headers.get("Authorization", "").removeprefix("Bearer ")
+        if left.get(token, 0) > 0:
+            left[token] -= 1
             exchange.behave()
             return
+        if unread:
+            exchange.hang_up()  # after the answer, with the body of the request still on its way
+        else:
+            exchange.rfile.read(exchange._length())
         challenge = f'Bearer realm="http://{registry.host}/token",service="bad",scope="repository:app:pull"'
         exchange.refuse(401, "UNAUTHORIZED", {"WWW-Authenticate": challenge})
 
     def give(exchange: Exchange) -> None:
-        state["token"] += 1
-        state["left"] = uses
-        exchange.reply(200, json.dumps({"token": f"t{state['token']}", "expires_in": 300}).encode())
+        token = f"t{next(registry._count)}"
+        left[token] = uses
+        exchange.reply(200, json.dumps({"token": token, "expires_in": 300}).encode())
 
     for method in ("GET", "HEAD", "POST", "PATCH", "PUT"):
         registry.script(guard, method, "/v2/", times=1 << 30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 from support.bad_registry import BadRegistry
 from support.make_image import file
 
@@ -17,7 +18,9 @@ from dockless.images.transfer import Pace
 CHUNK = 64 << 10
 QUICK = Pace(connections=3, split_from=4 * CHUNK, chunk=CHUNK, tries=4, wait=0.001, wait_max=0.01)
 SINGLE = Pace(connections=1, chunk=CHUNK, tries=4, wait=0.001, wait_max=0.01)
-TIMEOUTS = Timeouts(connect=2.0, read=0.25, head=5.0)
+TIMEOUTS = Timeouts(connect=5.0, read=10.0, head=10.0)
+HASTY = Timeouts(connect=5.0, read=0.3, head=10.0)
+"""For where a stall is meant."""
 CONTENT = os.urandom(10 * CHUNK + 1234)
 """More than ten chunks, and nothing that compresses."""
 
@@ -25,6 +28,13 @@ CONTENT = os.urandom(10 * CHUNK + 1234)
 def fetch(registry: BadRegistry, name: str = "app:1", *, store: Store | None = None, **how: Any) -> Image:
     how = {"pace": SINGLE, "timeouts": TIMEOUTS, "configuration": Configuration(), "credentials": Credentials()} | how
     return pull(store or Store(), registry.name(name), **how)
+
+
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are tried as often as ever, at once."""
+    from dockless.images.registry.transport import Registry
+
+    monkeypatch.setattr(Registry.__init__, "__kwdefaults__", {**(Registry.__init__.__kwdefaults__ or {}), "pause": lambda _: None})
 
 
 def one_layer(registry: BadRegistry, name: str = "app:1", **how: Any) -> str:
