@@ -260,7 +260,7 @@ static int on_root(struct writer *w, const struct tar_member *m) {
         snprintf(why, sizeof why, "the root cannot be a %s", KINDS[m->kind]);
         return unsafe(w, m->name, why);
     }
-    int error = set_meta(w, root->fd, m, "", 0, 0);
+    int error = set_meta(w, root->fd, m, "", MODE_UNKNOWN, 0);
     if (error) return fail_errno(w, m->name, -error);
     struct timespec time = {m->mtime, m->mtime_ns};
     root->times[0] = root->times[1] = time;
@@ -297,9 +297,9 @@ static int on_directory(struct writer *w, const struct tar_member *m, struct pla
         int fd = openat(parent->fd, place->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         int owned = fd >= 0 && fresh && owner_is_right(w, parent, m->uid, m->gid, fd);
         dir = fd >= 0 ? dirs_add(w, path, size, fd) : NULL;
-        error = !dir ? -errno : set_meta(w, dir->fd, m, path, fresh && !setgid ? mode & ~w->umask : 010000, owned);
+        error = !dir ? -errno : set_meta(w, dir->fd, m, path, fresh && !setgid ? mode & ~w->umask : MODE_UNKNOWN, owned);
     } else {
-        error = set_meta(w, dir->fd, m, path, 010000, 0);
+        error = set_meta(w, dir->fd, m, path, MODE_UNKNOWN, 0);
     }
     if (error) return fail_errno(w, m->name, -error);
     struct timespec time = {m->mtime, m->mtime_ns};

@@ -121,7 +121,7 @@ static struct dir *imply(struct writer *w, struct dir *parent, const char *path,
     } else {
         struct tar_member plain = {.kind = TAR_DIRECTORY, .mode = 0755};
         parent->dirty = 1;
-        error = source >= 0 ? -copy_meta(w, source, fd, path) : -set_meta(w, fd, &plain, path, 0, 0);
+        error = source >= 0 ? -copy_meta(w, source, fd, path) : -set_meta(w, fd, &plain, path, MODE_UNKNOWN, 0);
         if (error) close(fd);
         else if (!(made = dirs_add(w, path, strlen(path), fd))) error = errno;
     }

@@ -16,6 +16,7 @@
 #define LINKS_MAX 40
 #define OPEN_DIRECTORIES 64
 #define WARNINGS_MAX 16
+#define MODE_UNKNOWN 0200000 /* no mode: it has to be set */
 
 /* An open directory of this layer. Making entries in it changes its times, so they are set when it is closed. */
 struct dir {
