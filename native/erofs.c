@@ -349,6 +349,7 @@ static int file(struct erofs_index *index, const struct tar_member *member, stru
     if (end >= UINT32_MAX) return erofs_decline(index, member->name, "lies more than 2 TiB into the archive");
     inode->size = member->size;
     inode->where = (uint32_t)first;
+    if (member->size) index->data_end = end * TAR_BLOCK;
     return 0;
 }
 
@@ -481,6 +482,8 @@ int erofs_index_finish(struct erofs_index *index, int fd, int lower_root) {
     if (tar_finish(index->tar)) return -1;
     tar_free(index->tar);
     index->tar = NULL;
+    /* The kernel reads whole blocks, and some writers leave out the padding of the very last one. */
+    if (index->data_end > index->fed) return layer_fail(&index->error, FAULT_DECLINED, 0, "the archive ends in the middle of a block");
     if (!index->base && !(index->inodes[EROFS_ROOT].flags & INODE_LISTED)) {
         if (lower_root < 0) return layer_fail(&index->error, FAULT_DECLINED, 0, "it does not list its root, and nobody knows that of the layer below");
         if (root_from(index, lower_root) < 0) return -1;

@@ -61,7 +61,7 @@ struct erofs_index {
     uint32_t inode_count, inode_room, entry_count, entry_room, slot_mask;
     struct bytes arena; /* names, link targets, xattrs */
     struct bytes scratch;
-    uint64_t seed, fed;
+    uint64_t seed, fed, data_end;
     uint64_t size, size_max, members, members_max;
     uint32_t whiteout; /* the inode that all whiteouts share */
     int base, finished;

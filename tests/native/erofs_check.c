@@ -179,10 +179,10 @@ static void check_directory(struct image *image, uint32_t slot) {
 
 static void check(const uint8_t *bytes, uint64_t size, uint64_t tar_size) {
     uint64_t slots = size / 32 + 1;
-    struct image image = {.at = bytes, .size = size, .tar_blocks = (tar_size + BLOCK - 1) / BLOCK};
+    struct image image = {.at = bytes, .size = size, .tar_blocks = tar_size / BLOCK};
     image.seen = calloc(slots, 4), image.subs = calloc(slots, 4), image.parents = calloc(slots, 4), image.todo = calloc(slots, 4);
     HOLD(size % BLOCK == 0 && le(&image, 1024, 4) == 0xe0f5e1e2 && le(&image, 1024 + 12, 1) == 9 && le(&image, 1024 + 14, 2) == ROOT_SLOT);
-    HOLD(le(&image, 1024 + 36, 4) == size / BLOCK && le(&image, 1024 + 88, 2) * 128 == 1152 && le(&image, 1152 + 64, 4) == image.tar_blocks);
+    HOLD(le(&image, 1024 + 36, 4) == size / BLOCK && le(&image, 1024 + 88, 2) * 128 == 1152 && le(&image, 1152 + 64, 4) == (tar_size + BLOCK - 1) / BLOCK);
     visit(&image, ROOT_SLOT, ROOT_SLOT, 2);
     for (uint32_t i = 0; i < image.todo_count; i++) check_directory(&image, image.todo[i]);
     HOLD(image.inodes == le(&image, 1024 + 16, 8));

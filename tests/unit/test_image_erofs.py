@@ -81,6 +81,15 @@ def test_large_xattrs(tmp_path):
     assert "extended attributes" in declined(tmp_path, make.file("f", pax=many))
 
 
+def test_an_archive_without_its_last_padding(tmp_path):
+    """The kernel reads whole blocks and would find an error in place of the file's end."""
+    raw = make.layer_tar([make.file("a", "x"), make.file("b", "y")])[: 3 * 512 + 1]
+    with pytest.raises(Fault, match="middle of a block") as caught:
+        build(raw, tmp_path / "layer")
+    assert caught.value.kind == "declined"
+    build(raw.ljust(4 * 512, b"\0"), tmp_path / "layer")
+
+
 # -- limits --------------------------------------------------------------------------------------------------------------------------
 
 
