@@ -173,7 +173,7 @@ class _Check:
 def _compare(blob: BinaryIO, root: Path) -> None:
     """``BadImage`` where a file of the layer is missing, of another kind, or of another length than in the blob.
 
-    Entries behind a link of the layer itself and names that come twice are left out: what became of them depends on more than one entry.
+    Entries behind a link of the layer itself are left out: where they are depends on more than their own name.
     """
     from dockless.native.layers import TarLister
 
@@ -192,6 +192,8 @@ def _compare(blob: BinaryIO, root: Path) -> None:
             continue
         try:
             found = os.lstat(os.path.join(top, name))
+        except PermissionError:
+            continue  # below a directory of one of an ordinary user's subordinate ids
         except OSError as error:
             raise BadImage(f"{os.fsdecode(name)!r} is gone: {error.strerror}") from error
         wanted = stat.S_IFREG if member.kind == "file" else stat.S_IFLNK

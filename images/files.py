@@ -126,8 +126,20 @@ def remove_tree(path: Path) -> None:
     """Remove a directory we own, whatever is in it: any depth, any names, any modes. Follows no link. Absent is fine.
 
     It holds one descriptor and walks up by ``..``, so neither the depth of the tree nor the length of its paths matters; nobody else writes
-    below the store, so ``..`` is where we came from.
+    below the store, so ``..`` is where we came from. What belongs to an ordinary user's subordinate ids is removed inside.
     """
+    try:
+        _remove_tree(path)
+    except PermissionError:
+        from dockless.images import owned
+
+        idmap = owned.ids()
+        if idmap is None:
+            raise
+        owned.remove(path, idmap)
+
+
+def _remove_tree(path: Path) -> None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dockless.images import erofs
+from dockless.images import erofs, owned
 from dockless.images.compression import CHUNK
 from dockless.images.files import check_room
 from dockless.images.layer import Unpacked, Writer, explain
@@ -25,6 +25,7 @@ from dockless.native.layers import Fault
 
 if TYPE_CHECKING:
     from dockless.images.store import Store
+    from dockless.native.userns import IdMap
 
 
 _ROOM = 64 << 20
@@ -52,7 +53,13 @@ class Unpacking(Protocol):
 def unpacking(store: Store, scratch: Path, base: bool, what: str) -> Iterator[Unpacking]:
     """Make ``scratch/layer`` of the content that is fed. ``base``: there are no layers below."""
     (scratch / "layer").mkdir(mode=0o700)
-    form = _Indexing(store, scratch, base, what) if indexes(store) else _Writing(store, scratch / "layer" / "fs", what)
+    form: Unpacking
+    if indexes(store):
+        form = _Indexing(store, scratch, base, what)
+    elif (idmap := owned.ids()) is not None:
+        form = _Owned(store, scratch / "layer" / "fs", what, idmap)
+    else:
+        form = _Writing(store, scratch / "layer" / "fs", what)
     try:
         yield form
     finally:
@@ -160,3 +167,12 @@ class _Writing(Writer):
     def __init__(self, store: Store, root: Path, what: str) -> None:
         root.mkdir(mode=0o700)
         super().__init__(root, what, limits=store.limits)
+
+
+class _Owned(owned.OwnedWriter):
+    form = "written"
+    tar: Path | None = None
+
+    def __init__(self, store: Store, root: Path, what: str, idmap: IdMap) -> None:
+        root.mkdir(mode=0o700)
+        super().__init__(idmap, root, what, store.limits)

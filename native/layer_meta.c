@@ -193,7 +193,9 @@ int copy_meta(struct writer *w, int source, int target, const char *directory) {
 }
 
 int set_opaque(struct writer *w, int fd) {
-    if (!fsetxattr(fd, w->as_root ? "trusted.overlay.opaque" : "user.overlay.opaque", "y", 1, 0)) return 0;
+    if (w->as_root && !fsetxattr(fd, "trusted.overlay.opaque", "y", 1, 0)) return 0;
+    /* Root of a user namespace may not set trusted ones, and its overlays are mounted with userxattr. */
+    if ((!w->as_root || errno == EPERM) && !fsetxattr(fd, "user.overlay.opaque", "y", 1, 0)) return 0;
     int number = errno;
     return layer_fail(&w->error, FAULT_SYSTEM, number, "the image store's file system cannot mark a directory opaque: %s", strerror(number));
 }

@@ -1,0 +1,144 @@
+"""Layers with their owners, for an ordinary user: written, and removed, inside a user namespace with the ids that her sandboxes have.
+
+Her store holds files of her subordinate ids, one fixed map for all sandboxes and so no owner ever has to be changed at a start. Outside the
+namespace she may not even remove them; a process inside may (see ``native.inside``). Where she has a single id everything is hers and
+none of this is needed.
+
+::
+
+    feed() ──► stdin ──► LayerWriter, as root of the namespace
+    look_below() ──► descriptors over a socket ──► set_lower()
+    finish() ◄── how it went, as JSON, on stdout
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dockless.errors import ImageError
+from dockless.images.files import RESERVE
+from dockless.images.layer import Unpacked, explained
+from dockless.images.layers import Layer
+from dockless.images.limits import UnpackLimits
+from dockless.images.pipeline import Cancelled
+from dockless.native import inside, userns
+from dockless.native.layers import Fault
+
+INSIDE = "dockless.images.owned_inside"
+_FDS_AT_ONCE = 200
+
+
+@functools.cache
+def ids() -> userns.IdMap | None:
+    """The map of this user's sandboxes; None for root, and for a user with a single id."""
+    if os.geteuid() == 0:
+        return None
+    idmap = userns.default_map()
+    return None if idmap.single else idmap
+
+
+class OwnedWriter:
+    """As ``layer.Writer``, by a process inside."""
+
+    def __init__(self, idmap: userns.IdMap, target: Path, what: str, limits: UnpackLimits) -> None:
+        self._what = what
+        self._aborted = False
+        self._control, control = socket.socketpair()
+        fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        request = {
+            "op": "write",
+            "target": fd,
+            "control": control.fileno(),
+            "size_max": limits.size,
+            "entries_max": limits.entries,
+            "reserve": RESERVE,
+        }
+        try:
+            self._process = inside.start(
+                userns.namespace_fd(idmap), INSIDE, request, fds=(fd, control.fileno()), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        except OSError as error:
+            self._control.close()
+            raise ImageError(f"{what}: cannot start the layer's writer: {error.strerror}", subject=what) from error
+        finally:
+            os.close(fd)
+            control.close()
+
+    def look_below(self, lower: Sequence[Layer]) -> None:
+        """The layers below, bottom first, are there now."""
+        with contextlib.ExitStack() as opened:
+            fds = []
+            for layer in reversed(lower):
+                fds.append(layer.open())
+                opened.callback(os.close, fds[-1])
+            opened.enter_context(contextlib.suppress(OSError))  # it has failed already, and says so itself
+            self._control.sendall(len(fds).to_bytes(4, "little"))
+            for at in range(0, len(fds), _FDS_AT_ONCE):
+                socket.send_fds(self._control, [b"f"], fds[at : at + _FDS_AT_ONCE])
+
+    def feed(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._process.stdin.write(view) or 0 :]
+        except BrokenPipeError:
+            self._answer()
+            raise ImageError(f"{self._what}: the layer's writer went away", subject=self._what) from None
+
+    def finish(self) -> Unpacked:
+        """After the last byte. Nothing is flushed to the disk yet."""
+        answer = self._answer()
+        return Unpacked(answer["size"], answer["entries"], tuple(answer["warnings"]))
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        raw = self._process.stdout.read()
+        if self._aborted:
+            raise Cancelled(f"{self._what}: given up", subject=self._what)
+        if not raw:
+            raise ImageError(f"{self._what}: the layer's writer ended with {self._process.wait()}", subject=self._what)
+        answer: dict[str, Any] = json.loads(raw)
+        if answer.get("errno") == errno.EINVAL:
+            raise ImageError(
+                f"{self._what}: {answer['text']}: it belongs to an id outside of your subordinate ranges",
+                subject=self._what,
+                hint="ask the administrator for a larger range in /etc/subuid and /etc/subgid",
+            )
+        if "fault" in answer:
+            with explained(self._what):
+                raise Fault(answer["fault"], answer["text"], answer["errno"], answer["missing"])
+        return answer
+
+    def abort(self) -> None:
+        """A writer that waits fails now."""
+        self._aborted = True
+        self._process.kill()
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+
+
+def remove(path: Path, idmap: userns.IdMap) -> None:
+    """Remove a tree with files of the map's ids. ``OSError``"""
+    with inside.start(userns.namespace_fd(idmap), INSIDE, {"op": "remove", "tree": str(path)}, stdout=subprocess.PIPE) as process:
+        answer, _ = process.communicate()
+    if process.returncode or answer:
+        raise OSError(int(answer or 5), f"cannot remove {path}: {os.strerror(int(answer or 5))}")

@@ -1,0 +1,90 @@
+"""An ordinary user's layers keep their owners: written, read by a sandbox and removed inside a user namespace with her subordinate ids."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support import boxes
+from support import make_image as make
+from support.layers import load
+from support.requires import requires
+
+from dockless.errors import BadImage, ImageError, UnsafeLayer
+from dockless.images import Store, owned
+from dockless.images.check import check
+
+pytestmark = requires("user", "subuid", "userns", "overlay")
+
+ENTRIES = [
+    make.directory("srv", 0o700, uid=33, gid=33),
+    make.file("srv/secret", "s", 0o600, uid=33, gid=34),
+    make.file("su", "x", 0o4755, uid=0),
+    make.directory("gone", uid=1),
+    make.file("gone/f", "x", uid=1),
+    make.file("kept", "k", uid=65534, gid=65534),
+    make.symlink("link", "kept", uid=12),
+]
+
+
+def test_owners_modes_and_what_is_hidden(tmp_path: Path):
+    top = [make.whiteout("kept"), make.opaque("gone"), make.file("gone/g", "y", uid=2), make.hardlink("hard", "srv/secret")]
+    base = make.rootfs_entries()
+    load(tmp_path, [base, ENTRIES, top], ref="owned:1")
+    script = "stat -c '%n %u:%g %a' /srv /srv/secret /su /gone /gone/* /link /hard; ls /kept /gone; cat /hard"
+    ran = boxes.sh(script, image="owned:1")
+    assert ran.out.splitlines()[:7] == [
+        "/srv 33:33 700",
+        "/srv/secret 33:34 600",
+        "/su 0:0 4755",
+        "/gone 1:0 755",
+        "/gone/g 2:0 644",
+        "/link 12:0 777",
+        "/hard 33:34 600",
+    ]
+    assert ran.out.splitlines()[7:] == ["/gone:", "g", "s"]
+    assert "/kept" in ran.err
+    assert check(Store()).problems == ()
+
+
+def test_it_can_be_removed(tmp_path: Path):
+    load(tmp_path, [ENTRIES], ref="owned:1")
+    secret = next((Store().root / "layers").glob("*/*/fs/srv"))
+    assert secret.stat().st_uid != os.getuid()
+    with pytest.raises(PermissionError):
+        os.listdir(secret)
+    Store().remove("owned:1")
+    assert list((Store().root / "layers").glob("*/*")) == []
+    assert os.listdir(Store().root / "tmp") == []
+
+
+def test_an_owner_beyond_the_range(tmp_path: Path):
+    with pytest.raises(ImageError, match="outside of your subordinate ranges") as error:
+        load(tmp_path, [[make.file("f", "x", uid=3_000_000_000)]])
+    assert "/etc/subuid" in error.value.hint
+    assert os.listdir(Store().root / "tmp") == []
+
+
+@pytest.mark.parametrize(("entries", "kind"), [([make.file("../x", "y")], UnsafeLayer), ([make.hardlink("h", "nothing")], BadImage)])
+def test_errors_come_back_as_they_are(tmp_path: Path, entries, kind):
+    with pytest.raises(kind):
+        load(tmp_path, [ENTRIES, entries])
+    assert os.listdir(Store().root / "tmp") == []
+
+
+def test_the_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started = owned.inside.start
+    processes = []
+
+    def start(*arguments, **more):
+        processes.append(started(*arguments, **more))
+        if more.get("stdin"):
+            processes[-1].kill()
+        return processes[-1]
+
+    monkeypatch.setattr(owned.inside, "start", start)
+    with pytest.raises(ImageError, match="writer"):
+        load(tmp_path, [[make.file("f", bytes(4 << 20))]])
+    assert os.listdir(Store().root / "tmp") == []
+    assert all(process.returncode is not None for process in processes)
