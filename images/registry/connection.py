@@ -34,7 +34,10 @@ READ_TIMEOUT = 60.0
 """Seconds without a single byte before a transfer counts as stalled."""
 HEAD_TIMEOUT = 120.0
 """Seconds for the whole head of an answer, however many pieces it comes in. A registry may think for long after an upload."""
-POOL_SIZE = 16
+POOL_SIZE = 32
+"""Connections to one host that are kept; more may be open."""
+SEND_SIZE = 256 << 10
+"""Bytes of a file that are read and sent at once."""
 _ADDRESSES_MAX = 8
 
 
@@ -109,7 +112,7 @@ class Network:
 
         found = self._managers.get(proxy)
         if found is None:
-            common: dict[str, Any] = {"num_pools": 16, "maxsize": POOL_SIZE, "block": False}
+            common: dict[str, Any] = {"num_pools": 16, "maxsize": POOL_SIZE, "block": False, "blocksize": SEND_SIZE}
             if proxy:
                 parts = urlsplit(proxy)
                 login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""

@@ -116,10 +116,12 @@ def search_path(env: Mapping[str, str]) -> Iterator[Path]:
 def read(path: Path) -> dict[str, Any] | None:
     """A file's document, None where there is none. ``.dockercfg`` is the ``auths`` alone."""
     try:
+        path.stat()
+    except OSError:
+        return None  # also where a directory on the way is closed to us: then the file is somebody else's
+    try:
         with path.open("rb") as file:
             data = file.read(FILE_MAX + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except OSError as error:
         raise bad(path, error.strerror or str(error)) from None
     if not data.strip():

@@ -124,6 +124,8 @@ class Registry:
             # A chain that has left the registry once is somebody else's, also where it comes back.
             own = own and _origin(urlsplit(url)) == home
             fields = {"User-Agent": _agent(), **(headers or {})}
+            if sent.length is not None and not any(name.lower() == "content-length" for name in fields):
+                fields["Content-Length"] = str(sent.length)  # many registries take no chunked transfer
             if own and authorization:
                 fields["Authorization"] = authorization
             raw = self._send(method, url, fields, sent, patience, what)
@@ -282,8 +284,11 @@ class _Body:
         self._offset = 0
         self.empty = body is None
         self.rewind_possible = body is None or isinstance(body, bytes) or body.seekable()
+        self.length = len(body) if isinstance(body, bytes) else None
         if body is not None and not isinstance(body, bytes) and self.rewind_possible:
             self._offset = body.tell()
+            self.length = body.seek(0, os.SEEK_END) - self._offset
+            body.seek(self._offset)
 
     def start(self) -> Body:
         """The body from its beginning."""

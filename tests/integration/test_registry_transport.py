@@ -9,6 +9,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.requires import requires
 from support.scripted_http import Reply, ScriptedHttp, answer, chunked, in_turn, routes
 
 from dockless.errors import NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized, UnsafeRequest
@@ -539,6 +540,24 @@ def test_a_long_error_closes_its_connection(client):
             get(registry)
         get(registry)
     assert server.connections == 2
+
+
+def test_the_length_of_what_is_sent(client):
+    body = io.BytesIO(b"..four")
+    body.seek(2)
+    with ScriptedHttp(lambda _: answer(201)) as server:
+        for data in (b"four", body, b""):
+            client(server).request("PUT", PATH, body=data, ok=(201,)).close()
+        client(server).request("POST", PATH, ok=(201,)).close()
+    assert [request.headers["content-length"] for request in server.requests] == ["4", "4", "0", "0"]
+    assert not server.headers("transfer-encoding")
+
+
+@requires("ipv6")
+def test_ipv6(client):
+    with ScriptedHttp(lambda _: answer(200, b"six"), host="::1") as server:
+        assert get(client(server)) == b"six"
+    assert server.headers("host") == [server.netloc] and server.netloc.startswith("[::1]:")
 
 
 def test_connections_are_shared_by_threads(client):

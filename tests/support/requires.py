@@ -19,6 +19,7 @@ import platform
 import pwd
 import re
 import shutil
+import socket
 import struct
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -268,6 +269,14 @@ def _shared() -> str:
     return "" if shared() else "the shared folder of sample images is absent (DOCKLESS_SHARED)"
 
 
+def _ipv6() -> str:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return ""
+    except OSError as error:
+        return f"nobody can listen on ::1: {error.strerror}"
+
+
 def _program(name: str) -> str:
     return "" if shutil.which(name) else f"{name} is not installed"
 
@@ -328,6 +337,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "gcc": _gcc,
     "cross-gcc:": _cross_gcc,
     "shared": _shared,
+    "ipv6": _ipv6,
     "program:": _program,
     "module:": _module,
     "arch:": _arch,

@@ -7,6 +7,7 @@ import json
 import stat
 
 import pytest
+from support.requires import requires
 
 from dockless.errors import BadInput, RegistryError
 from dockless.images.registry import helpers
@@ -153,6 +154,18 @@ def test_a_broken_file_is_an_error_and_names_itself(env, write, text):
     with pytest.raises(RegistryError) as caught:
         user(env, "r.test")
     assert caught.value.subject.endswith("auth.json") and "bm9" not in str(caught.value)
+
+
+@requires("user")
+def test_files_of_others(env, write, tmp_path):
+    write("run/containers/auth.json", {})
+    write("config/containers/auth.json", {"auths": {"r.test": auth("ann")}})
+    (tmp_path / "run/containers").chmod(0)  # nobody can say whether there is a file
+    assert user(env, "r.test") == "ann"
+    (tmp_path / "run/containers").chmod(0o700)
+    (tmp_path / "run/containers/auth.json").chmod(0)
+    with pytest.raises(RegistryError, match="Permission denied"):
+        user(env, "r.test")
 
 
 def test_an_empty_file_is_no_error(env, write):
