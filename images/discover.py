@@ -108,7 +108,7 @@ def _no_image(source: Source, empty_index: bool) -> BadImage:
         return BadImage(
             f"{what} is a root file system, not an image (docker export, a minirootfs)",
             subject=what,
-            hint="put it into an image: FROM scratch, ADD it to /, and docker save or buildah push the result",
+            hint="make an image of it: dockless import FILE NAME",
         )
     seen = ", ".join(repr(name[:40]) for name in names[:3]) or "nothing"
     return BadImage(

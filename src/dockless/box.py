@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dockless.errors import BadInput, SandboxGone
 from dockless.options import image_and_args, make_spec
+from dockless.pulling import check_policy, present
 from dockless.stdio import Reader, Stdio, Text, Writer, exchange
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Sandbox:
         self.gpus: tuple[str, ...] = ()
         self.simulated = False
         self._wanted_gpus = options.get("gpus")
+        self._pull = options.get("pull", "missing")
+        check_policy(self._pull)
         if isinstance(image, Spec):
             if args is not None or options:
                 raise BadInput("a ready Spec takes no further keywords", subject="spec", hint="use dataclasses.replace(spec, …)")
@@ -137,6 +140,11 @@ class Sandbox:
         stdio = Stdio(*self._given)
         try:
             spec = self.spec
+            image = present(spec.image, self._pull)
+            if image != spec.image:
+                from dataclasses import replace
+
+                spec = replace(spec, image=image)
             if self._wanted_gpus is not None:
                 from dataclasses import replace
 

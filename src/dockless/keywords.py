@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from dockless.cgroups import IoMax, Limits
+    from dockless.images.pull import Policy
     from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
 
 Size = str | int
@@ -18,6 +19,7 @@ class Options(TypedDict, total=False):
     mounts: ``"/host:/inside[:ro]"``, ``"name:/inside"`` for a named volume, or ``Bind``, ``Tmpfs``, ``Volume``. ulimits:
     ``{"nofile": 1024}``, a pair for soft and hard, -1 for none. gpus: ``2`` for any two free ones, ``"all"``, ``"device=0,2"``, a UUID.
     io: ``"/data:read=50MB/s"``. cpu_affinity: ``"0-3,8"`` or numbers. limits: a ready ``Limits`` instead of the keywords for limits.
+    pull: ``"missing"`` (the default) brings an image that the store lacks, ``"always"``, ``"newer"``, ``"never"``.
     timeout: after which the whole tree ends; grace: between the stop signal and SIGKILL then. best_effort: a limit that this host cannot
     enforce becomes a warning.
     """
@@ -49,6 +51,7 @@ class Options(TypedDict, total=False):
     grace: str | float | None
     gpus: str | int | None
     best_effort: bool
+    pull: Policy
     limits: Limits | None
     cpus: str | float | None
     cpu_weight: str | int | None

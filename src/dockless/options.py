@@ -29,7 +29,7 @@ KEYWORDS = frozenset(
     """
     best_effort cap_add cap_drop cpu_affinity cpu_burst cpu_weight cpus cpuset dmem entrypoint env gpus grace group_add hostname
     hugetlb io io io_weight limits memory memory_high memory_low memory_min mems mounts mounts namespaces network oom_group
-    oom_score_adj pids profile root root_size seccomp shm_size stop_signal swap time_offset timeout timeout tmpfs ulimits umask user
+    oom_score_adj pids profile pull root root_size seccomp shm_size stop_signal swap time_offset timeout timeout tmpfs ulimits umask user
     workdir
     """.split()
 )
@@ -52,7 +52,8 @@ def image_and_args(image: str | Sequence[str] | None, args: Sequence[str] | None
 
 
 def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
-    """The spec of these keywords; ``gpus`` is not part of it, a lease is. ``TypeError`` for an unknown keyword, ``BadInput``."""
+    """The spec of these keywords. ``gpus`` and ``pull`` are no part of it: whoever starts it leases and pulls first. ``TypeError`` for an
+    unknown keyword, ``BadInput``."""
     from dockless.sandbox.spec import Spec
 
     unknown = sorted(set(options) - KEYWORDS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dockless.options import image_and_args, make_spec
+from dockless.pulling import present_for, told_whose_store
 from dockless.units import parse_duration
 
 if TYPE_CHECKING:
@@ -92,11 +93,16 @@ def submit(
     """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
 
     ``time_limit``: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. Every other keyword: ``Options``.
+    The image is pulled before that, where the daemon's store is the caller's.
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
     """
     reference, arguments = image_and_args(image, args)
+    policy = options.pop("pull", "missing")
     job = make_job(
         reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot
     )
     with _connect() as queue:
-        return Submitted(queue.submit(job))
+        daemon = queue.ping()
+    reference = present_for(daemon, reference, policy)
+    with _connect() as queue, told_whose_store(daemon, reference):
+        return Submitted(queue.submit(replace(job, spec=replace(job.spec, image=reference))))

@@ -47,7 +47,7 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         (["--", "sh", "-c", "kill -TERM $$"], 143, ""),
         (["--", "no-such-program"], 127, "command not found"),
         (["--", "/etc/passwd"], 126, "cannot be executed"),
-        (["no-such-image"], 125, "no image"),
+        (["--pull", "never", "no-such-image"], 125, "no image"),
         (["-v", "/no/such/source:/x", "--", "true"], 125, "does not exist"),
         (["-m", "nonsense", "--", "true"], 125, "cannot be read"),
         (["-u", "no-such-user", "--", "true"], 125, "no-such-user"),

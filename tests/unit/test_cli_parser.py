@@ -199,7 +199,7 @@ try dockless run --cpus
 """
     )
     out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert out[0].split() == ["run", "rm"]
+    assert sorted(out[0].split()) == ["rm", "rmi", "run"]
     assert out[1].split() == ["none", "host"]
     assert sorted(out[2].split()) == ["--cpus", "--cpuset-cpus", "--cpuset-mems"]
 

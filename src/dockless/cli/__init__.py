@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class Verb(NamedTuple):
-    """``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``."""
+    """``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``. ``function``:
+    their name, where the verb itself is a word of Python."""
 
     module: str
     about: str
     group: str
+    function: str = ""
 
 
 VERBS = {
@@ -33,8 +35,24 @@ VERBS = {
     "stop": Verb("boxes", "end detached sandboxes: stop signal, then by force", "now"),
     "kill": Verb("boxes", "send a signal to detached sandboxes (default KILL: everything inside)", "now"),
     "rm": Verb("boxes", "remove detached sandboxes: logs, records, private layer", "now"),
-    "load": Verb("images", "load images: OCI layout or tar, docker save archive", "images"),
-    "images": Verb("images", "list the images of the store", "images"),
+    "images": Verb("images", "list the images of the store; check that it is sound", "images"),
+    "pull": Verb("registry", "fetch images from registries; a cut pull goes on where it stopped", "images"),
+    "load": Verb("transfer", "load images: OCI layout or tar, docker save archive", "images"),
+    "inspect": Verb("inspecting", "everything about images or sandboxes, as JSON", "images"),
+    "history": Verb("inspecting", "how an image was made, layer by layer", "images"),
+    "search": Verb("images", "find images of the store by a text", "images"),
+    "tag": Verb("images", "give an image further names", "images"),
+    "rmi": Verb("images", "remove images, or names of them", "images"),
+    "df": Verb("store_room", "what takes how much room", "images"),
+    "prune": Verb("store_room", "remove what is not needed", "images"),
+    "diff": Verb("changes", "what a detached sandbox changed of its image", "make"),
+    "commit": Verb("changes", "make an image of what a detached sandbox changed", "make"),
+    "push": Verb("registry", "send an image to a registry; a cut push goes on where it stopped", "make"),
+    "save": Verb("transfer", "write images to a file: OCI layout or docker archive", "make"),
+    "export": Verb("transfer", "write the root of an image or a sandbox as one tar", "make"),
+    "import": Verb("transfer", "make an image of the tar of a root file system", "make", "import_root"),
+    "login": Verb("registry", "keep a user name and password for a registry", "make"),
+    "logout": Verb("registry", "forget them", "make"),
     "submit": Verb("jobs", "queue a command", "queue"),
     "queue": Verb("jobs", "list jobs, and why each waiting one waits", "queue"),
     "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
@@ -46,13 +64,13 @@ VERBS = {
     "completion": Verb("completion", "shell completion: bash, zsh or fish", "host"),
     "version": Verb("host", "the version", "host"),
 }
-GROUPS = {"now": "Run now", "images": "Images", "queue": "The queue", "host": "This machine"}
+GROUPS = {"now": "Run now", "images": "Images", "make": "Images made and handed on", "queue": "The queue", "host": "This machine"}
 
 STORY = """dockless runs jobs from OCI images on one GPU host: no Docker, no engine.
 
   dockless run -- echo hello                     a sandbox of the host's own system, gone when the command ends
-  dockless load image.tar                        an OCI layout, or what `docker save` wrote
-  dockless run -m 4G --gpus 1 IMAGE -- python train.py
+  dockless pull python:3.12                      from a registry; dockless load FILE from an archive
+  dockless run -m 4G --gpus 1 python:3.12 -- python train.py
   dockless submit --gpus 2 IMAGE -- python train.py        into the queue (a daemon starts it: dockless daemon)
 """
 
@@ -111,7 +129,7 @@ def dispatch(arguments: list[str]) -> int:
     options.command = command
     if command is not None and not parser.takes_command:
         parser.error("takes no command after '--'")
-    code = getattr(_module(name), name)(options)
+    code = getattr(_module(name), VERBS[name].function or name)(options)
     return int(code or 0)
 
 
@@ -128,7 +146,7 @@ def parser_of(name: str) -> Parser:
     from dockless.cli.parser import Parser
 
     parser = Parser(prog=f"dockless {name}", about=VERBS[name].about)
-    getattr(_module(name), f"{name}_options")(parser)
+    getattr(_module(name), f"{VERBS[name].function or name}_options")(parser)
     return parser
 
 

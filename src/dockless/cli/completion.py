@@ -11,9 +11,11 @@ SHELLS = ("bash", "zsh", "fish")
 _IMAGES, _BOXES, _JOBS = "dockless images -q", "dockless ps -aq", "dockless queue -q"
 _ARGUMENTS = {
     "run": (_IMAGES,), "submit": (_IMAGES,), "stop": (_BOXES,), "kill": (_BOXES,), "rm": (_BOXES,), "logs": (_JOBS, _BOXES),
-    "wait": (_JOBS, _BOXES), "cancel": (_JOBS,), "queue": (_JOBS,),
+    "wait": (_JOBS, _BOXES), "cancel": (_JOBS,), "queue": (_JOBS,), "pull": (_IMAGES,), "push": (_IMAGES,), "tag": (_IMAGES,),
+    "rmi": (_IMAGES,), "history": (_IMAGES,), "save": (_IMAGES,), "inspect": (_IMAGES, _BOXES), "export": (_BOXES, _IMAGES),
+    "commit": (_BOXES,), "diff": (_BOXES,), "images": ("echo check", _IMAGES),
 }  # fmt: skip
-_FILES = ("load",)
+_FILES = ("load", "import")
 
 
 class Flag(NamedTuple):

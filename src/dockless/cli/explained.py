@@ -51,7 +51,7 @@ def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: b
     from dockless.cli.attached import Signals
 
     before = time.monotonic_ns()
-    with Signals() as signals, Sandbox(image, command, measure=True, **wanted) as box:
+    with Signals() as signals, Sandbox(image, command, measure=True, pull="never", **wanted) as box:
         ready = time.monotonic_ns()
         record = box.process.record()
         assert box.room.plan is not None

@@ -1,81 +1,73 @@
-"""The store: ``load`` and ``images``."""
+"""What the store has: ``images``, ``images check``, ``search``, ``tag``, ``rmi``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.output import print_json, table
+from dockless.cli.output import age, each, print_json, short, table
 from dockless.cli.parser import Namespace, Parser
+from dockless.errors import BadInput
 from dockless.units import format_size
 
 if TYPE_CHECKING:
     from dockless.images import Image
-    from dockless.images.progress import Progress
-
-
-def load_options(parser: Parser) -> None:
-    parser.add_argument(
-        "sources", nargs="+", metavar="FILE", help="an OCI layout (directory or tar) or a docker save archive, compressed or not"
-    )
-    parser.add_argument("--name", metavar="NAME[:TAG]", help="instead of the name in the file (one image only)")
-    parser.quiet("the references alone, no progress")
-    parser.json()
-
-
-def load(options: Namespace) -> int:
-    from dockless.errors import BadInput
-    from dockless.images import Store
-
-    if options.name and len(options.sources) > 1:
-        raise BadInput("--name with several files", subject="--name", hint="load them one by one")
-    store = Store()
-    loaded: list[Image] = []
-    for source in options.sources:
-        with _Shown(options.quiet or options.json) as progress:
-            found = store.load(source, name=options.name, progress=progress)
-        loaded += found
-        for image in found:
-            for warning in () if options.quiet else image.warnings:
-                print(f"dockless: {image.name}: {warning}", file=sys.stderr)
-            if not options.json:
-                print(
-                    image.name if options.quiet else f"{image.name}  {_short(image)}  {format_size(image.size)}, {len(image.layers)} layers"
-                )
-    if options.json:
-        print_json([_record(image) for image in loaded])
-    return 0
+    from dockless.images.room import ImageRoom
 
 
 def images_options(parser: Parser) -> None:
-    parser.quiet("references alone")
+    parser.usage = "dockless images [options] [PATTERN …]\n       dockless images check [--repair] [options]"
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="only names that match: busybox, '*/library/*', 'python:3.*'")
+    parser.add_argument("--repair", action="store_true", help="with check: remove what is damaged, make again what can be made again")
+    parser.quiet("references alone; with check: problems alone")
     parser.json()
 
 
 def images(options: Namespace) -> int:
     from dockless.images import Store
 
-    found = Store().list()
+    if options.patterns == ["check"]:
+        return _check(options)
+    if options.repair:
+        raise BadInput("--repair without check", subject="--repair", hint="dockless images check --repair")
+    store = Store()
+    found = [image for image in store.list() if matches(image, options.patterns)]
     if options.quiet:
         for image in found:
             print(image.name)
-    elif options.json:
-        print_json([_record(image) for image in found])
-    else:
-        rows = [
-            (image.reference or "<none>", _short(image), f"{image.os}/{image.architecture}", format_size(image.size), image.created[:10])
-            for image in found
-        ]
-        table(("IMAGE", "ID", "PLATFORM", "SIZE", "CREATED"), rows)
+        return 0
+    rooms = {one.digest: one for one in store.room().images}
+    if options.json:
+        print_json([record(image, rooms.get(image.digest)) for image in found])
+        return 0
+    rows = []
+    for image in found:
+        one = rooms.get(image.digest)
+        used = "running" if one and one.in_use else f"{age(one.last_used)} ago" if one and one.last_used else ""
+        platform = f"{image.os}/{image.architecture}"
+        rows.append((image.reference or "<none>", short(image.digest), platform, format_size(image.size), image.created[:10], used))
+    table(("IMAGE", "ID", "PLATFORM", "SIZE", "CREATED", "USED"), rows)
     return 0
 
 
-def _short(image: Image) -> str:
-    return image.digest.partition(":")[2][:12]
+def matches(image: Image, patterns: list[str]) -> bool:
+    """Whether one of the patterns is the image's name, in any of the forms people write, or its repository."""
+    if not patterns:
+        return True
+    if image.reference is None:
+        return any(pattern in ("<none>", image.digest) for pattern in patterns)
+    from fnmatch import fnmatchcase
+
+    from dockless.images.reference import parse
+
+    parsed = parse(image.reference)
+    familiar = parsed.familiar
+    names = (image.reference, parsed.name, familiar, familiar.rpartition(":")[0])
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
-def _record(image: Image) -> dict[str, Any]:
+def record(image: Image, room: ImageRoom | None = None) -> dict[str, Any]:
+    """One image for scripts. ``size``: of its files; ``room``: of what it takes in the store."""
     return {
         "reference": image.reference,
         "digest": image.digest,
@@ -88,48 +80,133 @@ def _record(image: Image) -> dict[str, Any]:
         "layers": len(image.layers),
         "warnings": image.warnings,
         "config": image.config,
+        **({} if room is None else {"room": room.size, "own_room": room.own, "last_used": room.last_used, "in_use": room.in_use}),
     }
 
 
-class _Shown:
-    """Progress on standard error: a bar on a terminal, a line per layer elsewhere, nothing when quiet."""
+def print_images(found: list[Image], options: Namespace) -> None:
+    """What a verb has made or brought: one line each, the name alone with -q; nothing with --json, which prints them together."""
+    for image in found:
+        for warning in () if options.quiet else image.warnings:
+            print(f"dockless: {image.name}: {warning}", file=sys.stderr)
+        if options.quiet:
+            print(image.name)
+        elif not options.json:
+            layers = "1 layer" if len(image.layers) == 1 else f"{len(image.layers)} layers"
+            print(f"{image.name}  {short(image.digest)}  {format_size(image.size)}, {layers}")
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._bar: Any = None
-        self._tasks: dict[tuple[str, int], Any] = {}
-        self._said: set[tuple[str, int]] = set()
 
-    def __enter__(self) -> Callable[[Progress], None] | None:
-        if self._quiet:
-            return None
-        if not sys.stderr.isatty():
-            return self._line
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bars
+def _check(options: Namespace) -> int:
+    from dockless.images import Store
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-        self._bar = Bars(*columns, console=Console(stderr=True), transient=True)
-        self._bar.start()
-        return self._move
+    store = Store()
+    shown = sys.stderr.isatty() and not options.quiet and not options.json
+    tell = (lambda path: print(f"\r\033[K{path[:100]}", end="", file=sys.stderr, flush=True)) if shown else None
+    report = store.check(repair=options.repair, tell=tell)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if options.json:
+        print_json(
+            {"sound": report.sound, "images": report.images, "layers": report.parts, "size": report.size, "problems": report.problems}
+        )
+        return 0 if report.sound else 1
+    for problem in report.problems:
+        print(f"{problem.path}: {problem.why}{' (repaired)' if problem.repaired else ''}")
+        for image in problem.images:
+            print(f"    part of image {short(image)}")
+    if not options.quiet:
+        read = f"{report.images} images, {report.parts} layers, {format_size(report.size)} read"
+        print(f"{store.root} is sound: {read}" if report.sound else f"{store.root} is not sound: {read}")
+        if not report.sound:
+            print("dockless: not sound\n  hint: dockless images check --repair", file=sys.stderr)
+    return 0 if report.sound else 1
 
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
-    def _line(self, step: Progress) -> None:
-        key = (step.image, step.layer)
-        if step.state in ("done", "shared") and key not in self._said:
-            self._said.add(key)
-            what = "already there" if step.state == "shared" else f"unpacked, {format_size(step.done)} read"
-            print(f"{step.image}: layer {step.layer}/{step.layers} {step.digest.partition(':')[2][:12]} {what}", file=sys.stderr)
+def search_options(parser: Parser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="in names, labels, environment and commands, whatever the case")
+    parser.add_argument("--local", action="store_true", help="in this store (the only place that is searched: registries have no search)")
+    parser.quiet("references alone")
+    parser.json()
 
-    def _move(self, step: Progress) -> None:
-        key = (step.image, step.layer)
-        if key not in self._tasks:
-            self._tasks[key] = self._bar.add_task(f"layer {step.layer}/{step.layers}", total=step.total)
-        over = step.state in ("done", "shared")
-        total = step.total if step.total is not None else step.done if over else None
-        done = total if over and total is not None else step.done
-        self._bar.update(self._tasks[key], completed=done, total=total, description=f"layer {step.layer}/{step.layers} {step.state}")
+
+def search(options: Namespace) -> int:
+    from dockless.images import Store
+
+    if not options.local:
+        raise BadInput(
+            "the registries' protocol has no search", subject="--local", hint=f"search the store: dockless search --local {options.text}"
+        )
+    hits = [(image, where) for image in Store().list() if (where := _found(image, options.text.casefold()))]
+    if options.json:
+        print_json([record(image) | {"found": where} for image, where in hits])
+    elif options.quiet:
+        for image, _ in hits:
+            print(image.name)
+    else:
+        table(("IMAGE", "ID", "FOUND"), [(image.reference or "<none>", short(image.digest), where[0][:100]) for image, where in hits])
+    return 0 if hits else 1
+
+
+def _found(image: Image, text: str) -> list[str]:
+    config = image.config
+    places = [("name", image.name), ("digest", image.digest)]
+    places += [(f"label {name}", value) for name, value in config.labels]
+    places += [(f"env {name}", value) for name, value in config.env]
+    places += [("entrypoint", " ".join(config.entrypoint)), ("command", " ".join(config.cmd))]
+    return [f"{where}: {value}" if where != "name" else where for where, value in places if text in f"{where}: {value}".casefold()]
+
+
+def tag_options(parser: Parser) -> None:
+    parser.add_argument("image", metavar="IMAGE", help="a name, a digest, or the beginning of an id")
+    parser.add_argument("names", nargs="+", metavar="NAME[:TAG]", help="further names; a name that another image has moves")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def tag(options: Namespace) -> int:
+    from dockless.images import Store
+
+    store = Store()
+    for name in options.names:
+        store.check_name(name)  # all of them, or none
+    full = [store.tag(options.image, name) for name in options.names]
+    if options.json:
+        print_json({"digest": store.get(options.image).digest, "tags": full})
+    elif not options.quiet:
+        print("\n".join(full))
+    return 0
+
+
+def rmi_options(parser: Parser) -> None:
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a name takes that name away, the last one the image too")
+    parser.add_argument("-f", "--force", action="store_true", help="all names of an id; and though something runs from it")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def rmi(options: Namespace) -> int:
+    from dockless.images import Store
+
+    store = Store()
+    removed: list[dict[str, Any]] = []
+
+    def one(name: str) -> None:
+        freed = store.remove(name, force=options.force)
+        removed.append({"removed": freed.images, "freed": freed.size, "busy": freed.busy})
+        if not options.quiet and not options.json:
+            for gone in freed.images:
+                print(gone)
+
+    code = each(options.images, one, as_json=options.json)
+    if options.json:
+        print_json(removed)
+    elif not options.quiet and removed:
+        say_freed(sum(entry["freed"] for entry in removed), any(entry["busy"] for entry in removed))
+    return code
+
+
+def say_freed(size: int, busy: bool, would: str = "freed") -> None:
+    if size or not busy:
+        print(f"{format_size(size)} {would}", file=sys.stderr)
+    if busy:
+        print("dockless: a pull or load is at work, so the rest has to stay for now: dockless prune later", file=sys.stderr)

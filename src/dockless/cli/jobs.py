@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dockless.cli.output import age, cut, print_json, span, table
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.sandbox_options import image_and_command, image_options, keywords, sandbox_options
+from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
 from dockless.units import format_duration, parse_duration
 
@@ -28,6 +28,7 @@ def submit_options(parser: Parser) -> None:
     queue.add_argument(
         "--on-reboot", choices=("fail", "requeue"), default="fail", help="what becomes of it if the host reboots while it runs"
     )
+    pull_option(queue)
     queue.add_argument("--wait", action="store_true", help="until it has ended; its exit code is ours")
     parser.quiet("the job id alone")
     parser.json()
@@ -35,6 +36,10 @@ def submit_options(parser: Parser) -> None:
 
 
 def submit(options: Namespace) -> int:
+    from dataclasses import replace
+    from functools import partial
+
+    from dockless.pulling import present_for, told_whose_store
     from dockless.sched import connect
     from dockless.submitting import make_job
 
@@ -50,13 +55,18 @@ def submit(options: Namespace) -> int:
         on_reboot=options.on_reboot,
     )
     with connect() as queue:
-        ids = queue.submit_array(job, options.array) if options.array is not None else [queue.submit(job)]
+        daemon = queue.ping()
+    image = fetched(image, options, partial(present_for, daemon))
+    job = replace(job, spec=replace(job.spec, image=image))
+    with connect() as queue:
+        with told_whose_store(daemon, image):
+            ids = queue.submit_array(job, options.array) if options.array is not None else [queue.submit(job)]
         if options.json and not options.wait:
             print_json({"ids": ids} if options.array is not None else {"id": ids[0]})
         elif options.quiet:
             print("\n".join(map(str, ids)), flush=True)
         elif not options.json:
-            if job.gpus and queue.ping().simulated:
+            if job.gpus and daemon.simulated:
                 print("dockless: the GPUs are simulated: nothing computes on them", file=sys.stderr)
             print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}", flush=True)
         return _wait(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0

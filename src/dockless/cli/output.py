@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dockless.units import format_duration
@@ -42,10 +42,10 @@ def span(seconds: float) -> str:
     return format_duration(whole)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, indent: int | None = None) -> None:
     import json
 
-    json.dump(plain(value), sys.stdout, indent=None, separators=(", ", ": "), default=str)
+    json.dump(plain(value), sys.stdout, indent=indent, separators=(",", ": ") if indent else (", ", ": "), default=str)
     sys.stdout.write("\n")
 
 
@@ -62,3 +62,31 @@ def plain(value: Any) -> Any:
 
 def warn(text: str) -> None:
     print(f"dockless: {text}", file=sys.stderr)
+
+
+def each(items: Iterable[Any], do: Callable[[Any], None], *, as_json: bool = False) -> int:
+    """Do it for every item: one that fails is reported and the others go on. The exit code of the first failure, 0 without one."""
+    from dockless.cli import report
+    from dockless.errors import DocklessError
+
+    code = 0
+    for item in items:
+        try:
+            do(item)
+        except (DocklessError, OSError) as error:
+            failed = report(error, as_json=as_json)
+            code = code or failed
+    return code
+
+
+def short(digest: str) -> str:
+    """The beginning of a digest, as people copy it."""
+    return digest.partition(":")[2][:12]
+
+
+def confirmed(question: str) -> bool:
+    """Ask on the terminal. Where there is none, whoever wrote the script has decided."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return True
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.sandbox_options import image_and_command, image_options, keywords, sandbox_options
+from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def run_options(parser: Parser) -> None:
     image_options(parser, "dockless run [options] [IMAGE] [-- COMMAND …]")
     parser.add_argument("--name", "--id", dest="name", metavar="NAME", help="call the sandbox that")
+    pull_option(parser)
     parser.add_argument("-d", "--detach", action="store_true", help="go on without us: print its id; see ps, logs, wait, stop, rm")
     parser.add_argument("--explain", action="store_true", help="print every step of the plan, and stop; with --time: run, then print")
     parser.add_argument("--time", action="store_true", help="with --explain: what each step took")
@@ -37,9 +38,12 @@ def run(options: Namespace) -> int:
     if options.detach and options.explain:
         raise BadInput("--detach and --explain", subject="--explain", hint="explain it first")
     if options.explain:
+        if options.time:
+            image = fetched(image, options)
         from dockless.cli.explained import explained
 
         return explained(image, command, wanted, timed=options.time, as_json=options.json)
+    image = fetched(image, options)
     if options.detach:
         return _detached(image, command, wanted, options)
     return _attached(image, command, wanted, options)
@@ -49,7 +53,7 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
     from dockless.box import Sandbox
     from dockless.cli.attached import Signals
 
-    with Signals() as signals, Sandbox(image, command, id=options.name or None, **wanted) as box:
+    with Signals() as signals, Sandbox(image, command, id=options.name or None, pull="never", **wanted) as box:
         if not options.quiet and not options.json:
             for warning in box.warnings:
                 print(f"dockless: {warning}", file=sys.stderr)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
+from dockless.pulling import POLICIES, present
 
 _SAME_NAME = (
     "workdir", "user", "entrypoint", "hostname", "umask", "oom_score_adj", "cpu_affinity", "timeout", "grace", "stop_signal", "root",
@@ -21,8 +22,22 @@ def image_options(parser: Parser, usage: str) -> None:
     parser.takes_command = True
     parser.usage = usage
     parser.add_argument(
-        "image", nargs="*", metavar="IMAGE", help="an image of the store; left out: the host's own system, read-only (`host`)"
+        "image", nargs="*", metavar="IMAGE", help="pulled if the store lacks it; left out: the host's own system, read-only (`host`)"
     )
+
+
+def pull_option(parser: Any) -> None:
+    parser.add_argument("--pull", choices=POLICIES, help="missing: what the store lacks is pulled first (default); always; newer; never")
+
+
+def fetched(image: str, options: Namespace, bring: Callable[..., str] = present) -> str:
+    """The image in the store, pulled if that is wanted; the name by which it is there."""
+    if image == "host":
+        return image
+    from dockless.cli.progress import Shown, resumable
+
+    with resumable("the pull"), Shown(options.quiet or options.json) as progress:
+        return bring(image, options.pull or "missing", progress)
 
 
 def image_and_command(options: Namespace) -> tuple[str, list[str]]:

@@ -1,0 +1,178 @@
+"""What is in an image: ``inspect`` and ``history``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dockless.cli.output import cut, each, print_json, short, table
+from dockless.cli.parser import Namespace, Parser
+from dockless.errors import SandboxGone, UnknownImage
+from dockless.units import format_size
+
+
+def inspect_options(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="IMAGE|SANDBOX", help="images of the store, or detached sandboxes")
+    parser.add_argument("--type", choices=("image", "sandbox"), help="where a name could be both: images go first")
+    parser.add_argument("--raw", choices=("manifest", "config"), help="the document itself, byte for byte (one image)")
+    parser.json()
+
+
+def inspect(options: Namespace) -> int:
+    if options.raw:
+        return _raw(options)
+    found: list[dict[str, Any]] = []
+    code = each(options.names, lambda name: found.append(_about(name, options.type)), as_json=options.json)
+    print_json(found, indent=None if options.json else 2)
+    return code
+
+
+def _about(name: str, kind: str | None) -> dict[str, Any]:
+    from dockless.cli.boxes import describe
+    from dockless.errors import BadInput
+    from dockless.sandbox import detached
+
+    if kind != "sandbox":
+        try:
+            return about_image(name)
+        except (UnknownImage, BadInput):
+            if kind == "image":
+                raise
+            missing = _is_reference(name)
+    try:
+        box = detached.find(name)
+    except BadInput:
+        box = None
+    row = describe(box) if box is not None else None
+    if row is not None:
+        return row
+    if kind == "sandbox" or not missing:
+        raise SandboxGone(f"there is no sandbox {name}", subject=name, hint="'dockless ps --all' lists them")
+    raise UnknownImage(
+        f"there is neither an image nor a sandbox {name!r}", subject=name, hint="list them: dockless images, dockless ps --all"
+    )
+
+
+def _is_reference(name: str) -> bool:
+    from dockless.errors import BadInput
+    from dockless.images.reference import parse
+
+    try:
+        parse(name)
+    except BadInput:
+        return name.startswith("sha256:") or len(name) == 64
+    return True
+
+
+def about_image(name: str) -> dict[str, Any]:
+    """Everything that the store knows about an image. ``UnknownImage``"""
+    from dockless.cli.images import record
+    from dockless.images import Store, digest
+
+    store = Store()
+    image = store.get(name)
+    if image.is_host:
+        return record(image)
+    raw, parsed, document = store.documents(image.digest, f"image {image.name}")
+    room = next((one for one in store.room().images if one.digest == image.digest), None)
+    layers = [
+        {
+            "digest": str(entry.digest),
+            "media_type": entry.media_type,
+            "size": entry.size,
+            "diff_id": str(diff_id),
+            "chain_id": str(chain_id),
+            "form": "indexed" if layer.tar is not None else "written",
+            "path": str(layer.path),
+            "blob_kept": store.has_blob(entry.digest),
+        }
+        for entry, diff_id, chain_id, layer in zip(
+            parsed.layers, document.diff_ids, digest.chain(document.diff_ids), image.layers, strict=True
+        )
+    ]
+    entry = store.read_index()["images"].get(image.digest, {})
+    return record(image, room) | {
+        "tags": list(room.tags) if room is not None else [],
+        "layers": layers,
+        "history": history_of(store.read_blob(parsed.config.digest, image.name)),
+        "origins": entry.get("origins", []),
+        "manifest_size": len(raw),
+    }
+
+
+def history_of(config: bytes) -> list[dict[str, Any]]:
+    """The steps that a configuration tells of, oldest first; what is no step is left out."""
+    import json
+
+    entries = json.loads(config).get("history")
+    if not isinstance(entries, list):
+        return []
+    names = ("created", "created_by", "author", "comment")
+    return [
+        {name: entry[name] for name in names if isinstance(entry.get(name), str)} | {"empty_layer": entry.get("empty_layer") is True}
+        for entry in entries
+        if isinstance(entry, dict)
+    ]
+
+
+def _raw(options: Namespace) -> int:
+    import sys
+
+    from dockless.errors import BadInput
+    from dockless.images import Store
+
+    if len(options.names) > 1:
+        raise BadInput("--raw with several images", subject="--raw", hint="one at a time")
+    store = Store()
+    image = store.get(options.names[0])
+    if image.is_host:
+        raise BadInput("the host is no image with documents", subject="host")
+    raw, parsed, _ = store.documents(image.digest, f"image {image.name}")
+    sys.stdout.flush()
+    sys.stdout.buffer.write(raw if options.raw == "manifest" else store.read_blob(parsed.config.digest, image.name))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def history_options(parser: Parser) -> None:
+    parser.add_argument("image", metavar="IMAGE", help="an image of the store")
+    parser.add_argument("--no-trunc", action="store_true", help="the whole commands")
+    parser.quiet("the layers' digests alone, newest first")
+    parser.json()
+
+
+def history(options: Namespace) -> int:
+    """Newest first, as docker has it."""
+    about = about_image(options.image)
+    layers = iter(about["layers"] if isinstance(about["layers"], list) else [])
+    steps = about.get("history") or [{"created_by": "", "empty_layer": False} for _ in range(len(about.get("layers") or []))]
+    rows = []
+    for step in steps:
+        layer = None if step.get("empty_layer") else next(layers, None)
+        rows.append(step | {"layer": layer and layer["digest"], "size": layer["size"] if layer else 0})
+    rows.reverse()
+    if options.json:
+        print_json(rows)
+    elif options.quiet:
+        for row in rows:
+            if row["layer"]:
+                print(row["layer"])
+    else:
+        table(
+            ("LAYER", "CREATED", "SIZE", "MADE BY"),
+            [
+                (
+                    short(row["layer"]) if row["layer"] else "",
+                    row.get("created", "")[:10],
+                    format_size(row["size"]) if row["layer"] else "",
+                    _by(row, 10_000 if options.no_trunc else 90),
+                )
+                for row in rows
+            ],
+        )
+    return 0
+
+
+def _by(row: dict[str, Any], width: int) -> str:
+    text = " ".join(row.get("created_by", "").removeprefix("/bin/sh -c #(nop) ").split())
+    comment = row.get("comment", "")
+    return cut(f"{text}  # {comment}" if comment else text, width)

@@ -1,0 +1,97 @@
+"""What a pull, push, load or save tells while it runs, on standard error: bars on a terminal, lines elsewhere, nothing when quiet.
+
+The drawing itself (and with it rich) is imported at the first event on a terminal, so a verb that has nothing to do pays nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dockless.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from dockless.images.progress import Progress
+
+LINE_EVERY = 15.0
+"""Seconds between two lines about a layer that takes long, where there is no terminal."""
+SUMMARY_FROM = 1 << 20
+"""Bytes that are worth a line about the speed."""
+
+
+class Shown:
+    """``with Shown(quiet) as progress: store.load(…, progress=progress)``. One for each image or file."""
+
+    def __init__(self, quiet: bool, *, verb: str = "read") -> None:
+        self._quiet = quiet
+        self._verb = verb
+        self._lock = threading.Lock()
+        self._bars: Any = None
+        self._terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self._over: set[tuple[str, int]] = set()
+        self._moved: dict[tuple[str, int], int] = {}
+        self._before: dict[tuple[str, int], int] = {}
+        self._begun = self._last = 0.0
+
+    def __enter__(self) -> Callable[[Progress], None] | None:
+        self._begun = self._last = time.monotonic()
+        return None if self._quiet else self._step
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+        moved, seconds = sum(self._moved.values()), time.monotonic() - self._begun
+        if kind is None and not self._quiet and moved >= SUMMARY_FROM:
+            _say(f"{format_size(moved)} {self._verb} in {format_duration(round(seconds, 1))}, {format_size(moved / seconds)}/s")
+
+    def _step(self, step: Progress) -> None:
+        with self._lock:  # layers report from threads of their own
+            key = (step.image, step.layer)
+            if step.state != "shared":
+                # What an earlier try had brought is not what this one did.
+                before = self._before.setdefault(key, step.done if step.state == "downloading" and step.done > SUMMARY_FROM else 0)
+                self._moved[key] = max(self._moved.get(key, 0), step.done - before)
+            if not self._terminal:
+                self._line(step, key)
+                return
+            if self._bars is None:
+                from dockless.cli.bars import Bars
+
+                self._bars = Bars()
+            self._bars.step(step)
+
+    def _line(self, step: Progress, key: tuple[str, int]) -> None:
+        now = time.monotonic()
+        if step.state in ("done", "shared"):
+            if key in self._over:
+                return
+            self._over.add(key)
+            what = "already there" if step.state == "shared" else f"done, {format_size(step.done)} {self._verb}"
+        elif now - self._last < LINE_EVERY:
+            return
+        else:
+            of = f" of {format_size(step.total)}" if step.total else ""
+            what = f"{step.state}, {format_size(step.done)}{of}"
+        self._last = now
+        noun = "blob" if self._verb == "sent" else "layer"
+        _say(f"{step.image}: {noun} {step.layer}/{step.layers} {step.digest.partition(':')[2][:12]} {what}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def resumable(doing: str) -> Iterator[None]:
+    """An interrupt inside ends the program with one line instead of a traceback: nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(f"dockless: interrupted; what has come is kept: run the same command to go on with {doing}")
+        raise SystemExit(130) from None

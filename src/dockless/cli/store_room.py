@@ -1,0 +1,105 @@
+"""Room in the store: ``df`` and ``prune``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dockless.cli.images import say_freed
+from dockless.cli.output import age, confirmed, print_json, short, table
+from dockless.cli.parser import Namespace, Parser
+from dockless.errors import BadInput
+from dockless.units import format_size, parse_duration
+
+
+def df_options(parser: Parser) -> None:
+    parser.quiet("the bytes that the store takes, as a number")
+    parser.json()
+
+
+def df(options: Namespace) -> int:
+    from dockless.images import Store
+
+    store = Store()
+    room = store.room()
+    if options.quiet:
+        print(room.used)
+        return 0
+    if options.json:
+        from dockless.cli.output import plain
+
+        print_json({"store": str(store.root), "used": room.used} | plain(room))
+        return 0
+    rows: list[tuple[Any, ...]] = [
+        (
+            ", ".join(image.tags) or "<none>",
+            short(image.digest),
+            format_size(image.size),
+            format_size(image.own),
+            "running" if image.in_use else f"{age(image.last_used)} ago" if image.last_used else "",
+        )
+        for image in room.images
+    ]
+    if rows:
+        table(("IMAGE", "ID", "ROOM", "OF ITS OWN", "USED"), rows)
+        print()
+    print(f"layers       {format_size(room.layers)}")
+    print(f"blobs        {format_size(room.blobs)}, as they came: for push and save (dockless prune --blobs)")
+    if room.partial:
+        print(f"downloads    {format_size(room.partial)}, cut off, to be gone on with")
+    if room.unneeded:
+        print(f"unneeded     {format_size(room.unneeded)} of it (dockless prune)")
+    bound = "" if room.bound is None else f" of {format_size(room.bound)} that it may have"
+    print(f"store        {format_size(room.used)}{bound} in {store.root}, {format_size(room.free)} free")
+    return 0
+
+
+def prune_options(parser: Parser) -> None:
+    parser.add_argument("-a", "--all", action="store_true", help="images with names, too, and cut-off downloads")
+    parser.add_argument("--older-than", metavar="TIME", help="images that were not used for so long: 12h, 7d")
+    parser.add_argument("--keep-last", type=int, metavar="N", help="of each repository all but the N used last")
+    parser.add_argument("--blobs", action="store_true", help="layers as they came, too: only push and save need them")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go")
+    parser.add_argument("-y", "--yes", "-f", "--force", dest="yes", action="store_true", help="do not ask")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def prune(options: Namespace) -> int:
+    """Without options only what nobody could name goes: images without a name, left-overs."""
+    from dockless.images import Store
+
+    if options.keep_last is not None and options.keep_last < 0:
+        raise BadInput(f"--keep-last {options.keep_last}", subject="--keep-last", hint="give 0 or more")
+    store = Store()
+    wanted: dict[str, Any] = {
+        "all_images": options.all,
+        "unused_for": None if options.older_than is None else parse_duration(options.older_than, "age"),
+        "keep_last": options.keep_last,
+        "blobs": options.blobs,
+    }
+    chosen = options.all or options.older_than is not None or options.keep_last is not None
+    if options.dry_run or (chosen and not options.yes and sys.stdin is not None and sys.stdin.isatty()):
+        would = store.prune(**wanted, dry_run=True)
+        if options.dry_run and options.json:
+            print_json({"removed": would.images, "freed": would.size, "busy": would.busy, "dry_run": True})
+            return 0
+        if not options.quiet or not options.dry_run:
+            for name in would.images:
+                print(name, file=sys.stdout if options.dry_run else sys.stderr)
+            say_freed(would.size, would.busy, "would be freed")
+        if options.dry_run:
+            return 0
+        if not would.images and not would.size:
+            return 0
+        if not confirmed("Remove these?"):
+            print("dockless: nothing was removed", file=sys.stderr)
+            return 1
+    freed = store.prune(**wanted)
+    if options.json:
+        print_json({"removed": freed.images, "freed": freed.size, "busy": freed.busy, "dry_run": False})
+    elif not options.quiet:
+        for name in freed.images:
+            print(name)
+        say_freed(freed.size, freed.busy)
+    return 0

@@ -1,0 +1,218 @@
+"""Images and files: ``load``, ``save``, ``import``, ``export``. A file named ``-`` is standard input or output."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from dockless.cli.images import print_images, record
+from dockless.cli.output import each, print_json
+from dockless.cli.parser import Namespace, Parser
+from dockless.cli.progress import Shown
+from dockless.errors import BadInput, DocklessError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dockless.images import Image, Store
+
+_FORMATS = {"oci": "oci-tar", "oci-dir": "oci-dir", "docker": "docker-archive"}
+_COMPRESSIONS = ("none", "gzip", "zstd")
+
+
+# -- in
+
+
+def load_options(parser: Parser) -> None:
+    parser.add_argument(
+        "sources", nargs="*", metavar="FILE", help="an OCI layout (directory or tar) or a docker save archive, compressed or not; - or "
+        "none: standard input"
+    )  # fmt: skip
+    parser.add_argument("-i", "--input", action="append", default=[], metavar="FILE", help="the same, as docker writes it")
+    parser.add_argument("--name", metavar="NAME[:TAG]", help="instead of the name in the file (one image only)")
+    parser.quiet("the references alone, no progress")
+    parser.json()
+
+
+def load(options: Namespace) -> int:
+    from dockless.images import Store
+
+    sources = [*options.sources, *options.input] or ["-"]
+    if options.name and len(sources) > 1:
+        raise BadInput("--name with several files", subject="--name", hint="load them one by one")
+    if "-" in sources:
+        standard_input("dockless load FILE")
+    store = Store()
+    loaded: list[Image] = []
+
+    def one(source: str) -> None:
+        with Shown(options.quiet or options.json) as progress:
+            if source == "-":
+                with _spooled(store) as path:
+                    found = store.load(path, name=options.name, progress=progress)
+            else:
+                found = store.load(source, name=options.name, progress=progress)
+        loaded.extend(found)
+        print_images(found, options)
+
+    code = each(sources, one, as_json=options.json)
+    if options.json:
+        print_json([record(image) for image in loaded])
+    return code
+
+
+@contextmanager
+def _spooled(store: Store) -> Iterator[Path]:
+    """Standard input as a file of the store: what is in an archive stands anywhere in it."""
+    import shutil
+
+    from dockless.images.files import explained, temporary_directory
+
+    with explained("cannot load standard input", "-", f"check that the image store {store.root} is on a writable file system with room"):
+        store.prepare()
+        with temporary_directory(store.root / "tmp") as scratch:
+            path = scratch / "stdin"
+            with open(path, "xb") as out:
+                shutil.copyfileobj(standard_input(""), out, 1 << 20)
+            try:
+                yield path
+            except DocklessError as error:
+                error.args = (str(error).replace(str(path), "standard input"), *error.args[1:])
+                error.subject = error.subject.replace(str(path), "-")
+                raise
+
+
+def standard_input(instead: str) -> BinaryIO:
+    """``BadInput`` where it is a terminal, or closed: nobody types an archive."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise BadInput("no file is given, and standard input is a terminal", subject="-", hint=f"{instead}, or pipe one in")
+    return sys.stdin.buffer
+
+
+def import_root_options(parser: Parser) -> None:
+    parser.add_argument("source", metavar="FILE", help="the tar of a root file system, compressed or not; -: standard input")
+    parser.add_argument("name", nargs="?", metavar="NAME[:TAG]", help="of the new image")
+    change_options(parser)
+    parser.add_argument("--platform", metavar="OS/ARCH[/VARIANT]", help="that the files are for (default: this host's)")
+    parser.add_argument("--compression", choices=_COMPRESSIONS, help="of the layer (default: as the file comes, else gzip)")
+    parser.add_argument("--level", type=int, metavar="N", help="of the compression")
+    parser.quiet("the name alone")
+    parser.json()
+
+
+def import_root(options: Namespace) -> int:
+    from dockless.images import Store, platforms
+    from dockless.images.importing import import_root as bring
+
+    source: Any = standard_input("dockless import FILE") if options.source == "-" else options.source
+    image = bring(
+        Store(),
+        source,
+        reference=options.name,
+        edit=edit_of(options),
+        platform=platforms.parse(options.platform) if options.platform else None,
+        compression=options.compression,
+        level=options.level,
+    )
+    print_images([image], options)
+    if options.json:
+        print_json(record(image))
+    return 0
+
+
+def change_options(parser: Parser) -> None:
+    """What import and commit can change in an image's configuration."""
+    parser.add_argument("-c", "--change", action="append", default=[], metavar="INSTRUCTION", help="CMD, ENTRYPOINT, ENV, LABEL, USER, "
+                        "WORKDIR, VOLUME, EXPOSE or STOPSIGNAL, as in a Dockerfile: 'ENV A=1'")  # fmt: skip
+    parser.add_argument("-m", "--message", default="", metavar="TEXT", help="for the history")
+    parser.add_argument("-a", "--author", default="", metavar="NAME", help="for the history")
+
+
+def edit_of(options: Namespace) -> Any:
+    from dockless.images.assemble import Edit
+
+    return Edit.parse(options.change, author=options.author, comment=options.message)
+
+
+# -- out
+
+
+def save_options(parser: Parser) -> None:
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="images of the store; together they share what they share")
+    parser.add_argument("-o", "--output", metavar="FILE", help="a new file, or a directory for oci-dir; - or left out: standard output")
+    parser.add_argument(
+        "--format", choices=tuple(_FORMATS), default="oci", help="oci: one tar that docker load takes, too (default); docker: the old form"
+    )
+    _packing_options(parser)
+
+
+def _packing_options(parser: Parser) -> None:
+    parser.add_argument("--compression", choices=_COMPRESSIONS, default="none", help="of the archive (default: none)")
+    parser.add_argument("--level", type=int, metavar="N", help="of the compression")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def save(options: Namespace) -> int:
+    from dockless.images import Store
+    from dockless.images.save import save as write
+
+    if options.format == "oci-dir" and options.output in (None, "-"):
+        raise BadInput("an oci-dir is a directory, not a stream", subject="--output", hint="name it: -o DIRECTORY; or use --format oci")
+    destination = _destination(options, "dockless save -o FILE")
+    store = Store()
+    found = [store.get(name) for name in options.images]
+    write(store, found, destination, format=_FORMATS[options.format], compression=options.compression, level=options.level)  # type: ignore[arg-type]
+    _written(options, found)
+    return 0
+
+
+def export_options(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SANDBOX|IMAGE", help="a detached sandbox of `dockless ps -a`, else an image: its whole root")
+    parser.add_argument("-o", "--output", metavar="FILE", help="a new file; - or left out: standard output")
+    parser.add_argument("--no-pause", action="store_true", help="let a running sandbox go on while it is read")
+    _packing_options(parser)
+
+
+def export(options: Namespace) -> int:
+    from dockless.images import Store
+    from dockless.images.export import export as write
+    from dockless.sandbox import detached
+
+    destination = _destination(options, "dockless export -o FILE")
+    box = detached.find(options.source) if _could_be_a_sandbox(options.source) else None
+    if box is not None:
+        from dockless.sandbox.commit import changes_of
+
+        changes = changes_of(box)
+        written = changes.export(destination, compression=options.compression, level=options.level, pause=not options.no_pause)
+    else:
+        written = write(Store().get(options.source), destination, compression=options.compression, level=options.level)
+    for warning in () if options.quiet else written.warnings:
+        print(f"dockless: {warning}", file=sys.stderr)
+    if options.json and options.output not in (None, "-"):
+        print_json({"output": options.output, "members": written.members, "size": written.size, "warnings": written.warnings})
+    return 0
+
+
+def _could_be_a_sandbox(name: str) -> bool:
+    return "/" not in name and ":" not in name and "@" not in name
+
+
+def _destination(options: Namespace, instead: str) -> Any:
+    if options.output not in (None, "-"):
+        return options.output
+    if sys.stdout is None or sys.stdout.isatty():
+        raise BadInput("an archive does not belong on a terminal", subject="--output", hint=f"{instead}, or pipe it on")
+    return sys.stdout.buffer
+
+
+def _written(options: Namespace, images: list[Image]) -> None:
+    if options.output in (None, "-"):
+        return
+    if options.json:
+        print_json({"output": options.output, "images": [image.name for image in images]})
+    elif not options.quiet:
+        print(f"{', '.join(image.name for image in images)}: saved to {options.output}")

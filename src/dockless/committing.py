@@ -1,0 +1,62 @@
+"""``dockless.diff`` and ``dockless.commit``: what a sandbox changed of its image, and an image made of it.
+
+::
+
+    box = detached.start(…); box.wait()            or: with dockless.Sandbox(…) as box
+    dockless.diff(box.id)                          [Change("A", "/etc/new"), …]
+    dockless.commit(box.id, "mine:1", changes=['CMD ["python"]'])
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dockless.box import Sandbox
+    from dockless.images import Image
+    from dockless.images.diff import Change
+    from dockless.images.packing import Compression
+    from dockless.sandbox.commit import Changes
+    from dockless.sandbox.detached import Detached
+
+
+def diff(sandbox: str | Detached | Sandbox, *, pause: bool = True) -> list[Change]:
+    """Added (A), changed (C) and deleted (D) paths, sorted.
+
+    ``sandbox``: a detached one or its id, also after its end; or a ``Sandbox`` that runs. ``pause``: it stands still meanwhile, if it runs.
+    Raises ``SandboxGone``, ``Unsupported`` where there is no private root on disk, ``ImageError``."""
+    return _changes(sandbox).changes(pause=pause)
+
+
+def commit(
+    sandbox: str | Detached | Sandbox,
+    reference: str | None = None,
+    *,
+    changes: Sequence[str] = (),
+    author: str = "",
+    message: str = "",
+    compression: Compression = "gzip",
+    level: int | None = None,
+    created: float | datetime.datetime | None = None,
+    pause: bool = True,
+) -> Image:
+    """The sandbox's image and what it changed as a new image of the store, tagged ``reference``.
+
+    ``changes``: Dockerfile instructions (CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE, STOPSIGNAL). ``created``: seconds since
+    1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest. Raises what
+    ``diff`` raises, and ``BadInput``."""
+    from dockless.images.assemble import Edit
+
+    edit = Edit.parse(changes, author=author, comment=message)
+    return _changes(sandbox).commit(reference, edit=edit, compression=compression, level=level, created=created, pause=pause)
+
+
+def _changes(sandbox: str | Detached | Sandbox) -> Changes:
+    from dockless.sandbox import commit
+
+    if isinstance(sandbox, str):
+        return commit.find(sandbox)
+    room = getattr(sandbox, "room", sandbox)
+    return commit.changes_of(room)
