@@ -4,12 +4,10 @@ rights over every file in them and sees owners as the sandbox does, and sends ba
 ::
 
     host                                       reader
-     │ Popen: python, two descriptors            │ setns(user namespace), become its root
+     │ native.inside.start                       │
      │──────────────────────────────────────────►│ walk the upper and the layers
      │◄───────────────── the tar, on stdout ─────│
      │◄── how it went, as JSON, on a pipe ───────│
-
-A thread cannot enter a user namespace while others run beside it, so the host cannot do this itself. user_namespaces(7), setns(2)
 """
 
 from __future__ import annotations
@@ -17,26 +15,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from dockless import errors, native
+from dockless import errors
 from dockless.errors import ImageError
 from dockless.images import diff, export
 from dockless.images.diff import Change, Upper, Written
 from dockless.images.layers import Layer
 from dockless.images.tarwriter import Output
+from dockless.native.inside import start
 from dockless.native.userns import IdMap, namespace_fd
 
 _PIECE = 1 << 20
-_SETNS = {"x86_64": 308, "aarch64": 268}
-_CLONE_NEWUSER = 0x10000000
-_PROGRAM = (
-    "import json, sys; request = json.loads(sys.argv[1]); sys.path[:] = request['path']; "
-    "from dockless.images import inside; inside.main(request)"
-)
 
 
 def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
@@ -68,11 +60,8 @@ def _ask(
     kind: str, upper: Upper | None, layers: Sequence[Layer], idmap: IdMap | None, clamp: int | None, take: Callable[[IO[bytes]], None]
 ) -> dict[str, Any]:
     assert idmap is not None
-    namespace = namespace_fd(idmap)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     request = {
-        "path": [entry for entry in sys.path if entry],
-        "namespace": namespace,
         "answer": writer,
         "kind": kind,
         "upper": str(upper.path) if upper is not None else None,
@@ -82,14 +71,7 @@ def _ask(
     what = str(upper.path) if upper is not None else "the image"
     with open(reader, "rb") as answer:
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(request)],
-                pass_fds=(namespace, writer),
-                env={},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-            )
+            process = start(namespace_fd(idmap), __name__, request, fds=(writer,), stdout=subprocess.PIPE)
         finally:
             os.close(writer)
         with process:
@@ -112,7 +94,7 @@ def _ask(
 
 
 def main(request: dict[str, Any]) -> None:
-    """What the process does: enter, read, answer."""
+    """What the process does: read and answer."""
     try:
         told = _read(request)
     except errors.DocklessError as error:
@@ -125,7 +107,6 @@ def main(request: dict[str, Any]) -> None:
 
 
 def _read(request: dict[str, Any]) -> dict[str, Any]:
-    _enter(request["namespace"])
     layers = [Layer(Path(path)) for path in request["layers"]]
     # Ids are the sandbox's own here, so there is nothing to shift.
     upper = Upper(Path(request["upper"]), userxattr=True) if request["upper"] is not None else None
@@ -140,14 +121,6 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
         else:
             written = export.read_root(layers, out, upper=upper, clamp=request["clamp"], userxattr=True)
     return {"members": written.members, "size": written.size, "warnings": written.warnings}
-
-
-def _enter(namespace: int) -> None:
-    result = native.syscall(_SETNS[os.uname().machine], namespace, _CLONE_NEWUSER)
-    if result < 0:
-        raise OSError(-result, f"setns: {os.strerror(-result)}")
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
 
 
 class _Whole:

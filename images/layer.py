@@ -10,8 +10,9 @@ overlayfs shows the topmost directory's. A hard link to a file of a lower layer 
 would. Whiteouts ``.wh.x`` become a character device 0:0, ``.wh..wh..opq`` the xattr ``trusted.overlay.opaque`` (root) or
 ``user.overlay.opaque`` (ordinary user); both hide only what lies below, never what this layer brings, in whatever order they come.
 
-As root: owners, setuid bits, capabilities, ACLs, devices and xattrs are kept. As root of a user namespace (``owned``) all but devices. As an
-ordinary user everything belongs to her, devices and what only root may set are left out, and ``warnings`` says so. Xattrs that overlayfs itself would obey are always dropped (attack A11).
+As root: owners, setuid bits, capabilities, ACLs, devices and xattrs are kept. As root of a user namespace (``owned``) all but devices. As
+an ordinary user everything belongs to her, devices and what only root may set are left out, and ``warnings`` says so. Xattrs that
+overlayfs itself would obey are always dropped (attack A11).
 
 https://github.com/opencontainers/image-spec/blob/main/layer.md, https://docs.kernel.org/filesystems/overlayfs.html
 """
