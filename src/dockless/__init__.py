@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dockless.cgroups import IoMax as IoMax
     from dockless.cgroups import Limits as Limits
     from dockless.cgroups import Usage as Usage
+    from dockless.committing import commit as commit
+    from dockless.committing import diff as diff
     from dockless.errors import BadDigest as BadDigest
     from dockless.errors import BadImage as BadImage
     from dockless.errors import BadInput as BadInput
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from dockless.errors import Unsupported as Unsupported
     from dockless.images import Image as Image
     from dockless.images import Store as Store
+    from dockless.images.diff import Change as Change
     from dockless.keywords import Options as Options
     from dockless.result import Result as Result
     from dockless.sandbox.process import Exit as Exit
@@ -85,6 +88,7 @@ _HOME = {
     "box": ("Sandbox",),
     "call": ("arun", "run"),
     "cgroups": ("IoMax", "Limits", "Usage"),
+    "committing": ("commit", "diff"),
     "errors": (
         "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound", "DaemonUnavailable",
         "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
@@ -93,6 +97,7 @@ _HOME = {
         "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported",
     ),
     "images": ("Image", "Store"),
+    "images.diff": ("Change",),
     "keywords": ("Options",),
     "result": ("Result",),
     "sandbox.process": ("Exit",),

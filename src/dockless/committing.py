@@ -44,9 +44,9 @@ def commit(
 ) -> Image:
     """The sandbox's image and what it changed as a new image of the store, tagged ``reference``.
 
-    ``changes``: Dockerfile instructions (CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE, STOPSIGNAL). ``created``: seconds since
-    1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest. Raises what
-    ``diff`` raises, and ``BadInput``."""
+    ``changes``: Dockerfile instructions (CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE, STOPSIGNAL). ``created``: seconds
+    since 1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest. Raises
+    what ``diff`` raises, and ``BadInput``."""
     from dockless.images.assemble import Edit
 
     edit = Edit.parse(changes, author=author, comment=message)
@@ -54,9 +54,9 @@ def commit(
 
 
 def _changes(sandbox: str | Detached | Sandbox) -> Changes:
+    from dockless.box import Sandbox
     from dockless.sandbox import commit
 
     if isinstance(sandbox, str):
         return commit.find(sandbox)
-    room = getattr(sandbox, "room", sandbox)
-    return commit.changes_of(room)
+    return commit.changes_of(sandbox.room if isinstance(sandbox, Sandbox) else sandbox)

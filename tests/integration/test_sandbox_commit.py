@@ -12,6 +12,7 @@ from support.boxes import load, ok, until
 from support.boxes import running as running_box
 from support.requires import check, requires
 
+import dockless
 from dockless.cgroups import find_delegation
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
 from dockless.images import Store
@@ -156,6 +157,17 @@ def test_an_attached_sandbox_is_committed_while_it_runs(image):
     assert ok("cat /f", image="made:1") == "x\n" and made.config == Store().get(image).config
     with pytest.raises(SandboxGone, match="its changes went with it"):
         commit.changes_of(box)
+
+
+def test_the_front_door(image):
+    freezable()
+    with dockless.Sandbox(image, ["/bin/sh", "-c", "echo x > /f; echo ready; sleep 1000"], stdout=dockless.PIPE, text=True) as box:
+        assert box.stdout.readline() == "ready\n"
+        assert dockless.diff(box) == [dockless.Change("A", "/f")]
+        made = dockless.commit(box, "made:1", changes=["ENV B=2", 'CMD ["cat", "/f"]'], author="me", message="why")
+    assert made.config.cmd == ("cat", "/f") and dockless.run("made:1", capture_output=True, text=True).stdout == "x\n"
+    with pytest.raises(SandboxGone):
+        dockless.diff("none")
 
 
 def test_where_there_is_nothing_to_commit(start, image):

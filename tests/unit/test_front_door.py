@@ -19,11 +19,12 @@ from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
 
 PUBLIC = """
-BadDigest BadImage BadInput Bind CgroupError CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable DocklessError Exit
+BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
+DocklessError Exit
 GpuDriverMissing GpuError IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount
 Namespaces NoRoom NotEnoughGpus NotFound NotPermitted NotRunnable Options PIPE RateLimited Refused RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
-UnsafeLayer UnsafeRequest Unsupported Usage Volume __version__ arun run submit
+UnsafeLayer UnsafeRequest Unsupported Usage Volume __version__ arun commit diff run submit
 """
 
 
