@@ -1,7 +1,7 @@
 """dockless as a whole process for ``images.py``, and the least that anybody has to do.
 
 image_worker.py load LAYOUT HOME [written|indexed]        Store.load into a store of its own
-image_worker.py pull REFERENCE HOME [written|indexed]     Store.pull
+image_worker.py pull REFERENCE HOME [written|indexed]     pull it into such a store
 image_worker.py floor BLOB...                             decompress and hash (blob and content), as many layers at a time as processors
 image_worker.py run REFERENCE HOME [written|indexed]      run the image's own program in a sandbox
 """
@@ -27,7 +27,9 @@ def load(layout: str, home: str, form: str) -> None:
 
 
 def pull(reference: str, home: str, form: str) -> None:
-    print(_store(home, form).pull(reference).digest)
+    from dockless.images.pull import pull as pulled
+
+    print(pulled(_store(home, form), reference).digest)
 
 
 def run(reference: str, home: str, form: str) -> None:

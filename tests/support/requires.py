@@ -281,6 +281,10 @@ def _program(name: str) -> str:
     return "" if shutil.which(name) else f"{name} is not installed"
 
 
+def _loop() -> str:
+    return "" if os.path.exists("/dev/loop-control") else "no loop devices"
+
+
 def _module(name: str) -> str:
     return "" if find_spec(name) else f"the Python module {name} is not installed"
 
@@ -337,6 +341,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "gcc": _gcc,
     "cross-gcc:": _cross_gcc,
     "shared": _shared,
+    "loop": _loop,
     "ipv6": _ipv6,
     "program:": _program,
     "module:": _module,
