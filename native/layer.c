@@ -451,7 +451,8 @@ static int on_whiteout(struct writer *w, const struct tar_member *m, struct plac
     if (!opaque && (!*hidden || !strcmp(hidden, ".") || !strcmp(hidden, ".."))) return unsafe(w, m->name, "it is a whiteout of nothing");
     if (is_base(w)) return 0;
     struct dir *dir = dirs_enter(w, parent_path(place), m->name, 1);
-    if (!dir) return w->error.fault ? -1 : 0;
+    if (!dir && need_lower(w)) return w->error.fault ? -1 : 0;
+    if (!dir) return w->error.fault = FAULT_NONE; /* with nothing below, no whiteout means anything, wherever it leads */
     if (!opaque) return hide_later(w, dir, hidden);
     if (dir->size) return hide_later(w, dir, NULL);
     w->root_opaque = 1;
