@@ -52,7 +52,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_file(path, os.O_DIRECTORY)
+
+
+def sync_file(path: Path, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -26,7 +26,16 @@ from dockless.errors import BadDigest, BadImage, BadInput
 from dockless.images import digest, manifest
 from dockless.images.digest import Digest
 from dockless.images.discover import Candidate, LayerSource
-from dockless.images.files import explained, locked, make_private, sync_directory, sync_filesystem, temporary_directory, write_atomic
+from dockless.images.files import (
+    explained,
+    locked,
+    make_private,
+    sync_directory,
+    sync_file,
+    sync_filesystem,
+    temporary_directory,
+    write_atomic,
+)
 from dockless.images.image import Image
 from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.pipeline import Cancelled, Passed, Pipeline, Sink
@@ -35,7 +44,7 @@ from dockless.images.store import LAYER_FILE, Store
 from dockless.images.unpacking import Unpacking, unpacking
 
 AT_ONCE = 4
-"""Layers of one image that are worked on at a time, at most; no more than there are processors."""
+"""Layers of one image that are worked on at a time, at most. Some of them wait for the disk while others use the processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ class _Stack:
             return [self._layer(at) for at in range(count)]
         from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-        with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1, count), "dockless-ingest") as pool:
+        with ThreadPoolExecutor(min(AT_ONCE, count), "dockless-ingest") as pool:
             futures = [pool.submit(self._layer, at) for at in range(count)]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
@@ -269,7 +278,7 @@ class _Stack:
 
     def _publish(self, at: int, scratch: Path, final: Path, form: Unpacking | None, blob: Path | None, passed: Passed) -> None:
         """Flush everything once, then rename it to where it counts: the blob, the tar, the layer."""
-        sync_filesystem(scratch)
+        _flush(scratch, form, blob)
         if blob is not None:
             self._store.keep_blob(blob, passed.blob)
         if form is not None:
@@ -287,6 +296,17 @@ class _Stack:
             source = self._candidate.layers[at]
             shown = self._candidate.names[0] if self._candidate.names else ""
             self._progress(Progress(shown, at + 1, len(self._chain), str(source.digest or self._diff_ids[at]), done, source.size, state))
+
+
+def _flush(scratch: Path, form: Unpacking | None, blob: Path | None) -> None:
+    """Have it on disk: a layer of many files by one syncfs, of few files each by itself, which waits for nobody else's data."""
+    if form is not None and form.tar is None:
+        sync_filesystem(scratch)
+        return
+    for path in (blob, form.tar if form is not None else None, scratch / "layer" / INDEX_FILE if form is not None else None):
+        if path is not None:
+            sync_file(path)
+    sync_directory(scratch)
 
 
 def _described(final: Path, blob: Digest, size: int, media_type: str) -> _Done:
