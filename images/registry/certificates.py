@@ -8,6 +8,7 @@ leads to, as token servers and blob stores are often signed by the same one; its
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,8 +69,8 @@ class Certificates:
         return context
 
     def _directory(self, names: tuple[str, ...]) -> Path | None:
-        found = (place / name for place in self._where for name in names if "/" not in name)
-        return next((directory for directory in found if directory.is_dir()), None)
+        found = (place / name for place in self._where for name in names if "/" not in name and name.strip("."))
+        return next((directory for directory in found if os.path.isdir(directory)), None)
 
 
 def _load(path: Path, load: Any) -> None:

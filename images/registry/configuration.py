@@ -78,7 +78,11 @@ class Configuration:
     def load(cls, env: Mapping[str, str] | None = None, system: Path = SYSTEM) -> Configuration:
         """What this user's files say. Each file is read once; ``BadInput`` names the file and the key."""
         configuration = cls()
-        for path in _files(os.environ if env is None else env, system):
+        try:
+            files = _files(os.environ if env is None else env, system)
+        except OSError as error:
+            raise _bad(Path(str(error.filename or system)), error.strerror or str(error)) from None
+        for path in files:
             configuration = _merge(configuration, path, _read(path))
         _check_conflicts(configuration)
         return configuration

@@ -119,12 +119,12 @@ class Network:
                 found = ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=login) if login else None, **common)
             else:
                 found = PoolManager(**common)
-            found.pool_classes_by_scheme = _pool_classes(self._guard, self._head)
+            found.pool_classes_by_scheme = _pool_classes(self._guard, self._read, self._head)
             found = self._managers.setdefault(proxy, found)
         return found
 
 
-def _pool_classes(guard: Guard, head: float) -> dict[str, Any]:
+def _pool_classes(guard: Guard, read: float, head: float) -> dict[str, Any]:
     """urllib3's two pools, with connections that ask the guard. Made here so that importing this module does not import urllib3."""
     import ssl
 
@@ -138,11 +138,11 @@ def _pool_classes(guard: Guard, head: float) -> dict[str, Any]:
         sock.settimeout(connection.timeout)
         return sock
 
-    def bounded_head(connection: HTTPConnection, read: Callable[[], HTTPResponse]) -> HTTPResponse:
+    def bounded_head(connection: HTTPConnection, receive: Callable[[], HTTPResponse]) -> HTTPResponse:
         sock: Any = connection.sock
         sock.deadline = time.monotonic() + head
         try:
-            response = read()
+            response = receive()
         finally:
             sock.deadline = None
         response.dockless_socket = sock  # type: ignore[attr-defined]  # for deadlines over small bodies
@@ -151,6 +151,11 @@ def _pool_classes(guard: Guard, head: float) -> dict[str, Any]:
     class Plain(HTTPConnection):
         def _new_conn(self) -> socket.socket:
             return open_socket(self)
+
+        def connect(self) -> None:
+            super().connect()
+            # Sending may take as long as receiving; connecting may not.
+            self.sock.settimeout(read)
 
         def getresponse(self) -> HTTPResponse:  # type: ignore[override]
             return bounded_head(self, super().getresponse)
@@ -175,6 +180,7 @@ def _pool_classes(guard: Guard, head: float) -> dict[str, Any]:
                 raise
             # urllib3 warns of every unverified connection; ours are unverified only where registries.conf says insecure.
             self.is_verified = True
+            self.sock.settimeout(read)
 
         def getresponse(self) -> HTTPResponse:  # type: ignore[override]
             return bounded_head(self, super().getresponse)

@@ -13,6 +13,10 @@ BODY_MAX = 64 << 10
 """Bytes of an error's body that are read."""
 _CODES_MAX = 8
 
+LOGIN_REFUSED = "the login for {host} may not do this"
+LOGIN_MISSING = "it does not exist or wants a login: dockless login {host}"
+NO_LOGIN_GOES_THERE = "the registry led there, and logins do not go along; try again"
+
 
 def printable(text: str, limit: int = 300) -> str:
     """Foreign text without control characters and line ends, cut to ``limit`` characters."""
@@ -34,15 +38,14 @@ def parse(body: bytes) -> tuple[tuple[str, ...], str]:
 
 
 def refusal(
-    status: int, body: bytes, *, method: str, what: str, host: str, logged_in: bool, retry_after: float | None = None
+    status: int, body: bytes, *, method: str, what: str, host: str, login: str = LOGIN_MISSING, retry_after: float | None = None
 ) -> RegistryError:
-    """The error for an answer that nobody expected. ``what``: the thing asked for; ``host``: who answered."""
+    """The error for an unexpected answer. ``what``: the thing asked for; ``host``: who answered; ``login``: the hint if it wants one."""
     codes, words = parse(body)
     said = f": {words}" if words else f" ({', '.join(codes)})" if codes else ""
     common = {"status": status, "codes": codes, "subject": what}
-    if status == 401 or (status == 403 and "DENIED" in codes) or status == 403:
-        hint = f"the login for {host} may not do this" if logged_in else f"it does not exist or wants a login: dockless login {host}"
-        return Unauthorized(f"{what}: {host} refuses access{said}", hint=hint, **common)  # type: ignore[arg-type]
+    if status in (401, 403):
+        return Unauthorized(f"{what}: {host} refuses access{said}", hint=login.format(host=host), **common)  # type: ignore[arg-type]
     if status == 404:
         return NotFound(f"{what}: not in the registry{said}", hint="check the name and the tag", **common)  # type: ignore[arg-type]
     if status == 429:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dockless.errors import BadInput, RegistryError
+from dockless.errors import BadInput, NotFound, RegistryError
 from dockless.images.files import write_atomic
 from dockless.images.reference import _DOMAIN, _PATH
 from dockless.images.registry import credentials as known
@@ -89,7 +89,10 @@ def check(location: str, login: Login, *, configuration: Configuration | None = 
         raise RegistryError(f"the registry {location} is blocked", subject=location, hint="registries.conf says blocked = true for it")
     endpoint = Endpoint(location, "", insecure=entry is not None and entry.insecure, named=configuration.named_hosts)
     with Registry(endpoint, credentials=_Fixed(login), env=env) as registry:
-        registry.request("GET", "/v2/", what=location).close()
+        try:
+            registry.request("GET", "/v2/", what=location).close()
+        except NotFound:
+            raise RegistryError(f"{location} is no registry: it has no /v2/", status=404, subject=location, hint="check the name") from None
 
 
 def logout(registry: str, *, env: Mapping[str, str] | None = None, file: Path | None = None) -> LoggedOut:

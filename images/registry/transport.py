@@ -50,7 +50,7 @@ REDIRECTS_MAX = 8
 URL_MAX = 16 << 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}\Z|\[[0-9A-Fa-f:.]+\]\Z")
+_HOST = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?\Z|\[[0-9A-Fa-f:.]+\]\Z")
 
 Body = bytes | IO[bytes] | None
 Origin = tuple[str, str, int]
@@ -248,10 +248,12 @@ class Registry:
     def _refusal(self, raw: BaseHTTPResponse, method: str, url: str, what: str) -> RegistryError:
         wait = retrying.retry_after(raw.headers.get("Retry-After"))
         status, host = raw.status, urlsplit(url).netloc
+        login = errors.LOGIN_REFUSED if self._authenticator.logged_in else errors.LOGIN_MISSING
         if host == self.endpoint.netloc:
             host = self.endpoint.location
-        body = _read_small(raw)
-        return errors.refusal(status, body, method=method, what=what, host=host, logged_in=self._authenticator.logged_in, retry_after=wait)
+        else:
+            login = errors.NO_LOGIN_GOES_THERE
+        return errors.refusal(status, _read_small(raw), method=method, what=what, host=host, login=login, retry_after=wait)
 
     def _fetch(self, method: str, realm: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
         """A token server's answer. Only redirects within its origin are followed: what we send there may be a password."""

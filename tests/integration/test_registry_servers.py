@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
+import socket
 import ssl
 import stat
 import subprocess
+import threading
 
 import pytest
 from support import requires as requirements
@@ -211,6 +214,41 @@ def test_a_client_certificate_goes_to_its_registry_only(tmp_path, env, authority
         assert manifest(server, "team/app:1", env) == {}
     assert all(server.certificates) and server.certificates
     assert storage.certificates == [None] * storage.connections == [None]
+
+
+@requires("program:openssl")
+def test_https_through_a_proxy(tmp_path, env):
+    """CONNECT: the proxy hears the name and its own password, the registry speaks TLS with us alone."""
+    authority = Authority(tmp_path, names=("registry.test",))
+    heard = []
+
+    def tunnel() -> None:
+        connection, _ = listener.accept()
+        with connection, socket.create_connection(("127.0.0.1", server.port)) as onward:
+            while b"\r\n\r\n" not in b"".join(heard):
+                heard.append(connection.recv(4096))
+            connection.sendall(b"HTTP/1.1 200 yes\r\n\r\n")
+            other = {connection: onward, onward: connection}
+            while True:
+                for one in select.select(list(other), [], [])[0]:
+                    if not (data := one.recv(65536)):
+                        return
+                    other[one].sendall(data)
+
+    with (
+        ScriptedHttp(lambda _: answer(200, b"{}"), context=authority.server_context()) as server,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        thread = threading.Thread(target=tunnel)
+        thread.start()
+        trust(env, "registry.test", authority)
+        proxy = f"http://us%40:pw@127.0.0.1:{listener.getsockname()[1]}"
+        with Registry(Endpoint("registry.test", "x"), env={**env, "https_proxy": proxy}, tries=1) as client:
+            assert client.request("GET", "/v2/").read_all(10) == b"{}"
+        thread.join(10)
+    asked = b"".join(heard).decode()
+    assert asked.startswith("CONNECT registry.test:443 ") and base64.b64encode(b"us@:pw").decode() in asked
+    assert "proxy-authorization" not in server.requests[0].headers and server.requests[0].headers["host"] == "registry.test"
 
 
 def test_plain_http_behind_a_name_that_wants_tls(env):

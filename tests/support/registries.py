@@ -45,12 +45,13 @@ def tool(name: str) -> str:
 
 
 class Authority:
-    """A certificate authority of the test's own, and a server certificate for 127.0.0.1 and localhost that it signed."""
+    """A certificate authority of the test's own, and a server certificate for 127.0.0.1, localhost and ``names`` that it signed."""
 
-    def __init__(self, where: Path, name: str = "ca") -> None:
+    def __init__(self, where: Path, name: str = "ca", names: Sequence[str] = ()) -> None:
         self.ca, self.certificate, self.key = where / f"{name}.crt", where / f"{name}-server.crt", where / f"{name}-server.key"
         ca_key, request, extra = where / f"{name}.key", where / f"{name}-server.csr", where / f"{name}.ext"
-        extra.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n")
+        also = "".join(f",DNS:{other}" for other in names)
+        extra.write_text(f"subjectAltName=IP:127.0.0.1,DNS:localhost{also}\nbasicConstraints=CA:FALSE\n")
         curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
         _openssl("req", "-x509", *curve, "-days", "2", "-subj", f"/CN=dockless test {name}", "-keyout", ca_key, "-out", self.ca)
         _openssl("req", *curve, "-subj", "/CN=localhost", "-keyout", self.key, "-out", request)

@@ -20,7 +20,21 @@ BELOW = {
     "sandbox": FLOOR | {"native", "cgroups", "images"},
     "sched": FLOOR | {"native", "cgroups", "images", "sandbox"},
 }
-HEAVY = ("asyncio", "isal", "jeepney", "msgspec", "psutil", "pynvml", "pyroute2", "rich", "sqlite3", "ssl", "multiprocessing", "unittest")
+HEAVY = (
+    "asyncio",
+    "isal",
+    "jeepney",
+    "msgspec",
+    "psutil",
+    "pynvml",
+    "pyroute2",
+    "rich",
+    "sqlite3",
+    "ssl",
+    "multiprocessing",
+    "unittest",
+    "urllib3",
+)
 
 needs_sources = pytest.mark.skipif(not SOURCE.is_dir(), reason="only the installed package is here, not the sources")
 

@@ -123,7 +123,7 @@ def test_patience_never_waits_beyond_its_bounds():
 )
 def test_the_kind_of_a_refusal(status, kind):
     body = b'{"errors":[{"code":"SOME_CODE","message":"the words \\u001b[31mof it\\n"}]}'
-    error = refusal(status, body, method="GET", what="a/b:1", host="r.test", logged_in=False)
+    error = refusal(status, body, method="GET", what="a/b:1", host="r.test")
     assert type(error) is kind and error.status == status and error.codes == ("SOME_CODE",)
     assert "the words [31mof it" in str(error) and "\x1b" not in str(error)
     assert error.hint and error.subject == "a/b:1"
@@ -133,7 +133,7 @@ def test_the_kind_of_a_refusal(status, kind):
     "body", [b"", b"<html>", b"[]", b'{"errors": 1}', b'{"errors": [1, null, {}]}', b'{"errors":[{"code":[],"message":{}}]}', b"[" * 50_000]
 )
 def test_odd_bodies(body):
-    assert refusal(404, body, method="GET", what="x", host="h", logged_in=True).codes == ()
+    assert refusal(404, body, method="GET", what="x", host="h").codes == ()
 
 
 def test_long_words_are_cut():
