@@ -27,6 +27,7 @@ from dockless.images.discover import Candidate, LayerSource
 from dockless.images.files import explained, temporary_directory
 from dockless.images.image import Image
 from dockless.images.ingest import ingest
+from dockless.images.lease import held
 from dockless.images.manifest import Descriptor
 from dockless.images.packing import SUFFIX, Compression, Packed, Packer, check_level
 from dockless.images.platforms import Platform
@@ -84,7 +85,12 @@ def add_layer(
     name = store.check_name(reference) if reference is not None else None
     level = check_level(compression, level)
     what = f"the new layer on {base.name}" if base is not None else "the new layer"
-    with _storing(store, what), store.using(), temporary_directory(store.root / "tmp") as scratch:
+    with (
+        _storing(store, what),
+        store.using(),
+        held(store, (base,) if base is not None else ()),
+        temporary_directory(store.root / "tmp") as scratch,
+    ):
         written, packed = pack(scratch / "blob", lambda out: write(out, when.clamp), compression, level, what)
         new = NewLayer(packed.diff_id, packed.digest, packed.size, manifest.OCI_LAYER + SUFFIX[compression])
         # An upper without changes: nothing for readers to fetch.

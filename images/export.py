@@ -18,8 +18,10 @@ from dockless.images.entries import Entries, Owners
 from dockless.images.files import explained
 from dockless.images.image import Image
 from dockless.images.layers import Layer
+from dockless.images.lease import held
 from dockless.images.output import Destination, packed, shown
 from dockless.images.packing import Compression, check_level
+from dockless.images.store import Store
 from dockless.images.tarwriter import Output, TarWriter
 from dockless.images.walk import walk
 from dockless.native.userns import default_map
@@ -33,9 +35,11 @@ def export(
     compression: Compression = "none",
     level: int | None = None,
     created: float | datetime.datetime | None = None,
+    store: Store | None = None,
 ) -> Written:
     """Write the root of ``image``, with ``upper`` on top if that is given, to a path or an open file. No file is younger than ``created``,
-    or ``SOURCE_DATE_EPOCH``, where there is one. Raises ``BadInput``, ``ImageError`` (which names the file)."""
+    or ``SOURCE_DATE_EPOCH``, where there is one. ``store``: the image's, where it is then kept meanwhile. Raises ``BadInput``,
+    ``ImageError`` (which names the file)."""
     if image.is_host:
         raise BadInput("the host is no image that can be exported", subject=image.name)
     check_level(compression, level)
@@ -43,6 +47,7 @@ def export(
     clamp = Created.of(created).clamp
     with (
         explained(f"cannot export {image.name} to {where}", where, "check that the place is writable and has room"),
+        held(store, (image,)) if store is not None else contextlib.nullcontext(),
         packed(destination, compression, level) as out,
     ):
         return write_root(image.layers, out, upper=upper, clamp=clamp)

@@ -55,6 +55,16 @@ def _locked(store: Store, name: str) -> int:
 
 
 @contextlib.contextmanager
+def held(store: Store, images: Iterable[Image]) -> Iterator[None]:
+    """Keep ``images`` while the block runs. In a store that is not ours nothing can be kept, and they are read all the same."""
+    with contextlib.ExitStack() as stack:
+        for image in images:
+            with contextlib.suppress(OSError):
+                stack.callback(os.close, lease(store, image))
+        yield
+
+
+@contextlib.contextmanager
 def seized(store: Store, names: Iterable[str]) -> Iterator[frozenset[str]]:
     """Those of the images ``names`` that nothing runs from; while the block runs, nothing starts from them either."""
     with contextlib.ExitStack() as held:

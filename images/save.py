@@ -32,9 +32,11 @@ from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
 from dockless.images.files import check_room, explained, make_private
 from dockless.images.image import Image
+from dockless.images.lease import held
 from dockless.images.manifest import Manifest
 from dockless.images.output import Destination, archive, replacing, shown
 from dockless.images.packing import Compression, check_level
+from dockless.images.progress import Progress
 from dockless.images.store import Store
 from dockless.images.tarwriter import DIRECTORY, Entry, TarWriter
 
@@ -71,8 +73,10 @@ def save(
     format: Format = "oci-tar",
     compression: Compression = "none",
     level: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Write ``images`` (or what their references name) to a path, or to an open file (not ``oci-dir``). ``compression``: of the archive.
+    ``progress`` is told of each layer, in the states ``saving`` and ``done``.
 
     Raises ``BadInput``, ``UnknownImage``, ``BadImage`` where the store does not keep a layer's blob any more, ``BadDigest``,
     ``ImageError``.
@@ -86,17 +90,17 @@ def save(
             raise BadInput("the host is no image that can be saved", subject=image.name)
     if not found:
         raise BadInput("no image to save", hint="name at least one; 'dockless images' lists them")
-    saved = _documents(store, found, unpacked=format == "docker-archive")
     where = shown(destination)
-    with explained(f"cannot save to {where}", where, "check that the place is writable and has room"):
+    with explained(f"cannot save to {where}", where, "check that the place is writable and has room"), held(store, found):
+        saved = _documents(store, found, unpacked=format == "docker-archive")
         if format == "oci-dir":
             if not isinstance(destination, (str, Path)) or compression != "none":
                 raise BadInput("an oci-dir is a directory, not a stream, and not compressed", subject=where, hint="use oci-tar")
-            _into_directory(store, saved, Path(destination))
+            _into_directory(store, saved, Path(destination), _told(saved, progress))
         else:
             fill = _oci if format == "oci-tar" else _docker
             with archive(destination, compression, level) as tar:
-                fill(store, saved, _Archive(tar))
+                fill(store, saved, _Archive(tar, _told(saved, progress)))
 
 
 def _documents(store: Store, images: Sequence[Image], *, unpacked: bool) -> list[_Saved]:
@@ -174,7 +178,7 @@ def _descriptor(one: _Saved, name: str | None) -> dict[str, Any]:
     return entry
 
 
-def _into_directory(store: Store, saved: Sequence[_Saved], place: Path) -> None:
+def _into_directory(store: Store, saved: Sequence[_Saved], place: Path, told: _Told) -> None:
     """Blobs first, index.json last: whoever looks meanwhile sees the old images, or the new ones whole."""
     index = place / "index.json"
     entries: list[dict[str, Any]] = []
@@ -186,7 +190,7 @@ def _into_directory(store: Store, saved: Sequence[_Saved], place: Path) -> None:
     elif place.is_dir() and any(place.iterdir()):
         raise BadInput(f"{place} is neither empty nor an OCI layout", subject=str(place), hint="save to a new directory")
     place.mkdir(parents=True, exist_ok=True)
-    sink = _Directory(place)
+    sink = _Directory(place, told)
     _blobs(store, saved, sink)
     new = [_descriptor(one, name) for one in saved for name in one.names or (None,)]
     taken = {_ref(entry) for entry in new} - {None}
@@ -247,6 +251,36 @@ def _content(store: Store, blob: Digest, diff_id: Digest) -> Iterator[BinaryIO]:
         yield file
 
 
+# -- progress ------------------------------------------------------------------------------------------------------------------------
+
+_Told = Callable[[str, int, Iterator[bytes]], Iterator[bytes]]
+
+
+def _told(saved: Sequence[_Saved], progress: Callable[[Progress], None] | None) -> _Told:
+    """Passes the bytes of a file on, and tells of them where it is a layer."""
+    whose: dict[str, tuple[str, int, int, str]] = {}
+    for one in saved:
+        name = one.names[0] if one.names else str(one.digest)
+        pairs = zip(one.parsed.layers, one.document.diff_ids, strict=True)
+        for at, (layer, diff_id) in enumerate(pairs, 1):
+            about = (name, at, len(one.parsed.layers), str(layer.digest))
+            whose.setdefault(_path(layer.digest), about)
+            whose.setdefault(f"{diff_id.hex}.tar", about)
+
+    def told(path: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        if progress is None or path not in whose:
+            yield from pieces
+            return
+        done = 0
+        for piece in pieces:
+            yield piece
+            done += len(piece)
+            progress(Progress(*whose[path], done, size, "saving"))
+        progress(Progress(*whose[path], done, size, "done"))
+
+    return told
+
+
 # -- places --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -284,8 +318,9 @@ def _whole(name: str, size: int, pieces: Iterator[bytes], write: Callable[[bytes
 class _Archive:
     """A tar with fixed owners, modes and times."""
 
-    def __init__(self, tar: TarWriter) -> None:
+    def __init__(self, tar: TarWriter, told: _Told) -> None:
         self._tar = tar
+        self._told = told
         self._folders: set[str] = set()
 
     def small(self, name: str, data: bytes) -> None:
@@ -298,7 +333,7 @@ class _Archive:
                 self._folders.add(parent)
                 self._tar.add(Entry(parent.encode(), DIRECTORY, 0o755))
         self._tar.add(Entry(name.encode(), size=size))
-        _whole(name, size, read(), self._tar.write)
+        _whole(name, size, self._told(name, size, read()), self._tar.write)
 
 
 def _parents(folder: str) -> list[str]:
@@ -309,8 +344,9 @@ def _parents(folder: str) -> list[str]:
 class _Directory:
     """Files below a directory, each replaced as a whole; a blob that is there with the right size stays."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, told: _Told) -> None:
         self._place = place
+        self._told = told
 
     def small(self, name: str, data: bytes) -> None:
         self._write(name, len(data), iter((data,)))
@@ -319,7 +355,7 @@ class _Directory:
         path = self._place / name
         if path.is_file() and path.stat().st_size == size:
             return
-        self._write(name, size, read())
+        self._write(name, size, self._told(name, size, read()))
 
     def _write(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
         path = self._place / name

@@ -64,10 +64,11 @@ class Changes:
         self, destination: Destination, *, compression: Compression = "none", level: int | None = None, pause: bool = True
     ) -> Written:
         """The whole root, image and changes, as one tar. See ``dockless.images.export``."""
+        from dockless.images import Store
         from dockless.images.export import export
 
         with self._still(pause):
-            return export(self.base, destination, upper=self.upper, compression=compression, level=level)
+            return export(self.base, destination, upper=self.upper, compression=compression, level=level, store=Store())
 
     def commit(
         self,
