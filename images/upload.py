@@ -245,7 +245,12 @@ class Upload:
         found = response.headers.get("Location", "")
         if not found and not before:
             raise RegistryError(f"{self._what}: the registry does not say where to send it", status=response.status, subject=self._what)
-        return urljoin(response.url, found) if found else before
+        try:
+            return urljoin(response.url, found) if found else before
+        except ValueError:
+            raise RegistryError(
+                f"{self._what}: the registry sends us to a malformed address", status=response.status, subject=self._what
+            ) from None
 
     def _named(self, place: str) -> str:
         return f"{place}{'&' if '?' in place else '?'}digest={quote(str(self._name), safe='')}"

@@ -185,7 +185,10 @@ def _next_page(link: str, url: str, what: str) -> str:
     match = _NEXT.search(link)
     if match is None:
         return ""
-    here, there = urlsplit(url), urlsplit(urljoin(url, match[1]))
+    try:
+        here, there = urlsplit(url), urlsplit(urljoin(url, match[1]))
+    except ValueError as error:
+        raise BadImage(f"{what} goes on at a malformed address: {error}", subject=what) from None
     if (there.scheme, there.netloc) != (here.scheme, here.netloc) or not there.path.startswith("/v2/"):
         raise BadImage(
             f"{what} goes on at {there.scheme}://{there.netloc[:100]}, another host",

@@ -42,7 +42,7 @@ class Response:
     def length(self) -> int | None:
         """Bytes of the body as the answer says, None where it does not or where they are encoded."""
         text = self.headers.get("Content-Length", "")
-        return int(text) if text.isascii() and text.isdigit() and not self.encoded else None
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 and not self.encoded else None
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, b"" at the end. ``RegistryUnavailable`` where the body is cut, stalls or is not in the encoding it says."""

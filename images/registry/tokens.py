@@ -125,6 +125,14 @@ class Authenticator:
         if login is not None and login.registry_token:
             return _Token(f"Bearer {login.registry_token}", float("inf"))
         realm = challenge.get("realm")
+        try:
+            glue = "&" if urlsplit(realm).query else "?"
+        except ValueError:
+            raise RegistryError(
+                f"{self._subject}: its token server's address is malformed: {printable(realm, 100)}",
+                subject=self._subject,
+                hint="is this a registry?",
+            ) from None
         query = [("service", challenge.get("service"))] if challenge.get("service") else []
         query += [("scope", scope) for scope in sorted(scopes)]
         headers = {"Accept": "application/json"}
@@ -139,7 +147,6 @@ class Authenticator:
             if login is not None:
                 headers["Authorization"] = login.basic()
                 query.append(("account", login.username))
-            glue = "&" if urlsplit(realm).query else "?"
             status, answer = self._fetch("GET", realm + (glue + urlencode(query) if query else ""), headers, None)
         if status in (400, 401, 403):
             raise self._no_login(True)
