@@ -25,13 +25,14 @@ with atheris.instrument_imports(include=["dockless.images", "dockless.errors"]):
     from dockless.images import compression, config, digest, discover, manifest, merged, platforms, reference, source  # noqa: F401
 
 from fuzz.mutators import MUTATORS  # noqa: E402
+from fuzz.properties import Broken  # noqa: E402
 
 
 def kind_of(error: BaseException) -> str:
     """What was raised and the innermost line of ours: one kind of finding."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/images/" in frame.filename or "/fuzz/" in frame.filename]
     last = frames[-1] if frames else None
-    words = re.split(r"""['":0-9(]""", str(error))[0] if isinstance(error, targets.Broken) else ""
+    words = re.split(r"""['":0-9(]""", str(error))[0] if isinstance(error, Broken) else ""
     broken = re.sub(r"[^a-z]+", "-", words[:60].lower())
     return f"{type(error).__name__}-{Path(last.filename).stem if last else 'x'}-{last.lineno if last else 0}-{broken}".strip("-")
 

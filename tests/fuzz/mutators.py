@@ -14,6 +14,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from fuzz.words import ANSWERS, LINES
+
 Blind = Callable[[bytes], bytes]
 Mutator = Callable[[bytes, random.Random, Blind], bytes]
 
@@ -287,10 +289,40 @@ def compressed(data: bytes, rng: random.Random) -> bytes:
     return zstd.compress(data, rng.choice((1, 19)))
 
 
+def line_mutator(words: tuple[bytes, ...]) -> Mutator:
+    """Whole lines put in, taken out, moved and exchanged for known ones."""
+
+    def mutate(data: bytes, rng: random.Random, blind: Blind) -> bytes:
+        if rng.random() < 0.25:
+            return blind(data)
+        lines = data.split(b"\n")
+        for _ in range(rng.randint(1, 4)):
+            at, how = rng.randrange(len(lines)), rng.randrange(6)
+            if how < 2:
+                lines.insert(at, rng.choice(words))
+            elif how == 2:
+                lines[at] = rng.choice(words)
+            elif how == 3 and len(lines) > 1:
+                del lines[at]
+            elif how == 4:
+                lines.insert(rng.randint(0, len(lines)), lines[at])
+            else:
+                lines[at] = blind(lines[at])
+        return b"\n".join(lines)
+
+    return mutate
+
+
 MUTATORS: dict[str, Mutator] = {
     "manifest": json_mutator,
     "config": json_mutator,
     "discover": sections_mutator,
     "compression": compression_mutator,
     "archive": tar_mutator,
+    "token": json_mutator,
+    "credentials": json_mutator,
+    "configuration": line_mutator(LINES),
+    "conversation": line_mutator(ANSWERS),
+    "transfer": line_mutator(ANSWERS),
+    "upload": line_mutator(ANSWERS),
 }

@@ -32,6 +32,7 @@ _LAYER = ("layer.c", "layer_dirs.c", "layer_hide.c", "layer_meta.c", "lower.c", 
 C_TARGETS: dict[str, tuple[str, ...]] = {
     "tar": ("tar_fuzz.c", *_TAR, "lister.c"),
     "writer": ("writer_fuzz.c", *_TAR, *_LAYER),
+    "index": ("index_fuzz.c", *_TAR, "erofs.c", "erofs_layout.c", "erofs_xattr.c"),
 }
 """Name to its harness in this directory and the sources below native/."""
 C_FLAGS = "-g -O1 -std=gnu11 -Wall -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined".split()

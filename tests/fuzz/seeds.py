@@ -10,8 +10,10 @@ import gzip
 import io
 import json
 import lzma
+import struct
 import sys
 import tarfile
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -129,6 +131,10 @@ def strip(raw: bytes) -> bytes:
     return raw.rstrip(b"\0") + bytes(-len(raw.rstrip(b"\0")) % 512) + bytes(1024)
 
 
+PARTIAL = b"\xdb\x05" + bytes(1504) + struct.pack("<8sQIIII", b"dl-part1", 1500, 1000, 0, 700, 100)
+"""1,500 bytes in chunks of 1,000; the first 700 of the one and 100 of the other are there."""
+
+
 def sparse_header() -> bytes:
     """An old GNU sparse member: four segments in the header, one in a block behind it."""
     info = tarfile.TarInfo("sparse")
@@ -165,6 +171,56 @@ def _named() -> bytes:
     return buffer.getvalue()
 
 
+TALKS = {
+    "pull": b"""=== 401
+WWW-Authenticate: Bearer realm="https://auth.example/token",service="s",scope="repository:a/b:pull"
+=== 200
+
+{"token":"t","expires_in":300}
+=== 200
+Content-Type: application/json
+Link: </v2/a/b/tags/list?last=x>; rel="next"
+
+{"tags":["a","b"]}
+=== 200
+
+{"tags":["c"]}""",
+    "basic": b"=== 401\nWWW-Authenticate: Basic realm=x\n=== 200\nContent-Type: application/vnd.oci.image.index.v1+json\n\n{}",
+    "redirect": b"=== 307\nLocation: https://cdn.example/x?sig=1\n=== 200\n\n{}",
+    "limited": b'=== 429\nRetry-After: 1\n\n{"errors":[{"code":"TOOMANYREQUESTS","message":"slow"}]}\n=== 200\nContent-Encoding: gzip\n\n',
+}
+TRANSFERS = {
+    "whole": b"\1=== 200\nContent-Length: 150\nETag: e\n\n" + b"x" * 150,
+    "cut": b"\1=== 200\n\n" + b"x" * 50 + b"\n=== 206\nContent-Range: bytes 51-149/150\n\n" + b"x" * 99,
+    "refused": b"\1=== 416\nContent-Range: bytes */150\n=== 200\n\n" + b"x" * 150,
+}
+UPLOADS = {
+    "sent": b"\x20=== 404\n=== 202\nLocation: /v2/u?_state=x\n=== 202\nLocation: /v2/u\nRange: 0-999\n=== 201\n",
+    "mounted": b"\1=== 404\n=== 201\n",
+    "lost": b"\x20=== 404\n=== 202\nLocation: /v2/u\n=== 416\n=== 204\nLocation: /v2/u\nRange: 0-499\n=== 404\n",
+}
+CONFIGURATION = b"""unqualified-search-registries = ["docker.io", "quay.io"]
+short-name-mode = "permissive"
+[aliases]
+"busybox" = "docker.io/library/busybox"
+[[registry]]
+prefix = "docker.io"
+location = "mirror.example.com/hub"
+[[registry.mirror]]
+location = "localhost:5000"
+insecure = true
+pull-from-mirror = "digest-only"
+[[registry]]
+prefix = "*.example.com"
+blocked = true
+"""
+AUTH = {
+    "auths": {"docker.io": {"auth": "dXNlcjpwYXNz"}, "https://index.docker.io/v1/": {"identitytoken": "x"}, "quay.io/a": {"username": "u"}},
+    "credHelpers": {"a.example:5000": "none"},
+    "credsStore": "none",
+}
+
+
 def seeds() -> dict[str, dict[str, bytes]]:
     encoded = lambda *documents: {str(n): json.dumps(d, separators=(",", ":")).encode() for n, d in enumerate(documents)}  # noqa: E731
     tars = archives() | {"sparse-gnu": sparse_header()}
@@ -176,6 +232,20 @@ def seeds() -> dict[str, dict[str, bytes]]:
         "config": encoded(RUN, {}, {"config": None}),
         "compression": streams(),
         "discover": SECTIONS,
+        "challenge": {"bearer": b'Bearer realm="https://a/t",service="s"\nBasic realm="a, \\"b"', "other": b"Negotiate YII=, NTLM, Basic"},
+        "header": {
+            "date": b"Wed, 21 Oct 2015 07:28:00 GMT",
+            "v6": b"[::ffff:127.0.0.1]",
+            "json": b'{"errors":[{"code":"A","message":"b"}]}',
+        },
+        "token": encoded({"token": "t", "expires_in": 60, "issued_at": "x"}, {"access_token": "t"}),
+        "encoding": {"gzip": b"\3" + gzip.compress(b"text" * 90, mtime=0), "deflate": b"\2" + zlib.compress(b"text" * 90)},
+        "configuration": {"all": CONFIGURATION},
+        "credentials": encoded(AUTH, {"auths": {}}),
+        "partial": {"cut": PARTIAL},
+        "conversation": TALKS,
+        "transfer": TRANSFERS,
+        "upload": UPLOADS,
         "archive": tars,
         "tar": tars,
         "writer": tars,
