@@ -271,8 +271,8 @@ struct dir *dirs_enter(struct writer *w, const char *path, const char *name, int
         dir = walk_to(w, walk, path, name, optional);
         free(walk);
     }
-    /* Good until another directory is entered: nothing made in this one can change where its own name leads. */
-    w->current = dir;
-    strcpy(w->current_name, path);
+    /* Good until another directory is entered, where no link led here: nothing made in a directory changes where its own real name leads. */
+    w->current = dir && !strcmp(dir->path, path) ? dir : NULL;
+    if (w->current) strcpy(w->current_name, path);
     return dir;
 }

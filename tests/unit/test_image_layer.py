@@ -84,6 +84,11 @@ def test_missing_parents_and_links_as_parents(tmp_path):
     assert set(tree(image.layers)) == {"a", "a/b", "a/b/c", "lib", "usr", "usr/lib", "usr/lib/so", "x", "x/y"}
 
 
+def test_a_link_that_leads_to_where_it_lies_is_replaced(tmp_path):
+    image = load(tmp_path, [make.symlink("l", "."), make.file("l/f", "1"), make.directory("l/l"), make.file("l/g", "2")])
+    assert tree(image.layers) == {"f": "file:1", "l": "dir", "l/g": "file:2"}
+
+
 def test_a_hard_link_to_a_link_links_the_link(tmp_path):
     root = load(tmp_path, [make.file("t", "1"), make.symlink("s", "t"), make.hardlink("h", "s")]).layers[0].path
     assert os.readlink(root / "h") == "t"
