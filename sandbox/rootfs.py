@@ -80,6 +80,9 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
     section.add("OPEN", slot_out=directory, a=DIRECTORY, x=O_PATH)
     upper, work = _upper(b, section, r, directory, attach)
     options = {"upperdir": f"/proc/self/fd/{upper}", "workdir": f"/proc/self/fd/{work}"}
+    if r.rootful:
+        # Whatever this kernel's defaults are: an upper says all that it changes, so that it can become a layer.
+        options |= {"redirect_dir": "off", "metacopy": "off"}
     flags = [] if r.rootful else ["userxattr"]
     if r.spec.root == "disk":
         flags.append("volatile")
