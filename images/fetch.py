@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from dockless.errors import BadDigest, BadImage, ImageError, NotFound, RegistryError
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 AT_ONCE = 3
 _BUSY_WAIT = 0.05
 _CLOSE_WAIT = 3.0
+
+
+def spool_path(store: Store, entry: Descriptor) -> Path:
+    """Where the blob is gathered. The size is in the name: a manifest that lies about it gets a file of its own and spoils no other."""
+    path = store.partial_path(entry.digest)
+    return path.with_name(f"{path.name}-{entry.size}")
 
 
 class Download:
@@ -256,7 +263,7 @@ class Fetcher:
         with explained(doing, download.what, f"check that the image store {self._store.root} is on a writable file system with room"):
             if self._find(download):
                 return True
-            partial = Partial.take(self._store.partial_path(download.digest), download.size, self._pace.chunk)
+            partial = Partial.take(spool_path(self._store, download.entry), download.size, self._pace.chunk)
             if partial is None:
                 return False
             try:

@@ -303,7 +303,10 @@ def _flush(scratch: Path, form: Unpacking | None, blob: Path | None) -> None:
     if form is not None and form.tar is None:
         sync_filesystem(scratch)
         return
-    for path in (blob, form.tar if form is not None else None, scratch / "layer" / INDEX_FILE if form is not None else None):
+    if blob is not None:
+        with contextlib.suppress(FileNotFoundError):  # another process that wants the same blob has flushed and taken it
+            sync_file(blob)
+    for path in (form.tar, scratch / "layer" / INDEX_FILE) if form is not None else ():
         if path is not None:
             sync_file(path)
     sync_directory(scratch)

@@ -32,7 +32,7 @@ from dockless.errors import BadDigest, BadImage, BadInput, NotFound, NotRunnable
 from dockless.images import choose, digest, manifest, platforms
 from dockless.images.digest import Digest
 from dockless.images.discover import Candidate, LayerSource, config_document
-from dockless.images.fetch import Fetcher
+from dockless.images.fetch import Fetcher, spool_path
 from dockless.images.files import explained
 from dockless.images.image import Image
 from dockless.images.ingest import ingest
@@ -362,7 +362,7 @@ class _Pull:
         if self._store.has_blob(layer.digest):
             return LayerSource(lambda: self._store.open_blob(layer.digest), layer.digest, layer.size, what)
         download = fetcher.add(layer, what, self._told(layer, at, count))
-        return LayerSource(download.open, layer.digest, layer.size, what, self._store.partial_path(layer.digest), download.cancel)
+        return LayerSource(download.open, layer.digest, layer.size, what, spool_path(self._store, layer), download.cancel)
 
     def _told(self, layer: Descriptor, at: int, count: int) -> Callable[[int, int], None] | None:
         tell = self._progress

@@ -354,7 +354,7 @@ def _catalog(store: Store, index: dict[str, Any]) -> _Catalog:
 
 def _needs(store: Store, name: str, entry: dict[str, Any]) -> frozenset[Part]:
     """The parts of an image; of one whose documents are damaged, what is still known of it."""
-    needed: set[Part] = set()
+    needed: set[Part] = {("blobs", *index.partition(":")[::2]) for index in entry.get("indexes", ())}
     try:
         own = digest.parse(name)
         needed.add(("blobs", own.algorithm, own.hex))

@@ -11,6 +11,7 @@
       partial/                       blobs on their way from a registry: a cut transfer goes on here
       leases/                        a file per image: locked while something runs from it, its time is the last use
       reserved/                      room that running pulls have been promised
+      uploads/                       where large blobs on their way to a registry go on
       locks/                         one per layer being unpacked, one for images.json, one that says the store is being used
       tmp/                           work in progress, each locked by its maker; a crash's left-overs go at the next load
 
@@ -24,6 +25,7 @@ blobs, which are inert, and load from there what root has already pulled.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -34,7 +36,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dockless import paths
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
-from dockless.images import config, digest, manifest, reference
+from dockless.images import config, digest, manifest, platforms, reference
 from dockless.images.config import ImageConfig
 from dockless.images.digest import Digest
 from dockless.images.files import explained, locked, make_private, sweep, sync_directory, write_atomic
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from dockless.images.room import Freed, Room
 
 LAYER_FILE = "layer.json"
-_PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "locks", "tmp")
+_PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "uploads", "locks", "tmp")
 _SHARED = ("blobs", "diffs")
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")
 
@@ -270,10 +272,28 @@ class Store:
             write_atomic(path, data, self._mode)
 
     def keep_blob(self, temporary: Path, name: Digest) -> None:
-        """Take over a file of the store that has been verified to be this blob, and flushed."""
+        """Take over a file of the store that has been verified to be this blob, and flushed.
+
+        A second name and then the loss of the first, rather than a new name: another process that has verified the same download may have
+        been quicker, and what lies under the old name by now may be somebody's new, empty file.
+        """
         path = self._shared(self.root / "blobs" / name.algorithm) / name.hex
-        temporary.chmod(self._mode)
-        os.rename(temporary, path)
+        if path.exists():
+            temporary.unlink(missing_ok=True)
+            return
+        try:
+            temporary.chmod(self._mode)
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            if not path.exists():
+                raise
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            os.rename(temporary, path)  # a file system without hard links
+        temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
 
     @property
@@ -294,7 +314,8 @@ class Store:
     def register(self, images: dict[str, dict[str, Any]], tags: dict[str, str]) -> None:
         """Add images (by manifest digest) and point tags at them."""
         with self.changing() as index:
-            index["images"].update(images)
+            for name, entry in images.items():
+                index["images"][name] = {**index["images"].get(name, {}), **entry}
             index["tags"].update(tags)
 
     @contextlib.contextmanager
@@ -348,8 +369,7 @@ class Store:
                 raise
         else:
             if parsed.digest is not None:
-                found = str(parsed.digest)
-                return (found if found in index["images"] else None), None
+                return self._by_digest(str(parsed.digest), index), None
             if (found := index["tags"].get(str(parsed))) is not None:
                 return found, str(parsed)
         match = _ID.match(ref)
@@ -360,6 +380,16 @@ class Store:
         if len(hits) > 1:
             raise BadInput(f"{ref!r} is the beginning of {len(hits)} images' digests", subject=ref, hint="give more of its digits")
         return (hits.pop() if hits else None), None
+
+    def _by_digest(self, name: str, index: dict[str, Any]) -> str | None:
+        """The image of that manifest, or the one that was pulled through that index; of several, one that this host can run."""
+        if name in index["images"]:
+            return name
+        found: list[str] = sorted(image for image, entry in index["images"].items() if name in entry.get("indexes", ()))
+        for image in found if len(found) > 1 else ():
+            if platforms.rank(self.documents(image, name)[2].platform, platforms.host()) is not None:
+                return image
+        return found[0] if found else None
 
     def documents(self, name: str, what: str) -> tuple[bytes, manifest.Manifest, config.ConfigDocument]:
         """An image's manifest, as it came and parsed, and its configuration. ``name``: the manifest's digest."""

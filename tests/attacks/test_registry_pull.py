@@ -9,7 +9,7 @@ import pytest
 from support import bad_registry as bad
 from support import make_image as make
 from support.make_image import file
-from support.pulling import SINGLE, TIMEOUTS, Configuration, Credentials, fetch, holds, one_layer, pull
+from support.pulling import SINGLE, TIMEOUTS, Configuration, Credentials, fetch, holds, one_layer, pull, spool
 
 from dockless.errors import BadDigest, BadImage, ImageError, RegistryError
 from dockless.images import Store, digest
@@ -148,11 +148,10 @@ def test_a20_a_blob_with_another_diff_id(registry):
 def test_a20_a_partial_blob_of_another_manifest(registry):
     """One manifest lies about a blob's size and leaves torn bytes behind; another that tells the truth is not touched by them."""
     layer = one_layer(registry)
-    path = Store().partial_path(digest.parse(layer))
-    held = Partial.take(path, 99_999, SINGLE.chunk)
-    held.write(0, b"x" * 60_000)
-    held.close()
+    lie = Partial.take(spool(layer, 99_999), 99_999, SINGLE.chunk)
+    lie.write(0, b"x" * 60_000)  # and is still at it
     assert holds(fetch(registry))
+    lie.close()
 
 
 def test_a20_poison_in_place_of_a_blob_in_the_store(registry):

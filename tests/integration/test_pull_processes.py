@@ -15,7 +15,7 @@ import pytest
 from support import bad_registry as bad
 from support import make_image as make
 from support.make_image import file
-from support.pulling import CHUNK, CONTENT, QUICK, SINGLE, fetch, holds, one_layer, torn
+from support.pulling import CHUNK, CONTENT, QUICK, SINGLE, fetch, holds, one_layer, spool, torn
 from support.registries import docker_registry
 from support.requires import requires
 
@@ -61,7 +61,7 @@ def wait_for(condition, process):
 
 def counted(layer, size, chunk=CHUNK) -> int:
     """Bytes that the bookkeeping of the torn blob claims, read as the next pull would: nobody may hold it."""
-    held = Partial.take(Store().partial_path(make_digest(layer)), size, chunk)
+    held = Partial.take(spool(layer, size), size, chunk)
     assert held is not None
     try:
         return held.have
@@ -69,25 +69,10 @@ def counted(layer, size, chunk=CHUNK) -> int:
         held.close()
 
 
-def make_digest(text):
-    from dockless.images import digest
-
-    return digest.parse(text)
-
-
 def on_disk(layer) -> int:
     """Bytes of the torn blob as another process sees them grow."""
-    path = Store().root / "partial" / layer.replace(":", "/")
-    return path.stat().st_blocks * 512 if path.exists() else 0
-
-
-def sent_bytes(registry, layer):
-    """What a sound registry had to send for the ranges that were asked."""
-    total = 0
-    for seen in registry.requests("GET", layer):
-        begin, _, end = seen.range.removeprefix("bytes=").partition("-")
-        total += int(end) - int(begin) + 1 if seen.range else len(registry.blobs[layer])
-    return total
+    place = (Store().root / "partial" / layer.replace(":", "/")).parent
+    return sum(path.stat().st_blocks * 512 for path in place.glob(f"{layer.partition(':')[2]}-*"))
 
 
 @pytest.mark.parametrize("pace", ["single", "quick"])
@@ -117,7 +102,7 @@ def test_killed_in_the_middle_of_a_blob(registry, pace):
 def test_killed_between_download_and_store(registry):
     """All bytes have come, but the blob was not taken over: nothing is fetched again."""
     layer = one_layer(registry)
-    held = Partial.take(Store().partial_path(make_digest(layer)), len(registry.blobs[layer]), CHUNK)
+    held = Partial.take(spool(layer, len(registry.blobs[layer])), len(registry.blobs[layer]), CHUNK)
     held.write(0, registry.blobs[layer])
     held.close()
     assert holds(fetch(registry))
@@ -128,7 +113,7 @@ def test_torn_bytes_after_a_crash_of_the_machine(registry):
     """A20: the counts reached the disk, the bytes did not. The digest says so; only then everything comes anew."""
     layer = one_layer(registry)
     size = len(registry.blobs[layer])
-    held = Partial.take(Store().partial_path(make_digest(layer)), size, CHUNK)
+    held = Partial.take(spool(layer, size), size, CHUNK)
     held.write(0, bytes(size - 1000))
     held.close()
     assert holds(fetch(registry))
@@ -137,8 +122,8 @@ def test_torn_bytes_after_a_crash_of_the_machine(registry):
 
 def test_a_whole_file_of_other_bytes(registry):
     layer = one_layer(registry)
-    Store().prepare()
-    Store().partial_path(make_digest(layer)).write_bytes(bytes(len(registry.blobs[layer])))
+    size = len(registry.blobs[layer])
+    spool(layer, size).write_bytes(bytes(size))
     assert holds(fetch(registry))
     assert len(registry.requests("GET", layer)) == 1
 
@@ -181,6 +166,18 @@ def test_threads_that_want_images_with_a_layer_in_common(registry):
     assert len(found) == 4
     assert all(holds(image) for image in found)
     assert len(registry.requests("GET", registry.layers("app:0")[0])) == 1
+
+
+def test_processes_with_one_layer_at_different_places(registry):
+    """The same blob in several images, each time on top of something else: fetched once, unpacked for each."""
+    for number in range(4):
+        registry.image(f"app:{number}", [[file("b", f"own {number}")], [file("a", CONTENT)]], compression="none")
+    processes = [start(registry.name(f"app:{number}")) for number in range(4)]
+    said = [process.communicate(timeout=DEADLINE) for process in processes]
+    assert all(digest for digest, _ in said), said
+    assert all(holds(Store().get(registry.name(f"app:{number}"))) for number in range(4))
+    assert len(registry.requests("GET", registry.layers("app:0")[1])) == 1
+    assert torn() == []
 
 
 def test_who_waits_goes_on_when_the_other_dies(registry):

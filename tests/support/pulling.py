@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from support.bad_registry import BadRegistry
 from support.make_image import file
 
 from dockless.images import Image, Store
+from dockless.images.digest import parse as parse_digest
+from dockless.images.fetch import spool_path
+from dockless.images.manifest import Descriptor
 from dockless.images.pull import pull
 from dockless.images.registry import Configuration, Credentials
 from dockless.images.registry.transport import Timeouts
@@ -46,6 +50,14 @@ def one_layer(registry: BadRegistry, name: str = "app:1", **how: Any) -> str:
 
 def holds(image: Image, content: bytes = CONTENT) -> bool:
     return image.read_file("/a", 1 << 26) == content
+
+
+def spool(layer: str, size: int, store: Store | None = None) -> Path:
+    """Where a blob of that digest and size is gathered."""
+    entry = Descriptor("", parse_digest(layer), size)
+    store = store or Store()
+    store.prepare()
+    return spool_path(store, entry)
 
 
 def torn(store: Store | None = None) -> list[str]:
