@@ -2,8 +2,8 @@
 
 The user's file replaces the system's; without any, everything may be pulled, as with docker. The most specific scope decides: the full
 reference, the repository, each namespace above it, the host, ``*.`` domains from the longest, then ``""`` and ``default``. All of its
-requirements must hold. ``reject`` and ``insecureAcceptAnything`` are obeyed; a signature cannot be checked here, so a scope that demands one
-(``signedBy``, ``sigstoreSigned``) is refused rather than believed.
+requirements must hold. ``reject`` and ``insecureAcceptAnything`` are obeyed; a signature cannot be checked here, so a scope that demands
+one (``signedBy``, ``sigstoreSigned``) is refused rather than believed.
 """
 
 from __future__ import annotations
@@ -100,6 +100,4 @@ def _requirements(path: Path, where: str, found: Any) -> list[Any]:
 
 
 def _bad(path: Path, why: str) -> BadInput:
-    return BadInput(
-        f"{path} is not sound: {why}", subject=str(path), hint="see containers-policy.json(5); without the file all is accepted"
-    )
+    return BadInput(f"{path} is not sound: {why}", subject=str(path), hint="see containers-policy.json(5)")
