@@ -4,7 +4,7 @@ The kernel (6.12 and newer) mounts both straight from the files, without a block
 when it is needed, attached nowhere, and goes with its last descriptor: nothing is left to unmount, whoever is killed. 20 to 150 µs each.
 
 Whether it works is found out by doing it, per file system: EROFS reads through the page cache of the file system that its files lie on,
-which tmpfs, for one, does not offer, and an overlay on top only fits where not too many file systems are stacked already.
+which tmpfs and overlayfs, for two, do not offer.
 
 https://docs.kernel.org/filesystems/erofs.html
 """
