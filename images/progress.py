@@ -1,4 +1,4 @@
-"""What a load tells its caller while it runs."""
+"""What a load, pull, push or save tells its caller while it runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Literal
 class Progress:
     """One layer of one image. ``layer`` counts from 1; ``done`` bytes of the source have been read, of ``total`` (None: not known).
 
-    ``state``: ``downloading`` and ``unpacking``, which for one layer come in turns, each with a count of its own; ``verifying`` (the store
-    has the layer, these bytes are only checked); ``shared`` (nothing to do); ``done``.
+    ``state``: ``downloading`` and ``unpacking``, which for one layer come in turns, each with a count of its own; ``uploading`` (a push, of
+    blobs), ``saving`` (into a file); ``verifying`` (the store has the layer, these bytes are only checked); ``shared`` (nothing to do);
+    ``done``.
     """
 
     image: str
@@ -20,4 +21,4 @@ class Progress:
     digest: str
     done: int
     total: int | None
-    state: Literal["downloading", "uploading", "unpacking", "verifying", "shared", "done"]
+    state: Literal["downloading", "uploading", "unpacking", "saving", "verifying", "shared", "done"]

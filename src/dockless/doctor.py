@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from dockless import paths
@@ -244,6 +245,39 @@ def _store() -> tuple[Status, str, str]:
     return "ok", what, ""
 
 
+def _layers() -> tuple[Status, str, str]:
+    from dockless.images import erofs
+
+    place = paths.store()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    if os.geteuid() != 0:
+        return "ok", "written as files: only root may mount a layer from an index", ""
+    why = erofs.why_not(there)
+    if not why:
+        return "ok", "indexed, not unpacked: this kernel mounts EROFS from files", ""
+    step = "Linux 6.12 or newer with EROFS (as root: modprobe erofs), and the store on ext4, xfs or btrfs; everything works without, slower"
+    return "note", f"written as files, not indexed: {why}", step
+
+
+def _registries() -> tuple[Status, str, str]:
+    from dockless.images.registry import Configuration, Credentials, credentials
+
+    try:
+        configuration = Configuration.load()
+        readable = [path for path in Credentials.load().files if credentials.read(path) is not None]
+    except DocklessError as error:
+        return "note", f"no pull and no push: {error}", error.hint
+    files = ", ".join(map(str, configuration.files)) or "no registries.conf"
+    search = "docker.io" if configuration.search is None else " ".join(configuration.search) or "none"
+    what = f"{files}; short names mean {search}; logins in {', '.join(map(str, readable)) or 'no file'}"
+    if configuration.warnings:
+        return "note", f"{what}; {'; '.join(configuration.warnings[:3])}", "correct these lines; they have no effect as they are"
+    open_to_all = [path for path in readable if path.stat().st_mode & 0o077]
+    if open_to_all:
+        return "note", what, f"others can read the passwords in it: chmod 600 {open_to_all[0]}"
+    return "ok", what, ""
+
+
 def _leftovers() -> tuple[Status, str, str]:
     from dockless.sandbox.reconcile import reconcile
 
@@ -275,6 +309,8 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
     ("GPUs", _gpus),
     ("daemon", _daemon),
     ("image store", _store),
+    ("layers", _layers),
+    ("registries", _registries),
     ("leftovers", _leftovers),
     ("a sandbox", _trial),
 )

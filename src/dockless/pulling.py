@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dockless.errors import BadInput, DocklessError, UnknownImage
@@ -80,7 +80,11 @@ def told_whose_store(daemon: DaemonInfo, image: str) -> Iterator[None]:
         yield
     except UnknownImage as error:
         if daemon.owner_uid == os.geteuid():
-            error.hint = f"the daemon at {daemon.socket} has another DOCKLESS_HOME: start it with ours, or pull the image there"
+            from dockless.images import Store
+
+            with suppress(DocklessError):
+                Store().find(image)
+                error.hint = f"the daemon at {daemon.socket} has another DOCKLESS_HOME: start it with ours, or pull the image there"
         else:
             owner = _owner(daemon)
             error.hint = f"the daemon takes images from the store of {owner}; ask {owner} to run: dockless pull {image}"

@@ -115,7 +115,7 @@ def _check(options: Namespace) -> int:
         for image in problem.images:
             print(f"    part of image {short(image)}")
     if not options.quiet:
-        read = f"{report.images} images, {report.parts} layers, {format_size(report.size)} read"
+        read = f"{report.images} images, {report.parts} parts, {format_size(report.size)} read"
         print(f"{store.root} is sound: {read}" if report.sound else f"{store.root} is not sound: {read}")
         if not report.sound:
             print("dockless: not sound\n  hint: dockless images check --repair", file=sys.stderr)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 LINE_EVERY = 15.0
 """Seconds between two lines about a layer that takes long, where there is no terminal."""
-SUMMARY_FROM = 1 << 20
-"""Bytes that are worth a line about the speed."""
+SUMMARY_FROM, SUMMARY_AFTER = 1 << 20, 1.0
+"""Bytes and seconds that are worth a line about the speed."""
 
 
 class Shown:
@@ -47,7 +47,7 @@ class Shown:
         if self._bars is not None:
             self._bars.stop()
         moved, seconds = sum(self._moved.values()), time.monotonic() - self._begun
-        if kind is None and not self._quiet and moved >= SUMMARY_FROM:
+        if kind is None and not self._quiet and moved >= SUMMARY_FROM and seconds >= SUMMARY_AFTER:
             _say(f"{format_size(moved)} {self._verb} in {format_duration(round(seconds, 1))}, {format_size(moved / seconds)}/s")
 
     def _step(self, step: Progress) -> None:
@@ -80,7 +80,7 @@ class Shown:
             what = f"{step.state}, {format_size(step.done)}{of}"
         self._last = now
         noun = "blob" if self._verb == "sent" else "layer"
-        _say(f"{step.image}: {noun} {step.layer}/{step.layers} {step.digest.partition(':')[2][:12]} {what}")
+        _say(f"{step.image}: {noun} {step.layer}/{step.layers} {step.digest.partition(':')[2][:12]}: {what}")
 
 
 def _say(text: str) -> None:

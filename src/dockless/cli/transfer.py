@@ -10,7 +10,7 @@ from dockless.cli.images import print_images, record
 from dockless.cli.output import each, print_json
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import Shown
-from dockless.errors import BadInput, DocklessError
+from dockless.errors import BadInput, DocklessError, ImageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,10 +161,14 @@ def save(options: Namespace) -> int:
 
     if options.format == "oci-dir" and options.output in (None, "-"):
         raise BadInput("an oci-dir is a directory, not a stream", subject="--output", hint="name it: -o DIRECTORY; or use --format oci")
-    destination = _destination(options, "dockless save -o FILE")
     store = Store()
     found = [store.get(name) for name in options.images]
-    write(store, found, destination, format=_FORMATS[options.format], compression=options.compression, level=options.level)  # type: ignore[arg-type]
+    form: Any = _FORMATS[options.format]
+    with (
+        _destination(options, "dockless save -o FILE") as destination,
+        Shown(options.quiet or options.json, verb="written") as progress,
+    ):
+        write(store, found, destination, format=form, compression=options.compression, level=options.level, progress=progress)
     _written(options, found)
     return 0
 
@@ -181,15 +185,15 @@ def export(options: Namespace) -> int:
     from dockless.images.export import export as write
     from dockless.sandbox import detached
 
-    destination = _destination(options, "dockless export -o FILE")
-    box = detached.find(options.source) if _could_be_a_sandbox(options.source) else None
-    if box is not None:
-        from dockless.sandbox.commit import changes_of
+    how: dict[str, Any] = {"compression": options.compression, "level": options.level}
+    with _destination(options, "dockless export -o FILE") as destination:
+        box = detached.find(options.source) if _could_be_a_sandbox(options.source) else None
+        if box is not None:
+            from dockless.sandbox.commit import changes_of
 
-        changes = changes_of(box)
-        written = changes.export(destination, compression=options.compression, level=options.level, pause=not options.no_pause)
-    else:
-        written = write(Store().get(options.source), destination, compression=options.compression, level=options.level)
+            written = changes_of(box).export(destination, pause=not options.no_pause, **how)
+        else:
+            written = write(Store().get(options.source), destination, **how)
     for warning in () if options.quiet else written.warnings:
         print(f"dockless: {warning}", file=sys.stderr)
     if options.json and options.output not in (None, "-"):
@@ -201,12 +205,20 @@ def _could_be_a_sandbox(name: str) -> bool:
     return "/" not in name and ":" not in name and "@" not in name
 
 
-def _destination(options: Namespace, instead: str) -> Any:
+@contextmanager
+def _destination(options: Namespace, instead: str) -> Iterator[Any]:
+    """A path, or standard output; a reader that goes away is no error to talk about."""
     if options.output not in (None, "-"):
-        return options.output
+        yield options.output
+        return
     if sys.stdout is None or sys.stdout.isatty():
         raise BadInput("an archive does not belong on a terminal", subject="--output", hint=f"{instead}, or pipe it on")
-    return sys.stdout.buffer
+    try:
+        yield sys.stdout.buffer
+    except ImageError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            raise error.__cause__ from None
+        raise
 
 
 def _written(options: Namespace, images: list[Image]) -> None:
