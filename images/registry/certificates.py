@@ -33,7 +33,7 @@ class Certificates:
     def __init__(self, host: str, aliases: tuple[str, ...] = (), where: tuple[Path, ...] = SYSTEM_PLACES) -> None:
         """``host``: the registry's, with its port where it has one; ``aliases``: other names of it (docker.io)."""
         self._where = where
-        self._own = (host, *aliases)
+        self._own = tuple(dict.fromkeys((host, host.lower(), *aliases)))
         self._lock = threading.Lock()
         self._contexts: dict[tuple[str, int, bool], SSLContext] = {}
 

@@ -11,6 +11,7 @@ import ssl
 import stat
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import requires as requirements
@@ -102,6 +103,13 @@ def test_what_login_writes(tmp_path, env):
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["auth.json"]
+
+
+def test_logins_at_the_same_time(tmp_path, env):
+    with docker_registry(tmp_path) as registry, ThreadPoolExecutor(6) as pool:
+        names = [f"{registry.netloc}/team-{number}" for number in range(12)]
+        list(pool.map(lambda name: login(name, "ann", "x", configuration=Configuration(), env=env), names))
+    assert sorted(json.loads((tmp_path / "run/containers/auth.json").read_text())["auths"]) == sorted(names)
 
 
 @requires("program:openssl")
