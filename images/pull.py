@@ -82,6 +82,7 @@ def pull(
     kept for the next try.
     """
     from dockless.images.registry import Configuration, Credentials, short_names
+    from dockless.images.registry.policy import check as check_policy
 
     if policy not in POLICIES:
         raise BadInput(f"there is no pull policy {policy!r}", subject=policy, hint=f"one of {', '.join(POLICIES)}")
@@ -101,6 +102,7 @@ def pull(
         refusals: list[RegistryError] = []
         for name in names:
             try:
+                check_policy(name)
                 with contextlib.ExitStack() as stack:
                     remotes = _remotes(stack, name, configuration, credentials, timeouts)
                     return _Pull(store, name, remotes, at, bool(platform), _serial(progress), pace).run()

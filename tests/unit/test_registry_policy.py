@@ -108,5 +108,5 @@ def test_a_signature_is_not_believed(tmp_path, kind):
 def test_what_is_not_understood_is_an_error(tmp_path, text):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/policy.json").write_text(text)
-    with pytest.raises((BadInput, BadImage), match="policy.json"):
+    with pytest.raises((BadInput, BadImage), match=r"policy\.json"):
         ask(tmp_path, "busybox")
