@@ -1,6 +1,7 @@
 """An index, mounted, shows what the writer would have written: the same names, owners, times, xattrs, links and bytes, and under an overlay
 the same whiteouts and opaque directories."""
 
+import mmap
 import os
 import random
 import stat
@@ -21,6 +22,7 @@ from support.requires import requires, shared
 from dockless.errors import DocklessError, ImageError
 from dockless.images import erofs
 from dockless.images.layers import Layer
+from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 
 pytestmark = requires("root", "erofs")
@@ -209,6 +211,37 @@ def test_a_real_tree(tmp_path):
             if os.path.isdir(name):
                 tar.add(name, filter=lambda info: info if info.size < 1 << 16 and info.name.count("/") < 5 else None)
     assert len(agree(archive.read_bytes(), tmp_path)) > 100
+
+
+def test_a_file_of_more_than_a_terabyte(tmp_path):
+    """One extent holds 1 TiB. The archive is a hole with a header in front and a few marks in it."""
+    size = (1 << 40) + (3 << 30) + 5
+    info = tarfile.TarInfo("huge")
+    info.size = size
+    header = info.tobuf(tarfile.GNU_FORMAT)
+    marks = {0: b"first", (1 << 40) - 3: b"across", size - 4: b"last"}
+    builder = IndexBuilder(base=True, size_max=1 << 44, entries_max=10)
+    layer = Layer(tmp_path / "index", tmp_path / "tar")
+    with open(tmp_path / "tar", "wb") as tar, open(layer.path, "wb") as index:
+        tar.write(header)
+        builder.feed(header)
+        zeros = mmap.mmap(-1, 1 << 30)
+        left = size + -size % 512
+        while left:
+            builder.feed(memoryview(zeros)[:left])
+            left -= min(left, 1 << 30)
+        builder.finish(index.fileno())
+        for offset, mark in marks.items():
+            tar.seek(512 + offset)
+            tar.write(mark)
+        tar.truncate(512 + size + -size % 512)
+    with mounted(layer) as root, open(root / "huge", "rb") as file:
+        assert os.fstat(file.fileno()).st_size == size
+        for offset, mark in marks.items():
+            file.seek(offset)
+            assert file.read(len(mark)) == mark
+        file.seek(size)
+        assert file.read() == b""
 
 
 def corpus() -> list[Path]:
