@@ -4,13 +4,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+
+#define STEP (1u << 20)
 
 struct part {
     const char *at;
@@ -65,9 +67,23 @@ int erofs_index_warning(const struct erofs_index *index, int number, char *text,
 
 /* -- memory -------------------------------------------------------------------------------------------------------------------------- */
 
+static atomic_size_t in_use; /* by all indexes of this process: several layers may come in at once */
+
 static size_t footprint(const struct erofs_index *index) {
     return index->inode_count * sizeof *index->inodes + index->entry_count * sizeof *index->entries
            + (index->slot_mask + 1ull) * sizeof *index->slots + index->arena.used;
+}
+
+/* Before `more` bytes are added. */
+static int reserve(struct erofs_index *index, size_t more) {
+    while (footprint(index) + more > index->reserved) {
+        if (atomic_fetch_add(&in_use, STEP) + STEP > EROFS_MEMORY_MAX) {
+            atomic_fetch_sub(&in_use, STEP);
+            return layer_fail(&index->error, FAULT_DECLINED, 0, "the indexes that are being made would take more than %u MiB of memory", EROFS_MEMORY_MAX >> 20);
+        }
+        index->reserved += STEP;
+    }
+    return 0;
 }
 
 int erofs_grow(struct erofs_index *index, struct bytes *bytes, size_t more) {
@@ -82,11 +98,7 @@ int erofs_grow(struct erofs_index *index, struct bytes *bytes, size_t more) {
 
 uint32_t erofs_keep(struct erofs_index *index, const void *bytes, size_t size) {
     struct bytes *arena = &index->arena;
-    if (footprint(index) + size > EROFS_MEMORY_MAX) {
-        layer_fail(&index->error, FAULT_DECLINED, 0, "its index would take more than %u MiB of memory", EROFS_MEMORY_MAX >> 20);
-        return 0;
-    }
-    if (erofs_grow(index, arena, size + 1) < 0) return 0;
+    if (reserve(index, size) < 0 || erofs_grow(index, arena, size + 1) < 0) return 0;
     if (!arena->used) arena->at[arena->used++] = 0;
     uint32_t offset = (uint32_t)arena->used;
     memcpy(arena->at + offset, bytes, size);
@@ -96,10 +108,8 @@ uint32_t erofs_keep(struct erofs_index *index, const void *bytes, size_t size) {
 
 /* Room for one more of an array that starts at 1. */
 static int more(struct erofs_index *index, void **array, uint32_t count, uint32_t *room, size_t size) {
+    if (reserve(index, size) < 0) return -1;
     if (count < *room) return 0;
-    if (footprint(index) > EROFS_MEMORY_MAX) {
-        return layer_fail(&index->error, FAULT_DECLINED, 0, "its index would take more than %u MiB of memory", EROFS_MEMORY_MAX >> 20);
-    }
     uint32_t wanted = *room + *room / 2 + 256;
     void *at = realloc(*array, wanted * size);
     if (at == NULL) return no_memory(index);
@@ -171,6 +181,7 @@ static uint32_t hash_name(uint64_t seed, uint32_t directory, struct part part) {
 
 static int grow_table(struct erofs_index *index) {
     uint32_t mask = index->slot_mask * 2 + 1;
+    if (reserve(index, (mask - index->slot_mask) * sizeof *index->slots) < 0) return -1;
     uint32_t *slots = calloc(mask + 1ull, sizeof *slots);
     if (slots == NULL) return no_memory(index);
     for (uint32_t number = 1; number < index->entry_count; number++) {
@@ -284,7 +295,7 @@ static int whiteout(struct erofs_index *index, const struct tar_member *member, 
     }
     if (index->base) return 0;
     if (opaque && path->count == 1) return erofs_decline(index, member->name, "hides the whole image, one name after the other");
-    if (hidden.length > EROFS_NAME_MAX) return 0;
+    if (hidden.length > EROFS_NAME_MAX) return erofs_decline(index, member->name, "hides a name longer than any can be");
     uint32_t where = enter(index, path, member->name);
     if (!where) return -1;
     if (opaque) {
@@ -505,6 +516,7 @@ uint64_t erofs_index_entries(const struct erofs_index *index) {
 
 void erofs_index_free(struct erofs_index *index) {
     if (index == NULL) return;
+    atomic_fetch_sub(&in_use, index->reserved);
     if (index->tar) tar_free(index->tar);
     free(index->inodes);
     free(index->entries);

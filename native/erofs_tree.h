@@ -11,7 +11,7 @@
 #define EROFS_NAME_MAX 255u
 #define EROFS_PATH_MAX 4096u
 #define EROFS_PARTS_MAX (EROFS_PATH_MAX / 2)
-#define EROFS_MEMORY_MAX (96u << 20) /* of one tree; a layer of more, some 800,000 entries, is declined */
+#define EROFS_MEMORY_MAX (96u << 20) /* of all trees at a time, some 800,000 entries; a layer that needs more is declined */
 #define EROFS_ROOT 1u                /* the root's inode; 0 is none */
 
 /* A name in a directory. It stays when what it names is replaced or removed, so a name has one entry however often the archive lists it. */
@@ -62,6 +62,7 @@ struct erofs_index {
     struct bytes arena; /* names, link targets, xattrs */
     struct bytes scratch;
     uint64_t seed, fed, data_end;
+    size_t reserved;
     uint64_t size, size_max, members, members_max;
     uint32_t whiteout; /* the inode that all whiteouts share */
     int base, finished;
