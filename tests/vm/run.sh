@@ -90,7 +90,7 @@ case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
 left_out=()
 rounds=()
 if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
-  left_out=('*/test_image_*' '*/test_layers_*')
+  left_out=('*/test_image_*' '*/test_layers_*' '*/test_pull_*' '*/test_push_*' '*/test_registry_*' '*/tests/fuzz/*')
   rounds=(DOCKLESS_STRESS_STARTS=40)
   echo "test-vm: emulated, so left to the host's run: ${left_out[*]}; for the user also the daemon's tests (DOCKLESS_VM_ALL=1 runs all)"
 fi
