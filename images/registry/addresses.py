@@ -120,7 +120,7 @@ class Guard:
 
             try:
                 found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            except OSError:
+            except (OSError, UnicodeError):
                 return  # only the proxy knows this name
             for entry in found:
                 where = address(str(entry[4][0]))

@@ -12,7 +12,6 @@ A file that is there and cannot be read is an error: going on as nobody would en
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from dockless.images.registry.endpoint import HUB
 FILE_MAX = 4 << 20
 HUB_KEY = "https://index.docker.io/v1/"
 _HUB_NAMES = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+_UNUSABLE = "a token has other characters than printable ASCII, or a name or password is no text"
 _TOKEN_USER = "<token>"
 """The user name that means: the secret is an identity token."""
 
@@ -40,6 +40,16 @@ class Login:
     identity_token: str = field(default="", repr=False)
     registry_token: str = field(default="", repr=False)
     source: str = ""
+
+    def __post_init__(self) -> None:
+        """Values that can stand in a header or a form; a lone surrogate (``"\\ud800"`` in JSON) or a line end cannot."""
+        try:
+            (self.username + self.password).encode()
+            usable = (self.identity_token + self.registry_token).isascii() and (self.identity_token + self.registry_token).isprintable()
+        except UnicodeEncodeError:
+            usable = False
+        if not usable:
+            raise RegistryError(f"the login in {self.source} cannot be sent: {_UNUSABLE}", subject=self.source, hint="log in again")
 
     def basic(self) -> str:
         """The value of a Basic ``Authorization`` header."""
@@ -171,7 +181,7 @@ def _login(entry: dict[str, Any], path: Path, key: str) -> Login | None:
     if values["auth"]:
         try:
             text = base64.b64decode(values["auth"], validate=True).decode().rstrip("\0")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not ASCII, not base64, not UTF-8
             raise bad(path, f"the auth of {key} is not base64") from None
         username, colon, password = text.partition(":")
         if not colon:

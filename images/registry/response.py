@@ -35,7 +35,11 @@ class Response:
         self.what = what
         self._raw = raw
         self._socket = getattr(raw, "dockless_socket", None)
-        self._decoder = decoder(raw.headers.get("Content-Encoding", ""), what)
+        try:
+            self._decoder = decoder(raw.headers.get("Content-Encoding", ""), what)
+        except RegistryError:
+            self.abandon()
+            raise
         self.encoded = self._decoder is not None
 
     @property

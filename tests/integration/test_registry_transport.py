@@ -510,6 +510,21 @@ def test_an_encoding_nobody_asked_for_is_undone(client):
         assert response.encoded and response.length is None and response.read_all(100) == b"manifest"
 
 
+def test_an_encoding_nobody_knows(client):
+    with ScriptedHttp(in_turn(answer(200, b"?", ("Content-Encoding", "br")), answer(200))) as server:
+        registry = client(server)
+        with pytest.raises(RegistryError, match="encoded as br"):
+            get(registry)
+        get(registry)
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".test", "a..test", "-", "nowhere.invalid"])
+def test_redirects_to_names_that_are_none(client, host):
+    away = answer(307, b"", ("Location", f"http://{host}/"))
+    with ScriptedHttp(lambda _: away) as server, pytest.raises(RegistryError):
+        get(client(server, tries=1))
+
+
 def test_a_document_that_is_too_large(client):
     with ScriptedHttp(lambda _: answer(200, b"x" * 1001)) as server:
         with pytest.raises(RegistryError, match="larger than 1000"):
