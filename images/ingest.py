@@ -193,7 +193,9 @@ class _Stack:
         with locked(self._store.root / "locks" / f"{chain_id.algorithm}-{chain_id.hex}"):
             here = self._store.layer(chain_id, diff_id) is not None
             blob = source.digest
-            if here and blob is not None and self._store.verified(blob) == diff_id and self._store.has_blob(blob):
+            known = here and blob is not None and self._store.verified(blob) == diff_id
+            # A blob that was given up to make room is kept again where it lies at hand, but not downloaded again.
+            if known and blob is not None and (self._store.has_blob(blob) or source.spool is not None):
                 self._tell(at, source.size or 0, "shared")
                 done = _described(final, blob, source.size or 0, "")
             else:

@@ -25,11 +25,12 @@ import contextlib
 import io
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from dockless.errors import BadDigest, BadImage, BadInput, NotFound, NotRunnable, RegistryError, RegistryUnavailable, UnknownImage
 from dockless.images import choose, digest, manifest, platforms
+from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
 from dockless.images.discover import Candidate, LayerSource, config_document
 from dockless.images.fetch import Fetcher, spool_path
@@ -151,7 +152,7 @@ def _serial(progress: Tell | None) -> Tell | None:
 
 def _tagged(store: Store, name: Reference, at: Platform) -> Image | None:
     """What the store has under a name, if it suits the platform."""
-    with contextlib.suppress(UnknownImage, BadImage):
+    with contextlib.suppress(UnknownImage, BadImage, BadDigest):
         image = store.get(str(name))
         if platforms.rank(image.platform, at) is not None:
             return image
@@ -317,8 +318,13 @@ class _Pull:
             fetcher = Fetcher(self._store, self._remotes, pace=self._pace, doubted=doubted)
             try:
                 # Room first: to make some, images may have to go, and while the store is in use none does.
-                with reserved(self._store, self._lacking(parsed), self.what), self._store.using():
-                    layers = self._layers(parsed, fetcher)
+                unpacked = self._unpacked(parsed, configured)
+                lacking = self._lacking(layer for layer, there in zip(parsed.layers, unpacked, strict=True) if not there)
+                with reserved(self._store, lacking, self.what), self._store.using():
+                    layers = tuple(
+                        self._layer(layer, at, len(unpacked), fetcher, there)
+                        for at, (layer, there) in enumerate(zip(parsed.layers, unpacked, strict=True), 1)
+                    )
                     candidate = Candidate(names, document.raw, config_raw, configured, layers, self.what)
                     image, *_ = ingest(self._store, [candidate], None, self._progress)
                     for name, raw in self._indexes.items():
@@ -347,15 +353,19 @@ class _Pull:
             return True
         return False
 
-    def _lacking(self, parsed: Manifest) -> int:
+    def _unpacked(self, parsed: Manifest, configured: ConfigDocument) -> list[bool]:
+        """Which layers the store has, having once seen that this very blob becomes them: the blob itself is not needed to run them."""
+        places = zip(parsed.layers, configured.diff_ids, digest.chain(configured.diff_ids), strict=True)
+        return [
+            self._store.verified(layer.digest) == diff_id and self._store.layer(chain_id, diff_id) is not None
+            for layer, diff_id, chain_id in places
+        ]
+
+    def _lacking(self, layers: Iterable[Descriptor]) -> int:
         """Bytes to download, of the manifest's own word."""
-        return sum({layer.digest: layer.size for layer in parsed.layers if not self._store.has_blob(layer.digest)}.values())
+        return sum({layer.digest: layer.size for layer in layers if not self._store.has_blob(layer.digest)}.values())
 
-    def _layers(self, parsed: Manifest, fetcher: Fetcher) -> tuple[LayerSource, ...]:
-        count = len(parsed.layers)
-        return tuple(self._layer(layer, at, count, fetcher) for at, layer in enumerate(parsed.layers, 1))
-
-    def _layer(self, layer: Descriptor, at: int, count: int, fetcher: Fetcher) -> LayerSource:
+    def _layer(self, layer: Descriptor, at: int, count: int, fetcher: Fetcher, unpacked: bool) -> LayerSource:
         what = f"{self.what}: layer {layer.digest}"
         data = choose.inline(layer, what)
         if data is not None:
@@ -363,8 +373,11 @@ class _Pull:
             return LayerSource(lambda: io.BytesIO(held), layer.digest, layer.size, what)
         if self._store.has_blob(layer.digest):
             return LayerSource(lambda: self._store.open_blob(layer.digest), layer.digest, layer.size, what)
-        download = fetcher.add(layer, what, self._told(layer, at, count))
-        return LayerSource(download.open, layer.digest, layer.size, what, spool_path(self._store, layer), download.cancel)
+        told, spool = self._told(layer, at, count), spool_path(self._store, layer)
+        if unpacked:
+            return LayerSource(lambda: fetcher.add(layer, what, told).open(), layer.digest, layer.size, what, spool)
+        download = fetcher.add(layer, what, told)
+        return LayerSource(download.open, layer.digest, layer.size, what, spool, download.cancel)
 
     def _told(self, layer: Descriptor, at: int, count: int) -> Callable[[int, int], None] | None:
         tell = self._progress

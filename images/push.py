@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dockless.errors import BadDigest, BadImage, BadInput, ImageError
+from dockless.errors import BadDigest, BadInput, ImageError
 from dockless.images import digest, manifest
 from dockless.images.digest import Digest
 from dockless.images.fetch import is_foreign
@@ -121,13 +121,6 @@ class _Push:
         self.counts = {"sent": 0, "mounted": 0, "there": 0}
 
     def blobs(self) -> None:
-        lacking = [entry for _, entry in self._queue if not self._store.has_blob(entry.digest)]
-        if lacking:
-            raise BadImage(
-                f"image {self._name}: the store does not keep {len(lacking)} of its blobs, {lacking[0].digest} first",
-                subject=self._name,
-                hint="pull or load the image again, then push it",
-            )
         state = make_private(self._store.root / "uploads")
         _tidy(state)
         threads = [
@@ -164,12 +157,13 @@ class _Push:
 
     def _blob(self, at: int, entry: Descriptor, state: Path) -> None:
         told = self._told(at, entry)
-        with self._store.open_blob(entry.digest) as file:
+        # A blob that was given up to make room may still be there already, or in another repository.
+        with self._store.open_blob(entry.digest) if self._store.has_blob(entry.digest) else contextlib.nullcontext() as file:
             upload = Upload(
                 self._registry,
                 entry.digest,
                 entry.size,
-                file.fileno(),
+                file.fileno() if file is not None else -1,
                 f"{self._name}: blob {entry.digest}",
                 source=self._origin(entry.digest),
                 state=state,

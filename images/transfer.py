@@ -35,6 +35,8 @@ PIECE = 256 << 10
 """Bytes per write: what one connection may lose when the process is killed."""
 _PROGRESS = 1 << 20
 """Bytes that count as progress. Less than this between two failures, and the registry may keep us busy for ever."""
+_FAR = 4
+"""Chunks to a request where the registry redirects to where its blobs really are."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
 _UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})\Z")
 
@@ -77,6 +79,7 @@ class Transfer:
         self._helpers: list[threading.Thread] = []
         self._ranges = True  # False: not even asked for any more
         self._etag = ""
+        self._stretch = 1
         self._open: set[Response] = set()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -110,7 +113,7 @@ class Transfer:
             self._check()
             if not lead and not self._ranges:
                 return
-            stretch = self._partial.claim(1 if self._splits() and self._ranges else 1 << 30)
+            stretch = self._partial.claim(self._stretch if self._splits() and self._ranges else 1 << 30)
             if stretch is None:
                 return
             before = self._partial.have_in(*stretch)
@@ -198,6 +201,8 @@ class Transfer:
         if first != begin or not first <= last < end:
             raise self._without_ranges(f"asked for bytes {begin}-{end - 1}, it sends {first}-{last}")
         self._remember_etag(response)
+        if not response.url.partition("//")[2].startswith(f"{self._remote.registry.endpoint.netloc}/"):
+            self._stretch = _FAR  # each request goes by the registry first
         if lead and self._splits() and not self._helpers:
             self._get_help()
         return first, last + 1

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin
 
-from dockless.errors import NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized
+from dockless.errors import BadImage, NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized
 from dockless.images.digest import Digest
 from dockless.images.pipeline import Cancelled
 
@@ -64,7 +64,8 @@ class _Restart(Exception):
 
 
 class Upload:
-    """``run`` brings one blob to one repository. ``file``: the blob's descriptor, read by position. ``source``: a repository of the same
+    """``run`` brings one blob to one repository. ``file``: the blob's descriptor, read by position, -1 where the store does not
+    keep it. ``source``: a repository of the same
     registry that has the blob, "" where none is known. ``sent`` counts bytes that went over the wire."""
 
     def __init__(
@@ -107,6 +108,12 @@ class Upload:
                 place = self._begin(self._source)
                 if not place:
                     return "mounted"
+            if self._file < 0:
+                raise BadImage(
+                    f"{self._what} is not in the store any more, and not in the registry",
+                    subject=self._what,
+                    hint="remove the image, pull or load it again, then push it",
+                )
             while True:
                 memory.keep(place)
                 try:

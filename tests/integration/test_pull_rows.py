@@ -595,6 +595,18 @@ def test_a_layer_of_two_images(registry):
     assert len(sent(registry, registry.layers("app:1")[0])) == 1
 
 
+def test_a_layer_whose_blob_was_given_up_is_not_fetched_again(registry):
+    from dockless.images import digest
+
+    registry.image("app:1", [[make.file("a", CONTENT)]])
+    registry.image("app:2", [[make.file("a", CONTENT)], [make.file("b", "new")]])
+    fetch(registry)
+    layer = registry.layers("app:1")[0]
+    Store().blob_path(digest.parse(layer)).unlink()
+    assert holds(fetch(registry, "app:2"))
+    assert len(sent(registry, layer)) == 1
+
+
 def test_counts_that_differ(registry):
     registry.image("app:1", [[make.file("a", "x")]], rootfs={"type": "layers", "diff_ids": []})
     with pytest.raises(BadImage, match="names 0 layers"):
