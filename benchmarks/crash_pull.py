@@ -41,7 +41,7 @@ def main() -> int:
     row = {**asdict(bench.result), "seed": options.seed, "seconds": round(seconds, 1)}
     for name, value in row.items():
         if name != "details":
-            print(f"{name:20} {dict(value) if isinstance(value, dict) else value}")
+            print(f"{name:20} {value}")
     for line in bench.result.details[:40]:
         print("  ", line)
     if options.json:

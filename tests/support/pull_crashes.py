@@ -52,7 +52,7 @@ class Crashes:
     killed: int = 0
     full: int = 0
     completed: int = 0
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: dict[str, int] = field(default_factory=dict)
     again: int = 0
     again_total: int = 0
     chunk: int = CHUNK
@@ -125,7 +125,9 @@ class Bench:
             process.wait(seconds)
         lived = process.poll() is None
         process.kill()
-        process.communicate()
+        said, errors = process.communicate()
+        if not lived and said.strip() != self.digest:
+            self.wrong("failed_afterwards", f"before {seconds:.3f} s were over: {errors.strip()[-300:]}")
         return lived
 
     # -- what must hold ----------------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class Bench:
             self.result.again = max(self.result.again, again // max(1, crashes))
             if again >= CHUNK * max(1, crashes):
                 self.wrong("more_than_a_chunk", f"{when}: {again} bytes of {blob[:20]} again after {crashes} crashes")
-        left = [path for folder in ("tmp", "partial", "reserved") for path in (store / folder).rglob("*") if path.is_file()]
+        left = [path for folder in ("tmp", "partial") for path in (store / folder).rglob("*") if path.is_file()]
         if left:
             self.wrong("left_behind", f"{when}: {', '.join(str(path.relative_to(store)) for path in left[:3])}")
         self.sent.clear()
@@ -217,7 +219,7 @@ def filled(bench: Bench, place: Path, times: int) -> None:
             when = f"disk full after {moment:.3f} of {lasts[form]:.3f} s, {form}"
             _, errors = process.communicate(timeout=PATIENCE)
             ended = "it was over before" if process.returncode == 0 else errors.strip().splitlines()[-1].partition(":")[0]
-            bench.result.seen[ended] += 1
+            bench.result.seen[ended] = bench.result.seen.get(ended, 0) + 1
             bench.result.full += 1
             if process.returncode and ("Traceback" in errors or ended not in ("NoRoom", "ImageError")):
                 bench.wrong("foreign_errors", f"{when}: {errors.strip()[-400:]}")
