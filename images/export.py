@@ -41,7 +41,7 @@ def export(
     or ``SOURCE_DATE_EPOCH``, where there is one. ``store``: the image's, where it is then kept meanwhile. Raises ``BadInput``,
     ``ImageError`` (which names the file)."""
     if image.is_host:
-        raise BadInput("the host is no image that can be exported", subject=image.name)
+        raise BadInput("the host is no image that can be exported", subject=image.name, hint="name an image of 'dockless images'")
     check_level(compression, level)
     where = shown(destination)
     clamp = Created.of(created).clamp

@@ -87,7 +87,7 @@ def save(
     found = [store.get(image) if isinstance(image, str) else image for image in images]
     for image in found:
         if image.is_host:
-            raise BadInput("the host is no image that can be saved", subject=image.name)
+            raise BadInput("the host is no image that can be saved", subject=image.name, hint="name an image of 'dockless images'")
     if not found:
         raise BadInput("no image to save", hint="name at least one; 'dockless images' lists them")
     where = shown(destination)
