@@ -89,7 +89,7 @@ def pull(
         raise BadInput(f"there is no pull policy {policy!r}", subject=policy, hint=f"one of {', '.join(POLICIES)}")
     at = platforms.parse(platform) if platform else platforms.host()
     configuration = configuration or Configuration.load()
-    credentials = credentials or Credentials.load()
+    credentials = credentials or Credentials.load(configuration=configuration)
     names = short_names(ref, configuration)
     with explained(f"cannot pull {ref}", ref, f"check that the image store {store.root} is on a writable file system with room"):
         store.prepare()

@@ -83,7 +83,10 @@ def push(
     with explained(f"cannot push {ref}", ref, f"check that the image store {store.root} can be read"):
         raw, parsed, _ = store.documents(image.digest, f"image {image.name}")
         endpoint = endpoints(name, configuration, push=True)[-1]
-        with Registry(endpoint, credentials=credentials or Credentials.load(), timeouts=timeouts) as registry, store.using():
+        with (
+            Registry(endpoint, credentials=credentials or Credentials.load(configuration=configuration), timeouts=timeouts) as registry,
+            store.using(),
+        ):
             job = _Push(store, image.digest, parsed, registry, str(name), progress, pace or UploadPace())
             job.blobs()
             _put_manifest(registry, raw, name.tag, image.digest, str(name))

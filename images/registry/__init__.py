@@ -4,8 +4,9 @@
 
     from dockless.images.registry import Configuration, Credentials, Registry, Scope, endpoints
 
-    for endpoint in endpoints(reference, Configuration.load()):
-        with Registry(endpoint, credentials=Credentials.load()) as registry:
+    configuration = Configuration.load()
+    for endpoint in endpoints(reference, configuration):
+        with Registry(endpoint, credentials=Credentials.load(configuration=configuration)) as registry:
             registry.request("GET", endpoint.path("manifests", "latest"), scope=Scope(endpoint.repository))
 
 Names are imported when they are first used, so that importing this package costs nothing.

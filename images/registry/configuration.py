@@ -31,7 +31,6 @@ _MIRROR_KEYS = frozenset({"location", "insecure", "pull-from-mirror"})
 _TOP_KEYS = frozenset(
     {"unqualified-search-registries", "registry", "aliases", "short-name-mode", "credential-helpers", "additional-layer-store-auth-helper"}
 )
-_FILES = "containers-auth.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Configuration:
     search: tuple[str, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     short_name_mode: str = "permissive"
-    credential_helpers: tuple[str, ...] = (_FILES,)
+    credential_helpers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 

@@ -17,13 +17,18 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dockless.errors import RegistryError
 from dockless.images.registry import helpers
 from dockless.images.registry.endpoint import HUB
 
+if TYPE_CHECKING:
+    from dockless.images.registry.configuration import Configuration
+
 FILE_MAX = 4 << 20
+FILES = "containers-auth.json"
+"""What ``credential-helpers`` calls the files."""
 HUB_KEY = "https://index.docker.io/v1/"
 _HUB_NAMES = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 _UNUSABLE = "a token has other characters than printable ASCII, or a name or password is no text"
@@ -66,9 +71,11 @@ class Credentials:
         self._stores = stores
 
     @classmethod
-    def load(cls, env: Mapping[str, str] | None = None, stores: tuple[str, ...] = ()) -> Credentials:
+    def load(cls, env: Mapping[str, str] | None = None, configuration: Configuration | None = None) -> Credentials:
+        """This user's; ``configuration`` may name helpers that are asked first (``credential-helpers`` of registries.conf)."""
         env = os.environ if env is None else env
-        return cls(tuple(search_path(env)), env, stores)
+        stores = configuration.credential_helpers if configuration is not None else ()
+        return cls(tuple(search_path(env)), env, tuple(store for store in stores if store != FILES))
 
     def find(self, location: str, repository: str = "") -> Login | None:
         """The login for a repository, or with "" for the registry itself; None for nobody."""

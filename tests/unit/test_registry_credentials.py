@@ -11,6 +11,7 @@ from support.requires import requires
 
 from dockless.errors import BadInput, RegistryError
 from dockless.images.registry import helpers
+from dockless.images.registry.configuration import Configuration
 from dockless.images.registry.credentials import HUB_KEY, Credentials, normal, search_path
 from dockless.images.registry.logins import logout, target
 
@@ -196,6 +197,15 @@ def test_a_store_for_all_registries(env, write, helper):
     assert Credentials.load(env).find("docker.io").identity_token == "id"
     assert user(env, "f.test") == "file"
     assert user(env, "other.test") is None
+
+
+def test_helpers_of_registries_conf_come_first(env, write, helper):
+    write("run/containers/auth.json", {"auths": {"r.test": auth("file"), "q.test": auth("file")}})
+    known = 'echo \'{"Username":"ring","Secret":"s"}\'; exit'
+    helper("ring", f'read server || true; test "$server" = r.test && {{ {known}; }}; echo credentials not found; exit 1')
+    configuration = Configuration(credential_helpers=("containers-auth.json", "ring"))
+    found = Credentials.load(env, configuration)
+    assert (found.find("r.test").username, found.find("q.test").username, found.find("p.test")) == ("ring", "file", None)
 
 
 def test_a_helper_runs_with_little(env, helper, tmp_path):
