@@ -18,7 +18,7 @@ NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench fuzz check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -35,6 +35,9 @@ test-vm: build  ## the suite in a QEMU guest with a real cgroup v2 tree, as root
 
 bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benchmarks/results
 	@$(PY) benchmarks/run.py $(ARGS)
+
+fuzz: build $(V)/.fuzz  ## fuzz what reads strangers' bytes; FUZZ_SECONDS=60 each, ARGS="tar writer" for some; docs/fuzzing.md
+	@$(PY) -P tests/fuzz/run.py --seconds $(or $(FUZZ_SECONDS),60) $(ARGS)
 
 check: build $(V)/.dev  ## ruff format and lint, mypy --strict, layering
 	@$(PY) -m ruff format --check .
@@ -93,6 +96,11 @@ $(V)/.venv: pyproject.toml | $(PY)
 $(V)/.dev: pyproject.toml | $(V)/.built
 	@echo "make: packages for the checks"
 	@$(PIP) install --no-build-isolation -e '.[test,dev]'
+	@touch $@
+
+$(V)/.fuzz: pyproject.toml | $(V)/.built
+	@echo "make: packages for fuzzing"
+	@$(PIP) install --no-build-isolation -e '.[test,fuzz]' || echo "make: no atheris here: the parsers written in Python are left out"
 	@touch $@
 
 # The first time pip installs the package editable (a plain .pth to src/); afterwards only the C part is compiled again.

@@ -65,7 +65,9 @@ def main() -> None:
             return changed[:max_size]
 
         more["custom_mutator"] = custom
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], one, **more)
+    # -merge=1 runs itself again, by a shell and by this first word.
+    again = f"{sys.executable} -P {HERE / 'atheris_main.py'} {name}"
+    atheris.Setup([again, *sys.argv[2:]], one, **more)
     atheris.Fuzz()
 
 

@@ -198,28 +198,28 @@ class Conversation:
     def __init__(self, data: bytes) -> None:
         self._answers = [part for part in re.split(rb"(?:\A|\n)=== ", data) if part.strip()] or [b"200"]
         self.requests = 0
-        self._realms: set[tuple[str, str]] = set()
+        self._realms: set[tuple[str, str, int]] = set()
 
     def send(self, method: str, url: str, headers: Any, body: Any, *, insecure: bool, probe: bool) -> _Answer:
         self.requests += 1
         hold(self.requests < REQUESTS_MAX, "a conversation without an end")
         parts = urlsplit(url)
-        origin = (parts.scheme, parts.netloc)
+        origin = (parts.scheme, parts.hostname, parts.port or 443)
         hold(parts.scheme == "https", f"a request to {url!r}")
         hold(url.isascii() and url.isprintable() and "@" not in parts.netloc, f"a request to {url!r}")
         for name, value in headers.items():
             hold(re.fullmatch(r"[\x20-\x7e]*", value), f"the header {name}: {value!r}")
         if "Authorization" in headers:
-            hold(origin == ("https", HOST) or origin in self._realms, f"a secret is sent to {url!r}")
+            hold(origin == ("https", HOST, 443) or origin in self._realms, f"a secret is sent to {url!r}")
         if hasattr(body, "read"):
             while body.read(1 << 16):
                 pass
         answer = _Answer(self._answers[(self.requests - 1) % len(self._answers)])
-        if parts.netloc == HOST:
+        if origin == ("https", HOST, 443):
             for one in challenge.parse(answer.headers.getlist("WWW-Authenticate")):
                 try:
                     realm = urlsplit(one.get("realm"))
-                    self._realms.add((realm.scheme or "https", realm.netloc or HOST))
+                    self._realms.add((realm.scheme or "https", realm.hostname or HOST, realm.port or 443))
                 except ValueError:
                     continue
         return answer

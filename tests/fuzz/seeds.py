@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)] * (str(HERE.parent) not in sys.path)
 
+from fuzz.mutators import fix_checksum  # noqa: E402
 from support import make_image as make  # noqa: E402
 from support.requires import shared  # noqa: E402
 
@@ -131,6 +132,29 @@ def strip(raw: bytes) -> bytes:
     return raw.rstrip(b"\0") + bytes(-len(raw.rstrip(b"\0")) % 512) + bytes(1024)
 
 
+def changed(raw: bytes, at: int, value: bytes) -> bytes:
+    """The first header with other bytes at ``at`` and a checksum that fits."""
+    return fix_checksum(raw[:at] + value + raw[at + len(value) :])[:512] + raw[512:]
+
+
+def two_minded() -> dict[str, bytes]:
+    """What GNU tar and Go's archive/tar read differently, each once found by differential.py in what we accepted."""
+    entry = make.layer_tar([make.file("name", b"data")], tarfile.USTAR_FORMAT)
+    long = make.layer_tar([make.file("x" * 110)], tarfile.GNU_FORMAT)
+    sparse = sparse_header()
+    described = make.layer_tar([make.file("p", pax={"GNU.sparse.name": "q"})])
+    label = make.layer_tar([make.file("label", pax={"path": "p"}), make.file("f")])
+    at = label.index(b"label")
+    return {
+        "long-name-without-end": changed(long, 124, b"00000000005\0"),
+        "long-name-empty": long[:512] + bytes(512) + long[1024:],
+        "number-behind-nuls": changed(entry, 124, b"\0\0\0" + b"00000004\0"),
+        "sparse-map-with-a-hole": changed(sparse, 410, bytes(24)),
+        "sparse-described-twice": described[:1024] + sparse[:1024] + sparse[1024:],
+        "label-described": label[:at] + fix_checksum(label[at : at + 156] + b"V" + label[at + 157 : at + 512]) + label[at + 512 :],
+    }
+
+
 PARTIAL = b"\xdb\x05" + bytes(1504) + struct.pack("<8sQIIII", b"dl-part1", 1500, 1000, 0, 700, 100)
 """1,500 bytes in chunks of 1,000; the first 700 of the one and 100 of the other are there."""
 
@@ -223,7 +247,7 @@ AUTH = {
 
 def seeds() -> dict[str, dict[str, bytes]]:
     encoded = lambda *documents: {str(n): json.dumps(d, separators=(",", ":")).encode() for n, d in enumerate(documents)}  # noqa: E731
-    tars = archives() | {"sparse-gnu": sparse_header()}
+    tars = archives() | {"sparse-gnu": sparse_header()} | {name: strip(raw) for name, raw in two_minded().items()}
     return {
         "reference": {str(number): text.encode() for number, text in enumerate(REFERENCES)},
         "digest": {"256": D.encode(), "512": b"sha512:" + b"a" * 128},

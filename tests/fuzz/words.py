@@ -60,7 +60,7 @@ Docker-Upload-UUID: x
 {"token":"t","expires_in":1e999}
 {"access_token":"t"}
 {"token":""}
-{"errors":[{"code":"DENIED","message":"no\u001b[2J"}]}
+{"errors":[{"code":"DENIED","message":"no\\u001b[2J"}]}
 {"tags":["a","b",1]}
 {"name":"x","tags":null}
 """
