@@ -36,8 +36,8 @@ def run(reference: str, home: str, form: str) -> None:
     os.environ["DOCKLESS_HOME"] = home
     import dockless
 
-    result = dockless.run([], image=reference)
-    print(result.stdout, result.exit_code)
+    result = dockless.run(reference, capture_output=True)
+    print(result.stdout.decode(), result.returncode)
 
 
 def floor(*blobs: str) -> None:
