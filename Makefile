@@ -18,11 +18,11 @@ NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench fuzz check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench bench-images fuzz check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
-	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
 demo: build  ## two users' jobs queue, get (simulated) GPUs by quota, run in real sandboxes, finish
 	@$(PY) -m dockless.demo $(ARGS)
@@ -38,6 +38,9 @@ bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benc
 
 fuzz: build $(V)/.fuzz  ## fuzz what reads strangers' bytes; FUZZ_SECONDS=60 each, ARGS="tar writer" for some; docs/fuzzing.md
 	@$(PY) -P tests/fuzz/run.py --seconds $(or $(FUZZ_SECONDS),60) $(ARGS)
+
+bench-images: build  ## images of real size beside umoci, skopeo, podman, containerd; a first time makes the image (root)
+	@$(PY) benchmarks/images.py $(ARGS)
 
 check: build $(V)/.dev  ## ruff format and lint, mypy --strict, layering
 	@$(PY) -m ruff format --check .
