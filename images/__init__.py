@@ -4,9 +4,10 @@
 
     from dockless.images import Store
     image, = Store().load("busybox.tar")
+    image = Store().pull("python:3.12")
     image.config.env, image.layers, image.read_file("/etc/passwd")
 
-What a source may be: an OCI layout (directory or tar) or a docker-save archive, compressed or not, with one image or several. Names are
+What can be loaded: an OCI layout (directory or tar) or a docker-save archive, compressed or not, with one image or several. Names are
 imported when they are first used, so that importing this package costs nothing.
 """
 

@@ -47,6 +47,8 @@ from dockless.images.progress import Progress
 
 if TYPE_CHECKING:
     from dockless.images.check import Report
+    from dockless.images.pull import Policy
+    from dockless.images.push import Pushed
     from dockless.images.room import Freed, Room
 
 LAYER_FILE = "layer.json"
@@ -81,6 +83,20 @@ class Store:
         from dockless.images.load import load
 
         return load(self, Path(source), self.check_name(name) if name is not None else None, progress)
+
+    def pull(
+        self, ref: str, *, platform: str | None = None, policy: Policy = "always", progress: Callable[[Progress], None] | None = None
+    ) -> Image:
+        """The image that ``ref`` means, brought from its registry as far as the store lacks it. See ``pull.pull``."""
+        from dockless.images.pull import pull
+
+        return pull(self, ref, platform=platform, policy=policy, progress=progress)
+
+    def push(self, ref: str, destination: str | None = None, *, progress: Callable[[Progress], None] | None = None) -> Pushed:
+        """Send the image ``ref`` to a registry. See ``push.push``."""
+        from dockless.images.push import push
+
+        return push(self, ref, destination, progress=progress)
 
     def get(self, ref: str) -> Image:
         """The image of a reference, a digest (``sha256:…``), or the beginning of one (8 digits or more); ``host`` is the host itself."""

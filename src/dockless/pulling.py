@@ -49,10 +49,8 @@ def present(image: str, policy: str = "missing", progress: Tell | None = None) -
         if missing is None:
             return image
         raise missing
-    from dockless.images.pull import pull
-
     try:
-        return pull(store, image, policy=policy, progress=progress).name  # type: ignore[arg-type]
+        return store.pull(image, policy=policy, progress=progress).name  # type: ignore[arg-type]
     except DocklessError as error:
         if missing is not None:
             error.add_note(f"the store has no image {image!r}, so it was to be pulled")

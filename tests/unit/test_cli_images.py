@@ -23,6 +23,7 @@ from dockless.images.progress import Progress
 from dockless.pulling import present, present_for, told_whose_store
 from dockless.sched.protocol import DaemonInfo
 
+HERE = Path(__file__).resolve().parent
 COMMAND = [sys.executable, "-P", "-m", "dockless"]
 ONE = "docker.io/library/one:1"
 
@@ -362,8 +363,8 @@ def test_progress_on_a_terminal_has_bars_and_leaves_no_line():
     )
     child, terminal = pty.fork()
     if child == 0:
-        os.environ.update(COLUMNS="100", LINES="20", TERM="xterm", PYTHONPATH=os.pathsep.join([str(Path(__file__).parent.parent)]))
-        os.execv(sys.executable, [sys.executable, "-c", code, str(Path(__file__).parent)])
+        os.environ.update(COLUMNS="100", LINES="20", TERM="xterm", PYTHONPATH=os.pathsep.join([*sys.path, str(HERE.parent)]))
+        os.execv(sys.executable, [sys.executable, "-c", code, str(HERE)])
     out = b""
     try:
         while piece := os.read(terminal, 4096):

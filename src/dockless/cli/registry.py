@@ -30,14 +30,13 @@ def pull_options(parser: Parser) -> None:
 
 def pull(options: Namespace) -> int:
     from dockless.images import Store
-    from dockless.images.pull import pull as bring
 
     store = Store()
     pulled: list[Image] = []
 
     def one(name: str) -> None:
         with Shown(options.quiet or options.json) as progress:
-            image = bring(store, name, platform=options.platform, policy=options.policy, progress=progress)
+            image = store.pull(name, platform=options.platform, policy=options.policy, progress=progress)
         pulled.append(image)
         print_images([image], options)
 
@@ -57,10 +56,9 @@ def push_options(parser: Parser) -> None:
 
 def push(options: Namespace) -> int:
     from dockless.images import Store
-    from dockless.images.push import push as send
 
     with resumable("the push"), Shown(options.quiet or options.json, verb="sent") as progress:
-        pushed = send(Store(), options.image, options.destination, progress=progress)
+        pushed = Store().push(options.image, options.destination, progress=progress)
     if options.json:
         print_json(pushed)
     elif options.quiet:
