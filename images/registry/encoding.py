@@ -33,7 +33,10 @@ class Decoder:
             if not self._input:
                 self._input = source(_PIECE)
                 if not self._input:
-                    if self._inner is not None:
+                    # All input may be in while output is still due, where no checksum follows it.
+                    if self._inner is not None and (rest := self._inner.decompress(b"", size)):
+                        return bytes(rest)
+                    if self._inner is not None and not self._inner.eof:
                         raise RegistryUnavailable(f"{self._what}: the {self._kind} of the answer is cut", subject=self._what)
                     return b""
             if self._inner is None:

@@ -233,6 +233,14 @@ class _Known(credentials.Credentials):
         return credentials.Login("user", PASSWORD, source="fuzz")
 
 
+class _Impatient(threading.Event):
+    """Lets nobody wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        hold(timeout is None or 0 <= timeout <= 90, f"a wait of {timeout} s")
+        return self.is_set()
+
+
 def registry_of(data: bytes) -> Registry:
     registry = Registry(Endpoint(HOST, "a/b"), credentials=_Known(), env={}, tries=3, pause=lambda seconds: None)
     registry._network = Conversation(data)  # type: ignore[assignment]
@@ -271,7 +279,7 @@ def transfer_target(data: bytes) -> None:
         pace = Pace(connections=1, split_from=1 << 30, chunk=1000, tries=3, wait=0.0, wait_max=0.0)
         try:
             there = remote.Remote(registry, patient=False)
-            Transfer(there, digest.of(b""), partial, "fuzz", pace, threading.Event(), lambda count: None).run()
+            Transfer(there, digest.of(b""), partial, "fuzz", pace, _Impatient(), lambda count: None).run()
             hold(partial.have == size, f"{partial.have} of {size}")
         finally:
             hold(0 <= partial.prefix <= partial.have <= size, f"{partial.prefix} ≤ {partial.have} ≤ {size}")
@@ -288,7 +296,7 @@ def upload_target(data: bytes) -> None:
             pace = UploadPace(chunk=1000, remembered_from=2000, tries=3, wait=0.0, wait_max=0.0)
             upload = Upload(
                 registry, digest.of(b"x"), size, fd, "fuzz", source="other/repository" if size % 200 else "",
-                state=Path(place), pace=pace, stop=threading.Event(), told=lambda offset: None,
+                state=Path(place), pace=pace, stop=_Impatient(), told=lambda offset: None,
             )  # fmt: skip
             hold(upload.run() in ("there", "mounted", "sent"), "an outcome nobody knows")
     finally:
