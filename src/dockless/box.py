@@ -27,10 +27,15 @@ from dockless.stdio import Reader, Stdio, Text, Writer, exchange
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless.images.progress import Progress
     from dockless.keywords import Options
     from dockless.sandbox.process import Exit, Process
     from dockless.sandbox.sandbox import Sandbox as Inner
     from dockless.sandbox.spec import Spec
+
+
+class Cancelled(Exception):
+    """Nobody waits for the pull any more."""
 
 
 class Sandbox:
@@ -63,6 +68,7 @@ class Sandbox:
         self._wanted_gpus = options.get("gpus")
         self._pull = options.get("pull", "missing")
         check_policy(self._pull)
+        self._given_up = False
         if isinstance(image, Spec):
             if args is not None or options:
                 raise BadInput("a ready Spec takes no further keywords", subject="spec", hint="use dataclasses.replace(spec, …)")
@@ -140,7 +146,7 @@ class Sandbox:
         stdio = Stdio(*self._given)
         try:
             spec = self.spec
-            image = present(spec.image, self._pull)
+            image = present(spec.image, self._pull, self._pulling)
             if image != spec.image:
                 from dataclasses import replace
 
@@ -162,6 +168,10 @@ class Sandbox:
             raise
         stdio.started()
         self._stdio = stdio
+
+    def _pulling(self, step: Progress) -> None:
+        if self._given_up:
+            raise Cancelled(step.image)  # ends the pull; what has come is kept
 
     def _open_pipes(self) -> None:
         assert self._stdio is not None
@@ -198,7 +208,9 @@ class Sandbox:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be stopped half way: let it arrive, then end what it started. Who cancels twice waits all the same.
+            # The thread cannot be stopped half way, only its pull: let it arrive, then end what it started. Who cancels twice waits all
+            # the same.
+            self._given_up = True
             while not starting.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([starting])

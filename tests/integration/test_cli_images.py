@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +197,34 @@ def test_an_image_in_use_stays(tools, capfd):
 
 
 # -- an interrupt
+
+
+def test_a_cancelled_task_ends_its_pull():
+    with BadRegistry() as registry:
+        registry.image("app:1", [[file("a", os.urandom(400_000))]], compression="none")
+        begun = threading.Event()
+
+        def slowly(exchange: bad.Exchange) -> None:
+            status, headers, body = exchange.part()
+            exchange.head(status, headers, length=len(body))
+            for at in range(0, len(body), 4096):
+                exchange.write(body[at : at + 4096])
+                begun.set()
+                time.sleep(0.15)
+
+        registry.script(slowly, part=registry.layers("app:1")[0])
+
+        async def cancelled() -> float:
+            task = asyncio.create_task(dockless.arun(registry.name("app:1"), ["true"]))
+            await asyncio.to_thread(begun.wait, 20)
+            task.cancel()
+            start = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return time.monotonic() - start
+
+        assert asyncio.run(cancelled()) < 5  # all of it would take 15 s
+    assert Store().list() == []
 
 
 def test_an_interrupted_pull_says_how_to_go_on_and_does(tmp_path):
