@@ -106,21 +106,23 @@ class Partial:
         """Put bytes in their place, then count them. Bytes that were here already are not written again. The number of new ones."""
         view = memoryview(data)
         new = 0
-        while len(view):
-            at = offset // self.chunk
-            piece = view[: at * self.chunk + self._length(at) - offset]
-            here = at * self.chunk + self._counts[at] - offset
-            assert here >= 0, "a gap within a chunk"
-            if here < len(piece):
-                _write(self.fd, piece[here:], offset + here)
-                _write(self.fd, (self._counts[at] + len(piece) - here).to_bytes(4, "little"), self._base + _HEAD.size + 4 * at)
-                with self._lock:
-                    self._counts[at] += len(piece) - here
+        # One at a time: where an answer is longer than what was asked for, two threads may come to the same chunk.
+        with self._lock:
+            while len(view):
+                at = offset // self.chunk
+                piece = view[: at * self.chunk + self._length(at) - offset]
+                here = at * self.chunk + self._counts[at] - offset
+                assert here >= 0, "a gap within a chunk"
+                if here < len(piece):
+                    count = self._counts[at] + len(piece) - here
+                    _write(self.fd, piece[here:], offset + here)
+                    _write(self.fd, count.to_bytes(4, "little"), self._base + _HEAD.size + 4 * at)
+                    new += len(piece) - here
                     self.have += len(piece) - here
+                    self._counts[at] = count
                     self.prefix = self._advance()
-                new += len(piece) - here
-            offset += len(piece)
-            view = view[len(piece) :]
+                offset += len(piece)
+                view = view[len(piece) :]
         return new
 
     def finish(self) -> None:

@@ -78,6 +78,7 @@ class Transfer:
         self._moved = moved
         self._helpers: list[threading.Thread] = []
         self._ranges = True  # False: not even asked for any more
+        self._alone = False  # the first connection brings everything
         self._etag = ""
         self._stretch = 1
         self._open: set[Response] = set()
@@ -111,7 +112,7 @@ class Transfer:
         failures = 0
         while True:
             self._check()
-            if not lead and not self._ranges:
+            if not lead and (not self._ranges or self._alone):
                 return
             stretch = self._partial.claim(self._stretch if self._splits() and self._ranges else 1 << 30)
             if stretch is None:
@@ -186,6 +187,7 @@ class Transfer:
             if response.encoded:
                 self._ranges = False  # they would count the encoded bytes
             self._remember_etag(response)
+            self._alone = True
             return 0, size
         if response.status == 416:
             match = _UNSATISFIED.match(response.headers.get("Content-Range", ""))

@@ -185,6 +185,24 @@ def test_threads_write_at_once(path):
     assert path.read_bytes() == DATA
 
 
+def test_threads_that_write_the_same(path):
+    held = take(path)
+
+    def work(step):
+        for at in range(0, SIZE, step):
+            fill(held, at, min(at + step, SIZE))
+
+    threads = [threading.Thread(target=work, args=(step,)) for step in (3, 5, 7, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert held.have == SIZE
+    held.finish()
+    held.close()
+    assert path.read_bytes() == DATA
+
+
 class Dead(BaseException):
     pass
 
