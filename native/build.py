@@ -7,8 +7,8 @@ from cffi import FFI
 HERE = Path(__file__).parent
 SOURCES = [
     *("clone.c", "shim.c", "plan.c", "remove.c"),
-    *("fault.c", "pax.c", "tar.c", "lister.c"),
-    *("layer.c", "layer_dirs.c", "layer_hide.c", "layer_meta.c", "lower.c", "pathset.c"),
+    *("fault.c", "pax.c", "tar.c", "tar_member.c", "lister.c"),
+    *("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c"),
     *("erofs.c", "erofs_layout.c", "erofs_xattr.c"),
 ]
 

@@ -91,6 +91,8 @@ struct place {
 };
 
 /* layer.c */
+int too_big(struct writer *w);
+int is_base(struct writer *w); /* whether it is known already that nothing lies below */
 int fail_errno(struct writer *w, const char *name, int number);
 int unsafe(struct writer *w, const char *name, const char *why);
 int check_room(struct writer *w, uint64_t coming);
@@ -98,8 +100,13 @@ int write_all(struct writer *w, int fd, const void *bytes, size_t size, uint64_t
 void add_warning(struct writer *w, const char *why, const char *example);
 int need_lower(struct writer *w); /* waits: 1 there are layers below, 0 there are none, -1 aborted */
 
+/* layer_members.c */
+int write_member(struct writer *w, const struct tar_member *m); /* all but its data */
+
 /* layer_dirs.c */
-struct dir *dirs_enter(struct writer *w, const char *path, const char *name, int optional); /* NULL: the error is set, unless optional */
+/* The directory that `path` leads to, made if need be; `name` is the member's, for errors. NULL: the error is set; with `optional` and nothing below,
+ * NULL without one where it is not there. */
+struct dir *dirs_enter(struct writer *w, const char *path, const char *name, int optional);
 struct dir *dirs_real(struct writer *w, const char *path); /* NULL with errno: no directory there */
 struct dir *dirs_find(struct writer *w, const char *path, size_t size);
 struct dir *dirs_add(struct writer *w, const char *path, size_t size, int fd); /* takes the descriptor; NULL with errno */

@@ -27,8 +27,8 @@ sys.path[:0] = [str(HERE.parent), str(TOP / "src")]
 from fuzz import seeds  # noqa: E402
 from fuzz.targets import TARGETS  # noqa: E402
 
-_TAR = ("tar.c", "pax.c", "fault.c")
-_LAYER = ("layer.c", "layer_dirs.c", "layer_hide.c", "layer_meta.c", "lower.c", "pathset.c", "remove.c")
+_TAR = ("tar.c", "tar_member.c", "pax.c", "fault.c")
+_LAYER = ("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c", "remove.c")
 C_TARGETS: dict[str, tuple[str, ...]] = {
     "tar": ("tar_fuzz.c", *_TAR, "lister.c"),
     "writer": ("writer_fuzz.c", *_TAR, *_LAYER),
