@@ -163,6 +163,8 @@ class Upload:
                     return self._put(place, offset, end)
                 place, offset = self._patch(place, offset, end)
                 memory.keep(place)
+                if offset < end:
+                    self._failed(RegistryUnavailable(f"{self._what}: the registry takes less than it is sent", subject=self._what))
             except (RegistryUnavailable, RateLimited) as error:
                 self._failed(error)
                 place, offset = self._how_far(place)
@@ -186,7 +188,8 @@ class Upload:
         with self._request("PATCH", place, headers=headers, body=self._slice(offset, end), ok=(202, 204, 201)) as response:
             place = self._location(response, place)
             reached = _reached(response)
-        self._progressed(end)
+        if reached is None or reached >= end:
+            self._progressed(end)
         return place, end if reached is None else min(reached, self._size)
 
     def _put(self, place: str, offset: int, end: int) -> None:

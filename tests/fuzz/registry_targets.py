@@ -1,6 +1,6 @@
 """What registries and their configuration say: headers, tokens, errors, files, and whole conversations of a registry that says anything.
 
-A conversation is a list of answers. Every request, wherever it goes, gets the next one::
+A conversation is a list of answers. Every request, wherever it goes, gets the next one, and the last one for ever::
 
     === 401
     WWW-Authenticate: Bearer realm="https://auth.example/token",service="s"
@@ -214,7 +214,7 @@ class Conversation:
         if hasattr(body, "read"):
             while body.read(1 << 16):
                 pass
-        answer = _Answer(self._answers[(self.requests - 1) % len(self._answers)])
+        answer = _Answer(self._answers[min(self.requests, len(self._answers)) - 1])
         if origin == ("https", HOST, 443):
             for one in challenge.parse(answer.headers.getlist("WWW-Authenticate")):
                 try:
