@@ -36,7 +36,7 @@ from dockless.images.registry.transport import Registry
 from dockless.images.transfer import Pace, Transfer
 from dockless.images.upload import Upload, UploadPace
 
-REQUESTS_MAX = 400
+REQUESTS_MAX = 1100
 PASSWORD = "pass-word"
 HOST = "registry.example"
 

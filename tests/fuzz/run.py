@@ -81,7 +81,7 @@ class Running:
                 self._path.write_text("".join(f"{pid}\n" for pid in [os.getpid(), *sorted(self._pids)]))
 
 
-def fuzz(name: str, seconds: int, work: Path, log: Path, running: Running) -> tuple[float, int]:
+def fuzz(name: str, seconds: int, timeout: int, work: Path, log: Path, running: Running) -> tuple[float, int]:
     """One run: the processor time it took, and its exit status."""
     base = command(name, work)
     if base is None:
@@ -94,7 +94,7 @@ def fuzz(name: str, seconds: int, work: Path, log: Path, running: Running) -> tu
     options = [
         f"-max_total_time={seconds}",
         f"-max_len={LENGTHS.get(name, LENGTH)}",
-        "-timeout=20",
+        f"-timeout={timeout}",
         "-rss_limit_mb=2048",
         "-print_final_stats=1",
     ]
@@ -129,6 +129,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", help=f"{' '.join(names)} (default: all)")
     parser.add_argument("--seconds", type=int, default=60, help="for each target in each round")
+    parser.add_argument("--timeout", type=int, default=20, help="seconds on the clock that one input may take")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", type=Path, default=TOP / "build" / "fuzz")
     parser.add_argument("--jobs", type=int, default=1, help="so many targets at once")
@@ -146,7 +147,7 @@ def main() -> int:
     def one(job: tuple[int, str]) -> None:
         number, name = job
         log = work / f"{name}-{number % 10}.log"
-        spent, status = fuzz(name, options.seconds, work, log, running)
+        spent, status = fuzz(name, options.seconds, options.timeout, work, log, running)
         with lock:
             ledger = json.loads(ledger_path.read_text()) if ledger_path.exists() else {}
             ledger[name] = round(ledger.get(name, 0) + spent, 1)
