@@ -339,11 +339,12 @@ class _Pull:
     def _worth_another_try(self, error: BadDigest, fetcher: Fetcher, doubted: dict[Digest, set[int]], retried: set[Digest]) -> bool:
         """Wrong bytes: torn ones that lay here since a crash, or a mirror's. The registry itself is not asked twice."""
         try:
-            download = fetcher.get(digest.parse(error.subject))
+            name = digest.parse(error.subject)
         except BadDigest:
             return False
+        download = fetcher.get(name)
         if download is None:
-            return False
+            return self._was_damaged(name)
         wrong = download.sources - {len(self._remotes) - 1}
         if wrong:
             doubted.setdefault(download.digest, set()).update(wrong)
@@ -352,6 +353,20 @@ class _Pull:
             retried.add(download.digest)
             return True
         return False
+
+    def _was_damaged(self, name: Digest) -> bool:
+        """The store's own blob is not what its name says any more: it goes. (Where a manifest lies about a sound one, it stays.)"""
+        if not self._store.has_blob(name):
+            return False
+        with contextlib.suppress(BadImage):
+            hasher = name.hasher()
+            with self._store.open_blob(name) as stream:
+                while piece := stream.read(1 << 20):
+                    hasher.update(piece)
+            if hasher.hexdigest() == name.hex:
+                return False
+        self._store.blob_path(name).unlink(missing_ok=True)
+        return True
 
     def _unpacked(self, parsed: Manifest, configured: ConfigDocument) -> list[bool]:
         """Which layers the store has, having once seen that this very blob becomes them: the blob itself is not needed to run them."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,7 +45,8 @@ _UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})\Z")
 @dataclass(frozen=True, slots=True)
 class Pace:
     """``connections``: for one blob of ``split_from`` bytes or more, each fetching a ``chunk`` at a time. ``tries``: failures in a row
-    before the registry is given up. ``wait``, ``wait_max``: seconds before the second try, and at most, each ± half."""
+    before the registry is given up. ``wait``, ``wait_max``: seconds before the second try, and at most, each ± half. ``slowest``: bytes per
+    second, over ``window`` seconds, below which a connection counts as stalled."""
 
     connections: int = 4
     split_from: int = 32 << 20
@@ -52,6 +54,8 @@ class Pace:
     tries: int = 6
     wait: float = 0.25
     wait_max: float = 20.0
+    slowest: int = 256
+    window: float = 60.0
 
 
 class _Again(Exception):
@@ -211,6 +215,7 @@ class Transfer:
 
     def _copy(self, response: Response, offset: int, end: int) -> None:
         size = self._partial.size
+        since, before = time.monotonic(), offset
         while offset < end:
             data = response.read(min(PIECE, end - offset))
             if not data:
@@ -220,6 +225,10 @@ class Transfer:
             if new:
                 self._moved(new)
             self._check()
+            if (now := time.monotonic()) - since > self._pace.window:
+                if offset - before < self._pace.slowest * self._pace.window and offset < end:
+                    raise _Again(f"{self._what}: only {offset - before} bytes came in {now - since:.0f} s")
+                since, before = now, offset
         if end == size and response.status == 200 and response.length is None:
             try:
                 trailing = response.read(1)

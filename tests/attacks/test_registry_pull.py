@@ -165,6 +165,24 @@ def test_a20_poison_in_place_of_a_blob_in_the_store(registry):
         assert holds(fetch(registry))
 
 
+def test_a20_a_damaged_blob_in_the_store(registry):
+    """Another image needs a layer whose blob was damaged on disk: it comes again. A manifest that lies about its size removes nothing."""
+    registry.image("app:1", [[file("a", "x")]])
+    registry.image("app:2", [[file("b", "y")], [file("a", "x")]])
+    fetch(registry)
+    layer = registry.layers("app:1")[0]
+    path = Store().blob_path(digest.parse(layer))
+    document = json.loads(registry.manifests["app:2"][0])
+    document["layers"][1]["size"] += 1
+    registry.serve("lie:1", make.to_json(document), make.OCI_MANIFEST)
+    with pytest.raises(BadDigest):
+        fetch(registry, "lie:1")
+    assert path.read_bytes() == registry.blobs[layer]
+    path.write_bytes(bytes(path.stat().st_size))
+    assert holds(fetch(registry, "app:2"), b"x")
+    assert path.read_bytes() == registry.blobs[layer]
+
+
 def test_names_and_words_of_a_registry_do_not_reach_the_terminal(registry):
     registry.script(
         lambda exchange: exchange.reply(404, json.dumps({"errors": [{"code": "X", "message": "\x1b]0;owned\x07\x1b[2J"}]}).encode()),

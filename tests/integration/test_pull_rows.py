@@ -27,6 +27,7 @@ R21     test_pull_processes
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 
@@ -116,6 +117,22 @@ def test_stalled(registry):
     registry.script(bad.stalled_at(3 * CHUNK), part=layer)
     assert holds(fetch(registry, timeouts=HASTY))
     assert sent(registry, layer) == ["", f"bytes={3 * CHUNK}-{len(registry.blobs[layer]) - 1}"]
+
+
+def test_a_drip_is_a_stall(registry):
+    """A byte now and then keeps no connection for ever."""
+    layer = one_layer(registry)
+
+    def drip(exchange):
+        exchange.head(200, length=len(exchange.blob()))
+        for at in range(10_000):
+            exchange.write(exchange.blob()[at : at + 1])
+            if exchange.registry.released.wait(0.01):
+                break
+
+    registry.script(drip, part=layer)
+    assert holds(fetch(registry, pace=dataclasses.replace(SINGLE, window=0.1, slowest=10_000)))
+    assert len(sent(registry, layer)) == 2
 
 
 def test_over_several_connections(registry):
