@@ -77,7 +77,7 @@ def push(
             f"{ref}: this image has no name to be pushed under", subject=ref, hint=f"give one: dockless push {ref} REGISTRY/NAME:TAG"
         )
     configuration = configuration or Configuration.load()
-    name = short_names(destination or image.name, configuration)[0]
+    name = short_names(image.name if destination is None else destination, configuration)[0]
     if name.digest is not None or name.tag is None:
         raise BadInput(f"{destination}: an image is pushed to a tag, not to a digest", subject=str(destination), hint="give name:tag")
     with explained(f"cannot push {ref}", ref, f"check that the image store {store.root} can be read"):

@@ -340,7 +340,7 @@ def _origin(parts: SplitResult) -> Origin:
 def _words(error: Exception) -> str:
     """urllib3's sentence without the object it begins with."""
     text = str(error.args[-1]) if error.args else str(error)
-    return printable(re.sub(r"^<?[\w.]+(Connection|Pool)\(.*?\)>?: ", "", text), 200)
+    return printable(re.sub(r"^<?[\w.]+\(.*?\)>?: |\[Errno -?\d+\] ", "", text), 200)
 
 
 def _agent() -> str:

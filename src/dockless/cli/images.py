@@ -26,7 +26,9 @@ def images_options(parser: Parser) -> None:
 def images(options: Namespace) -> int:
     from dockless.images import Store
 
-    if options.patterns == ["check"]:
+    if options.patterns[:1] == ["check"]:
+        if len(options.patterns) > 1:
+            raise BadInput("check looks at the whole store, not at one image", subject=options.patterns[1], hint="dockless images check")
         return _check(options)
     if options.repair:
         raise BadInput("--repair without check", subject="--repair", hint="dockless images check --repair")

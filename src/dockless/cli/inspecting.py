@@ -6,7 +6,7 @@ from typing import Any
 
 from dockless.cli.output import cut, each, print_json, short, table
 from dockless.cli.parser import Namespace, Parser
-from dockless.errors import SandboxGone, UnknownImage
+from dockless.errors import BadInput, SandboxGone, UnknownImage
 from dockless.units import format_size
 
 
@@ -28,7 +28,6 @@ def inspect(options: Namespace) -> int:
 
 def _about(name: str, kind: str | None) -> dict[str, Any]:
     from dockless.cli.boxes import describe
-    from dockless.errors import BadInput
     from dockless.sandbox import detached
 
     if kind != "sandbox":
@@ -37,7 +36,6 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
         except (UnknownImage, BadInput):
             if kind == "image":
                 raise
-            missing = _is_reference(name)
     try:
         box = detached.find(name)
     except BadInput:
@@ -45,22 +43,11 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
     row = describe(box) if box is not None else None
     if row is not None:
         return row
-    if kind == "sandbox" or not missing:
+    if kind == "sandbox":
         raise SandboxGone(f"there is no sandbox {name}", subject=name, hint="'dockless ps --all' lists them")
     raise UnknownImage(
         f"there is neither an image nor a sandbox {name!r}", subject=name, hint="list them: dockless images, dockless ps --all"
     )
-
-
-def _is_reference(name: str) -> bool:
-    from dockless.errors import BadInput
-    from dockless.images.reference import parse
-
-    try:
-        parse(name)
-    except BadInput:
-        return name.startswith("sha256:") or len(name) == 64
-    return True
 
 
 def about_image(name: str) -> dict[str, Any]:
@@ -117,7 +104,6 @@ def history_of(config: bytes) -> list[dict[str, Any]]:
 def _raw(options: Namespace) -> int:
     import sys
 
-    from dockless.errors import BadInput
     from dockless.images import Store
 
     if len(options.names) > 1:
@@ -125,7 +111,7 @@ def _raw(options: Namespace) -> int:
     store = Store()
     image = store.get(options.names[0])
     if image.is_host:
-        raise BadInput("the host is no image with documents", subject="host")
+        raise BadInput("the host is no image with documents", subject="host", hint="name an image of 'dockless images'")
     raw, parsed, _ = store.documents(image.digest, f"image {image.name}")
     sys.stdout.flush()
     sys.stdout.buffer.write(raw if options.raw == "manifest" else store.read_blob(parsed.config.digest, image.name))
@@ -143,8 +129,10 @@ def history_options(parser: Parser) -> None:
 def history(options: Namespace) -> int:
     """Newest first, as docker has it."""
     about = about_image(options.image)
-    layers = iter(about["layers"] if isinstance(about["layers"], list) else [])
-    steps = about.get("history") or [{"created_by": "", "empty_layer": False} for _ in range(len(about.get("layers") or []))]
+    if "history" not in about:
+        raise BadInput("the host is no image with a history", subject=options.image, hint="name an image of 'dockless images'")
+    layers = iter(about["layers"])
+    steps = about["history"] or [{"created_by": "", "empty_layer": False} for _ in about["layers"]]
     rows = []
     for step in steps:
         layer = None if step.get("empty_layer") else next(layers, None)

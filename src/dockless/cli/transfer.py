@@ -42,6 +42,8 @@ def load(options: Namespace) -> int:
     sources = [*options.sources, *options.input] or ["-"]
     if options.name and len(sources) > 1:
         raise BadInput("--name with several files", subject="--name", hint="load them one by one")
+    if "" in sources:
+        raise BadInput("the name of a file is empty", subject="", hint="dockless load FILE")
     if "-" in sources:
         standard_input("dockless load FILE")
     store = Store()
@@ -106,6 +108,8 @@ def import_root(options: Namespace) -> int:
     from dockless.images import Store, platforms
     from dockless.images.importing import import_root as bring
 
+    if not options.source:
+        raise BadInput("the name of the file is empty", subject="", hint="dockless import FILE")
     source: Any = standard_input("dockless import FILE") if options.source == "-" else options.source
     image = bring(
         Store(),
