@@ -165,7 +165,10 @@ class Entries:
                 shifted = value
             else:
                 continue
-            if shifted is not None:
+            if b"=" in key:
+                # A record would end its name there, and every reader would see another xattr.
+                self.warn("dropped: an xattr with '=' in its name", found.path)
+            elif shifted is not None:
                 kept[key] = shifted
         return kept
 

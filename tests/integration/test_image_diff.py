@@ -131,6 +131,18 @@ def test_sockets_are_left_out(tmp_path):
     assert names(raw) == [] and written.warnings == ("left out: a socket: 'socket'",)
 
 
+def test_an_xattr_that_no_record_can_name_is_left_out(tmp_path):
+    below = lower(tmp_path, BASE)
+    made, _ = upper(tmp_path, below, "touch f")
+    os.setxattr(made.path / "f", "user.a=b", b"v")
+    os.setxattr(made.path / "f", "user.c", b"=v")
+    raw, written = layer(made, below)
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        assert [member.pax_headers.get("SCHILY.xattr.user.c") for member in archive] == ["=v"]
+    assert b"user.a" not in raw
+    assert written.warnings == ("dropped: an xattr with '=' in its name: 'f'",)
+
+
 def test_no_time_is_later_than_the_given_one(tmp_path):
     below = lower(tmp_path, BASE)
     made, _ = upper(tmp_path, below, "touch -d @1000.5 old; touch new")
