@@ -319,6 +319,7 @@ MUTATORS: dict[str, Mutator] = {
     "discover": sections_mutator,
     "compression": compression_mutator,
     "archive": tar_mutator,
+    "rewrite": tar_mutator,
     "token": json_mutator,
     "credentials": json_mutator,
     "configuration": line_mutator(LINES),

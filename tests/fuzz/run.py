@@ -36,7 +36,7 @@ C_TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Name to its harness in this directory and the sources below native/."""
 C_FLAGS = "-g -O1 -std=gnu11 -Wall -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined".split()
-LENGTHS = {"reference": 1024, "digest": 256, "platform": 64, "archive": 16 << 10, "tar": 16 << 10, "writer": 16 << 10, "index": 16 << 10}
+LENGTHS = {"reference": 1024, "digest": 256, "platform": 64} | dict.fromkeys(("archive", "rewrite", "tar", "writer", "index"), 16 << 10)
 LENGTH = 8192
 _building = threading.Lock()
 
@@ -132,6 +132,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=int, default=20, help="seconds on the clock that one input may take")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--work", type=Path, default=TOP / "build" / "fuzz")
+    parser.add_argument("--shared", action="store_true", help="begin with the shared folder's images as well")
     parser.add_argument("--jobs", type=int, default=1, help="so many targets at once")
     parser.add_argument("--pids", type=Path, help="keep the ids of the running processes in this file")
     options = parser.parse_args()
@@ -140,7 +141,7 @@ def main() -> int:
         parser.error(f"unknown target: {' '.join(sorted(unknown))}")
     work: Path = options.work.resolve()
     if not (work / "corpus").exists():
-        seeds.write(work / "corpus")
+        seeds.write(work / "corpus", with_shared=options.shared)
     running, lock = Running(options.pids), threading.Lock()
     ledger_path = work / "ledger.json"
 

@@ -1,6 +1,6 @@
 """The first inputs of every target, made here: ``python tests/fuzz/seeds.py <directory>`` writes <directory>/<target>/….
 
-They come from what the tests know to be sound or hostile, and from the folder of real images where there is one.
+They come from what the tests know to be sound or hostile.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def archives() -> dict[str, bytes]:
     found["escape"] = make.layer_tar([make.symlink("a", "/"), make.file("a/etc/x"), make.file("../y"), make.hardlink("q", "/etc/passwd")])
     image = [make.file("index.json", json.dumps(INDEX)), make.file("oci-layout", '{"imageLayoutVersion":"1.0.0"}')]
     found["layout"] = make.layer_tar(image, tarfile.USTAR_FORMAT)
+    found["link-removes-its-target"] = make.layer_tar([make.file("low/f"), make.hardlink("low", "low/f")])
+    found["link-to-a-whiteout"] = make.layer_tar([make.symlink("a", ".wh.a"), make.file("a/f")])
     found["docker"] = make.layer_tar([make.file("manifest.json", '[{"Config":"c","Layers":["l"]}]'), make.file("c", json.dumps(RUN))])
     return {name: strip(raw) for name, raw in found.items()}
 
@@ -271,6 +273,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
         "transfer": TRANSFERS,
         "upload": UPLOADS,
         "archive": tars,
+        "rewrite": tars,
         "tar": tars,
         "writer": tars,
         "index": tars,
@@ -283,7 +286,7 @@ def from_shared(found: dict[str, dict[str, bytes]], limit: int = 24 << 10) -> No
         return
     for path in sorted(place.glob("corpus/**/*.tar")):
         if path.stat().st_size <= limit:
-            for target in ("archive", "tar", "writer", "index"):
+            for target in ("archive", "rewrite", "tar", "writer", "index"):
                 found[target][f"corpus-{path.stem}"] = path.read_bytes()
     for path in sorted(place.glob("images/**/*")):
         if path.is_file() and path.stat().st_size <= limit:
@@ -295,10 +298,12 @@ def from_shared(found: dict[str, dict[str, bytes]], limit: int = 24 << 10) -> No
                 found["archive"][f"shared-{path.stem}"] = raw
 
 
-def write(top: Path) -> None:
-    """The seeds and the kept corpus, one directory for each target below ``top``."""
+def write(top: Path, *, with_shared: bool = False) -> None:
+    """The seeds and the kept corpus, one directory for each target below ``top``; on request with what lies in the folder of real images,
+    from which nothing may get into the kept corpus."""
     found = seeds()
-    from_shared(found)
+    if with_shared:
+        from_shared(found)
     for path in sorted((HERE / "corpus").glob("*/*")):
         found.setdefault(path.parent.name, {})[f"kept-{path.name}"] = path.read_bytes()
     for target, inputs in found.items():

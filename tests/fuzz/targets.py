@@ -13,13 +13,15 @@ import io
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from fuzz import registry_targets
 from fuzz.properties import Target, bounded, decoded, hold, speakable, text
 
 from dockless.errors import DocklessError
-from dockless.images import compression, config, digest, discover, manifest, platforms, reference
+from dockless.images import compression, config, digest, discover, manifest, platforms, reference, tarwriter
+from dockless.native.layers import Fault, Member, TarLister
 
 OUTPUT_MAX = 8 << 20
 
@@ -272,6 +274,43 @@ def archive_target(data: bytes) -> None:
         candidates_of(source)
 
 
+_FLAGS = {"file": b"0", "hardlink": b"1", "symlink": b"2", "char": b"3", "block": b"4", "directory": b"5", "fifo": b"6"}
+
+
+def rewrite_target(data: bytes) -> None:
+    """What was read, written by our own writer, reads as the same."""
+    members = members_of(data)
+    output = io.BytesIO()
+    writer = tarwriter.TarWriter(output)
+    kept = []
+    for one in members or ():
+        if one.major > 0xFFF or one.minor > 0xFFFFF or any(b"=" in key for key in one.xattrs) or not one.name.strip(b"/"):
+            continue  # what no file system has, and what nobody hands to the writer
+        entry = tarwriter.Entry(one.name.strip(b"/"), _FLAGS[one.kind], one.mode, one.uid, one.gid, one.mtime, one.size, one.link)
+        entry.major, entry.minor, entry.xattrs = one.major, one.minor, one.xattrs
+        entry.sparse = None if one.sparse is None else (*one.sparse, (one.size, 0))
+        writer.add(entry)
+        if one.kind == "file":
+            writer.write(data[one.offset : one.offset + one.stored])
+        kept.append(replace(one, name=one.name.strip(b"/"), offset=0))
+    writer.finish()
+    again = members_of(output.getvalue())
+    hold(again is not None, "we do not read what we write")
+    again = [replace(one, name=one.name.rstrip(b"/"), offset=0) for one in again or ()]
+    for one, other in zip(kept, again, strict=True):
+        hold(one == other, f"written: {one}; read: {other}")
+
+
+def members_of(data: bytes) -> list[Member] | None:
+    lister = TarLister(1000)
+    try:
+        lister.feed(data)
+        lister.finish()
+    except Fault:
+        return None
+    return lister.members
+
+
 TARGETS: dict[str, Target] = {
     "reference": bounded(reference_target),
     "digest": bounded(digest_target),
@@ -281,6 +320,7 @@ TARGETS: dict[str, Target] = {
     "compression": bounded(compression_target),
     "discover": bounded(discover_target),
     "archive": bounded(archive_target),
+    "rewrite": bounded(rewrite_target),
     **registry_targets.TARGETS,
 }
 """What bytes go into each, and nothing but ``Broken`` or a bug comes out."""
