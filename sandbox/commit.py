@@ -107,7 +107,7 @@ class Changes:
             raise Unsupported(
                 f"sandbox {self.id} runs and has no cgroup by which it could be frozen",
                 subject=self.id,
-                hint="stop it first, or read it as it runs (pause off) if nothing writes in it",
+                hint="stop it first, or read it as it runs (--no-pause, pause=False) if nothing writes in it",
             )
         group = Cgroup.open(self.cgroup)
         try:

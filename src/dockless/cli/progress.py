@@ -23,6 +23,8 @@ LINE_EVERY = 15.0
 """Seconds between two lines about a layer that takes long, where there is no terminal."""
 SUMMARY_FROM, SUMMARY_AFTER = 1 << 20, 1.0
 """Bytes and seconds that are worth a line about the speed."""
+WRITTEN_FROM = 64 << 20
+"""Bytes of a layer whose copying to a file is worth a line."""
 
 
 class Shown:
@@ -72,6 +74,8 @@ class Shown:
             if key in self._over:
                 return
             self._over.add(key)
+            if step.state == "done" and self._verb == "written" and step.done < WRITTEN_FROM:
+                return
             what = "already there" if step.state == "shared" else f"done, {format_size(step.done)} {self._verb}"
         elif now - self._last < LINE_EVERY:
             return
