@@ -30,13 +30,14 @@ import base64
 import dataclasses
 import json
 import os
+import threading
 
 import pytest
 from support import bad_registry as bad
 from support import make_image as make
 from support.pulling import CHUNK, CONTENT, HASTY, QUICK, SINGLE, fetch, holds, one_layer, torn
 
-from dockless.errors import BadDigest, BadImage, NotFound, NotRunnable, RegistryError, RegistryUnavailable
+from dockless.errors import BadDigest, BadImage, NoRoom, NotFound, NotRunnable, RegistryError, RegistryUnavailable
 from dockless.images import Store
 from dockless.images.registry import Endpoint, Registry
 from dockless.images.registry.remote import Remote
@@ -550,6 +551,53 @@ def test_a_wrong_configuration(registry):
     registry.script(bad.spoiled, part=config)
     with pytest.raises(BadDigest):
         fetch(registry)
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 62, 1 << 70])
+def test_room_is_asked_for_before_anything_comes(registry, size):
+    layer = one_layer(registry)
+    changed_layer(registry, size=size)
+    with pytest.raises((NoRoom, BadImage)):
+        fetch(registry)
+    assert sent(registry, layer) == []
+    assert torn() == []
+
+
+def test_progress_is_told_one_event_at_a_time(registry):
+    registry.image("app:1", [[make.file("a", CONTENT)], [make.file("b", CONTENT[:-1])]], compression="none")
+    events, inside = [], threading.Lock()
+
+    def tell(event):
+        assert inside.acquire(blocking=False), "two at once"
+        events.append(event)
+        inside.release()
+
+    fetch(registry, pace=QUICK, progress=tell)
+    for at, layer in enumerate(registry.layers("app:1"), 1):
+        own = [event for event in events if event.layer == at]
+        assert {event.digest for event in own} == {layer}
+        assert {event.layers for event in own} == {2}
+        downloaded = [event.done for event in own if event.state == "downloading"]
+        assert downloaded == sorted(downloaded)
+        assert downloaded[-1] == own[0].total == len(registry.blobs[layer])
+        assert own[-1].state == "done"
+    events.clear()
+    fetch(registry, progress=tell)
+    assert events == []
+
+
+def test_an_error_in_the_progress_of_the_caller_is_hers(registry):
+    one_layer(registry)
+
+    class Enough(Exception):
+        pass
+
+    def tell(event):
+        raise Enough
+
+    with pytest.raises(Enough):
+        fetch(registry, progress=tell)
+    assert holds(fetch(registry))
 
 
 # -- R14, R15, R16 -------------------------------------------------------------------------------------------------------------------
