@@ -94,7 +94,7 @@ def test_refused_at_submit(daemon, capfd):
     for arguments, said in (
         (["--gpus", "3"], "3 GPUs asked for, this host has 2"),
         (["--gpus", "device=9"], "no GPU 9"),
-        (["no-such-image"], "no image"),
+        (["--pull", "never", "no-such-image"], "no image"),
         (["--gpus", "x"], "GPU request"),
     ):
         assert main(["submit", *arguments, "--", "true"]) == 125

@@ -141,7 +141,7 @@ def test_an_image_of_the_store(tmp_path):
 @pytest.mark.parametrize(
     ("error", "arguments", "options"),
     [
-        (UnknownImage, ("no-such-image", ["true"]), {}),
+        (UnknownImage, ("no-such-image", ["true"]), {"pull": "never"}),
         (CommandNotFound, (["no-such-program"],), {}),
         (CommandNotFound, (["/no/such/program"],), {}),
         (CommandNotExecutable, (["/etc/passwd"],), {}),
