@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dockless import paths
 from dockless.errors import BadInput, Unsupported
+from dockless.images.files import make_private
 from dockless.images.layers import Layer
 from dockless.native.userns import IdMap, default_map
 from dockless.sandbox import capabilities, seccomp
@@ -69,8 +70,9 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
 
 @functools.cache
 def _skeleton_in(store: Path) -> Path:
+    make_private(store)
     for folder in ("etc", "proc", "sys", "dev"):
-        (store / "skeleton" / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
+        paths.make(store / "skeleton" / folder, 0o755, 0o755)
     for name in ("hostname", "hosts", "resolv.conf"):
         (store / "skeleton" / "etc" / name).touch(mode=0o644)
     return store / "skeleton"

@@ -150,7 +150,7 @@ class Remote:
             try:
                 return ask()
             except RegistryUnavailable as error:
-                if error.status not in (0, 200):
+                if error.status != 200:
                     raise  # the transport has already asked often enough
                 time.sleep(_WAIT * 2**at * random.uniform(0.5, 1.5))
         return ask()

@@ -231,6 +231,8 @@ class Registry:
                 ) from None
             except (HTTPError, HTTPException, OSError) as error:
                 unsent = isinstance(error, NewConnectionError)
+                if isinstance(error, NameResolutionError):
+                    patience.tries = min(patience.tries, 2)  # a resolver has patience of its own; offline, more of it helps nobody
                 if (unsent or method in _REPEATABLE or body.empty) and body.rewind_possible and patience.again():
                     continue
                 said = "no such host" if isinstance(error, NameResolutionError) else _words(error)
