@@ -108,10 +108,8 @@ def room(store: Store) -> Room:
         ]
         by_folder = {folder: sum(size for part, size in catalog.parts.items() if part[0] == folder) for folder in _FOLDERS}
         unneeded = catalog.size(catalog.unneeded())
-        free = 0
-        if store.root.is_dir():
-            about = os.statvfs(store.root)
-            free = about.f_bavail * about.f_frsize
+        about = os.statvfs(next(place for place in (store.root, *store.root.parents) if place.is_dir()))
+        free = about.f_bavail * about.f_frsize
     return Room(
         tuple(sorted(images, key=lambda image: -image.last_used)),
         blobs=by_folder["blobs"],

@@ -74,6 +74,13 @@ def test_images_in_every_form(one, capfd):
         assert said(capfd, "images", "-q", pattern).split() == found
 
 
+def test_images_of_roots_store(one, made, capfd, monkeypatch):
+    monkeypatch.setattr("dockless.paths.shared_store", lambda: made[0])
+    assert said(capfd, "images", "--shared", "-q").split() == [ONE] and said(capfd, "images", "--shared", "nothing", "-q") == ""
+    assert one[7:19] in said(capfd, "images", "--shared")
+    assert json.loads(said(capfd, "images", "--shared", "--json")) == [{"reference": ONE, "digest": one, "size": 2}]
+
+
 def test_inspect_and_history(one, capfd):
     (about,) = json.loads(said(capfd, "inspect", "one:1"))
     assert about["digest"] == one and about["tags"] == [ONE] and len(about["layers"]) == 2 and about["config"]["cmd"] == ["true"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def images_options(parser: Parser) -> None:
     parser.usage = "dockless images [options] [PATTERN …]\n       dockless images check [--repair] [options]"
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="only names that match: busybox, '*/library/*', 'python:3.*'")
+    parser.add_argument("--shared", action="store_true", help="those of root's store: run takes them from there, without a network")
     parser.add_argument("--repair", action="store_true", help="with check: remove what is damaged, make again what can be made again")
     parser.quiet("references alone; with check: problems alone")
     parser.json()
@@ -32,8 +33,10 @@ def images(options: Namespace) -> int:
         return _check(options)
     if options.repair:
         raise BadInput("--repair without check", subject="--repair", hint="dockless images check --repair")
+    if options.shared:
+        return _shared(options)
     store = Store()
-    found = [image for image in store.list() if matches(image, options.patterns)]
+    found = [image for image in store.list() if matches(image.reference, image.digest, options.patterns)]
     if options.quiet:
         for image in found:
             print(image.name)
@@ -52,20 +55,44 @@ def images(options: Namespace) -> int:
     return 0
 
 
-def matches(image: Image, patterns: list[str]) -> bool:
-    """Whether one of the patterns is the image's name, in any of the forms people write, or its repository."""
+def _shared(options: Namespace) -> int:
+    """The names in root's store, whose list everybody may read; its layers nobody but root."""
+    from dockless import paths
+    from dockless.images import Store
+    from dockless.images.files import explained
+
+    store = Store(paths.shared_store())
+    with explained(f"cannot read the image store {store.root}", str(store.root), "root keeps its store to itself here"):
+        index = store.read_index()
+    rows = [
+        {"reference": name, "digest": digest, "size": int(index["images"].get(digest, {}).get("size", 0))}
+        for name, digest in sorted(index["tags"].items())
+        if matches(name, digest, options.patterns)
+    ]
+    if options.quiet:
+        for row in rows:
+            print(row["reference"])
+    elif options.json:
+        print_json(rows)
+    else:
+        table(("IMAGE", "ID", "SIZE"), [(row["reference"], short(row["digest"]), format_size(row["size"])) for row in rows])
+    return 0
+
+
+def matches(name: str | None, digest: str, patterns: list[str]) -> bool:
+    """Whether one of the patterns is an image's name, in any of the forms people write, or its repository."""
     if not patterns:
         return True
-    if image.reference is None:
-        return any(pattern in ("<none>", image.digest) for pattern in patterns)
+    if name is None:
+        return any(pattern in ("<none>", digest) for pattern in patterns)
     from fnmatch import fnmatchcase
 
     from dockless.images.reference import parse
 
-    parsed = parse(image.reference)
+    parsed = parse(name)
     familiar = parsed.familiar
-    names = (image.reference, parsed.name, familiar, familiar.rpartition(":")[0])
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+    forms = (name, parsed.name, familiar, familiar.rpartition(":")[0])
+    return any(fnmatchcase(form, pattern) for pattern in patterns for form in forms)
 
 
 def record(image: Image, room: ImageRoom | None = None) -> dict[str, Any]:
