@@ -184,10 +184,11 @@ class _Pull:
                 return self._retag(found)
         document = self._document(self._name.digest or self._name.tag or "")
         document, parsed = self._image_of(document)
-        found = self._in_store(document.digest)
+        own = digest.of(document.raw)  # the store's name for it, whatever algorithm it was asked for by
+        found = self._in_store(own)
         if found is None:
             found = self._bring(document, parsed)
-        self._remember(document.digest)
+        self._remember(own)
         return self._retag(found)
 
     # -- what the store has ----------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ class Upload:
     def _remembered(self) -> Iterator[_Memory]:
         """What an earlier push has left, if it is not at work any more."""
         if self._size < self._pace.remembered_from:
-            yield _Memory(-1, self._state)
+            yield _Memory(-1)
             return
         key = hashlib.sha256(f"{self._registry.endpoint}\n{self._name}".encode()).hexdigest()
         path = self._state / key
@@ -300,14 +300,14 @@ class Upload:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield _Memory(-1, path)
+                yield _Memory(-1)
                 return
-            memory = _Memory(fd, path)
+            memory = _Memory(fd)
             try:
                 yield memory
             finally:
                 if not memory.location:
-                    memory.forget()
+                    path.unlink(missing_ok=True)
         finally:
             os.close(fd)
 
@@ -315,9 +315,8 @@ class Upload:
 class _Memory:
     """The location of an upload, in a locked file. ``fd`` -1: nothing is remembered."""
 
-    def __init__(self, fd: int, path: Path) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._path = path
         self.location = ""
         if fd >= 0:
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -335,8 +334,6 @@ class _Memory:
         self.location, self.location_known_before = "", False
         if self._fd >= 0:
             os.ftruncate(self._fd, 0)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
 
 
 class _Slice(io.RawIOBase):

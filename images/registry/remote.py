@@ -79,11 +79,15 @@ class Remote:
 
     def digest_of(self, tag: str) -> Digest | None:
         """What the registry says the tag points to, without fetching it. None where it does not say."""
-        with self._request("HEAD", f"manifests/{tag}", what=f"{self.what}:{tag}", headers={"Accept": ACCEPT}) as response:
-            try:
+        try:
+            with self._request("HEAD", f"manifests/{tag}", what=f"{self.what}:{tag}", headers={"Accept": ACCEPT}) as response:
                 return digest.parse(response.headers.get("Docker-Content-Digest", ""))
-            except BadDigest:
-                return None
+        except BadDigest:
+            return None
+        except RegistryError as error:
+            if error.status in (400, 405, 501):
+                return None  # it does not know HEAD
+            raise
 
     def blob(self, entry: Descriptor) -> bytes:
         """A small blob (a configuration), inline or fetched; verified."""

@@ -484,6 +484,28 @@ def test_sha512(registry):
     assert holds(fetch(registry))
 
 
+def test_a_manifest_named_by_sha512(registry):
+    one_layer(registry)
+    raw, kind = registry.manifests["app:1"]
+    name = make.digest_of(raw, "sha512")
+    registry.manifests[f"app:{name}"] = (raw, kind)
+    entry = {"mediaType": kind, "digest": name, "size": len(raw), "platform": {"os": "linux", "architecture": make.architecture()}}
+    index(registry, entry, name="app:2")
+    for reference in (f"app@{name}", "app:2", "app:2"):
+        assert holds(fetch(registry, reference))
+    assert len(sent(registry, registry.layers("app:1")[0])) == 1
+    assert len(registry.requests("GET", "/blobs/")) == 2
+
+
+@pytest.mark.parametrize("code", [400, 405, 501])
+def test_a_registry_that_does_not_know_head(registry, code):
+    one_layer(registry)
+    fetch(registry)
+    registry.script(lambda exchange: exchange.reply(code), "HEAD", "/manifests/")
+    assert holds(fetch(registry))
+    assert len(registry.requests("GET", "/manifests/")) == 2
+
+
 @pytest.mark.parametrize(
     "digest", ["sha256:../../../etc/passwd", "md5:" + "0" * 32, "sha256:" + "A" * 64, "sha256:0", "", None, 7, "sha256:" + "0" * 63 + "/"]
 )

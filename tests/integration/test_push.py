@@ -293,6 +293,26 @@ def test_killed_and_gone_on_with(registry, image):
     assert list((Store().root / "uploads").iterdir()) == []
 
 
+def test_killed_after_the_registry_had_lost_the_first_try(registry, image):
+    """What is remembered is the upload that is running, not one that was given up."""
+    from dockless.images.upload import _Memory
+
+    kept = []
+    plain = _Memory.keep
+
+    def keep(self, location):
+        plain(self, location)
+        if self._fd >= 0:
+            kept.append(sorted(path.stat().st_size > 0 for path in (Store().root / "uploads").iterdir()))
+
+    registry.script(lambda exchange: (exchange.registry.uploads.clear(), exchange.behave()), "PATCH", "/uploads/", skip=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Memory, "keep", keep)
+        send(registry, pace=CHUNKS)
+    assert all(True in there for there in kept)
+    assert list((Store().root / "uploads").iterdir()) == []
+
+
 def test_what_cannot_be_pushed(registry, image):
     with pytest.raises(UnknownImage):
         send(registry, ref="nothing:1")
