@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from dockless.errors import ImageError, NoRoom
 
@@ -30,25 +31,28 @@ def make_private(path: Path) -> Path:
     return path
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``data``, durable, never seen half written."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` if the block ends well: durable, never seen half written."""
+    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}")
     try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
         os.rename(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
     sync_directory(path.parent)
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data``; it gets exactly this mode."""
+    with replacing(path) as out:
+        os.fchmod(out.fileno(), mode)
+        out.write(data)
 
 
 def sync_directory(path: Path) -> None:

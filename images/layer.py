@@ -30,7 +30,7 @@ from typing import BinaryIO
 from dockless.errors import BadImage, ImageError, NoRoom, UnsafeLayer
 from dockless.images.compression import CHUNK
 from dockless.images.files import MAKE_ROOM, RESERVE
-from dockless.images.layers import Layer
+from dockless.images.layers import Layer, opened
 from dockless.images.limits import UnpackLimits
 from dockless.images.pipeline import Cancelled
 from dockless.native.layers import Fault, LayerWriter
@@ -62,11 +62,7 @@ class Writer:
 
     def look_below(self, lower: Sequence[Layer]) -> None:
         """The layers below, bottom first, are there now."""
-        with contextlib.ExitStack() as opened:
-            fds = []
-            for layer in reversed(lower):
-                fds.append(layer.open())
-                opened.callback(os.close, fds[-1])
+        with opened(reversed(lower)) as fds:
             self._writer.set_lower(fds)
 
     def feed(self, data: bytes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,3 +27,14 @@ class Layer:
         from dockless.images import erofs
 
         return erofs.mount(self.path, self.tar)
+
+
+@contextlib.contextmanager
+def opened(layers: Iterable[Layer]) -> Iterator[list[int]]:
+    """The layers' roots, open while the block runs."""
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for layer in layers:
+            fds.append(layer.open())
+            stack.callback(os.close, fds[-1])
+        yield fds

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from dockless.errors import BadInput
-from dockless.images.files import sync_directory
+from dockless.images.files import replacing
 from dockless.images.packing import Compression, Packer
 from dockless.images.tarwriter import Output, TarWriter
 
@@ -64,22 +63,5 @@ def opened(destination: Destination) -> Iterator[Output]:
         with open(path, "wb") as out:
             yield out
         return
-    with replacing(path.resolve()) as out:
+    with replacing(path.resolve(), 0o666) as out:
         yield out
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` if the block ends well."""
-    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}")
-    try:
-        with open(temporary, "xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    sync_directory(path.parent)

@@ -27,7 +27,7 @@ from typing import Any
 from dockless.errors import ImageError
 from dockless.images.files import RESERVE
 from dockless.images.layer import Unpacked, explained
-from dockless.images.layers import Layer
+from dockless.images.layers import Layer, opened
 from dockless.images.limits import UnpackLimits
 from dockless.images.pipeline import Cancelled
 from dockless.native import inside, userns
@@ -75,12 +75,8 @@ class OwnedWriter:
 
     def look_below(self, lower: Sequence[Layer]) -> None:
         """The layers below, bottom first, are there now."""
-        with contextlib.ExitStack() as opened:
-            fds = []
-            for layer in reversed(lower):
-                fds.append(layer.open())
-                opened.callback(os.close, fds[-1])
-            opened.enter_context(contextlib.suppress(OSError))  # it has failed already, and says so itself
+        # Where nobody listens any more the writer has failed already, and says so itself.
+        with opened(reversed(lower)) as fds, contextlib.suppress(OSError):
             self._control.sendall(len(fds).to_bytes(4, "little"))
             for at in range(0, len(fds), _FDS_AT_ONCE):
                 socket.send_fds(self._control, [b"f"], fds[at : at + _FDS_AT_ONCE])

@@ -30,11 +30,11 @@ from dockless.images.assemble import to_json
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
-from dockless.images.files import check_room, explained, make_private
+from dockless.images.files import check_room, explained, make_private, replacing
 from dockless.images.image import Image
 from dockless.images.lease import held
 from dockless.images.manifest import Manifest
-from dockless.images.output import Destination, archive, replacing, shown
+from dockless.images.output import Destination, archive, shown
 from dockless.images.packing import Compression, check_level
 from dockless.images.progress import Progress
 from dockless.images.store import Store
@@ -360,5 +360,5 @@ class _Directory:
     def _write(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
         path = self._place / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as out:
+        with replacing(path, 0o666) as out:
             _whole(name, size, pieces, out.write)
