@@ -64,3 +64,8 @@ def torn(store: Store | None = None) -> list[str]:
     """What lies in the store for downloads that have not ended."""
     place = (store or Store()).root / "partial"
     return sorted(path.name for path in place.rglob("*") if path.is_file())
+
+
+def sent(registry: BadRegistry, layer: str) -> list[str]:
+    """The ranges that were asked of a blob."""
+    return [seen.range for seen in registry.requests("GET", layer)]
