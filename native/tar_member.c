@@ -138,6 +138,16 @@ static int map_block(struct tar *tar) {
     return 0;
 }
 
+static int is_octal(unsigned char c) {
+    return c >= '0' && c <= '7';
+}
+
+/* What GNU tar takes for ustar or PAX, rather than for v7, star or its own format, in which it does not look for PAX's sparse maps. Go does. */
+static int is_posix(const unsigned char *block) {
+    int star = !block[475] && is_octal(block[476]) && block[487] == ' ' && is_octal(block[488]) && block[499] == ' ';
+    return !memcmp(block + 257, "ustar", 6) && !star;
+}
+
 /* PAX 0.0 (repeated keys, read already), 0.1 (one map key), 1.0 (a map in front of the data). */
 static int pax_sparse(struct tar *tar) {
     const struct slice *fields = tar->pax.fields;
@@ -281,8 +291,9 @@ int begin_member(struct tar *tar) {
         if (old_map(tar, block + 386, 4, block[482])) return -1;
         if (block[482]) tar->state = OLD_MAP;
         else if (check_map(tar)) return -1;
-    } else if (tar->pax.sparse && pax_sparse(tar)) {
-        return -1;
+    } else if (tar->pax.sparse) {
+        if (!is_posix(block)) return malformed(tar, "a sparse member is described by a PAX header, but is not in PAX format itself");
+        if (pax_sparse(tar)) return -1;
     }
     if (!m->name[0]) return malformed(tar, "a member's name is empty");
     return tar->state == HEADER ? hand_over(tar) : 0;

@@ -139,6 +139,15 @@ def changed(raw: bytes, at: int, value: bytes) -> bytes:
     return fix_checksum(raw[:at] + value + raw[at + len(value) :])[:512] + raw[512:]
 
 
+def v7_sparse() -> bytes:
+    """A PAX header with a sparse map in front of a member in the oldest format."""
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s", "GNU.sparse.realsize": "9"}
+    raw = make.layer_tar([make.file("x", b"1\n9\n0\n".ljust(512, b"\0"), pax=sparse), make.file("next")])
+    at = 1024  # behind the PAX header and its records
+    assert raw[at : at + 2] == b"x\0"
+    return raw[:at] + fix_checksum(raw[at : at + 257] + bytes(8) + raw[at + 265 : at + 512]) + raw[at + 512 :]
+
+
 def two_minded() -> dict[str, bytes]:
     """What GNU tar and Go's archive/tar read differently, each once found by differential.py in what we accepted."""
     entry = make.layer_tar([make.file("name", b"data")], tarfile.USTAR_FORMAT)
@@ -153,6 +162,7 @@ def two_minded() -> dict[str, bytes]:
         "number-behind-nuls": changed(entry, 124, b"\0\0\0" + b"00000004\0"),
         "sparse-map-with-a-hole": changed(sparse, 410, bytes(24)),
         "sparse-described-twice": described[:1024] + sparse[:1024] + sparse[1024:],
+        "sparse-in-an-old-header": v7_sparse(),
         "label-described": label[:at] + fix_checksum(label[at : at + 156] + b"V" + label[at + 157 : at + 512]) + label[at + 512 :],
     }
 

@@ -21,6 +21,12 @@ def header(name="f", size=0, kind=b"0", **more) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
+def ustar(size=0) -> bytes:
+    info = tarfile.TarInfo("f")
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
 def pax(records: dict[str, str], kind=b"x") -> bytes:
     body = b""
     for key, value in records.items():
@@ -145,24 +151,25 @@ REFUSED = {
     "record without key": (header("x", 5, b"x") + b"5 ab\n" + bytes(507) + header(), "no key"),
     "nul in a path": (pax({"path": "a\0b"}) + header(), "NUL"),
     "bad time": (pax({"mtime": "abc"}) + header(), "malformed"),
-    "sparse map out of order": (pax({"GNU.sparse.map": "5,5,0,5", "GNU.sparse.size": "10"}) + header(size=10) + bytes(512), "out of order"),
+    "sparse map out of order": (pax({"GNU.sparse.map": "5,5,0,5", "GNU.sparse.size": "10"}) + ustar(size=10) + bytes(512), "out of order"),
     "sparse map too large": (
-        pax({"GNU.sparse.map": f"{1 << 50},5", "GNU.sparse.size": "10"}) + header(size=5) + bytes(512),
+        pax({"GNU.sparse.map": f"{1 << 50},5", "GNU.sparse.size": "10"}) + ustar(size=5) + bytes(512),
         "leaves the file",
     ),
-    "sparse map does not cover": (pax({"GNU.sparse.map": "0,5", "GNU.sparse.size": "10"}) + header(size=9) + bytes(512), "does not cover"),
-    "sparse 8 EiB": (pax({"GNU.sparse.map": "", "GNU.sparse.size": str(1 << 63)}) + header(), "size is"),
-    "sparse 2.0": (pax({"GNU.sparse.major": "2", "GNU.sparse.minor": "0"}) + header(), "version nobody knows"),
+    "sparse map does not cover": (pax({"GNU.sparse.map": "0,5", "GNU.sparse.size": "10"}) + ustar(size=9) + bytes(512), "does not cover"),
+    "sparse 8 EiB": (pax({"GNU.sparse.map": "", "GNU.sparse.size": str(1 << 63)}) + ustar(), "size is"),
+    "sparse 2.0": (pax({"GNU.sparse.major": "2", "GNU.sparse.minor": "0"}) + ustar(), "version nobody knows"),
     "sparse 1.0, endless map": (
-        pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}) + header(size=512) + b"1" * 512,
+        pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}) + ustar(size=512) + b"1" * 512,
         "torn or too long",
     ),
     "sparse 1.0, huge count": (
         pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"})
-        + header(size=512)
+        + ustar(size=512)
         + b"99999999\n".ljust(512, b"0"),
         "too long",
     ),
+    "PAX sparse, GNU header": (pax({"GNU.sparse.map": "", "GNU.sparse.size": "9"}) + header(), "not in PAX format"),
     "empty name": (header(""), "empty"),
 }
 
