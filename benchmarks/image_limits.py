@@ -192,7 +192,7 @@ def _writing(home: Path, blobs: list[Path], tars: list[Path]) -> list[Stage]:
             root = home / f"written-{number}"
             root.mkdir()
             fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-            writer = LayerWriter(fd, as_root=os.geteuid() == 0, size_max=_MOST, entries_max=1 << 22)
+            writer = LayerWriter(fd, as_root=os.geteuid() == 0, size_max=_MOST, entries_max=1 << 22, reserve=1 << 29)
             writer.set_lower(lower)
             for data in _chunks(tar):
                 writer.feed(data)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,9 +13,10 @@ from pathlib import Path
 
 from benchmarks import image_limits, image_peers
 from benchmarks.bench_image import NEXT, TAG, BenchImage
-from benchmarks.contender import HERE
+from benchmarks.contender import HERE, ContenderFailed
 from benchmarks.image_peers import CONTAINERD, DECOMPRESS, PODMAN, SKOPEO, UMOCI
 from benchmarks.image_runs import Job, Whole, free, plain
+from benchmarks.image_worker import LIST
 from benchmarks.race import Result, paired, race
 from benchmarks.registry import NoRegistry, registries_conf, registry
 from benchmarks.report import Comparison, Table
@@ -113,6 +116,44 @@ def pull(scene: Scene) -> Table:
     return table
 
 
+def proof(scene: Scene) -> Table:
+    """Wanted: what came into place runs, and is file for file what umoci unpacks: kind, mode, owner, size, time, link, content."""
+    table = Table("proof", "What came into place: run, and compared file for file")
+    seen: dict[str, dict[str, str]] = {}
+    for name, form in _forms(scene).items():
+        home = scene.directory / f"proof-{form}"
+        for what, words in (("load", [scene.layout()]), ("run", ["bench"])):
+            done = subprocess.run(_words(what, *words, home, form), env={**os.environ, **_ENV}, capture_output=True, text=True)
+            if done.returncode:
+                raise ContenderFailed(f"{name}: {what}: {done.stderr.strip()[-300:]}")
+        table.rows.append(f"{name}: {done.stdout.strip()}")
+        done = subprocess.run(_words("list", "bench", home, form), env={**os.environ, **_ENV}, capture_output=True, check=True)
+        seen[name] = _listed(done.stdout)
+    if shutil.which("umoci") and os.geteuid() == 0:
+        bundle = scene.directory / "proof-bundle"
+        subprocess.run(["umoci", "unpack", "--image", f"{scene.layout()}:{TAG}", bundle], check=True, capture_output=True)
+        done = subprocess.run(["chroot", bundle / "rootfs", "/usr/bin/python3", "-c", LIST], check=True, capture_output=True)
+        seen[UMOCI] = _listed(done.stdout)
+    else:
+        table.notes.append("umoci is not installed, or we are not root: nothing to compare with")
+    for name in list(seen)[:-1]:
+        other = list(seen)[-1]
+        differ = sorted(path for path in seen[name].keys() | seen[other].keys() if seen[name].get(path) != seen[other].get(path))
+        table.rows.append(
+            f"{name}, {other}: {len(seen[other])} entries, {len(differ)} differ{': ' + ', '.join(differ[:5]) if differ else ''}"
+        )
+        table.extra[f"{name} differs from {other}"] = differ[:100]
+    return table
+
+
+def _listed(raw: bytes) -> dict[str, str]:
+    found = {}
+    for line in raw.decode(errors="surrogateescape").splitlines():
+        path, _, about = line.rpartition("|")
+        found[path] = about
+    return found
+
+
 def memory(scene: Scene) -> Table:
     """Wanted: less than 150 MB, whatever the layer's size."""
     from benchmarks.odd_layers import ODD, odd_layout
@@ -165,8 +206,6 @@ GROWN: dict[str, int] = {}
 
 
 def _second(scene: Scene, form: str) -> Callable[[Path], AbstractContextManager[Job]]:
-    import subprocess
-
     word = {WRITTEN: "written", INDEXED: "indexed"}[form]
 
     @contextmanager
@@ -181,8 +220,6 @@ def _second(scene: Scene, form: str) -> Callable[[Path], AbstractContextManager[
 
 def _after(whole: Whole, peer: image_peers.Peer, scene: Scene) -> Callable[[Path], AbstractContextManager[Job]]:
     """The peer's same job with the next image, after that with the first."""
-    import subprocess
-
     first = peer.how(scene.directory, f"{scene.layout()}:{TAG}")
     then = peer.how(scene.directory, f"{scene.layout(NEXT)}:{NEXT}")
 
@@ -252,6 +289,7 @@ def _compare_results(table: Table, mine: Result | None, other: Result | None, wa
 MEASURES: dict[str, Callable[[Scene], Table]] = {
     "local": local,
     "vfs": vfs,
+    "proof": proof,
     "second": second,
     "pull": pull,
     "memory": memory,
