@@ -46,13 +46,12 @@ def _write(request: dict[str, Any]) -> dict[str, Any]:
 
 def _take_below(control: socket.socket, writer: LayerWriter) -> None:
     raw = control.recv(4, socket.MSG_WAITALL)
-    if len(raw) < 4:
-        return
     fds: list[int] = []
-    while len(fds) < int.from_bytes(raw, "little"):
+    while len(raw) < 4 or len(fds) < int.from_bytes(raw, "little"):
         data, more, _, _ = socket.recv_fds(control, 1, _FDS_AT_MOST)
         fds += more
         if not data:
+            writer.abort()  # whoever wanted this layer is gone
             return
     writer.set_lower(fds)
     for fd in fds:

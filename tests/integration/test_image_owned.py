@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,25 @@ def test_the_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         load(tmp_path, [[make.file("f", bytes(4 << 20))]])
     assert os.listdir(Store().root / "tmp") == []
     assert all(process.returncode is not None for process in processes)
+
+
+WAIT = """
+import os, sys
+from pathlib import Path
+from dockless.images import owned
+from dockless.images.limits import UnpackLimits
+os.mkdir(sys.argv[1])
+writer = owned.OwnedWriter(owned.ids(), Path(sys.argv[1]), "test", UnpackLimits())
+writer.feed(bytes(1024))
+print(writer._process.pid, flush=True)
+input()
+"""
+
+
+def test_the_writer_does_not_outlive_its_starter(tmp_path: Path):
+    starter = subprocess.Popen([sys.executable, "-c", WAIT, tmp_path / "fs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    writer = os.pidfd_open(int(starter.stdout.readline()))
+    starter.kill()
+    starter.communicate()
+    assert select.select([writer], [], [], boxes.DEADLINE)[0]
+    os.close(writer)
