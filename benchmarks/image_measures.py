@@ -78,7 +78,7 @@ def second(scene: Scene) -> Table:
     """Wanted: only what is new is read, unpacked and kept."""
     table = Table("second", "A second image that shares all layers but a small one, into the same store")
     contenders = []
-    for form in (WRITTEN, INDEXED):
+    for form in _forms(scene):
         contenders.append(Whole(form, scene.directory, _second(scene, form)))
     for peer in image_peers.LOCAL[1:3]:
         found, absent = image_peers.find([peer], scene.directory, f"{scene.layout()}:{TAG}", scene.peers)
@@ -87,7 +87,7 @@ def second(scene: Scene) -> Table:
             contenders.append(Whole(whole.name, scene.directory, _after(whole, peer, scene), peer.note))
     table.results = _race(scene, table, contenders, rounds=min(3, scene.rounds))
     new = scene.image.layers(NEXT)[-1]
-    for whole in contenders[:2]:
+    for whole in contenders:
         if grown := GROWN.get(whole.name):
             table.rows.append(
                 f"{whole.name}: the store grew by {grown / 1e6:.1f} MB; new are {new['size'] / 1e6:.1f} MB of gzip, "
