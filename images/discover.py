@@ -139,7 +139,7 @@ def _groups(entries: Iterable[Descriptor]) -> list[tuple[str, list[Descriptor]]]
     groups: dict[str, list[Descriptor]] = {}
     found: list[tuple[str, list[Descriptor]]] = []
     for entry in entries:
-        name = entry.annotation(manifest.CONTAINERD_NAME) or entry.annotation(manifest.REF_NAME)
+        name = _name(entry)
         if entry.is_attestation or not known(entry):
             continue
         if entry.platform is None:
@@ -150,6 +150,13 @@ def _groups(entries: Iterable[Descriptor]) -> list[tuple[str, list[Descriptor]]]
             groups[name] = [entry]
             found.append((name, groups[name]))
     return found
+
+
+def _name(entry: Descriptor) -> str:
+    """containerd's annotation has the whole name where the other has a tag; a tool that gave the image another tag (umoci repack) may have
+    left it as it was."""
+    full, ref = entry.annotation(manifest.CONTAINERD_NAME), entry.annotation(manifest.REF_NAME)
+    return full if not ref or full == ref or full.endswith(f":{ref}") else ref
 
 
 @dataclass(frozen=True, slots=True)

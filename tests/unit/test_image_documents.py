@@ -186,3 +186,23 @@ def test_levels_of_amd64():
 
 def test_this_host_can_run_its_own_platform():
     assert platforms.rank(platforms.host(), platforms.host()) is not None
+
+
+@pytest.mark.parametrize(
+    ("full", "ref", "name"),
+    [
+        ("docker.io/library/a:1", "1", "docker.io/library/a:1"),
+        ("docker.io/library/a:1", "", "docker.io/library/a:1"),
+        ("docker.io/library/a:1", "docker.io/library/a:1", "docker.io/library/a:1"),
+        ("docker.io/library/a:1", "2", "2"),
+        ("docker.io/library/a:1", "other:1", "other:1"),
+        ("", "2", "2"),
+        ("", "", ""),
+    ],
+)
+def test_a_name_that_a_repack_left_behind_does_not_count(full, ref, name):
+    from dockless.images.digest import of
+    from dockless.images.discover import _name
+
+    notes = tuple((key, value) for key, value in ((manifest.CONTAINERD_NAME, full), (manifest.REF_NAME, ref)) if value)
+    assert _name(manifest.Descriptor(manifest.OCI_MANIFEST, of(b""), 0, notes)) == name
