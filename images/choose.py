@@ -8,7 +8,6 @@ https://github.com/opencontainers/image-spec/blob/main/image-index.md
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -77,7 +76,7 @@ def inline(entry: Descriptor, what: str) -> bytes | None:
         return None
     try:
         data = base64.b64decode(entry.data, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii's, or it is not even ASCII
         raise BadImage(f"{what}: its inline data is not base64", subject=what) from error
     return verified(data, entry, what)
 

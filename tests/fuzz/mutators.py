@@ -11,6 +11,7 @@ import gzip
 import json
 import lzma
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -156,9 +157,9 @@ def sections_mutator(data: bytes, rng: random.Random, blind: Blind) -> bytes:
         if how < 0.3:
             name = blind(name)
         else:
-            # A size stands there without quotes, so the placeholders become words for as long as the tree is looked at.
-            content = json_mutator(content.replace(b"@S:", b"770770").replace(b"@D:", b"D@D:"), rng, blind)
-            content = content.replace(b"770770", b"@S:").replace(b"D@D:", b"@D:")
+            # A size stands there without quotes, so its placeholder gets some for as long as the tree is looked at.
+            content = json_mutator(re.sub(rb"@S:(\w+)@", rb'"@S:\1@"', content), rng, blind)
+            content = re.sub(rb'"@S:(\w+)@"', rb"@S:\1@", content)
         parts[at] = name + newline + content
     return b"\n=== ".join(parts)
 

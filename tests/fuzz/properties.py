@@ -44,7 +44,8 @@ def speakable(error: DocklessError) -> None:
     for part in (str(error), error.subject, error.hint):
         hold(isinstance(part, str), f"{type(error).__name__} says {part!r}")
         text(part, f"{type(error).__name__}'s words")
-    hold(not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", str(error)), f"control characters in the message {str(error)!r}")
+    for said in (str(error), error.hint):
+        hold(not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said), f"control characters in the words {said!r}")
     hold(len(str(error)) < 4096, f"a message of {len(str(error))} characters")
 
 
