@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dockless.errors import BadDigest, BadImage, DocklessError
-from dockless.images import digest, room
+from dockless.images import digest, erofs, room
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.digest import Digest
 from dockless.images.files import explained, remove_tree, temporary_directory
@@ -218,6 +218,7 @@ def _repair(store: Store, problems: list[Problem]) -> list[Problem]:
                 remove_tree(grave / str(number))
             else:
                 path.unlink(missing_ok=True)
+    erofs.let_go()
     with store.changing() as index:
         index["tags"] = {tag: name for tag, name in index["tags"].items() if name in index["images"]}
     for name in {name for problem in problems for name in problem.images}:

@@ -1,7 +1,10 @@
 """Mounting a layer that was never unpacked: an EROFS index and the uncompressed tar that holds its files' data.
 
-The kernel (6.12 and newer) mounts both straight from the files, without a block device; root alone may ask for it. Such a mount is made
-when it is needed, attached nowhere, and goes with its last descriptor: nothing is left to unmount, whoever is killed. 20 to 150 µs each.
+The kernel (6.12 and newer) mounts both straight from the files, without a block device; root alone may ask for it. Such a mount is
+attached nowhere and goes with its last descriptor: nothing is left to unmount, whoever is killed. 20 to 150 µs each.
+
+A process makes one per layer, at the first use, and holds it: a mount has page cache of its own, so only what is a clone of the same mount
+shares what was read. ``held`` gives duplicates of its descriptor; a duplicate outlives whatever happens here.
 
 Whether it works is found out by doing it, per file system: EROFS reads through the page cache of the file system that its files lie on,
 which tmpfs and overlayfs, for two, do not offer.
@@ -12,11 +15,12 @@ https://docs.kernel.org/filesystems/erofs.html
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import os
-import struct
+import resource
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 from dockless import native
@@ -26,9 +30,10 @@ FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
 SET_FLAG, SET_STRING, CMD_CREATE = 0, 1, 6
 READ_ONLY, NODEV = 0x1, 0x4
-ENABLE_VERITY, MEASURE_VERITY = 0x40806685, 0xC0046686
-_SHA256 = 1
-_NO_VERITY = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOSYS)
+HELD_MAX = 256
+"""Mounts that a process holds, unless that is more than a quarter of the descriptors it may have."""
+
+_Key = tuple[Path, Path, tuple[int, ...], tuple[int, ...]]
 
 
 def mount(index: Path, tar: Path) -> int:
@@ -36,10 +41,88 @@ def mount(index: Path, tar: Path) -> int:
     closes it. Setuid files stay setuid, which is the sandbox's to decide. ``ImageError``"""
     try:
         return _mount(index, tar)
-    except _Refused as error:
-        raise ImageError(
-            f"cannot mount the layer {index}: {error.step}: {error}", subject=str(index), hint=_hint(error.errno or 0, index, tar)
-        ) from error
+    except OSError as error:
+        raise _failed(error, index, tar) from error
+
+
+def held(index: Path, tar: Path) -> int:
+    """As ``mount``, but of the one mount that this process holds of the layer: whoever reads in it or in a clone of it shares page cache.
+    The caller closes the descriptor. From any thread. ``ImageError``"""
+    try:
+        with _lock:
+            key = _key(index, tar)
+            if time.monotonic() >= _look_again:
+                _let_go(everything=False)
+            fd, identity = _held.pop(key, (-1, (0, 0)))
+            if _identity(fd) != identity:  # none yet; or somebody closed what is not his, as a daemon does after a fork
+                while len(_held) >= min(HELD_MAX, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)):
+                    _close(next(iter(_held)))
+                fd = _mount(index, tar)
+                identity = _identity(fd)
+            _held[key] = fd, identity  # last used, last in the row
+            return os.dup(fd)
+    except OSError as error:
+        raise _failed(error, index, tar) from error
+
+
+def let_go(*, everything: bool = False) -> None:
+    """Close the mounts whose files were removed or replaced: a mount keeps them on the disk. ``everything``: close all, so that the
+    store's own file system can be unmounted. What others have of them goes on."""
+    with _lock:
+        _let_go(everything)
+
+
+_held: dict[_Key, tuple[int, tuple[int, int]]] = {}  # layer → descriptor and its identity, the longest unused first
+_look_again = 0.0  # when to look whether some were removed, by whomever; a second after the last time
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """The descriptors are the child's as well; a lock that another thread held is not going to be released here."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _key(index: Path, tar: Path) -> _Key:
+    """The files at these paths, not the paths: a layer may be removed and made again. No number comes twice as long as we hold it."""
+    first, second = ((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in (os.stat(index), os.stat(tar)))
+    return index, tar, first, second
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return -1, -1
+    return found.st_dev, found.st_ino
+
+
+def _let_go(everything: bool) -> None:
+    global _look_again
+    _look_again = time.monotonic() + 1
+    for key in list(_held):
+        try:
+            stale = everything or _key(*key[:2]) != key
+        except OSError:
+            stale = True
+        if stale:
+            _close(key)
+
+
+def _close(key: _Key) -> None:
+    fd, identity = _held.pop(key)
+    if _identity(fd) == identity:
+        os.close(fd)
+
+
+def _failed(error: OSError, index: Path, tar: Path) -> ImageError:
+    step = f"{error.step}: " if isinstance(error, _Refused) else ""
+    return ImageError(
+        f"cannot mount the layer {index}: {step}{error.strerror}", subject=str(index), hint=_hint(error.errno or 0, index, tar)
+    )
 
 
 def supported(store: Path) -> bool:
@@ -78,47 +161,6 @@ def _why_not(_device: int, store: str) -> str:
         return f"{error.step}: {error}"
     except OSError as error:
         return f"cannot try it in {store}: {error.strerror}"
-
-
-def protect(path: Path) -> str | None:
-    """Make the file ``path`` unchangeable from now on, to the kernel and to whoever edits the disk: fs-verity. Its digest (``sha256:…``),
-    None where the file system has no such thing. Nobody may hold the file open for writing; takes the time to read it once. ``OSError``
-
-    https://docs.kernel.org/filesystems/fsverity.html"""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        try:
-            # version, hash algorithm, block size, salt size, salt, signature size, reserved, signature, reserved
-            fcntl.ioctl(fd, ENABLE_VERITY, struct.pack("=IIIIQII Q88x", 1, _SHA256, 4096, 0, 0, 0, 0, 0))
-        except OSError as error:
-            if error.errno in _NO_VERITY:
-                return None
-            if error.errno != errno.EEXIST:
-                raise
-        return _measured(fd)
-    finally:
-        os.close(fd)
-
-
-def measured(path: Path) -> str | None:
-    """The fs-verity digest that the kernel holds the file to, None if it holds it to none. Reads no content."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        return _measured(fd)
-    finally:
-        os.close(fd)
-
-
-def _measured(fd: int) -> str | None:
-    answer = bytearray(struct.pack("=HH64x", 0, 64))
-    try:
-        fcntl.ioctl(fd, MEASURE_VERITY, answer)
-    except OSError as error:
-        if error.errno in (errno.ENODATA, *_NO_VERITY):
-            return None
-        raise
-    algorithm, size = struct.unpack_from("=HH", answer)
-    return f"{'sha256' if algorithm == _SHA256 else algorithm}:{answer[4 : 4 + size].hex()}"
 
 
 class _Refused(OSError):
@@ -166,9 +208,11 @@ def _said(context: int) -> str:
 
 
 def _hint(number: int, index: Path, tar: Path) -> str:
-    missing = [str(path) for path in (index, tar) if not path.is_file()]
+    missing = [str(path) for path in (index, tar) if not os.path.isfile(path)]
     if missing:
         return f"{' and '.join(missing)} is gone: load or pull the image again"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "too many open files: raise ulimit -n"
     if number in (errno.EPERM, errno.EACCES):
         return "layers in this form are mounted by root; load the image as this user to have it unpacked"
     if number in (errno.ENODEV, errno.ENOTBLK, errno.EOPNOTSUPP):

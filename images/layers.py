@@ -21,12 +21,13 @@ class Layer:
     def open(self) -> int:
         """A descriptor of the layer's root directory, to look up names below it; the caller closes it. ``OSError``
 
-        An index is mounted for it, attached nowhere (root only); the mount goes with the descriptor."""
+        An index is mounted for it, attached nowhere (root only); the process holds that mount and gives the same one again.
+        ``ImageError``"""
         if self.tar is None:
             return os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         from dockless.images import erofs
 
-        return erofs.mount(self.path, self.tar)
+        return erofs.held(self.path, self.tar)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dockless.errors import BadDigest, BadImage, ImageInUse, NoRoom, UnknownImage
-from dockless.images import digest, reference
+from dockless.images import digest, erofs, reference
 from dockless.images.files import check_room, explained, remove_tree, temporary_directory
 from dockless.images.layers import INDEX_FILE
 from dockless.images.lease import forget, is_leased, last_use, seized
@@ -315,6 +315,7 @@ def _remove(store: Store, parts: list[Part]) -> None:
                     remove_tree(grave / str(number))
             else:
                 path.unlink(missing_ok=True)
+    erofs.let_go()
 
 
 def _unwanted(catalog: _Catalog, all_images: bool, unused_for: float | None, keep_last: int | None) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dockless.errors import Unsupported
+from dockless.images.layers import Layer
 from dockless.sandbox.plan import SLOT_FREE, Op
 
 # mount_setattr(2), open_tree(2), openat2(2), namespaces(7)
@@ -50,6 +51,7 @@ class Builder:
     init: Section = field(default_factory=Section)
     job: Section = field(default_factory=Section)
     slots: dict[int, str] = field(default_factory=dict)
+    held: dict[int, Layer] = field(default_factory=dict)
     next_slot: int = SLOT_FREE
 
     def slot(self, label: str) -> int:

@@ -362,7 +362,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         state = os.open(made.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fds += [null, out_reader, out, err_reader, err, state]
         slots = {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
-        slots |= ready.slots(group) | sandbox.hold_image(image, opened)
+        slots |= sandbox.hold_image(image, opened) | ready.slots(group, opened)
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
         running = process.start(ready.plan, raw, slots, name=f"dockless {made.id}")
         try:

@@ -154,6 +154,13 @@ def _bounding(op: _Said, plan: Plan) -> tuple[str, str]:
 
 def _open_tree(op: _Said, plan: Plan) -> tuple[str, str]:
     source = op.a or _label(plan, op.slot_in)
+    if (layer := plan.held.get(op.slot_in)) is not None:
+        held, clone = (_variable(plan, slot) for slot in (op.slot_in, op.slot_out))
+        return (
+            f"clone {source}: the tree of the index {layer.path}, its files' data in the tar {layer.tar}; nothing was unpacked. Mounted "
+            "once per process, so that all its sandboxes share what was read",
+            f"mountpoint -q {held} || mount -t erofs -o ro,nodev,device={layer.tar} {layer.path} {held}; mount --bind {held} {clone}",
+        )
     return (
         f"take a clone of {source}, mounted nowhere yet",
         f"mount --{'r' if op.x & 0x8000 else ''}bind {source} {_variable(plan, op.slot_out)}",

@@ -148,7 +148,9 @@ def _layer_failed(plan: Plan, index: int, error: int) -> DocklessError | None:
     """An index that the kernel does not mount: named by its file, for the operation that fails has no name in it."""
     op = plan.ops[index]
     source = next((str(o.b) for o in plan.ops[:index] if o.name == "FS_STRING" and o.slot_in == op.slot_in and o.a == "source"), "")
-    if op.name != "FS_CREATE" or not source:
+    if op.slot_in in plan.held:
+        source = str(plan.held[op.slot_in].path)
+    elif op.name != "FS_CREATE" or not source:
         return None
     hint = _LAYER_HINTS.get(error, "run 'dockless images check', then remove the image and load it again")
     message = f"cannot mount the layer {source} (operation {index} of {len(plan.ops)}): {os.strerror(error)}"

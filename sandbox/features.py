@@ -43,6 +43,7 @@ class Features:
     overlay: bool = True
     overlay_lowerdir_plus: bool = True
     overlay_detached_layers: bool = True
+    detached_clones: bool = True
     idmapped_mounts: bool = True
     user_namespaces: bool = True
     time_namespace: bool = True
@@ -106,6 +107,20 @@ def _accepts_detached_layers() -> bool:
             os.close(fd)
 
 
+def _clones_detached_mounts() -> bool:
+    """A clone of a clone, attached nowhere either."""
+    tree = native.syscall(_NR_OPEN_TREE, -100, b"/", 0x80001)
+    if tree < 0:
+        return False
+    try:
+        again = native.syscall(_NR_OPEN_TREE, tree, b"", 0x81001)
+        if again >= 0:
+            os.close(again)
+        return again >= 0
+    finally:
+        os.close(tree)
+
+
 def _accepts_idmap() -> bool:
     """MOUNT_ATTR_IDMAP on no mount at all: a kernel that knows it objects to the fd, an older one to the flag."""
     attributes = (0x100000).to_bytes(8, "little") + bytes(16) + (0x7FFFFFFE).to_bytes(8, "little")
@@ -136,6 +151,7 @@ def probe() -> Features:
         overlay=overlay,
         overlay_lowerdir_plus=plus,
         overlay_detached_layers=sys_admin and plus and _accepts_detached_layers(),
+        detached_clones=sys_admin and not missing and _clones_detached_mounts(),
         idmapped_mounts=sys_admin and not missing and _accepts_idmap(),
         user_namespaces=user_namespaces,
         time_namespace=os.path.exists("/proc/self/ns/time"),

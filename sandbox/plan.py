@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from dockless import native
 from dockless.errors import BadInput
+from dockless.images.layers import Layer
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
 SLOT_IMAGE = 14
@@ -60,7 +61,7 @@ class Command:
 class Plan:
     """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``command`` None: an errand,
     operations for the
-    keeper alone.
+    keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start.
     """
 
     ops: tuple[Op, ...]
@@ -70,6 +71,7 @@ class Plan:
     grace: float = 0.0
     stop_signal: int = 15
     log_limit: int = 64 << 20
+    held: dict[int, Layer] = field(default_factory=dict)
 
     def text(self) -> str:
         """One line per operation, stable: what golden tests compare."""

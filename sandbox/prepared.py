@@ -7,6 +7,7 @@ depends on more (leased GPUs, volumes, a profile file) is compiled anew each tim
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -50,8 +51,9 @@ class Prepared:
             raw = self._raw[key] = encode(self.plan, times=times, detached=detached)
         return raw
 
-    def slots(self, cgroup: Cgroup | None) -> dict[int, int]:
-        """The fds that the plan expects to find, the cgroup's with its device filter on."""
+    def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack) -> dict[int, int]:
+        """The fds that the plan expects to find, the cgroup's with its device filter on. What is only for this start is closed with
+        ``opened``. ``ImageError`` for a layer that cannot be mounted."""
         fds = {}
         if cgroup is not None:
             fds[SLOT_CGROUP] = cgroup.fd
@@ -60,6 +62,9 @@ class Prepared:
         if self._userns >= 0:
             assert self.resolved.idmap is not None
             fds[self._userns] = namespace_fd(self.resolved.idmap)
+        for slot, layer in self.plan.held.items():
+            fds[slot] = layer.open()
+            opened.callback(os.close, fds[slot])
         return fds
 
 

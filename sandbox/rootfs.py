@@ -14,7 +14,20 @@ from __future__ import annotations
 
 from dockless.errors import Unsupported
 from dockless.images.layers import Layer
-from dockless.sandbox.builder import IDMAP, NEW_NS, NO_SYMLINKS, NODEV, NOEXEC, NOSUID, PRIVATE, RDONLY, RECURSIVE, Builder, Section
+from dockless.sandbox.builder import (
+    IDMAP,
+    NEW_NS,
+    NO_SYMLINKS,
+    NODEV,
+    NOEXEC,
+    NOSUID,
+    PRIVATE,
+    RDONLY,
+    RECURSIVE,
+    TREE_CLONE,
+    Builder,
+    Section,
+)
 from dockless.sandbox.plan import DIRECTORY
 from dockless.sandbox.resolved import Device, Resolved
 
@@ -34,6 +47,9 @@ LINKS = (
     ("/dev/ptmx", "pts/ptmx"),
 )
 SHM_DEFAULT = 1 << 30
+HELD_MAX = 40
+"""Layers of one sandbox that are clones of mounts which this process holds: the launcher takes 64 descriptors. What lies above them is
+mounted anew."""
 
 
 def host_identity(section: Section, r: Resolved, *, on: bool) -> None:
@@ -113,7 +129,7 @@ def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int,
     path = str(layer.path)
     label = f"layer {layer.path.parent.name if layer.path.name in ('fs', 'index.erofs') else layer.path.name:.12}"
     if layer.tar is not None:
-        slot = _indexed(b, section, r, path, str(layer.tar), label)
+        slot = _indexed(b, section, r, layer, label)
         path = str(layer.path.parent)
     else:
         slot = b.slot(label)
@@ -128,16 +144,25 @@ def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int,
     return slot
 
 
-def _indexed(b: Builder, section: Section, r: Resolved, index: str, tar: str, label: str) -> int:
+def _indexed(b: Builder, section: Section, r: Resolved, layer: Layer, label: str) -> int:
     """A layer that was never unpacked: the kernel reads its tree from an index, its files' data from the tar. Setuid files stay setuid, as
-    in a layer that was."""
+    in a layer that was. Where the kernel can, it is a clone of the mount that this process holds and shares its page cache with all
+    others."""
     if not r.rootful:
         raise Unsupported(
             f"{label} was not unpacked, and only root can mount it so",
-            subject=index,
+            subject=str(layer.path),
             hint="load the image as this user: then it is unpacked",
         )
-    return b.file_system(section, "erofs", {"source": index, "device": tar}, attributes=RDONLY | NODEV, label=label)
+    if not r.features.detached_clones or len(b.held) >= HELD_MAX:
+        options = {"source": str(layer.path), "device": str(layer.tar)}
+        return b.file_system(section, "erofs", options, attributes=RDONLY | NODEV, label=label)
+    held = b.slot(f"held {label}")
+    b.held[held] = layer
+    slot = b.slot(label)
+    section.add("OPEN_TREE", held, slot, a="", x=TREE_CLONE)
+    section.add("CLOSE", held)
+    return slot
 
 
 def _upper(b: Builder, section: Section, r: Resolved, directory: int, attach: bool) -> tuple[int, int]:

@@ -105,7 +105,7 @@ class Sandbox:
         directory = paths.state() / "running" / self.id
         removed = self.id if ready.resolved.layers else ""
         with contextlib.ExitStack() as opened:
-            fds = dict(enumerate(self._stdio)) | ready.slots(self._cgroup) | hold_image(image, opened)
+            fds = dict(enumerate(self._stdio)) | hold_image(image, opened) | ready.slots(self._cgroup, opened)
             if removed:
                 self._stack.callback(remove_tree, directory)
                 paths.make(directory)

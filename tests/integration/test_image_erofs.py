@@ -451,6 +451,110 @@ def test_mounts_from_many_threads(tmp_path):
     assert errors == []
 
 
+# -- the mount that is held ----------------------------------------------------------------------------------------------------------
+
+
+def same(*layers: Layer) -> bool:
+    """Whether they are the same mount of the same file system, twice asked."""
+    fds = [layer.open() for layer in layers]
+    try:
+        return len({os.fstat(fd).st_dev for fd in fds}) == 1
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def simple(place: Path, text: str = "x") -> Layer:
+    return build(make.layer_tar([make.file("f", text)]), place)[0]
+
+
+def test_one_mount_is_held(tmp_path):
+    one, two = simple(tmp_path / "1"), simple(tmp_path / "2")
+    assert same(one, one)
+    assert not same(one, two)
+    assert len(erofs._held) == 2
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        fd = one.open()
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_layer_made_again_is_mounted_again(tmp_path):
+    """With what was opened before as it was."""
+    layer = simple(tmp_path / "layer", "old")
+    root = layer.open()
+    try:
+        assert layer.tar is not None
+        for path in (layer.path, layer.tar):
+            path.unlink()
+        with pytest.raises(ImageError, match="No such file") as caught:
+            layer.open()
+        assert "is gone" in (caught.value.hint or "")
+        again = simple(tmp_path / "layer", "new")
+        erofs._look_again = 0.0
+        fd = again.open()
+        with open("f", opener=lambda path, flags: os.open(path, flags, dir_fd=fd)) as file:
+            assert file.read() == "new"
+        os.close(fd)
+        assert len(erofs._held) == 1, "the old one was let go"
+        with open("f", opener=lambda path, flags: os.open(path, flags, dir_fd=root)) as file:
+            assert file.read() == "old"
+    finally:
+        os.close(root)
+
+
+def test_only_so_many_are_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(erofs, "HELD_MAX", 2)
+    layers = [simple(tmp_path / str(n), str(n)) for n in range(3)]
+    for n in (0, 1, 0, 2, 0):
+        os.close(layers[n].open())
+    assert [key[0].parent.name for key in erofs._held] == ["2", "0"], "the longest unused goes first"
+
+
+def test_descriptors_that_others_closed(tmp_path):
+    """As whoever makes a daemon of a process does: what has the number now is neither given out nor closed."""
+    layer = simple(tmp_path / "layer")
+    os.close(layer.open())
+    ((fd, _),) = erofs._held.values()
+    os.close(fd)
+    other = os.open("/", os.O_RDONLY)
+    try:
+        os.dup2(other, fd)
+        root = layer.open()
+        assert os.listdir(f"/proc/self/fd/{root}/.") == ["f"]
+        os.close(root)
+        assert os.fstat(fd).st_ino == os.fstat(other).st_ino
+    finally:
+        os.close(fd)
+        os.close(other)
+
+
+def test_held_from_many_threads(tmp_path, monkeypatch):
+    """Though they push each other's out all the time."""
+    monkeypatch.setattr(erofs, "HELD_MAX", 2)
+    layers = [simple(tmp_path / str(n), str(n)) for n in range(4)]
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for n in range(40):
+                root = layers[n % 4].open()
+                with open("f", opener=lambda path, flags: os.open(path, flags, dir_fd=root)) as file:  # noqa: B023
+                    assert file.read() == str(n % 4)
+                os.close(root)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert errors == []
+
+
 @requires("program:dump.erofs")
 def test_erofs_utils_agree(tmp_path):
     """Another reader of the format understands it."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +16,10 @@ from support import boxes
 from support import make_image as make
 from support.requires import requires
 
-from dockless.errors import LaunchFailed, Unsupported
-from dockless.images import Image, Store
-from dockless.sandbox import features
+from dockless.errors import ImageError, LaunchFailed, Unsupported
+from dockless.images import Image, Store, erofs
+from dockless.images.layers import Layer
+from dockless.sandbox import features, prepared
 from dockless.sandbox.explain import rows
 from dockless.sandbox.sandbox import explain
 from dockless.sandbox.spec import Spec
@@ -29,6 +34,13 @@ def load(tmp_path: Path, *layers: list[make.Entry], name: str = "indexed:1", **c
     (image,) = Store(index=True).load(layout)
     assert all(layer.tar is not None for layer in image.layers)
     return image
+
+
+def forget_clones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel before 6.15: a mount that is nowhere attached cannot be cloned."""
+    now = features.probe()
+    monkeypatch.setattr(features, "probe", lambda: replace(now, detached_clones=False))
+    prepared._cache.clear()
 
 
 def test_a_program_runs_from_a_tar(tmp_path):
@@ -73,6 +85,7 @@ def test_devices_of_a_layer_are_inert(tmp_path):
 
 
 def test_forty_layers(tmp_path):
+    """And the base: one more than are held."""
     image = load(tmp_path, *([make.directory("many"), make.file(f"many/{n}", str(n))] for n in range(40)))
     assert boxes.ok("cat /many/* | wc -c; ls /many | wc -l", image=image.name).split() == ["70", "40"]
 
@@ -93,13 +106,27 @@ def test_a_layer_that_is_gone_is_named(tmp_path):
     plan = Spec(argv=("true",), image=image.name)
     boxes.run(plan)  # prepared now: the next start looks at no store
     layer.tar.rename(layer.tar.with_suffix(".away"))
-    with pytest.raises(LaunchFailed) as caught:
+    with pytest.raises((ImageError, LaunchFailed)) as caught:
         boxes.run(plan)
     assert f"cannot mount the layer {layer.path}" in str(caught.value)
-    assert "gone from the store" in (caught.value.hint or "")
+    assert "load or pull the image again" in (caught.value.hint or "")
+
+
+def test_a_layer_that_is_gone_is_named_by_older_kernels(tmp_path, monkeypatch):
+    forget_clones(monkeypatch)
+    test_a_layer_that_is_gone_is_named(tmp_path)
 
 
 def test_the_plan_says_what_happens(tmp_path):
+    image = load(tmp_path)
+    table = rows(explain(Spec(argv=("true",), image=image.name)))
+    (row,) = (row for row in table if "nothing was unpacked" in row.words)
+    assert f"the tree of the index {image.layers[0].path}, its files' data in the tar {image.layers[0].tar}" in row.words
+    assert f"mount -t erofs -o ro,nodev,device={image.layers[0].tar} {image.layers[0].path} " in row.shell
+
+
+def test_the_plan_says_what_happens_on_older_kernels(tmp_path, monkeypatch):
+    forget_clones(monkeypatch)
     image = load(tmp_path)
     table = rows(explain(Spec(argv=("true",), image=image.name)))
     said = [row.words for row in table]
@@ -108,7 +135,15 @@ def test_the_plan_says_what_happens(tmp_path):
     assert any(row.shell.startswith("mount -t $fs -o $options,ro,nodev ${source:-none}") for row in table)
 
 
-@pytest.mark.parametrize("old", [{"overlay_detached_layers": False}, {"overlay_detached_layers": False, "overlay_lowerdir_plus": False}])
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"detached_clones": False},
+        {"overlay_detached_layers": False},
+        {"overlay_detached_layers": False, "detached_clones": False},
+        {"overlay_detached_layers": False, "detached_clones": False, "overlay_lowerdir_plus": False},
+    ],
+)
 def test_kernels_that_want_layers_attached(tmp_path, monkeypatch, old):
     """Before 6.15 an overlay takes no layer that is mounted nowhere: then each is mounted over its own place in the store, seen by the
     keeper alone."""
@@ -137,6 +172,7 @@ def test_a_user_cannot_mount_it(tmp_path):
 
 def test_files_are_read_without_a_sandbox(tmp_path):
     image = load(tmp_path, [make.directory("etc"), make.symlink("etc/link", "../etc/name"), make.file("etc/name", "found")])
+    assert image.read_file("/etc/link") == b"found"
     before = len(os.listdir("/proc/self/fd"))
     assert image.read_file("/etc/link") == b"found"
     assert image.read_file("/etc/none") is None
@@ -146,3 +182,80 @@ def test_files_are_read_without_a_sandbox(tmp_path):
         assert stat.S_IMODE(layer.tar.stat().st_mode) & 0o077 == 0 or stat.S_IMODE(layer.tar.parents[1].stat().st_mode) & 0o077 == 0, (
             "layers hold setuid programs (CVE-2021-41091)"
         )
+
+
+# -- mounts that the process holds ---------------------------------------------------------------------------------------------------------
+
+BIG = os.urandom(1 << 20) * 4
+
+
+def cached(layer: Layer, name: str) -> float:
+    """How much of a file is in the page cache of the mount that this process holds: 0.0 to 1.0. mincore(2)"""
+    root = layer.open()
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        size = os.fstat(fd).st_size
+        with mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+            at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+            pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+            assert ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), pages) == 0
+        return sum(page & 1 for page in pages) / len(pages)
+    finally:
+        os.close(fd)
+        os.close(root)
+
+
+needs_clones = pytest.mark.skipif(not features.probe().detached_clones, reason="this kernel clones no mount that is nowhere attached")
+
+
+@needs_clones
+def test_sandboxes_share_what_they_read(tmp_path):
+    """One page cache: what a sandbox has read, this process and so every other sandbox finds there. Two at once do."""
+    image = load(tmp_path, [make.file("big", BIG)])
+    assert cached(image.layers[1], "big") == 0.0
+    job = Spec(argv=("/bin/sh", "-c", "cat /big > /dev/null; sleep 100"), image=image.name)
+    with boxes.running(job), boxes.running(job):
+        boxes.until(lambda: cached(image.layers[1], "big") == 1.0, "the whole file is in the page cache")
+    assert cached(image.layers[1], "big") == 1.0
+
+
+@needs_clones
+def test_older_kernels_share_nothing(tmp_path, monkeypatch):
+    """That the other test sees what it says."""
+    forget_clones(monkeypatch)
+    image = load(tmp_path, [make.file("big", BIG)])
+    boxes.ok("cat /big > /dev/null", image=image.name)
+    assert cached(image.layers[1], "big") == 0.0
+
+
+def test_an_image_is_removed_and_loaded_again(tmp_path):
+    """The same spec: the first time, from the cache of plans; after the removal of what is held, from layers that are new files."""
+    for number in range(3):
+        image = load(tmp_path / str(number), [make.file("a", "one")], name="again:1")
+        assert image.read_file("/a") == b"one"
+        for _ in range(2):
+            assert boxes.ok("cat /a", image="again:1") == "one"
+        assert Store().remove("again:1", force=True).size
+        assert not [layer for layer in image.layers if layer.path.exists()]
+        assert not erofs._held, "a mount keeps removed files on the disk"
+
+
+def test_a_child_of_fork_starts_sandboxes(tmp_path):
+    """On the mounts of its parent, though another thread was just at them."""
+    load(tmp_path, [make.file("a", "one")], name="forked:1")
+    script = """if True:
+        import os
+        from support import boxes
+        from dockless.images import erofs
+        assert boxes.ok("cat /a", image="forked:1") == "one"
+        erofs._lock.acquire()
+        pid = os.fork()
+        if not pid:
+            before = dict(erofs._held)
+            assert boxes.ok("cat /a", image="forked:1") == "one"
+            assert len(before) == 2 and erofs._held == before
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    """
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=boxes.DEADLINE)

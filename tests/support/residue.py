@@ -22,10 +22,13 @@ from pathlib import Path
 
 from support.requires import cgroup2_mount
 
+from dockless.images import erofs
+
 DEADLINE = 3.0  # seconds that ends may take
 PR_GET_DUMPABLE = 3
 
 # What a process keeps on purpose, once each: the launcher's sealed memfd, the user namespaces of its id maps, loaded device filters.
+# The mounts of layers are let go.
 KEPT = re.compile(r"/memfd:dockless-launcher|user:\[|anon_inode:bpf-prog")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,6 +95,7 @@ def _processes() -> frozenset[str]:
 
 
 def _descriptors() -> frozenset[str]:
+    erofs.let_go(everything=True)
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -8,7 +8,6 @@ import pytest
 from support import make_image as make
 from support.indexed import build
 
-from dockless.images import erofs
 from dockless.images.layers import Layer
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
@@ -183,18 +182,3 @@ def test_warnings(tmp_path):
         "left out: a device 0:0 would act as a whiteout: 'n'",
         "dropped: this file system does not take it (Operation not permitted): 'user.x of s'",
     )
-
-
-def test_fs_verity_where_there_is_such_a_thing(tmp_path):
-    """A protected file has a digest that the kernel holds it to, and cannot be opened for writing; elsewhere nothing happens to it."""
-    path = tmp_path / "index"
-    path.write_bytes(b"x" * 5000)
-    said = erofs.protect(path)
-    assert said == erofs.protect(path) == erofs.measured(path)
-    if said is None:
-        path.write_bytes(b"still writable")
-        pytest.skip("the file system of the temporary directory has no fs-verity")
-    assert said.startswith("sha256:")
-    with pytest.raises(PermissionError):
-        path.write_bytes(b"y")
-    assert path.read_bytes() == b"x" * 5000

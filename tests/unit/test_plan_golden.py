@@ -21,8 +21,8 @@ from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs
 
 NEW = Features("6.18.0", "x86_64")
-USER = replace(NEW, sys_admin=False, overlay_detached_layers=False, idmapped_mounts=False, capabilities=0)
-OLD = Features("5.14.0", "x86_64", overlay_lowerdir_plus=False, overlay_detached_layers=False)
+USER = replace(NEW, sys_admin=False, overlay_detached_layers=False, detached_clones=False, idmapped_mounts=False, capabilities=0)
+OLD = Features("5.14.0", "x86_64", overlay_lowerdir_plus=False, overlay_detached_layers=False, detached_clones=False)
 RANGE = IdMap((Range(0, 100000, 65536),), (Range(0, 100000, 65536),))
 OWNER = IdMap((Range(0, 1000, 1), Range(1, 200000, 65536)), (Range(0, 1000, 1), Range(1, 200000, 65536)))
 SINGLE = IdMap((Range(0, 1000, 1),), (Range(0, 1000, 1),), single=True)
@@ -64,6 +64,7 @@ EVERYTHING = _spec(
 CASES = {
     "root": BASE,
     "root-indexed": _with(layers=(LAYERS[0], INDEXED)),
+    "root-indexed-many": _with(layers=(LAYERS[0], *(INDEXED,) * 42)),
     "root-indexed-old-kernel": _with(layers=(LAYERS[0], INDEXED), features=OLD),
     "root-tmpfs": _with(_spec(root="tmpfs", root_size=1 << 30)),
     "root-readonly": _with(_spec(root="readonly")),
@@ -139,7 +140,7 @@ def test_every_plan_can_be_explained(name):
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_slot_is_filled_before_it_is_used(name):
     plan = compile_plan(CASES[name])
-    filled = {0, 1, 2, 3, 4, 5, 6} | {slot for slot, label in plan.slots.items() if label == "user namespace"}
+    filled = {0, 1, 2, 3, 4, 5, 6} | {slot for slot, label in plan.slots.items() if label == "user namespace"} | plan.held.keys()
     for index, op in enumerate(plan.ops):
         assert op.slot_in < 0 or op.slot_in in filled, (index, op)
         if op.name in ("MOVE_MOUNT", "MOUNT_ATTR", "MKTARGET", "MASK"):
