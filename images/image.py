@@ -70,7 +70,7 @@ class Image:
         """The file ``path`` as the merged image shows it, None if there is none. ``BadImage`` if it is no regular file or has more than
         ``limit`` bytes (attack A35)."""
         if not self.is_host:
-            with explained(f"cannot read {path} in image {self.name}", self.name, "load the image again"):
+            with explained(f"cannot read {path} in image {self.name}", self.name, "dockless images check"):
                 return merged.read_file(tuple(reversed(self.layers)), path, limit)
         if path not in _HOST_FILES:
             return None

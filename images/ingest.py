@@ -260,7 +260,9 @@ class _Stack:
         layer = self._store.layer(self._chain[at], self._diff_ids[at])
         if layer is None:
             raise BadImage(
-                f"{self._candidate.what}: the store has just lost a layer", subject=self._candidate.what, hint="load the image again"
+                f"{self._candidate.what}: the store has just lost a layer",
+                subject=self._candidate.what,
+                hint="dockless images check --repair, then pull or load it again",
             )
         return layer
 

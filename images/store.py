@@ -275,7 +275,11 @@ class Store:
         try:
             fd = os.open(self.blob_path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            raise BadImage(f"{what}: the store lacks its document {name}", subject=what, hint="load the image again") from None
+            raise BadImage(
+                f"{what}: the store lacks its document {name}",
+                subject=what,
+                hint="dockless images check --repair, then pull or load it again",
+            ) from None
         with open(fd, "rb") as stream:
             data = stream.read(manifest.DOCUMENT_MAX + 1)
         digest.check(data, name, f"{what}: the store's document")
@@ -422,7 +426,11 @@ class Store:
         for chain_id, diff_id in zip(digest.chain(document.diff_ids), document.diff_ids, strict=True):
             layer = self.layer(chain_id, diff_id)
             if layer is None:
-                raise BadImage(f"{what}: the store lacks its layer {chain_id.hex[:12]}", subject=what, hint="load the image again")
+                raise BadImage(
+                    f"{what}: the store lacks its layer {chain_id.hex[:12]}",
+                    subject=what,
+                    hint="dockless images check --repair, then pull or load it again",
+                )
             layers.append(layer)
         return Image(
             reference=tag,
