@@ -1,5 +1,6 @@
 /* A mutator that knows tar, for libFuzzer: members are moved, renamed, linked to each other and described by extended headers, and whatever
  * happens the checksums and the lengths of PAX records are right again, mostly. A blind mutation would die at the first checksum.
+ * With MUTATOR_LAYERS an input may become several archives, one behind the other.
  */
 #ifndef DOCKLESS_TAR_MUTATOR_H
 #define DOCKLESS_TAR_MUTATOR_H
@@ -246,6 +247,12 @@ static size_t mutate_once(uint8_t *data, size_t size, size_t max_size) {
     size_t headers[MUTATOR_HEADERS], count = find_headers(data, size, headers);
     if (!count) return insert_member(data, size, max_size, 0);
     size_t at = headers[any((uint32_t)count)];
+#ifdef MUTATOR_LAYERS
+    if (!any(20)) { /* here one layer ends and the next begins */
+        size_t grown = open_gap(data, size, max_size, at, 2 * MUTATOR_BLOCK);
+        return grown ? grown : size;
+    }
+#endif
     switch (any(16)) {
     case 0: return LLVMFuzzerMutate(data, size, max_size);
     case 1: case 2: return insert_extended(data, size, max_size, at);

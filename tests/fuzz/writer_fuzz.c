@@ -1,6 +1,7 @@
-/* libFuzzer: the layer writer, on a tmpfs in a mount namespace where all the rest is read-only. Whatever the archive says,
+/* libFuzzer: the layer writer, on a tmpfs in a mount namespace where all the rest is read-only. Bytes behind the archive's end are a second layer,
+ * written over the first. Whatever they say,
  *
- *   - the victim beside the target and the layer below it stay as they are, to the inode and the nanosecond,
+ *   - the victim beside the target and the layers below it stay as they are, to the inode and the nanosecond,
  *   - nothing but the target was tried: a write elsewhere would fail with EROFS, which is a finding,
  *   - no descriptor is left open, and the target can be removed,
  *   - the same archive in other pieces makes the same tree.
@@ -19,6 +20,7 @@
 
 #include "layer.h"
 #include "scene.h"
+#define MUTATOR_LAYERS
 #include "tar_mutator.h"
 
 enum { SIZE_MAX_ = 4 << 20, ENTRIES_MAX = 400 };
@@ -170,15 +172,23 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 
 /* -- one input ----------------------------------------------------------------------------------------------------------------------- */
 
-static int write_layer(const uint8_t *data, size_t size, size_t step, unsigned how, struct layer_error *error) {
-    HOLD(!mkdirat(place, "target", 0700));
-    int target = openat(place, "target", O_RDONLY | O_DIRECTORY | O_CLOEXEC), lower = openat(place, "lower", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    HOLD(target >= 0 && lower >= 0);
-    struct writer *writer = writer_new(target, how & 1, SIZE_MAX_, ENTRIES_MAX, 1 << 20);
-    HOLD(writer);
-    HOLD(!writer_set_lower(writer, &lower, (how >> 1) & 1));
+static int open_directory(const char *name) {
+    int fd = openat(place, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    HOLD(fd >= 0);
+    return fd;
+}
+
+/* Into the new directory `name`, over the layers `below`, top first. */
+static int write_layer(const char *name, const char *const *below, int count, const uint8_t *data, size_t size, size_t step, int as_root,
+                       struct layer_error *error) {
+    int lower[2];
+    HOLD(!mkdirat(place, name, 0700));
+    int target = open_directory(name);
+    for (int n = 0; n < count; n++) lower[n] = open_directory(below[n]);
+    struct writer *writer = writer_new(target, as_root, SIZE_MAX_, ENTRIES_MAX, 1 << 20);
+    HOLD(writer && !writer_set_lower(writer, lower, count));
     close(target);
-    close(lower);
+    for (int n = 0; n < count; n++) close(lower[n]);
     int result = 0;
     for (size_t at = 0; at < size && !result; at += step) {
         size_t piece = step < size - at ? step : size - at;
@@ -200,28 +210,53 @@ static int write_layer(const uint8_t *data, size_t size, size_t step, unsigned h
     return result;
 }
 
-static void clear(void) {
-    HOLD(remove_tree(place, "target") >= 0);
-    HOLD(faccessat(place, "target", F_OK, AT_SYMLINK_NOFOLLOW) && errno == ENOENT);
+static void clear(const char *name) {
+    HOLD(remove_tree(place, name) >= 0);
+    HOLD(faccessat(place, name, F_OK, AT_SYMLINK_NOFOLLOW) && errno == ENOENT);
+}
+
+/* Where an archive ends by two blocks of zeros; what follows is the layer above it. */
+static size_t end_of(const uint8_t *data, size_t size) {
+    static const uint8_t zeros[2 * MUTATOR_BLOCK];
+    for (size_t at = 0; at + sizeof zeros <= size; at += MUTATOR_BLOCK)
+        if (!memcmp(data + at, zeros, sizeof zeros)) return at + sizeof zeros;
+    return size;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct layer_error error, again;
     unsigned how = 0, entries = 0;
-    uint64_t first = 0;
+    uint64_t first = 0, under = 0;
+    const char *const below[] = {"under", "lower"};
     for (size_t n = 0; n < size; n += 97) how = how * 31 + data[n];
     int first_free = dup(place);
     close(first_free);
     if (!untouched) untouched = all_untouched();
-    int result = write_layer(data, size, size ? size : 1, how, &error);
+    int as_root = how & 1, count = (how >> 1) & 1;
+    size_t end = end_of(data, size);
+    int layered = end < size && !write_layer("under", NULL, 0, data, end, end, as_root, &error);
+    if (layered) {
+        under = tree("under", 1, NULL);
+        data += end;
+        size -= end;
+        count++;
+    } else if (end < size) {
+        clear("under");
+    }
+    const char *const *from = layered ? below : below + 1;
+    int result = write_layer("target", from, count, data, size, size ? size : 1, as_root, &error);
     if (!result) first = tree("target", 0, &entries);
-    HOLD(entries <= size + 16); /* every component of a name takes two bytes */
-    clear();
+    HOLD(entries <= size + end + 16); /* every component of a name takes two bytes */
+    clear("target");
     HOLD(all_untouched() == untouched);
     if (how % 5 == 0) {
-        HOLD(write_layer(data, size, 1 + how % 1500, how, &again) == result && !strcmp(error.text, again.text));
+        HOLD(write_layer("target", from, count, data, size, 1 + how % 1500, as_root, &again) == result && !strcmp(error.text, again.text));
         HOLD(result || tree("target", 0, NULL) == first);
-        clear();
+        clear("target");
+    }
+    if (layered) {
+        HOLD(tree("under", 1, NULL) == under);
+        clear("under");
     }
     int probe = dup(place);
     HOLD(probe == first_free); /* no descriptor stays open */
