@@ -57,6 +57,13 @@ def image(tmp_path, registry) -> Image:
     return made
 
 
+@pytest.fixture(autouse=True)
+def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """skopeo looks below /run for logins, where an ordinary user without a session may not even look."""
+    (tmp_path / "logins.json").write_text("{}")
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "logins.json"))
+
+
 def run(*command: object) -> str:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
     assert done.returncode == 0, done.stderr
