@@ -13,5 +13,15 @@
     machine.py     what it ran on, and how noisy it was
     report.py      tables and JSON
 
+    images.py      the same for images: how fast they come into place
+    bench_image.py   the image for it, made from package registries and kept
+    odd_layers.py    images of one extreme layer
+    image_measures.py, image_peers.py, image_runs.py, image_worker.py, registry.py    as above, for whole processes and fresh directories
+    image_limits.py  each stage alone, and what the machine can do (creations.c)
+    image_verdicts.py    sample images, one by one: dockless, skopeo, umoci
+
+    crash_matrix.py, crash_pull.py    kill -9 and full disks at random moments
+    submit_rate.py, replay_traces.py  the queue
+
 Nothing here is a test: no figure makes it fail. Times of different contenders are compared only within a round.
 """

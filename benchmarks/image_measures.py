@@ -23,8 +23,8 @@ from benchmarks.report import Comparison, Table
 
 WRITTEN, INDEXED, FLOOR = "dockless, written", "dockless, indexed", "floor: gunzip + sha256"
 MEMORY_MOST = 150_000_000
-ROUND_TAKES = 9 << 30
-"""Bytes of disk that a round of all contenders fills."""
+RUN_TAKES = 1500 << 20
+"""Bytes of disk that one run of one contender fills, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def _size(tree: Path) -> int:
 
 def _race(scene: Scene, table: Table, contenders: Sequence[Whole], rounds: int = 0) -> list[Result]:
     rounds = rounds or scene.rounds
-    fit = max(1, int(free(scene.directory) * 0.8) // ROUND_TAKES)
+    fit = max(1, int(free(scene.directory) * 0.8) // (RUN_TAKES * len(contenders)))
     if fit < rounds:
         table.notes.append(f"{fit} rounds instead of {rounds}: the disk has no room for more")
     results = race(table.key, contenders, min(rounds, fit), burst=1, limit=900, patience=20.0)  # type: ignore[arg-type]
@@ -287,11 +287,11 @@ def _compare_results(table: Table, mine: Result | None, other: Result | None, wa
 
 
 MEASURES: dict[str, Callable[[Scene], Table]] = {
+    "stages": stages,
     "local": local,
     "vfs": vfs,
     "proof": proof,
     "second": second,
     "pull": pull,
     "memory": memory,
-    "stages": stages,
 }

@@ -1,9 +1,12 @@
 """``make bench-images``: an image of real size into place, beside umoci, skopeo, podman and containerd.
 
-    images.py [--rounds N] [--only local,second,pull,memory,stages] [--peers umoci,podman] [--place DIR] [--json FILE | -]
+    images.py [--rounds N] [--only stages,local,vfs,proof,second,pull,memory] [--peers umoci,podman] [--place DIR] [--json FILE | -]
 
-The first time it makes the image (``bench_image.py``). Takes about eight minutes and 7 GB of disk for each round; everything goes at the
-end. Results go to benchmarks/results/images-*.json.
+The first time it makes the image (``bench_image.py``: root, network, some minutes). Takes about twelve minutes and 12 GB of disk for each
+round; everything goes at the end. Results go to benchmarks/results/images-*.json.
+
+Measure on a file system where nothing much was deleted in the last five minutes: ext4 without a journal looks at every inode that was
+freed in that time whenever it creates a file.
 """
 
 from __future__ import annotations
