@@ -7,6 +7,8 @@ than one chunk comes again, an error that is none of ours, anything left behind.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -22,7 +24,6 @@ from pathlib import Path
 from support.bad_registry import BadRegistry, Exchange
 from support.make_image import directory, file
 
-from dockless.images import Store
 from dockless.images.partial import CHUNK
 
 PULL = """
@@ -38,6 +39,17 @@ try:
 except DocklessError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
+LOOK = """
+import hashlib, json, sys
+from pathlib import Path
+from dockless.images import Store
+store = Store(Path(sys.argv[1]), index=sys.argv[2] == "indexed")
+problems = [f"{problem.path}: {problem.why}" for problem in store.check().problems]
+image = store.get(sys.argv[3]) if sys.argv[3] else None
+contents = {name: hashlib.sha256(image.read_file(f"/{name}", 1 << 30) or b"").hexdigest() for name in sys.argv[4:]}
+print(json.dumps([problems, contents]))
+"""
+"""In a process of its own, because one that has read an indexed layer holds its mount, and with it the disk, until it ends."""
 NAME = "app:1"
 PATIENCE = 60.0
 BUFFERS = 64 << 10
@@ -136,10 +148,18 @@ class Bench:
         setattr(self.result, what, getattr(self.result, what) + 1)
         self.result.details.append(f"{what}: {why}")
 
-    def sound(self, store: Path, form: str, when: str) -> None:
-        report = Store(store, index=form == "indexed").check()
-        if not report.sound:
-            self.wrong("unsound", f"{when}: " + "; ".join(f"{problem.path}: {problem.why}" for problem in report.problems[:3]))
+    def sound(self, store: Path, form: str, when: str, *names: str) -> dict[str, str]:
+        """What ``check`` says; and digests of what ``names`` hold in the image."""
+        words = [sys.executable, "-c", LOOK, str(store), form, self.registry.name(NAME) if names else "", *names]
+        environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+        if done.returncode:
+            self.wrong("unsound", f"{when}: {done.stderr.strip()[-300:]}")
+            return {}
+        problems, contents = json.loads(done.stdout)
+        if problems:
+            self.wrong("unsound", f"{when}: {'; '.join(problems[:3])}")
+        return contents
 
     def completes(self, store: Path, form: str, crashes: int, when: str) -> None:
         """The next pull brings the image, and of each blob less than a chunk for each crash again."""
@@ -149,11 +169,9 @@ class Bench:
             self.wrong("failed_afterwards", f"{when}: {errors.strip()[-300:]}")
             return
         self.result.completed += 1
-        self.sound(store, form, f"{when}, completed")
-        kept = Store(store, index=form == "indexed")
-        image = kept.get(self.registry.name(NAME))
+        found = self.sound(store, form, f"{when}, completed", *self.contents)
         for name, content in self.contents.items():
-            if image.read_file(f"/{name}", len(content) + 1) != content:
+            if found.get(name) != hashlib.sha256(content).hexdigest():
                 self.wrong("other_bytes", f"{when}: {name}")
         for blob, sent in self.sent.items():
             again = sent - len(self.registry.blobs[blob])
