@@ -97,7 +97,9 @@ class Pipeline:
             raise
         hashing = _Hashing(self._diff_id)
         branches = [_Branch(sink, self._stopped) for sink in [hashing, *self._sinks]]
-        try:
+        try:  # the threads start in here, so that a Ctrl-C at any moment ends them
+            for branch in branches:
+                branch.start()
             failure = self._pump(content, branches)
         finally:
             for branch in branches:
@@ -142,14 +144,17 @@ class _Branch:
         self._stopped = stopped
         self._queue: Queue[bytes | None] = Queue(_DEPTH)
         self._thread = threading.Thread(target=self._feed, name="dockless-layer", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def put(self, piece: bytes) -> None:
         self._queue.put(piece)
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._queue.put(None)
+            self._thread.join()
 
     def _feed(self) -> None:
         while (piece := self._queue.get()) is not None:
