@@ -39,6 +39,8 @@ from dockless.images.upload import Upload, UploadPace
 REQUESTS_MAX = 1100
 PASSWORD = "pass-word"
 HOST = "registry.example"
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where files are quick."""
 
 # -- headers -----------------------------------------------------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ def encoding_target(data: bytes) -> None:
 
 
 def configuration_target(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
         path = Path(place) / "registries.conf"
         path.write_bytes(data)
         found = configuration.Configuration.load({"CONTAINERS_REGISTRIES_CONF": str(path), "CONTAINERS_REGISTRIES_CONF_DIR": place})
@@ -124,7 +126,7 @@ def configuration_target(data: bytes) -> None:
 
 
 def credentials_target(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
         for name in ("auth.json", ".dockercfg"):
             path = Path(place) / name
             path.write_bytes(data)
@@ -139,7 +141,7 @@ def credentials_target(data: bytes) -> None:
 def partial_target(data: bytes) -> None:
     """What lies behind the bytes of a blob that did not come to its end: the first two bytes are its size, the rest the file."""
     size, data = int.from_bytes(data[:2], "little") + 1, data[2:]
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
         path = Path(place) / "d" / "blob"
         path.parent.mkdir()
         path.write_bytes(data)
@@ -273,7 +275,7 @@ def conversation_target(data: bytes) -> None:
 def transfer_target(data: bytes) -> None:
     """A blob in pieces. The first byte is its size in units of 100 bytes."""
     size, data = (data[0] * 100 + 50, data[1:]) if data else (50, b"")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place, registry_of(data) as registry:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as place, registry_of(data) as registry:
         partial = Partial.take(Path(place) / "d" / "blob", size, 1000)
         assert partial is not None
         pace = Pace(connections=1, split_from=1 << 30, chunk=1000, tries=3, wait=0.0, wait_max=0.0)
@@ -292,7 +294,7 @@ def upload_target(data: bytes) -> None:
     fd = os.memfd_create("fuzz", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, size)
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as place, registry_of(data) as registry:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as place, registry_of(data) as registry:
             pace = UploadPace(chunk=1000, remembered_from=2000, tries=3, wait=0.0, wait_max=0.0)
             upload = Upload(
                 registry, digest.of(b"x"), size, fd, "fuzz", source="other/repository" if size % 200 else "",
