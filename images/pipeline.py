@@ -12,6 +12,7 @@ until ``Pipeline.run`` returns. Where something goes wrong in the middle, the re
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
@@ -152,8 +153,8 @@ class _Branch:
         self._queue.put(piece)
 
     def close(self) -> None:
-        if self._thread.ident is not None:
-            self._queue.put(None)
+        self._queue.put(None)
+        with contextlib.suppress(RuntimeError):  # not started, or a Ctrl-C came while it was: then it ends by itself
             self._thread.join()
 
     def _feed(self) -> None:
