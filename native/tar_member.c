@@ -271,7 +271,9 @@ int begin_member(struct tar *tar) {
         if (stored && m->kind != TAR_HARDLINK)
             return layer_fail(tar->error, FAULT_MALFORMED, 0, "the %s %s claims to have %llu bytes of data", KINDS[m->kind], show(m->name).text,
                               (unsigned long long)stored);
-        stored = tar->padding = 0; /* some writers repeat the size of a hard link's file */
+        /* Some writers repeat the size of a hard link's file. In its header all readers pass it over; in a PAX header GNU tar takes it for data. */
+        if (stored && tar->pax.fields[PAX_SIZE].at) return malformed(tar, "a hard link is given data by a PAX header");
+        stored = tar->padding = 0;
     }
     m->size = m->stored = stored;
     if (tar_number(tar, block + 100, 8, "mode", &mode) || owner(tar, PAX_UID, 108, &m->uid) || owner(tar, PAX_GID, 116, &m->gid) || read_times(tar))

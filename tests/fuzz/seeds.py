@@ -162,6 +162,7 @@ def two_minded() -> dict[str, bytes]:
         "number-behind-nuls": changed(entry, 124, b"\0\0\0" + b"00000004\0"),
         "sparse-map-with-a-hole": changed(sparse, 410, bytes(24)),
         "sparse-described-twice": described[:1024] + sparse[:1024] + sparse[1024:],
+        "link-with-data": make.layer_tar([make.hardlink("h", "f", pax={"size": "512"}), make.file("hidden")]),
         "sparse-in-an-old-header": v7_sparse(),
         "label-described": label[:at] + fix_checksum(label[at : at + 156] + b"V" + label[at + 157 : at + 512]) + label[at + 512 :],
     }
