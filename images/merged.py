@@ -156,10 +156,6 @@ class Merged:
             raise BadImage(f"{name} is not a regular file", subject=name)
         return open(fd, "rb")
 
-    def open_dir(self, node: Node) -> int:
-        """A descriptor of the topmost layer's part of the directory ``node``; the caller closes it."""
-        return self._open(node.layers[0], node.parts, os.O_RDONLY)
-
     def _open(self, layer: int, parts: Parts, flags: int) -> int:
         fd = os.open(".", flags | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fds[layer])
         for at, name in enumerate(parts):

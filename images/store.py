@@ -177,12 +177,6 @@ class Store:
 
         return room(self)
 
-    def reserve(self, size: int, what: str) -> AbstractContextManager[None]:
-        """Be promised ``size`` bytes while the block runs. ``NoRoom``. See ``room.reserved``."""
-        from dockless.images.room import reserved
-
-        return reserved(self, size, what)
-
     def lease(self, image: Image) -> int:
         """Keep ``image`` until the returned descriptor and its copies are closed. ``UnknownImage``. See ``lease.lease``."""
         from dockless.images.lease import lease
