@@ -45,14 +45,22 @@ def _write(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_below(control: socket.socket, writer: LayerWriter) -> None:
-    raw = control.recv(4, socket.MSG_WAITALL)
-    fds: list[int] = []
-    while len(raw) < 4 or len(fds) < int.from_bytes(raw, "little"):
-        data, more, _, _ = socket.recv_fds(control, 1, _FDS_AT_MOST)
-        fds += more
-        if not data:
-            writer.abort()  # whoever wanted this layer is gone
-            return
+    try:
+        fds = _receive(control)
+    except OSError:  # whoever wanted this layer is gone
+        writer.abort()
+        return
     writer.set_lower(fds)
     for fd in fds:
         os.close(fd)
+
+
+def _receive(control: socket.socket) -> list[int]:
+    count = control.recv(4, socket.MSG_WAITALL)
+    fds: list[int] = []
+    while len(count) < 4 or len(fds) < int.from_bytes(count, "little"):
+        data, more, _, _ = socket.recv_fds(control, 1, _FDS_AT_MOST)
+        if not data:
+            raise ConnectionResetError
+        fds += more
+    return fds

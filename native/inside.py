@@ -8,7 +8,8 @@
      │ ◄──────── whatever they agree on, by descriptors and pipes ────────►
 
 A thread cannot enter a user namespace while others run beside it, so a program that has threads cannot go there itself. The process has no
-environment and no descriptors but those it was given. user_namespaces(7), setns(2)
+environment and no descriptors but those it was given. It is not in the terminal's foreground: Ctrl-C is its caller's, and when the caller
+is gone, so are the other ends of its pipes, and it ends without a word. user_namespaces(7), setns(2)
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ sys.path[:] = request["path"]
 from dockless.native import inside
 inside.enter(request["namespace"])
 import importlib
-importlib.import_module(request["module"]).main(request)
+module = importlib.import_module(request["module"])
+try:
+    module.main(request)
+except BrokenPipeError:  # whoever asked is gone
+    sys.exit(1)
 """
 
 
@@ -46,7 +51,7 @@ def start(
 
     request = {**request, "path": [entry for entry in sys.path if entry], "namespace": namespace, "module": module}
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(request)]
-    return subprocess.Popen(command, pass_fds=(namespace, *fds), env={}, cwd="/", stdin=stdin, stdout=stdout, bufsize=0)
+    return subprocess.Popen(command, pass_fds=(namespace, *fds), env={}, cwd="/", stdin=stdin, stdout=stdout, bufsize=0, process_group=0)
 
 
 def enter(namespace: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,15 +102,35 @@ from dockless.images.limits import UnpackLimits
 os.mkdir(sys.argv[1])
 writer = owned.OwnedWriter(owned.ids(), Path(sys.argv[1]), "test", UnpackLimits())
 writer.feed(bytes(1024))
-print(writer._process.pid, flush=True)
-input()
+try:
+    print(writer._process.pid, flush=True)
+    input()
+except KeyboardInterrupt:
+    pass
 """
 
 
-def test_the_writer_does_not_outlive_its_starter(tmp_path: Path):
-    starter = subprocess.Popen([sys.executable, "-c", WAIT, tmp_path / "fs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    writer = os.pidfd_open(int(starter.stdout.readline()))
-    starter.kill()
-    starter.communicate()
-    assert select.select([writer], [], [], boxes.DEADLINE)[0]
-    os.close(writer)
+@pytest.fixture
+def starter(tmp_path: Path):
+    """A process that has started a writer, and the writer's process id."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAIT, tmp_path / "fs"], process_group=0, **pipes) as process:
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def test_the_writer_does_not_outlive_its_starter(starter):
+    process, writer = starter
+    pidfd = os.pidfd_open(writer)
+    process.kill()
+    _, errors = process.communicate()
+    assert select.select([pidfd], [], [], boxes.DEADLINE)[0]
+    os.close(pidfd)
+    assert errors == b""
+
+
+def test_ctrl_c_is_the_starters(starter):
+    process, _ = starter
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=boxes.DEADLINE)
+    assert errors == b""
