@@ -111,12 +111,10 @@ class Watch:
             self._epoll.poll(left)
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the group is empty (or gone)."""
-        while True:
-            events = self.wait()
-            yield from events
-            if not events or not self._last.get("populated", 0):
-                return
+        """Events until the group is empty (or gone). A group that is empty already, as after a process too short to be seen, has none."""
+        yield from self.read()
+        while self._last.get("populated", 0):
+            yield from self.wait()
 
     def close(self) -> None:
         """Give the files back. Harmless twice."""

@@ -227,8 +227,18 @@ def test_events_in_order(group):
 
 def test_events_iterate_until_the_group_is_empty(group):
     with group.events() as watch:
-        process = start(group, "true")
-        assert [event for event in watch if isinstance(event, Populated)] == [Populated(True), Populated(False)] or ended(process) == 0
+        process = start(group, "cat", stdin=subprocess.PIPE)
+        assert watch.wait(5) == (Populated(True),)
+        process.stdin.close()
+        assert list(watch) == [Populated(False)]
+        ended(process)
+
+
+def test_events_of_a_process_that_has_ended_before_anybody_looks(group):
+    with group.events() as watch:
+        ended(start(group, "true"))
+        assert group.wait_empty(5)
+        assert list(watch) == []
 
 
 def test_events_wake_a_poll(group):
