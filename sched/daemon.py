@@ -37,6 +37,10 @@ TAKE_OVER = 5.0
 """Seconds to wait for the lock of a daemon that was killed: a sandbox it was just cloning holds it until its exec."""
 
 
+LET_GO_EVERY = 60.0
+"""Seconds between looks for layers that somebody removed while this process holds their mounts."""
+
+
 def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
     """Serve until SIGTERM, SIGINT or a shutdown request. Raises DocklessError if it cannot."""
     parser = argparse.ArgumentParser(prog="dockless daemon", description="Start queued jobs; stays in the foreground.")
@@ -77,7 +81,9 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         _notify("READY=1")
         if ready is not None:
             ready()
+        letting_go = asyncio.create_task(let_removed_layers_go(LET_GO_EVERY))
         await end.wait()
+        letting_go.cancel()
         say("ending; running jobs go on")
     finally:
         _notify("STOPPING=1")
@@ -85,6 +91,15 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         await server.close()
         await server.hang_up()
         await engine.close()
+
+
+async def let_removed_layers_go(every: float) -> None:
+    """Give back the room of layers that are gone, every so many seconds: a mount keeps the files of its layer on the disk."""
+    while True:
+        await asyncio.sleep(every)
+        from dockless.images import erofs
+
+        erofs.let_go()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """An index, mounted, shows what the writer would have written: the same names, owners, times, xattrs, links and bytes, and under an overlay
 the same whiteouts and opaque directories."""
 
+import asyncio
 import mmap
 import os
 import random
@@ -24,6 +25,7 @@ from dockless.images import erofs
 from dockless.images.layers import Layer
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
+from dockless.sched.daemon import let_removed_layers_go
 
 pytestmark = requires("root", "erofs")
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -503,6 +505,16 @@ def test_a_layer_made_again_is_mounted_again(tmp_path):
             assert file.read() == "old"
     finally:
         os.close(root)
+
+
+def test_an_idle_daemon_gives_removed_layers_room_back(tmp_path):
+    layer, kept = simple(tmp_path / "layer"), simple(tmp_path / "kept")
+    for each in (layer, kept):
+        os.close(each.open())
+    layer.path.unlink()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(let_removed_layers_go(0.01), 1))
+    assert [key[0] for key in erofs._held] == [kept.path]
 
 
 def test_only_so_many_are_held(tmp_path, monkeypatch):
