@@ -39,6 +39,8 @@ _PROGRESS = 1 << 20
 _FAR = 4
 """Chunks to a request where the registry redirects to where its blobs really are."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
+_STRONG_ETAG = re.compile(r'"[!#-~]{0,200}"')
+"""A weak one may not stand in If-Range, and bytes beyond ASCII are not sent back. RFC 9110, 8.8.3"""
 _UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})\Z")
 
 
@@ -261,7 +263,7 @@ class Transfer:
 
     def _remember_etag(self, response: Response) -> None:
         etag = response.headers.get("ETag", "")
-        if etag.startswith('"') and etag.endswith('"') and len(etag) < 200:  # a weak one may not stand in If-Range
+        if _STRONG_ETAG.fullmatch(etag):
             self._etag = etag
 
     def _without_ranges(self, why: str) -> _Again:
