@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whatever a shell starts in the background is deaf to Ctrl-C, and so are its children: tests that interrupt something would wait.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "requires(*words): what the test needs of the machine; see tests/support/requires.py")
     config.addinivalue_line("markers", "leaves(reason): the test may leave something behind, on purpose; no residue check")
 
