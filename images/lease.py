@@ -1,7 +1,8 @@
 """Leases: what runs from an image keeps it.
 
 A lease is a shared lock on a small file, held by an open descriptor. The sandbox's keeper inherits it, so it lasts exactly as long as the
-sandbox, whoever dies. The file's time is when the image was last used. flock(2)
+sandbox, whoever dies. A detached sandbox that has ended can still be committed: it keeps its image by a hard link to that file in its own
+directory, until it is removed. The file's time is when the image was last used. flock(2)
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def lease(store: Store, image: Image) -> int:
     return fd
 
 
+def keep(store: Store, image: Image, link: Path) -> None:
+    """Keep ``image``, which is leased, as long as the file ``link`` exists too. ``OSError`` where there can be none, as on another file
+    system."""
+    os.link(_place(store, image.digest), link)
+
+
 def _locked(store: Store, name: str) -> int:
     place = _place(store, name)
     while True:
@@ -66,7 +73,7 @@ def held(store: Store, images: Iterable[Image]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seized(store: Store, names: Iterable[str]) -> Iterator[frozenset[str]]:
-    """Those of the images ``names`` that nothing runs from; while the block runs, nothing starts from them either."""
+    """Those of the images ``names`` that no sandbox uses; while the block runs, none starts from them either."""
     with contextlib.ExitStack() as held:
         free = set()
         for name in names:
@@ -74,7 +81,8 @@ def seized(store: Store, names: Iterable[str]) -> Iterator[frozenset[str]]:
             held.callback(os.close, fd)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                free.add(name)
+                if not _kept(fd):
+                    free.add(name)
         yield frozenset(free)
 
 
@@ -89,19 +97,23 @@ def _opened(place: Path) -> int:
             return fd
 
 
-def is_leased(store: Store, name: str) -> bool:
-    """Whether something runs from the image of this manifest digest."""
+def _kept(fd: int) -> bool:
+    return os.fstat(fd).st_nlink > 1
+
+
+def is_used(store: Store, name: str) -> bool:
+    """Whether a sandbox uses the image of this manifest digest: it runs, or it has ended and was not removed."""
     try:
         fd = os.open(_place(store, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _kept(fd)
     except BlockingIOError:
         return True
     finally:
         os.close(fd)
-    return False
 
 
 def last_use(store: Store, name: str) -> float:

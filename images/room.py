@@ -1,7 +1,7 @@
 """Room: what takes how much of it in the store, and how to get it back.
 
 Everything on disk is a *part* (a blob, a layer, a tar, a torn download); an image needs some of them. What no listed image needs may go,
-and images go by their last use, never while something runs from them. While a pull or a load is at work nothing is removed, because what
+and images go by their last use, never while a sandbox uses them. While a pull or a load is at work nothing is removed, because what
 it has found or brought is not listed yet.
 """
 
@@ -21,7 +21,7 @@ from dockless.errors import BadDigest, BadImage, ImageInUse, NoRoom, UnknownImag
 from dockless.images import digest, erofs, reference
 from dockless.images.files import check_room, explained, remove_tree, temporary_directory
 from dockless.images.layers import INDEX_FILE
-from dockless.images.lease import forget, is_leased, last_use, seized
+from dockless.images.lease import forget, is_used, last_use, seized
 from dockless.images.store import LAYER_FILE, Store
 
 Part = tuple[str, str, str]
@@ -102,7 +102,7 @@ def room(store: Store) -> Room:
                 catalog.size(parts),
                 catalog.size(set(catalog.unneeded({name})) & parts),
                 catalog.used[name],
-                is_leased(store, name),
+                is_used(store, name),
             )
             for name, parts in catalog.needs.items()
         ]
@@ -124,8 +124,8 @@ def room(store: Store) -> Room:
 def remove(store: Store, ref: str, *, force: bool = False) -> Freed:
     """Take a tag away; with its last tag goes the image, and everything that no other image needs.
 
-    By digest or id, all tags go; several only with ``force``. Raises ``UnknownImage``, and ``ImageInUse`` while something runs from it
-    (with ``force`` the tags go, the image when it is no longer in use).
+    By digest or id, all tags go; several only with ``force``. Raises ``UnknownImage``, and ``ImageInUse`` while a sandbox uses it, be it
+    one that has ended (with ``force`` the tags go, the image when it is no longer in use).
     """
     image = store.find(ref)
     with explained(f"cannot remove {ref}", ref, f"the store {store.root} belongs to one user"):
@@ -140,7 +140,7 @@ def remove(store: Store, ref: str, *, force: bool = False) -> Freed:
                     )
                 last = len(going) == len(tags)
                 if last and not force and not free:
-                    raise ImageInUse(f"something runs from {image.name}", subject=ref, hint="end it first: dockless ps; or --force")
+                    raise ImageInUse(f"a sandbox uses {image.name}", subject=ref, hint="remove it first: dockless ps --all; or --force")
                 for tag in going:
                     del index["tags"][tag]
                 if last and free:

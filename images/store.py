@@ -183,6 +183,12 @@ class Store:
 
         return lease(self, image)
 
+    def keep(self, image: Image, link: Path) -> None:
+        """Keep ``image``, which is leased, as long as the file ``link`` exists too. ``OSError``. See ``lease.keep``."""
+        from dockless.images.lease import keep
+
+        keep(self, image, link)
+
     def check(self, *, repair: bool = False, tell: Callable[[str], None] | None = None) -> Report:
         """Whether everything is what its name says. See ``check.check``."""
         from dockless.images.check import check

@@ -7,6 +7,7 @@
         lock           locked by the keeper for as long as it lives; pids can be reused, locks cannot
         started        the keeper's and init's pids, once they exist
         log, log.1     the job's output
+        image          a link to the image's lease: it stays in the store as long as this directory
         exit           raw wait status, outcome and the kernel's accounts: written by the keeper, whole or not at all
         upper/ work/   the private upper, where the root is on disk
 
@@ -22,7 +23,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -351,7 +352,8 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
     fds: list[int] = []
     opened = contextlib.ExitStack()
     try:
-        warnings = sandbox.warnings_of(spec, group)
+        slots = sandbox.hold_image(image, opened)
+        warnings = (*sandbox.warnings_of(spec, group), *_keep_image(image, made.directory))
         place = str(group.path) if group else ""
         document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest)
         _write_document(made.directory, document)
@@ -361,8 +363,8 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         err_reader, err = os.pipe2(os.O_CLOEXEC)
         state = os.open(made.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fds += [null, out_reader, out, err_reader, err, state]
-        slots = {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
-        slots |= sandbox.hold_image(image, opened) | ready.slots(group, opened)
+        slots |= {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
+        slots |= ready.slots(group, opened)
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
         running = process.start(ready.plan, raw, slots, name=f"dockless {made.id}")
         try:
@@ -376,6 +378,18 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
             os.close(fd)
         if group is not None:
             group.close()
+
+
+def _keep_image(image: Image, directory: Path) -> Iterator[str]:
+    """The image stays in the store until the sandbox is removed; a warning where it cannot."""
+    if image.is_host:
+        return
+    from dockless import images
+
+    try:
+        images.Store().keep(image, directory / "image")
+    except OSError as error:
+        yield f"after its end its image may be removed, and it can be committed no more: {error.strerror}"
 
 
 def _write_document(directory: Path, document: Document) -> None:

@@ -11,7 +11,7 @@
      │    ├── UnsafeLayer           a layer entry that tries to leave its root
      │    ├── NotRunnable           sound, but nothing this host can run
      │    ├── NoRoom                the store's file system is full, or would be
-     │    ├── ImageInUse            something runs from it
+     │    ├── ImageInUse            a sandbox uses it
      │    └── RegistryError         what a registry answered, or that it did not
      │         ├── Unauthorized     it wants a login, or that login may not do this
      │         ├── NotFound         it has no such repository, tag or blob

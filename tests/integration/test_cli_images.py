@@ -185,10 +185,10 @@ def test_an_image_in_use_stays(tools, capfd):
     assert main(["run", "-q", "-d", "--name", "busy", "tools:1", "--", "sleep", "100"]) == 0
     try:
         capfd.readouterr()
-        assert main(["rmi", "tools:1"]) == 125 and "something runs from" in capfd.readouterr().err
+        assert main(["rmi", "tools:1"]) == 125 and "a sandbox uses" in capfd.readouterr().err
         assert main(["prune", "--all", "--yes"]) == 0 and main(["images", "-q"]) == 0
         assert capfd.readouterr().out == f"{TOOLS}\n"
-        assert main(["images"]) == 0 and "running" in capfd.readouterr().out
+        assert main(["images"]) == 0 and "in use" in capfd.readouterr().out
     finally:
         main(["kill", "-q", "busy"])
         main(["wait", "-q", "busy"])

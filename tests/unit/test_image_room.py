@@ -75,7 +75,7 @@ def test_by_digest_all_tags_go_but_not_by_mistake(tmp_path):
 def test_what_runs_keeps_its_image(tmp_path):
     found = image(tmp_path, "a:1", "x")
     fd = lease.lease(Store(), found)
-    with pytest.raises(ImageInUse, match="runs from"):
+    with pytest.raises(ImageInUse, match="a sandbox uses"):
         room.remove(Store(), "a:1")
     assert names() == ["docker.io/library/a:1"]
     assert room.room(Store()).images[0].in_use

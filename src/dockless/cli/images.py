@@ -48,7 +48,7 @@ def images(options: Namespace) -> int:
     rows = []
     for image in found:
         one = rooms.get(image.digest)
-        used = "running" if one and one.in_use else f"{age(one.last_used)} ago" if one and one.last_used else ""
+        used = "in use" if one and one.in_use else f"{age(one.last_used)} ago" if one and one.last_used else ""
         platform = f"{image.os}/{image.architecture}"
         rows.append((image.reference or "<none>", short(image.digest), platform, format_size(image.size), image.created[:10], used))
     table(("IMAGE", "ID", "PLATFORM", "SIZE", "CREATED", "USED"), rows)
@@ -208,7 +208,7 @@ def tag(options: Namespace) -> int:
 
 def rmi_options(parser: Parser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a name takes that name away, the last one the image too")
-    parser.add_argument("-f", "--force", action="store_true", help="all names of an id; and though something runs from it")
+    parser.add_argument("-f", "--force", action="store_true", help="all names of an id; and though a sandbox uses it")
     parser.quiet("say nothing")
     parser.json()
 

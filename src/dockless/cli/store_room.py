@@ -36,7 +36,7 @@ def df(options: Namespace) -> int:
             short(image.digest),
             format_size(image.size),
             format_size(image.own),
-            "running" if image.in_use else f"{age(image.last_used)} ago" if image.last_used else "",
+            "in use" if image.in_use else f"{age(image.last_used)} ago" if image.last_used else "",
         )
         for image in room.images
     ]
