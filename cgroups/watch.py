@@ -111,10 +111,19 @@ class Watch:
             self._epoll.poll(left)
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the group is empty (or gone). A group that is empty already, as after a process too short to be seen, has none."""
-        yield from self.read()
-        while self._last.get("populated", 0):
-            yield from self.wait()
+        """Events until the group is empty (or gone): it may be empty when this begins, but then news is waited for. A process that came and
+        went between two looks is no event, and yet the end."""
+        news = bool(self._files) and self._group_has_news(0)
+        while True:
+            events = self.read()
+            yield from events
+            if not self._files or ((events or news) and not self._last.get("populated", 0)):
+                return
+            news = self._group_has_news(None)
+
+    def _group_has_news(self, timeout: float | None) -> bool:
+        """Whether cgroup.events, not only memory.events, was changed since the last ``read``, if only forth and back."""
+        return self._files[0] in (fd for fd, _ in self._epoll.poll(timeout))
 
     def close(self) -> None:
         """Give the files back. Harmless twice."""

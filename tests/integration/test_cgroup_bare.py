@@ -197,9 +197,10 @@ def test_freeze_and_thaw(group):
     assert process.stdout is not None and process.stdout.readline() == b"in\n"
     process.stdout.close()
     group.freeze()
-    first = group.usage().cpu_seconds
     with group.events() as watch:
         assert watch.state()["frozen"] == 1
+        assert watch.wait(0.1) == ()  # frozen is said a moment before the last of them sleeps
+        first = group.usage().cpu_seconds
         assert watch.wait(0.1) == ()
         assert group.usage().cpu_seconds == first
         group.thaw()

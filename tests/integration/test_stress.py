@@ -19,8 +19,9 @@ from support import residue
 from support.boxes import load
 from support.requires import requires
 
-from dockless.errors import CommandNotFound, SandboxGone
+from dockless.errors import CommandNotFound, LaunchFailed, SandboxGone
 from dockless.sandbox import detached
+from dockless.sandbox.process import Exit
 from dockless.sandbox.sandbox import Sandbox
 from dockless.sandbox.spec import Spec, Tmpfs
 
@@ -78,6 +79,19 @@ class Stress:
         if what == "detached":
             self.detached(rng, spec)
             return
+        try:
+            ended = self.attached(rng, spec, what, null)
+        except LaunchFailed as error:
+            if what != "timeout" or "time limit" not in str(error):
+                raise
+            self.count("timeout-at-once")
+            return
+        expected = {"exit": (code, None), "kill": (None, 9), "keeper": (None, 9), "signal": (None, 15), "timeout": (None, 9)}[what]
+        if (ended.code, ended.signal) != expected:
+            self.problems.append(f"{what}: {ended.code} {ended.signal}, expected {expected}")
+        self.count(what)
+
+    def attached(self, rng: random.Random, spec: Spec, what: str, null: int) -> Exit:
         with Sandbox(spec, stdin=null, stdout=null, stderr=null) as box:
             if what in ("kill", "keeper", "signal"):
                 time.sleep(rng.random() * 0.02)
@@ -87,11 +101,7 @@ class Stress:
                 os.kill(box.process.keeper_pid, signal.SIGKILL)
             elif what == "signal":
                 box.send_signal(signal.SIGTERM)
-            ended = box.wait(60)
-        expected = {"exit": (code, None), "kill": (None, 9), "keeper": (None, 9), "signal": (None, 15), "timeout": (None, 9)}[what]
-        if (ended.code, ended.signal) != expected:
-            self.problems.append(f"{what}: {ended.code} {ended.signal}, expected {expected}")
-        self.count(what)
+            return box.wait(60)
 
     def detached(self, rng: random.Random, spec: Spec) -> None:
         box = detached.start(spec)

@@ -176,6 +176,8 @@ def crash_matrix(
     submitter = threading.Thread(target=submit)
     submitter.start()
     try:
+        while not expected and submitter.is_alive():
+            over.wait(0.01)  # until there is a load to be killed under, however slow the machine
         for _ in range(kills):
             # From the first request to a busy second; also while it takes up what the one before left (not waiting for READY).
             over.wait(chance.choice((0.0, 0.02, 0.1, 0.3)) * chance.random())
