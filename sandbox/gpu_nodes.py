@@ -19,7 +19,6 @@ owns the numbers) the source is /dev/null, and ``DeviceNode.note`` says so.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -214,20 +213,30 @@ def _stand_in_folder(taken: Mapping[str, int]) -> tuple[Path | None, str]:
 
 
 def _make(folder: Path, wanted: _Wanted) -> Path:
-    """The stand-in node, made unless it is there already; made under another name and renamed, so that nobody sees half of it."""
+    """The stand-in node, made unless it is there already; made under another name first, so that nobody sees half of it."""
     path = folder / wanted.name
     number = os.makedev(wanted.major, wanted.minor)
-    with contextlib.suppress(FileNotFoundError):
-        found = os.lstat(path)
-        if stat.S_ISCHR(found.st_mode) and found.st_rdev == number and stat.S_IMODE(found.st_mode) == 0o666:
-            return path
+    if _stands(path, number):
+        return path
     path.parent.mkdir(mode=0o755, exist_ok=True)
     fresh = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mknod(fresh, stat.S_IFCHR | 0o600, number)
     try:
         os.chmod(fresh, 0o666)  # not by mknod: the umask would take bits away
-        os.rename(fresh, path)
-    except OSError:
+        try:
+            # Who comes second takes the first one's: that may just be being mounted, and a mount of what was replaced fails.
+            os.link(fresh, path)
+        except FileExistsError:
+            if not _stands(path, number):
+                os.rename(fresh, path)
+    finally:
         fresh.unlink(missing_ok=True)
-        raise
     return path
+
+
+def _stands(path: Path, number: int) -> bool:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == number and stat.S_IMODE(found.st_mode) == 0o666

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,6 +123,25 @@ def test_an_ordinary_user_gets_dev_null_with_a_note(tmp_path_factory):
         [name, "/dev/null", "1", "3"] for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
     ], done
     assert all("simulated" in line and "only root" in line for line in lines)
+
+
+@requires("root")
+@without_driver
+def test_starts_at_once_agree_on_the_stand_ins(simulate):
+    """What one is about to mount is not replaced by another: a mount of a file that is gone fails."""
+    simulate("1x80G")
+    gpus = inventory()
+    for _ in range(50):
+        shutil.rmtree(paths.runtime() / "simulated-dev", ignore_errors=True)
+        together = threading.Barrier(4)
+
+        def seen(together: threading.Barrier = together) -> tuple[int, ...]:
+            together.wait()
+            return tuple(os.lstat(node.source).st_ino for node in device_nodes(gpus))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert len({future.result() for future in [pool.submit(seen) for _ in range(4)]}) == 1
+    assert sorted(os.listdir(paths.runtime() / "simulated-dev")) == ["nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidiactl"]
 
 
 @requires("user")
