@@ -248,7 +248,7 @@ def _shrink(store: Store, most: int, size: int, limit: int, what: str) -> None:
             error = NoRoom(
                 f"{what}: {format_size(size)} do not fit: the store may hold {format_size(limit)}, {format_size(left)} of it are in use",
                 subject=what,
-                hint="end what runs, or raise max_size below [images] in dockless.toml",
+                hint="remove what uses them: dockless ps --all; or raise max_size below [images] in dockless.toml",
             )
             error.missing = left - most
             raise error

@@ -39,7 +39,7 @@ _PROGRESS = 1 << 20
 _FAR = 4
 """Chunks to a request where the registry redirects to where its blobs really are."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
-_STRONG_ETAG = re.compile(r'"[!#-~]{0,200}"')
+_STRONG_ETAG = re.compile(r'"[!#-~]{0,197}"')
 """A weak one may not stand in If-Range, and bytes beyond ASCII are not sent back. RFC 9110, 8.8.3"""
 _UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})\Z")
 

@@ -23,7 +23,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -353,7 +353,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
     opened = contextlib.ExitStack()
     try:
         slots = sandbox.hold_image(image, opened)
-        warnings = (*sandbox.warnings_of(spec, group), *_keep_image(image, made.directory))
+        warnings = sandbox.warnings_of(spec, group) + _keep_image(image, made.directory)
         place = str(group.path) if group else ""
         document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest)
         _write_document(made.directory, document)
@@ -380,16 +380,17 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
             group.close()
 
 
-def _keep_image(image: Image, directory: Path) -> Iterator[str]:
+def _keep_image(image: Image, directory: Path) -> tuple[str, ...]:
     """The image stays in the store until the sandbox is removed; a warning where it cannot."""
     if image.is_host:
-        return
+        return ()
     from dockless import images
 
     try:
         images.Store().keep(image, directory / "image")
     except OSError as error:
-        yield f"after its end its image may be removed, and it can be committed no more: {error.strerror}"
+        return (f"after its end its image may be removed, and it can be committed no more: {error.strerror}",)
+    return ()
 
 
 def _write_document(directory: Path, document: Document) -> None:
