@@ -31,6 +31,7 @@ from dockless.images.lease import held
 from dockless.images.manifest import Descriptor
 from dockless.images.packing import SUFFIX, Compression, Packed, Packer, check_level
 from dockless.images.platforms import Platform
+from dockless.images.room import reserved
 from dockless.images.store import Store
 from dockless.images.tarwriter import Output
 
@@ -87,8 +88,9 @@ def add_layer(
     what = f"the new layer on {base.name}" if base is not None else "the new layer"
     with (
         _storing(store, what),
-        store.using(),
         held(store, (base,) if base is not None else ()),
+        reserved(store, 0, what),  # how much it will be is not known: the store is brought back to its bound first
+        store.using(),
         temporary_directory(store.root / "tmp") as scratch,
     ):
         written, packed = pack(scratch / "blob", lambda out: write(out, when.clamp), compression, level, what)

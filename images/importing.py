@@ -25,6 +25,7 @@ from dockless.images.files import check_room, explained, temporary_directory
 from dockless.images.image import Image
 from dockless.images.packing import SUFFIX, Compression, check_level
 from dockless.images.platforms import Platform
+from dockless.images.room import reserved
 from dockless.images.store import Store
 from dockless.images.tarwriter import Output
 
@@ -55,6 +56,7 @@ def import_root(
     when = Created.of(created)
     with (
         explained(f"cannot import {what}", what, f"check that it can be read, and that the store {store.root} has room"),
+        reserved(store, os.stat(source).st_size if isinstance(source, (str, Path)) else 0, what),
         store.using(),
         temporary_directory(store.root / "tmp") as scratch,
         _opened(source, what) as raw,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dockless.images.discover import candidates
+from dockless.images.discover import Candidate, candidates
 from dockless.images.files import explained, temporary_directory
 from dockless.images.image import Image
 from dockless.images.ingest import ingest
 from dockless.images.progress import Progress
+from dockless.images.room import reserved
 from dockless.images.source import open_source
 from dockless.images.store import Store
 
@@ -22,6 +23,17 @@ def load(store: Store, path: Path, name: str | None, progress: Callable[[Progres
         with temporary_directory(store.root / "tmp") as scratch:
             source = open_source(path, scratch, store.limits.size)
             try:
-                return ingest(store, candidates(source), name, progress)
+                found = candidates(source)
+                with reserved(store, _lacking(store, path, found), str(path)):
+                    return ingest(store, found, name, progress)
             finally:
                 source.close()
+
+
+def _lacking(store: Store, path: Path, found: Iterable[Candidate]) -> int:
+    """Bytes that the store does not have yet, by the source's own word; of a docker-save archive the whole file."""
+    layers = [layer for candidate in found for layer in candidate.layers]
+    if any(layer.digest is None for layer in layers):
+        return path.stat().st_size
+    sizes = {layer.digest: layer.size or 0 for layer in layers if layer.digest is not None and not store.has_blob(layer.digest)}
+    return sum(sizes.values())

@@ -208,20 +208,10 @@ def reserved(store: Store, size: int, what: str) -> Iterator[None]:
 
 def bound() -> int | None:
     """The upper bound of the store in bytes, ``[images] max_size = "200G"`` in dockless.toml; None where there is none. ``BadInput``"""
-    import tomllib
+    from dockless import settings
 
-    from dockless import paths
-    from dockless.errors import BadInput
-    from dockless.units import parse_size
-
-    path = paths.config_file()
-    try:
-        value = tomllib.loads(path.read_text()).get("images", {}).get("max_size")
-    except FileNotFoundError:
-        return None
-    except (tomllib.TOMLDecodeError, AttributeError) as error:
-        raise BadInput(f"{path} is not sound: {error}", subject=str(path), hint="correct that line") from error
-    return None if value is None else parse_size(value)
+    value: int | None = settings.load()["images.max_size"]
+    return value
 
 
 # -- how -----------------------------------------------------------------------------------------------------------------------------

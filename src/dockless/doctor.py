@@ -230,6 +230,14 @@ def _daemon() -> tuple[Status, str, str]:
     return "ok", f"process {info.pid} at {info.socket}{', GPUs simulated' if info.simulated else ''}", ""
 
 
+def _settings() -> tuple[Status, str, str]:
+    from dockless import settings
+
+    path = paths.config_file()
+    settings.load(path)
+    return "ok", str(path) if path.exists() else f"{path} is not there: everything is as it comes", ""
+
+
 def _store() -> tuple[Status, str, str]:
     import shutil
 
@@ -306,6 +314,7 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
     ("overlay", _overlay),
     ("idmapped mounts", _idmapped),
     ("GPUs", _gpus),
+    ("settings", _settings),
     ("daemon", _daemon),
     ("image store", _store),
     ("layers", _layers),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from support.layers import load, tree
 from dockless.errors import BadInput, ImageInUse, NoRoom, UnknownImage
 from dockless.images import Store, lease, room
 from dockless.images.files import locked
+from dockless.images.importing import import_root
 
 
 def image(tmp_path: Path, name: str, *contents: str):
@@ -163,14 +166,20 @@ def test_the_bound_pushes_out_what_was_not_used_for_longest(tmp_path):
         assert names() == []
 
 
-@pytest.mark.parametrize("text", ["[images]\nmax_size = 'much'", "[images", "images = 1"])
-def test_a_bound_that_is_none(tmp_path, text):
-    bounded("1G")
-    from dockless import paths
-
-    paths.config_file().write_text(text)
-    with pytest.raises(BadInput):
-        room.bound()
+def test_the_bound_holds_for_what_is_loaded_and_imported(tmp_path):
+    """Not only for what is pulled."""
+    bounded("9K")
+    with pytest.raises(NoRoom, match="the store may hold"):
+        image(tmp_path, "a:1", os.urandom(20_000).hex())
+    root = tmp_path / "root.tar"
+    with tarfile.open(root, "w") as tar:
+        tar.addfile(tarfile.TarInfo("file"), io.BytesIO())
+    with pytest.raises(NoRoom, match="the store may hold"):
+        import_root(Store(), root, reference="b:1")
+    assert names() == []
+    bounded("10M")
+    image(tmp_path, "a:1", "x")
+    assert names() == ["docker.io/library/a:1"]
 
 
 def test_more_than_the_disk_has(tmp_path):
@@ -181,6 +190,7 @@ def test_more_than_the_disk_has(tmp_path):
 
 HOLD = """
 import sys
+import tarfile
 from dockless.images import Store, room
 with room.reserved(Store(), int(sys.argv[1]), "one"):
     print(flush=True)

@@ -1,0 +1,182 @@
+"""dockless.toml: one list of settings, one strict reader, the same verdict from everybody who reads it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dockless import doctor, paths, settings
+from dockless.cli import main
+from dockless.errors import BadInput
+from dockless.images import room
+from dockless.sched import config
+
+SOUND = """# all of it
+[images]
+max_size = "1.5G"
+
+[quota]
+default = 2
+[quota.users]
+"anna.b" = 4
+[quota.groups]
+vision = 6
+[groups]
+vision = [
+  "anna",   # on several lines
+  "bob",
+]
+[queue]
+per_user = 50
+[host]
+cpu_jobs = 3
+admins = ["carl"]
+[logs]
+keep_days = 7
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_HOME", str(tmp_path))
+    return tmp_path
+
+
+def written(text: str | bytes) -> None:
+    paths.config_file().write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def refused(text: str | bytes) -> BadInput:
+    written(text)
+    with pytest.raises(BadInput) as caught:
+        settings.load()
+    return caught.value
+
+
+def test_every_setting_is_read(home):
+    written(SOUND)
+    found = settings.load()
+    assert found == {
+        "images.max_size": 3 << 29,
+        "quota.default": 2,
+        "quota.users": {"anna.b": 4},
+        "quota.groups": {"vision": 6},
+        "groups": {"vision": ("anna", "bob")},
+        "queue.per_user": 50,
+        "host.cpu_jobs": 3,
+        "host.admins": ("carl",),
+        "logs.keep_days": 7,
+    }
+    assert room.bound() == 3 << 29
+    assert config.load(paths.config_file()).quotas.of("anna.b") == 4
+
+
+def test_without_a_file_everything_is_as_it_comes(home):
+    assert settings.load()["queue.per_user"] == 10_000
+    assert config.load(paths.config_file()) == config.Config()
+    assert room.bound() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("\n[qutoa]\ndefault = 1\n", 2, ("[qutoa]", "did you mean [quota]?")),
+        ("[quota.user]\nanna = 1\n", 1, ("[quota.user]", "did you mean [quota.users]?")),
+        ("[images]\n\n# a bound\nmaxsize = 1\n", 4, ("images.maxsize", "did you mean images.max_size?")),
+        ("max_size = 1\n", 1, ("max_size", "did you mean images.max_size?")),
+        ("[images]\nmax_size = true\n", 2, ("images.max_size is true, not a size",)),
+        ("[images]\nmax_size = 'much'\n", 2, ("images.max_size is 'much', not a size",)),
+        ("[images]\nmax_size = -1\n", 2, ("images.max_size",)),
+        ("images = 1\n", 1, ("images is a section: write [images]",)),
+        ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
+        ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
+        ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),
+        ("[queue]\nper_user = 0\n", 2, ("queue.per_user is 0, not a whole number from 1",)),
+        ("[groups]\nx = []\nvision = [\n  'anna',\n  3,\n]\n", 3, ("groups.vision is a list, not a list of names",)),
+        ("[host]\nadmins = 'carl'\n", 2, ("host.admins",)),
+        ("[host]\nadmins = { carl = 1 }\n", 2, ("host.admins is a section",)),
+        ("a.b.c = 1\n[a.d]\n", 1, ("[a]",)),
+        ('[quota.users]\nx = """\n[quota]\n"""\n', 2, ("quota.users.x",)),
+        ("[[queue]]\nper_user = 1\n", 1, ("queue is a section",)),
+        ("['a\\nb']\n", 1, ("a",)),
+    ],
+)
+def test_a_mistake_names_file_line_and_key(home, text, line, words):
+    error = refused(text)
+    assert f"{paths.config_file()}:{line}: " in str(error)
+    for word in words:
+        assert word in f"{error} {error.hint}"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[quota", "not TOML"),
+        ("[quota]\ndefault = 1\ndefault = 2\n", "line 3"),
+        (b"[quota]\n# \xff\n", ":2: this is not UTF-8"),
+        ("x = " + "[" * 100_000, "nested"),
+        ("x = " + "9" * 10_000, "not TOML"),
+        ("#" * (2 << 20), "not a file of settings"),
+    ],
+)
+def test_what_is_no_toml_is_said(home, text, word):
+    assert word in str(refused(text))
+
+
+@pytest.mark.parametrize("what", ["directory", "fifo", "too long a name"])
+def test_what_is_no_file_is_said(home, what):
+    path = paths.config_file()
+    if what == "directory":
+        path.mkdir()
+    elif what == "fifo":
+        os.mkfifo(path)
+    else:
+        path = path.with_name("x" * 300)
+    with pytest.raises(BadInput, match=path.name):
+        settings.load(path)
+
+
+def test_everybody_has_the_same_verdict(home, capsys, tmp_path):
+    """The daemon, the store's bound, every command that takes room and doctor: one sentence."""
+    error = refused("[qutoa]\ndefault = 1\n")
+    archive = tmp_path / "root.tar"
+    archive.write_bytes(bytes(10240))
+    for verdict in (lambda: config.load(paths.config_file()), room.bound):
+        with pytest.raises(BadInput) as caught:
+            verdict()
+        assert str(caught.value) == str(error)
+    for command in (["import", str(archive), "x:1"], ["df"]):
+        assert main(command) == 125
+        assert str(error) in capsys.readouterr().err
+    (finding,) = [doctor._checked(name, check) for name, check in doctor.CHECKS if name == "settings"]
+    assert (finding.status, finding.what, finding.next_step) == ("fail", str(error), error.hint)
+    daemon = subprocess.run([sys.executable, "-P", "-m", "dockless.sched.daemon"], capture_output=True, text=True, timeout=60, check=False)
+    assert daemon.returncode == 125 and str(error) in daemon.stderr
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-3, 3) | st.sampled_from(['"x"', '"1G"', "1.5", "inf", "1979-05-27"]),
+    lambda inner: st.lists(inner, max_size=2).map(lambda items: "[" + ", ".join(map(_toml, items)) + "]"),
+    max_leaves=3,
+)
+KEYS = st.sampled_from([*(s.key.replace("*", "anna") for s in settings.SETTINGS), "qutoa", "images", "quota.users.a.b", '"".x', "groups"])
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=5))
+@example([("images.max_size", 3)])
+def test_any_file_is_read_or_refused_with_its_line(tmp_path_factory, pairs):
+    path = tmp_path_factory.mktemp("toml") / "dockless.toml"
+    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in pairs))
+    try:
+        settings.load(path)
+    except BadInput as error:
+        assert str(path) in str(error) and error.hint
