@@ -23,6 +23,7 @@ import select
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -252,18 +253,23 @@ class Detached:
                 except (SandboxGone, TimeoutError):
                     pass
             self._collect()
-        group = self._cgroup() if document is not None else _unnamed_cgroup(self.id)
+        group = self._cgroup() if document is not None else _unnamed_cgroup(self.directory)
         if group is not None:
             with group:
                 end(group)
         sandbox.remove_tree(self.directory)
 
 
-def _unnamed_cgroup(id: str) -> Cgroup | None:
+def _unnamed_cgroup(directory: Path) -> Cgroup | None:
     """The cgroup of a start that was killed before its document named one."""
     place = find_delegation(ask_systemd=False)
-    path = place.home / id if place.path is not None else None
+    path = place.home / _group_name(directory) if place.path is not None else None
     return Cgroup.open(path) if path is not None and path.is_dir() else None
+
+
+def _group_name(directory: Path) -> str:
+    """Ids are unique in one state directory, cgroups on the host: two programs with homes of their own may both have a sandbox ``box``."""
+    return f"{directory.name}.{zlib.crc32(os.fsencode(directory.parent)):08x}"
 
 
 def _gone(id: str) -> SandboxGone:
@@ -348,7 +354,7 @@ def start(
 
 
 def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | None, labels: Mapping[str, str]) -> None:
-    group = sandbox.make_cgroup(spec, made.id)
+    group = sandbox.make_cgroup(spec, _group_name(made.directory))
     fds: list[int] = []
     opened = contextlib.ExitStack()
     try:

@@ -1,4 +1,4 @@
-"""What every test gets: its own DOCKLESS_HOME, the requirements check, the residue check, golden files."""
+"""What every test gets: its own DOCKLESS_HOME, the requirements check, the residue check, a time limit, golden files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from support import apart, residue
 from support import requires as requirements
-from support import residue
 
 HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
+TEMPORARY = pytest.StashKey[Path]()
 CHECKED_FOR_RESIDUE = ("integration", "attacks")
 
 # No deadline: the guest emulates its processor. No database of examples where the tests lie on a read-only disk.
@@ -28,8 +29,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Whatever a shell starts in the background is deaf to Ctrl-C, and so are its children: tests that interrupt something would wait.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    apart.mark()
+    config.stash[TEMPORARY] = apart.own_temporary_directory()
     config.addinivalue_line("markers", "requires(*words): what the test needs of the machine; see tests/support/requires.py")
     config.addinivalue_line("markers", "leaves(reason): the test may leave something behind, on purpose; no residue check")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    apart.remove(config.stash[TEMPORARY])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    limit = apart.TIME_LIMIT * apart.slowness()
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(own.args[0] * limit / apart.TIME_LIMIT if own else limit), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    mark = item.get_closest_marker("timeout")
+    assert mark is not None
+    apart.end_the_run_after(mark.args[0])
+    try:
+        return (yield)
+    finally:
+        apart.forget_the_end()
 
 
 def pytest_report_header() -> list[str]:
@@ -53,6 +78,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    residue.OWN_DIRECTORY = tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ import hashlib
 import http.client
 import json
 import os
+import secrets
 import shutil
 import socket
 import ssl
@@ -213,9 +214,12 @@ def docker_registry(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Of those that the kernel gives nobody who does not ask for one: between the look and the registry's bind it stays free."""
+    while True:
+        port = secrets.randbelow(12_000) + 20_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,7 +1,8 @@
 """What a test may not leave behind: mounts, cgroups, processes, descriptors, directories, a changed host process.
 
 ``snapshot()`` before, ``leftovers(before)`` after. Ends take a moment (a cgroup empties, a keeper writes its last line), so the second look
-waits for the condition "nothing is left" with a deadline and reports only what is still there at the end of it.
+waits for the condition "nothing is left" with a deadline and reports only what is still there at the end of it. What another run on the
+same machine has there is not looked at: apart.py.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import apart
 from support.requires import cgroup2_mount
 
 from dockless.images import erofs
 
 DEADLINE = 3.0  # seconds that ends may take
+EMPTY_DEADLINE = 30.0  # for groups in which nobody lives: who made one cannot be known, and another run may be about to use or remove it
 PR_GET_DUMPABLE = 3
 
 # What a process keeps on purpose, once each: the launcher's sealed memfd, the user namespaces of its id maps, loaded device filters.
 # The mounts of layers are let go.
 KEPT = re.compile(r"/memfd:dockless-launcher|user:\[|anon_inode:bpf-prog")
+
+# pytest's directory of this run; set by conftest.py.
+OWN_DIRECTORY: Path | None = None
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,19 +52,40 @@ class State:
 
 def _mounts() -> frozenset[str]:
     rows = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return frozenset(f"mount {row[4]} ({row[row.index('-') + 1]})" for row in rows)
+    return frozenset(f"mount {row[4]} ({row[row.index('-') + 1]})" for row in rows if not _in_another_runs_directory(Path(row[4])))
+
+
+def _in_another_runs_directory(place: Path) -> bool:
+    """pytest numbers its directories, and our temporary one is below the system's."""
+    own = Path(tempfile.gettempdir())
+    if place.is_relative_to(own) or not place.is_relative_to(own.parent):
+        return False
+    return OWN_DIRECTORY is None or not place.is_relative_to(OWN_DIRECTORY)
 
 
 def _cgroups() -> frozenset[str]:
-    """Every group of this user below a directory called ``dockless``; the directory itself may stay."""
+    """Every group of this user's run below a directory called ``dockless``; the directory itself may stay."""
     top = cgroup2_mount()
     if top is None:
         return frozenset()
     found = set()
     for directory, names, _ in os.walk(top):
         if "/dockless" in directory.removeprefix(str(top)):
-            found.update(f"cgroup {directory}/{name}" for name in names if not _of_another_user(Path(directory, name)))
+            paths = (Path(directory, name) for name in names)
+            found.update(f"cgroup {path}" for path in paths if not _of_another_user(path) and not _lived_in_by_another_run(path))
     return frozenset(found)
+
+
+def _lived_in_by_another_run(group: Path) -> bool:
+    pids = [pid for file in group.rglob("cgroup.procs") for pid in _text(file).split()]
+    return bool(pids) and all(map(apart.is_another_runs, pids))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _stat(pid: str) -> tuple[str, str, int] | None:
@@ -71,25 +98,15 @@ def _stat(pid: str) -> tuple[str, str, int] | None:
     return name, rest[0], int(rest[1])
 
 
-def _of_another_run(pid: str) -> bool:
-    """A process that lives under another DOCKLESS_HOME than this test's: a second test run on the same machine."""
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    homes = [entry.partition(b"=")[2] for entry in environ if entry.startswith(b"DOCKLESS_HOME=")]
-    return bool(homes) and homes[0] != os.environb.get(b"DOCKLESS_HOME", b"")
-
-
 def _processes() -> frozenset[str]:
-    """Children of this process, zombies among them, and everything called dockless… that is nobody else's."""
+    """Children of this process, zombies among them, and everything called dockless… that this run started."""
     me, found = os.getpid(), set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         stat = _stat(pid)
         if stat is None:
             continue
         name, state, parent = stat
-        if parent == me or (name.startswith("dockless") and parent == 1 and not _of_another_run(pid)):
+        if parent == me or (name.startswith("dockless") and parent == 1 and not apart.is_another_runs(pid)):
             found.add(f"process {pid} {name}{' (zombie)' if state == 'Z' else ''}")
     return frozenset(found)
 
@@ -155,8 +172,8 @@ def _difference(before: State, after: State) -> set[str]:
 def leftovers(before: State, deadline: float = DEADLINE) -> list[str]:
     """What is there now that was not there before, once everything that was ending had its time."""
     left = _difference(before, snapshot())
-    end = time.monotonic() + deadline
-    while left and time.monotonic() < end:
+    start = time.monotonic()
+    while left and time.monotonic() < start + (EMPTY_DEADLINE if all(one.startswith("cgroup ") for one in left) else deadline):
         gc.collect()  # a descriptor held by a dead object is closed by the collector
         time.sleep(0.02)
         left &= _difference(before, snapshot())

@@ -1,0 +1,73 @@
+"""Two runs of the tests on one machine do not see each other; and no test takes for ever.
+
+A run marks itself: each of its processes, down to the jobs in sandboxes, inherits a soft RLIMIT_MSGQUEUE that no other run has, and
+/proc/PID/limits shows it to everybody. getrlimit(2). Temporary files lie in a directory of the run's own.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import resource
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+TIME_LIMIT = 180.0  # seconds for one test, on a machine like the one these tests were written on
+_REFERENCE = 0.015  # seconds that _work takes there
+_HANG = 1.5  # times that for code in C that does not come back to Python: then the run ends, with every thread's stack
+
+_stderr = os.dup(2)  # pytest puts another file in its place while a test runs
+
+
+def mark() -> None:
+    """Make this process and everything it starts recognisable."""
+    _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    most = hard if hard != resource.RLIM_INFINITY else 1 << 24
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (most - os.getpid() % (most // 2 + 1), hard))
+
+
+def is_another_runs(pid: int | str) -> bool:
+    """Whether a process was started by neither this run nor anything of it. False for one that is gone."""
+    try:
+        found = re.search(r"^Max msgqueue size +(\S+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    soft, _ = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    return found is not None and found[1] != str(soft)
+
+
+def own_temporary_directory() -> Path:
+    """From now on temporary files are made in a fresh directory, everybody's as /tmp is. Its name is short: sockets lie below it."""
+    place = Path(tempfile.mkdtemp(prefix="t"))
+    place.chmod(0o1777)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(place)
+    return place
+
+
+def remove(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def slowness() -> float:
+    """How many times slower this machine is now than the one that TIME_LIMIT was made for; at least 1."""
+    return max(1.0, min(_work() for _ in range(3)) / _REFERENCE)
+
+
+def _work() -> float:
+    start = time.perf_counter()
+    total = 0
+    for number in range(200_000):
+        total += number & 7
+    return time.perf_counter() - start
+
+
+def end_the_run_after(seconds: float) -> None:
+    """A watchdog without Python: also for a call that never returns or holds the interpreter's lock. ``forget_the_end`` calls it off."""
+    faulthandler.dump_traceback_later(seconds * _HANG, exit=True, file=_stderr)
+
+
+def forget_the_end() -> None:
+    faulthandler.cancel_dump_traceback_later()
