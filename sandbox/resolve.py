@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ from dockless.sandbox.features import Features
 from dockless.sandbox.gpu_environment import UNSET_IN_SANDBOX, environment
 from dockless.sandbox.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
-from dockless.sandbox.spec import RLIMITS, Bind, Mount, Spec, Tmpfs, check_id
+from dockless.sandbox.spec import RLIMITS, Mount, Spec, Tmpfs
+from dockless.sandbox.volumes import volume_path
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -127,8 +129,6 @@ def _hardened(spec: Spec) -> Spec:
     """What a profile implies: ``untrusted`` has no network and a read-only root."""
     if spec.profile != "untrusted":
         return spec
-    from dataclasses import replace
-
     return replace(spec, network="none", root="readonly" if spec.root == "disk" else spec.root)
 
 
@@ -141,8 +141,6 @@ def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
 
 
 def _account(spec: Spec, image: Image, idmap: IdMap | None) -> Account:
-    from dataclasses import replace
-
     account = resolve_user(spec.user or image.config.user, image.read_file("/etc/passwd"), image.read_file("/etc/group"))
     if spec.groups:
         account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *spec.groups))))
@@ -220,7 +218,7 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
 
 
 def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
-    """Named volumes become binds. An image's VOLUMEs lie in the private upper like everything else; below a read-only root they get
+    """Named volumes get their paths. An image's VOLUMEs lie in the private upper like everything else; below a read-only root they get
     memory."""
     mounts: list[Mount] = []
     for mount in spec.mounts:
@@ -229,7 +227,7 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
                 f"nothing can be mounted at {mount.target}", subject=mount.target, hint="/, /proc, /sys and /dev are the sandbox's own"
             )
         if mount.kind == "volume":
-            mounts.append(Bind(volume_path(mount.source, owner), mount.target, readonly=mount.readonly))
+            mounts.append(replace(mount, source=volume_path(mount.source, owner), idmap=False))
         elif mount.kind == "bind" and not mount.source.startswith("/"):
             raise BadInput(
                 f"mount source {mount.source!r} is not absolute", subject=mount.source, hint="start it with '/', or use a named volume"
@@ -250,22 +248,6 @@ def _reserved(target: str) -> bool:
     """Places of the kernel's file systems, where a mount would uncover or replace what is masked."""
     path = _directory(target)
     return path in ("/", "/dev") or any(path == top or path.startswith(top + "/") for top in ("/proc", "/sys"))
-
-
-def volume_path(name: str, owner: int | None = None) -> str:
-    """The directory of a named volume, made on first use and owned by the sandbox's root. Each user has her own, which nobody else can
-    enter."""
-    check_id(name, "volume name")
-    user = owner or os.geteuid()
-    idmap = default_map(owner)
-    folder = paths.make(paths.state() / "volumes" / str(user))
-    path = folder / name
-    if not path.exists():
-        paths.make(path, 0o755)
-        if os.geteuid() == 0:
-            os.chown(path, idmap.outside_uid(0) or 0, idmap.outside_gid(0) or 0)
-            os.chown(folder, user, 0)
-    return str(path)
 
 
 def _host_entries() -> tuple[HostEntry, ...]:

@@ -62,23 +62,29 @@ def host_identity(section: Section, r: Resolved, *, on: bool) -> None:
 
 
 def bind_sources(b: Builder, section: Section, r: Resolved, userns: int) -> dict[int, int]:
-    """Clones of everything that is going to be bound in, opened with the rights of whoever asked: index in ``r.mounts`` → slot."""
+    """Clones of everything that is going to be bound in, opened with the rights of whoever asked: index in ``r.mounts`` → slot. A volume
+    is opened with our own: it lies where she cannot go."""
     slots = {}
+
+    def clone(kind: str) -> None:
+        for index, mount in enumerate(r.mounts):
+            if mount.kind != kind:
+                continue
+            attributes = NODEV | NOSUID | (RDONLY if mount.readonly else 0)
+            tree = b.clone_tree(section, mount.source, recursive=mount.recursive, attributes=attributes, label=f"{kind} {mount.source}")
+            slots[index] = tree
+            if mount.idmap:
+                if not r.rootful or r.owner is not None or userns < 0:
+                    raise Unsupported(
+                        f"cannot map owners of {mount.source}",
+                        subject=mount.source,
+                        hint="an idmapped bind needs root and a user namespace of the sandbox's own",
+                    )
+                section.add("MOUNT_ATTR", tree, userns, a="", x=IDMAP, c=RECURSIVE if mount.recursive else 0)
+
+    clone("volume")
     host_identity(section, r, on=True)
-    for index, mount in enumerate(r.mounts):
-        if mount.kind != "bind":
-            continue
-        attributes = NODEV | NOSUID | (RDONLY if mount.readonly else 0)
-        tree = b.clone_tree(section, mount.source, recursive=mount.recursive, attributes=attributes, label=f"bind {mount.source}")
-        slots[index] = tree
-        if mount.idmap:
-            if not r.rootful or r.owner is not None or userns < 0:
-                raise Unsupported(
-                    f"cannot map owners of {mount.source}",
-                    subject=mount.source,
-                    hint="an idmapped bind needs root and a user namespace of the sandbox's own",
-                )
-            section.add("MOUNT_ATTR", tree, userns, a="", x=IDMAP, c=RECURSIVE if mount.recursive else 0)
+    clone("bind")
     host_identity(section, r, on=False)
     return slots
 

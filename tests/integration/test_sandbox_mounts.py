@@ -16,8 +16,8 @@ from dockless import paths
 from dockless.errors import DocklessError, LaunchFailed
 from dockless.native.userns import default_map
 from dockless.sandbox import detached
-from dockless.sandbox.resolve import volume_path
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
+from dockless.sandbox.volumes import volume_path
 
 pytestmark = requires("userns")
 

@@ -116,9 +116,9 @@ def test_affinity_mask_is_whole_words():
     assert isinstance(mask, bytes) and len(mask) % 8 == 0 and int.from_bytes(mask, "little") == 1 << cpu
 
 
-def test_volumes_become_binds(home):
+def test_volumes_get_their_paths(home):
     mounts = _resolve(mounts=(Volume("data", "/data", readonly=True), Tmpfs("/t"))).mounts
-    assert mounts[0].kind == "bind" and mounts[0].readonly and mounts[0].source.startswith(str(home)) and mounts[1] == Tmpfs("/t")
+    assert mounts[0].kind == "volume" and mounts[0].readonly and mounts[0].source.startswith(str(home)) and mounts[1] == Tmpfs("/t")
 
 
 def test_image_volumes_are_places_to_write_below_a_readonly_root():

@@ -1,0 +1,194 @@
+"""A59: root acts where a user can change things meanwhile: links flipped by renameat2(EXCHANGE), what an older version left to her."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import signal
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dockless import paths
+from dockless.errors import SandboxError
+from dockless.sandbox import detached
+from dockless.sandbox.spec import Spec, Volume
+from dockless.sandbox.volumes import volume_path
+
+pytestmark = pytest.mark.requires("root", "userns")
+
+ANNA = pwd.getpwnam("daemon").pw_uid
+EXCHANGE = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A file that is root's alone, in a directory that everybody can enter."""
+    place = Path(tempfile.mkdtemp(prefix="dk-canary-", dir="/var/tmp"))
+    place.chmod(0o755)
+    file = place / "secret"
+    file.touch(0o600)
+    file.write_text("nobody's business")
+    yield file
+    file.unlink()
+    place.rmdir()
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode), found.st_ctime_ns
+
+
+@contextlib.contextmanager
+def as_anna(directory: Path, body: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """``body(ready)`` in a process of Anna's that was put into ``directory``, from when it is ready until the block ends."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.chdir(directory)
+            os.setgroups([])
+            os.setresgid(ANNA, ANNA, ANNA)
+            os.setresuid(ANNA, ANNA, ANNA)
+            body(lambda: os.write(writer, b"!") and None)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        assert os.read(reader, 1) == b"!"
+        yield
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(reader)
+
+
+def flip(names: list[str]) -> Callable[[Callable[[], None]], None]:
+    """Exchange a link with whatever has one of these names, for ever."""
+
+    def body(ready: Callable[[], None]) -> None:
+        ready()
+        while True:
+            for name in names:
+                _libc.renameat2(-100, b"link-" + name.encode(), -100, name.encode(), EXCHANGE)
+
+    return body
+
+
+def wait_with_it_open(ready: Callable[[], None]) -> None:
+    opened = os.open(".", os.O_RDONLY)
+    ready()
+    signal.pause()
+    os.close(opened)
+
+
+def acl_with(uid: int) -> bytes:
+    """Everything for this user, as linux/posix_acl_xattr.h has it."""
+    rows = ((1, 7, -1), (2, 7, uid), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *row) for row in rows)
+
+
+def hers(mode: int = 0o700) -> Path:
+    """Anna's folder as an older version left it: her own."""
+    folder = paths.state() / "volumes" / str(ANNA)
+    folder.mkdir(mode=mode, parents=True)
+    folder.parent.chmod(0o711)
+    folder.chmod(mode)
+    os.chown(folder, ANNA, 0)
+    return folder
+
+
+@pytest.mark.parametrize("again", range(5))
+def test_a_hundred_links_that_flip_while_root_makes_volumes(home, secret, again):
+    """One try caught root's chown two times out of three."""
+    folder = hers()
+    names = [f"v{number}" for number in range(100)]
+    for name in names:
+        (folder / f"link-{name}").symlink_to(secret)
+        os.lchown(folder / f"link-{name}", ANNA, ANNA)
+    before = identity(secret)
+    with as_anna(folder, flip(names)):
+        for name in names:
+            with contextlib.suppress(SandboxError):
+                volume_path(name, ANNA)
+            assert identity(secret) == before
+
+
+def test_a_folder_that_was_the_users_is_roots_again(home):
+    folder = hers(0o2777)
+    made = folder / "data"
+    made.mkdir()
+    os.chown(made, ANNA, ANNA)
+    for kind in ("access", "default"):
+        with contextlib.suppress(OSError):  # a file system without access control lists
+            os.setxattr(folder, f"system.posix_acl_{kind}", acl_with(ANNA))
+    with as_anna(folder, wait_with_it_open):
+        volume_path("data", ANNA)
+    found = folder.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 0, 0o700)
+    assert not [name for name in os.listxattr(folder) if "acl" in name]
+    assert made.stat().st_uid == ANNA
+    fresh = Path(volume_path("fresh", ANNA)).stat()
+    assert (fresh.st_uid, stat.S_IMODE(fresh.st_mode)) == (ANNA, 0o755)
+
+
+@pytest.mark.parametrize("where", ["the folder", "the volume", "the volume being made"])
+def test_a_link_that_lies_there_already(home, secret, where):
+    folder = hers()
+    elsewhere = secret.parent / "private"
+    elsewhere.mkdir(mode=0o700)
+    try:
+        before = identity(elsewhere), identity(secret)
+        if where == "the folder":
+            folder.rmdir()
+            folder.symlink_to(elsewhere)
+        else:
+            (folder / ("data" if where == "the volume" else ".new")).symlink_to(elsewhere)
+        with pytest.raises(SandboxError, match="cannot be used"):
+            volume_path("data", ANNA)
+        assert (identity(elsewhere), identity(secret)) == before and list(elsewhere.iterdir()) == []
+    finally:
+        elsewhere.rmdir()
+
+
+def test_a_folder_that_others_can_write_is_not_used(home):
+    folder = paths.state() / "volumes"
+    for owner, mode in ((ANNA, 0o711), (0, 0o777)):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chown(folder, owner, owner)
+        folder.chmod(mode)
+        with pytest.raises(SandboxError, match="changed by others"):
+            volume_path("data", ANNA)
+
+
+def test_her_volume_is_hers_inside_and_out_of_reach_outside(home):
+    """Root opens it for her: she needs no way to it, and has none."""
+    for script, said in (("echo kept > /data/file; stat -c %u /data", "0"), ("cat /data/file", "kept")):
+        box = detached.start(Spec(argv=("/bin/sh", "-c", script), mounts=(Volume("data", "/data"),)), owner=ANNA)
+        try:
+            assert box.wait(30).code == 0, [path.read_text() for path in box.log_paths]
+            assert said in "".join(path.read_text() for path in box.log_paths)
+        finally:
+            box.remove()
+    made = Path(volume_path("data", ANNA))
+    assert made.stat().st_uid == (made / "file").stat().st_uid == ANNA
+
+    def knock(ready: Callable[[], None]) -> None:
+        with contextlib.suppress(PermissionError):
+            os.listdir(str(ANNA))
+            return
+        with contextlib.suppress(PermissionError):
+            os.stat(f"{ANNA}/data")
+            return
+        ready()
+        signal.pause()
+
+    with as_anna(made.parent.parent, knock):
+        pass
