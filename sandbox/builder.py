@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dockless.errors import Unsupported
 from dockless.images.layers import Layer
+from dockless.native.userns import IdMap
 from dockless.sandbox.plan import SLOT_FREE, Op
 
 # mount_setattr(2), open_tree(2), openat2(2), namespaces(7)
@@ -52,6 +53,7 @@ class Builder:
     job: Section = field(default_factory=Section)
     slots: dict[int, str] = field(default_factory=dict)
     held: dict[int, Layer] = field(default_factory=dict)
+    maps: dict[int, IdMap] = field(default_factory=dict)
     next_slot: int = SLOT_FREE
 
     def slot(self, label: str) -> int:
@@ -66,6 +68,14 @@ class Builder:
             )
         self.slots[number] = label
         return number
+
+    def namespace(self, idmap: IdMap) -> int:
+        """The slot of a user namespace with this map, for mounts only: one for each map."""
+        known = next((slot for slot, other in self.maps.items() if other == idmap), -1)
+        if known < 0:
+            known = self.slot(f"user namespace where {idmap.uids[0].inside} is {idmap.uids[0].outside}")
+            self.maps[known] = idmap
+        return known
 
     def file_system(self, section: Section, kind: str, options: dict[str, str] | None = None, *, attributes: int, label: str = "") -> int:
         """A new file system, mounted nowhere yet: the slot of its mount."""

@@ -26,8 +26,8 @@ _ALL_CAPS = (1 << 64) - 1
 
 
 def compile_plan(r: Resolved) -> Plan:
-    """The plan of one sandbox. A slot labelled ``USERNS_LABEL``, if there is one, and those of ``Plan.held`` are for the caller
-    to fill. Errors: ``Unsupported``."""
+    """The plan of one sandbox. A slot labelled ``USERNS_LABEL``, if there is one, and those of ``Plan.held`` and ``Plan.maps``
+    are for the caller to fill. Errors: ``Unsupported``."""
     r.features.require_floor()
     b = Builder()
     userns = b.slot(USERNS_LABEL) if r.idmap is not None else -1
@@ -64,7 +64,7 @@ def compile_plan(r: Resolved) -> Plan:
     _job(b, r)
     ops = (*b.keeper.ops, *b.init.ops, Op("SPAWN"), *b.job.ops)
     return Plan(
-        ops, r.command, {**b.slots, SLOT_CGROUP: "cgroup"}, r.spec.timeout, r.spec.grace, r.stop_signal, r.log_limit, b.held
+        ops, r.command, {**b.slots, SLOT_CGROUP: "cgroup"}, r.spec.timeout, r.spec.grace, r.stop_signal, r.log_limit, b.held, b.maps
     )  # fmt: skip
 
 

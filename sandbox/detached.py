@@ -359,11 +359,11 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
     opened = contextlib.ExitStack()
     try:
         slots = sandbox.hold_image(image, opened)
-        warnings = sandbox.warnings_of(spec, group) + _keep_image(image, made.directory)
+        ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
+        warnings = sandbox.warnings_of(spec, group) + ready.resolved.warnings + _keep_image(image, made.directory)
         place = str(group.path) if group else ""
         document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest)
         _write_document(made.directory, document)
-        ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         out_reader, out = os.pipe2(os.O_CLOEXEC)
         err_reader, err = os.pipe2(os.O_CLOEXEC)

@@ -6,6 +6,7 @@ import errno
 import os
 
 from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, DocklessError, IdMapError, LaunchFailed, SandboxError
+from dockless.sandbox.builder import IDMAP
 from dockless.sandbox.plan import Command, Op, Plan
 
 _E = errno
@@ -62,7 +63,7 @@ def explain(plan: Plan, index: int, error: int) -> DocklessError:
     from dockless.sandbox.explain import words
 
     step = words(op, plan)
-    special = _special(op, error) or _layer_failed(plan, index, error)
+    special = _special(op, error) or _owners_not_mapped(plan, op, error) or _layer_failed(plan, index, error)
     if special is not None:
         return special
     reason = os.strerror(error) if error else "the launcher was killed"
@@ -155,6 +156,21 @@ def _layer_failed(plan: Plan, index: int, error: int) -> DocklessError | None:
     hint = _LAYER_HINTS.get(error, "run 'dockless images check', then remove the image and load it again")
     message = f"cannot mount the layer {source} (operation {index} of {len(plan.ops)}): {os.strerror(error)}"
     return LaunchFailed(message, index=index, step="mount erofs", errno=error, subject=source, hint=hint)
+
+
+def _owners_not_mapped(plan: Plan, op: Op, error: int) -> DocklessError | None:
+    """A bind whose file system, or one mounted below it, cannot be idmapped, or is already. mount_setattr(2)"""
+    what, _, source = plan.slots.get(op.slot_in, "").partition(" ")
+    if op.name != "MOUNT_ATTR" or not op.x & IDMAP or what != "bind" or error not in (_E.EINVAL, _E.EPERM):
+        return None
+    return LaunchFailed(
+        f"cannot map the owners of {source}: its file system{', or one mounted below it,' if op.c else ''} does not allow that",
+        index=-1,
+        step=f"map the owners of {source}",
+        errno=error,
+        subject=source,
+        hint=f"leave ':idmap' out{', or add :norecursive to leave out what is mounted below it' if op.c else ''}",
+    )
 
 
 def _special(op: Op, error: int) -> DocklessError | None:

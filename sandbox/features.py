@@ -127,6 +127,19 @@ def _accepts_idmap() -> bool:
     return native.syscall(_NR_MOUNT_SETATTR, -1, b"", 0x1000, attributes, 32) == -errno.EBADF
 
 
+def accepts_idmap(path: str, userns: int) -> bool:
+    """Whether what lies at a path of the host can be mounted with its owners mapped: tried on a clone that is attached nowhere. False,
+    too, where it cannot be opened."""
+    tree = native.syscall(_NR_OPEN_TREE, -100, os.fsencode(path), 0x80001)
+    if tree < 0:
+        return False
+    try:
+        attributes = struct.pack("<QQQQ", 0x100000, 0, 0, userns)
+        return native.syscall(_NR_MOUNT_SETATTR, tree, b"", 0x1000, attributes, len(attributes)) == 0
+    finally:
+        os.close(tree)
+
+
 def _user_namespaces_work() -> bool:
     try:
         with native.hold_userns():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from dockless import native
 from dockless.errors import BadInput
 from dockless.images.layers import Layer
+from dockless.native.userns import IdMap
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
 SLOT_IMAGE = 14
@@ -61,7 +62,8 @@ class Command:
 class Plan:
     """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``command`` None: an errand,
     operations for the
-    keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start.
+    keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start. ``maps``: slots in which
+    it finds user namespaces with these maps.
     """
 
     ops: tuple[Op, ...]
@@ -72,6 +74,7 @@ class Plan:
     stop_signal: int = 15
     log_limit: int = 64 << 20
     held: dict[int, Layer] = field(default_factory=dict)
+    maps: dict[int, IdMap] = field(default_factory=dict)
 
     def text(self) -> str:
         """One line per operation, stable: what golden tests compare."""

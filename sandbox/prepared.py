@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd
-from dockless.sandbox import features
+from dockless.sandbox import binds, features
 from dockless.sandbox.compile import USERNS_LABEL, compile_plan
 from dockless.sandbox.plan import SLOT_CGROUP, Plan, encode
 from dockless.sandbox.resolve import resolve
@@ -62,6 +62,8 @@ class Prepared:
         if self._userns >= 0:
             assert self.resolved.idmap is not None
             fds[self._userns] = namespace_fd(self.resolved.idmap)
+        for slot, idmap in self.plan.maps.items():
+            fds[slot] = namespace_fd(idmap)
         for slot, layer in self.plan.held.items():
             fds[slot] = layer.open()
             opened.callback(os.close, fds[slot])
@@ -76,7 +78,7 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
     """The plan of a spec, from the cache where it can be. Errors: ``resolve``'s and ``compile_plan``'s."""
     if not _keepable(spec):
         return Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
-    key = (spec, image.digest, image.layers, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES))
+    key = (spec, image.digest, image.layers, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES), binds.grants(spec, owner))
     found = _cache.get(key)
     if found is None:
         found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))

@@ -18,7 +18,7 @@ from dockless.errors import BadInput, Unsupported
 from dockless.images.files import make_private
 from dockless.images.layers import Layer
 from dockless.native.userns import IdMap, default_map
-from dockless.sandbox import capabilities, seccomp
+from dockless.sandbox import binds, capabilities, seccomp
 from dockless.sandbox.accounts import Account, resolve_user
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpu_environment import UNSET_IN_SANDBOX, environment
@@ -47,6 +47,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
     hostname = spec.hostname or "dockless"
     gpu_nodes, gpu_environment = _gpus(spec)
     command = _command(spec, image, account, hostname, gpu_environment)
+    granted = binds.grants(spec, owner)
     return Resolved(
         spec=_hardened(spec),
         features=features,
@@ -64,6 +65,8 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         hostname=hostname,
         files=_files(spec, hostname, image),
         mounts=_mounts(spec, image, owner),
+        bind_maps={index: found.idmap for index, found in enumerate(granted) if found.idmap is not None},
+        warnings=tuple(found.warning for found in granted if found.warning),
         devices=(*STANDARD_DEVICES, *gpu_nodes),
         has_cgroup=has_cgroup,
         stop_signal=spec.stop_signal or image.config.stop_signal or int(signal.SIGTERM),
@@ -88,6 +91,12 @@ def _skeleton() -> Path:
 def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) -> None:
     if spec.profile == "privileged" and (not rootful or owner):
         raise Unsupported("the privileged profile is for root only", subject="privileged", hint="use the default profile, or run as root")
+    if spec.profile == "untrusted" and any(mount.idmap for mount in spec.mounts):
+        raise Unsupported(
+            "the untrusted profile gives no rights over a host directory",
+            subject="idmap",
+            hint="leave ':idmap' out, or use the default profile",
+        )
     if spec.namespaces.user == "host" and (not rootful or owner):
         raise Unsupported("only root can do without a user namespace", subject="user namespace", hint="leave the user namespace new")
     if not rootful and not features.user_namespaces:

@@ -3,7 +3,7 @@ out of thin air."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dockless.images.layers import Layer
 from dockless.native.userns import IdMap
@@ -49,7 +49,8 @@ STANDARD_DEVICES = tuple(
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``idmap`` None: the caller's user
-    namespace. ``rootful``: the keeper may mount in the host's namespaces. ``hidden``: host files that only root may read."""
+    namespace. ``rootful``: the keeper may mount in the host's namespaces. ``hidden``: host files that only root may read.
+    ``bind_maps``: index in ``mounts`` → what its owners are mapped by, where the caller left that open."""
 
     spec: Spec
     features: Features
@@ -67,6 +68,8 @@ class Resolved:
     hostname: str = "dockless"
     files: tuple[tuple[str, str], ...] = ()
     mounts: tuple[Mount, ...] = ()
+    bind_maps: dict[int, IdMap] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     devices: tuple[Device, ...] = STANDARD_DEVICES
     has_cgroup: bool = False
     stop_signal: int = 15

@@ -81,6 +81,8 @@ def bind_sources(b: Builder, section: Section, r: Resolved, userns: int) -> dict
                         hint="an idmapped bind needs root and a user namespace of the sandbox's own",
                     )
                 section.add("MOUNT_ATTR", tree, userns, a="", x=IDMAP, c=RECURSIVE if mount.recursive else 0)
+            elif (found := r.bind_maps.get(index)) is not None:
+                section.add("MOUNT_ATTR", tree, userns if found == r.idmap else b.namespace(found), a="", x=IDMAP)
 
     clone("volume")
     host_identity(section, r, on=True)

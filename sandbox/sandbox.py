@@ -102,6 +102,7 @@ class Sandbox:
             mark_in_use(self._cgroup.fd)
         ready = prepared(self.spec, image, has_cgroup=self._cgroup is not None)
         self.plan = ready.plan
+        self.warnings += ready.resolved.warnings
         directory = paths.state() / "running" / self.id
         removed = self.id if ready.resolved.layers else ""
         with contextlib.ExitStack() as opened:

@@ -38,13 +38,14 @@ class Mount:
     source: str = ""
     readonly: bool = False
     recursive: bool = True
-    idmap: bool = False
+    idmap: bool | None = None
     size: int = 0
     mode: int = 0o1777
 
 
-def Bind(source: str, target: str, *, readonly: bool = False, recursive: bool = True, idmap: bool = False) -> Mount:
-    """A host file or directory shown inside. ``idmap``: shift owners by the sandbox's id map (needs root, Linux 5.12)."""
+def Bind(source: str, target: str, *, readonly: bool = False, recursive: bool = True, idmap: bool | None = None) -> Mount:
+    """A host file or directory shown inside. ``idmap`` True: owners on disk are ids of the inside, so that the sandbox's root is root
+    there (needs root, Linux 5.12); False: nothing is mapped; None: as root what is safe, see ``sandbox.binds``."""
     return Mount("bind", target, source, readonly, recursive, idmap)
 
 

@@ -163,7 +163,7 @@ def parse_mount(text: str) -> Mount:
     if source[0] in "/.~":
         path = os.path.abspath(os.path.expanduser(source))
         recursive = not names & {"norecursive", "bind"}
-        return Bind(path, target, readonly="ro" in names, recursive=recursive, idmap="idmap" in names)
+        return Bind(path, target, readonly="ro" in names, recursive=recursive, idmap="idmap" in names or None)
     if "idmap" in names:
         raise BadInput(
             f"mount {text[:80]!r}: a volume is never id-mapped", subject=text[:80], hint="its files belong to the sandbox already"

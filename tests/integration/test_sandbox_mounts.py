@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.boxes import ok, sh
+from support.boxes import Ran, ok, running, sh
 from support.requires import requires
 
 from dockless import paths
@@ -272,3 +272,167 @@ def test_owner_cannot_be_privileged():
         with pytest.raises(DocklessError):
             _as_owner("true", _any_user(), **fields)
     assert detached.list_all() == []
+
+
+# -- whose rights root's own binds give (docs/decisions/006) ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def roots(tmp_path):
+    """Root's own private directory, where nobody else can reach it."""
+    place = tmp_path / "roots"
+    (place / "sub").mkdir(parents=True)
+    (place / "file").write_text("root's\n")
+    for path in (place, place / "sub"):
+        path.chmod(0o700)
+    (place / "file").chmod(0o600)
+    return place
+
+
+@pytest.fixture
+def reachable(public):
+    """Root's own private directory, in a directory that everybody can enter."""
+    place = public / "roots"
+    place.mkdir(mode=0o700)
+    (place / "file").write_text("root's\n")
+    return place
+
+
+def _warned(script: str, **fields) -> tuple[Ran, tuple[str, ...]]:
+    with running(Spec(argv=("/bin/sh", "-c", script), **fields)) as (box, output):
+        ended = box.wait(20)
+        return Ran(ended, output(), ""), box.warnings
+
+
+@requires("root")
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_private_directory_of_roots(roots, readonly):
+    """What pytest's tmp_path is to root: readable, and writable if that is asked."""
+    ran, warnings = _warned(
+        "cat /m/file; stat -c %u:%g /m; ls /m/sub; echo x > /m/made", mounts=(Bind(str(roots), "/m", readonly=readonly),)
+    )
+    assert ran.out == "root's\n0:0\n" and warnings == ()
+    assert (roots / "made").exists() is not readonly and (ran.exit.code == 0) is not readonly
+    assert readonly or (roots / "made").stat().st_uid == 0
+
+
+@requires("root")
+def test_a_file_of_roots(roots):
+    assert ok("cat /m", mounts=(Bind(str(roots / "file"), "/m"),)) == "root's\n"
+
+
+@requires("root")
+@pytest.mark.parametrize("fields", [{}, {"user": "1000"}, {"profile": "untrusted"}])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_no_setuid_file_of_roots_where_others_can_reach_it(reachable, fields, readonly):
+    """The sandbox's root opens the directory to everybody and puts a set-user-id program there."""
+    script = "chmod 755 /m; cp /bin/true /m/t; chmod 4755 /m/t /m/file; exit 0"
+    _warned(script, mounts=(Bind(str(reachable), "/m", readonly=readonly),), **fields)
+    assert [p for p in reachable.rglob("*") if p.stat().st_mode & 0o6000] == [] and stat.S_IMODE(reachable.stat().st_mode) == 0o700
+
+
+@requires("root")
+def test_a_warning_says_why_and_what_helps(reachable, roots):
+    ran, (warning,) = _warned("cat /m/file", mounts=(Bind(str(reachable), "/m"),))
+    assert ran.exit.code != 0 and f"{reachable} belongs to 0:0 and cannot be read or changed" in warning and ":idmap" in warning
+    assert ok("cat /m/file; touch /m/made", mounts=(Bind(str(reachable), "/m", idmap=True),)) == "root's\n"
+    reachable.chmod(0o755)
+    _, (warning,) = _warned("true", mounts=(Bind(str(reachable), "/m"),))
+    assert "cannot be changed inside" in warning and ":ro" in warning
+    assert _warned("true", mounts=(Bind(str(reachable), "/m", readonly=True),))[1] == ()
+    reachable.chmod(0o1777)
+    assert _warned("true", mounts=(Bind(str(reachable), "/m"),))[1] == ()
+
+
+@requires("root")
+def test_the_untrusted_profile_never_gets_rights(roots):
+    ran, (*_, warning) = _warned("cat /m/file", mounts=(Bind(str(roots), "/m"),), profile="untrusted")
+    assert ran.out == "" and "untrusted" in warning and "idmap" not in warning
+    with pytest.raises(DocklessError) as caught:
+        sh("true", mounts=(Bind(str(roots), "/m", idmap=True),), profile="untrusted")
+    assert caught.value.hint
+
+
+@requires("root")
+def test_the_directory_of_a_user(public):
+    """The sandbox's root acts as its owner there, and as nobody else: what is root's stays out of reach."""
+    hers = public / "hers"
+    hers.mkdir(mode=0o700)
+    (hers / "f").write_text("hers\n")
+    for path in (hers, hers / "f"):
+        os.chown(path, 1234, 4321)
+    (hers / "roots").write_text("root's\n")
+    (hers / "roots").chmod(0o600)
+    script = "cat /m/f; touch /m/made; chown 7 /m/f; chmod 4755 /m/roots; cat /m/roots; rm -f /m/missing; stat -c %u:%g /m /m/f /m/made"
+    ran, warnings = _warned(script, mounts=(Bind(str(hers), "/m"),))
+    assert ran.out.split() == ["hers", "0:0", "0:0", "0:0"] and warnings == ()
+    assert ((hers / "made").stat().st_uid, (hers / "made").stat().st_gid) == (1234, 4321)
+    assert (hers / "f").stat().st_uid == 1234 and stat.S_IMODE((hers / "roots").stat().st_mode) == 0o600
+
+
+@requires("root")
+@pytest.mark.parametrize("door", ["a link", "a link on the way", "another's directory"])
+def test_who_can_move_what_is_bound_gets_no_rights_over_it(public, roots, door):
+    """A user whose path root binds can put another directory there: root's, which she cannot read herself."""
+    hers = public / "hers"
+    hers.mkdir()
+    if door == "another's directory":
+        (hers / "x").mkdir(mode=0o700)
+        (hers / "x/file").write_text("root's\n")
+        source = hers / "x"
+    else:
+        (hers / "x").symlink_to(roots if door == "a link" else roots.parent)
+        source = hers / "x" if door == "a link" else hers / "x/roots"
+    os.chown(hers, 1234, 1234)
+    ran, (warning,) = _warned("cat /m/file", mounts=(Bind(str(source), "/m", readonly=True),))
+    assert ran.out == "" and "others may decide" in warning
+
+
+@requires("root")
+def test_what_is_mounted_below_is_not_mapped(roots):
+    """A file system that may be open to everybody elsewhere, or cannot map owners at all: neither an error nor a right."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", roots / "sub"], check=True)
+    try:
+        (roots / "sub/inner").write_text("inner\n")
+        script = "cat /m/sub/inner; touch /m/made; chmod 4755 /m/sub/inner || echo refused"
+        assert ok(script, mounts=(Bind(str(roots), "/m"),)).split() == ["inner", "refused"]
+    finally:
+        subprocess.run(["umount", roots / "sub"], check=True)
+
+
+@requires("root")
+def test_a_file_system_that_cannot_map_owners(roots):
+    """procfs is one. Left open it is a warning; asked for it is an error that names it, also where it is only mounted below."""
+    _, (warning,) = _warned("true", mounts=(Bind("/proc/sys", "/m"),))
+    assert "its file system cannot map owners" in warning and ":idmap" not in warning
+    subprocess.run(["mount", "-t", "proc", "none", roots / "sub"], check=True)
+    try:
+        for source, recursive in (("/proc/sys", False), (str(roots), True)):
+            with pytest.raises(LaunchFailed) as caught:
+                sh("true", mounts=(Bind(source, "/m", idmap=True, recursive=recursive),))
+            assert f"cannot map the owners of {source}" in str(caught.value)
+            assert "idmap" in (caught.value.hint or "") and ("norecursive" in (caught.value.hint or "")) is recursive
+        assert ok("cat /m/file", mounts=(Bind(str(roots), "/m"),)) == "root's\n"
+    finally:
+        subprocess.run(["umount", roots / "sub"], check=True)
+
+
+@requires("root")
+def test_a_start_asks_again_who_owns_it(roots):
+    """A plan that is kept must not outlive what it was decided from."""
+    mounts = (Bind(str(roots), "/m"),)
+    assert ok("cat /m/file", mounts=mounts) == "root's\n"
+    for path in (roots, roots / "file"):
+        os.chown(path, 1234, 1234)
+    assert ok("cat /m/file; touch /m/made", mounts=mounts) == "root's\n"
+    assert (roots / "made").stat().st_uid == 1234
+
+
+@requires("root")
+def test_detached_sandboxes_have_the_same_rights_and_warnings(roots, reachable):
+    box = detached.start(Spec(argv=("cat", "/m/file"), mounts=(Bind(str(roots), "/m"), Bind(str(reachable), "/n"))))
+    try:
+        box.wait(20)
+        assert "F root's" in box.log_paths[0].read_text() and ":idmap" in box.document.warnings[0]
+    finally:
+        box.remove()

@@ -74,6 +74,7 @@ CASES = {
     "root-old-kernel-tmpfs": _with(_spec(root="tmpfs"), features=OLD),
     "root-mounts": _with(_spec(mounts=MOUNTS), mounts=MOUNTS, workdir="/work/here"),
     "root-idmapped-bind": _with(mounts=(Bind("/data", "/data", idmap=True),)),
+    "root-binds-with-rights": _with(mounts=MOUNTS, bind_maps={0: RANGE, 1: IdMap((Range(1000, 100000, 1),), (Range(1000, 100000, 1),))}),
     "root-everything": _with(EVERYTHING, account=Account(1000, 100, (5, 44)), hostname="box", workdir="/work"),
     "root-network-host": _with(_spec(network="host")),
     "root-for-an-owner": _with(idmap=OWNER, owner=Owner(1000, 1000, (27, 44)), mounts=MOUNTS),
@@ -140,7 +141,7 @@ def test_every_plan_can_be_explained(name):
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_slot_is_filled_before_it_is_used(name):
     plan = compile_plan(CASES[name])
-    filled = {0, 1, 2, 3, 4, 5, 6} | {slot for slot, label in plan.slots.items() if label == "user namespace"} | plan.held.keys()
+    filled = {0, 1, 2, 3, 4, 5, 6} | {slot for slot, label in plan.slots.items() if label == "user namespace"} | plan.held.keys() | plan.maps.keys()
     for index, op in enumerate(plan.ops):
         assert op.slot_in < 0 or op.slot_in in filled, (index, op)
         if op.name in ("MOVE_MOUNT", "MOUNT_ATTR", "MKTARGET", "MASK"):

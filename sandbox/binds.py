@@ -1,0 +1,108 @@
+"""Whose rights the sandbox's root has over a host path that root binds in. docs/decisions/006
+
+::
+
+    everybody may do what is asked          the kernel's answer is enough: nothing is mapped
+    it belongs to a user and her group      the sandbox's root acts there as that user, and nobody else has a number there
+    it belongs to root, read-only           as root, where only root can say what lies at that path
+    it belongs to root, writable            as root, where besides that nobody but root can reach it: what is made there
+                                            may be a set-user-id program of the host's root
+    anything else, or profile untrusted     nothing is mapped, and a warning says so
+
+What is mounted below it is not mapped. mount_setattr(2), MOUNT_ATTR_IDMAP
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dockless.native.userns import IdMap, Range, default_map, namespace_fd
+from dockless.sandbox.features import accepts_idmap, probe
+from dockless.sandbox.spec import Mount, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """``idmap``: what the owners on disk are mapped by, if they are. ``warning``: what the sandbox's root cannot do, and what helps."""
+
+    idmap: IdMap | None = None
+    warning: str = ""
+
+
+_NOTHING = Grant()
+
+
+def grants(spec: Spec, owner: int | None) -> tuple[Grant, ...]:
+    """What each of ``spec.mounts`` gets; empty where nothing can be mapped: for another user, and without a user namespace of its own."""
+    if owner or not spec.mounts or os.geteuid() or spec.namespaces.user == "host" or spec.profile == "privileged" or not probe().sys_admin:
+        return ()
+    idmap = default_map()
+    return tuple(grant(mount, idmap, untrusted=spec.profile == "untrusted") for mount in spec.mounts)
+
+
+def grant(mount: Mount, idmap: IdMap, *, untrusted: bool) -> Grant:
+    """What one of root's own gets. ``idmap``: the sandbox's map."""
+    if mount.kind != "bind" or mount.idmap is not None:
+        return _NOTHING
+    try:
+        found = os.stat(mount.source)
+    except OSError:
+        return _NOTHING  # the start says it
+    inside = any(r.outside <= found.st_uid < r.outside + r.count for r in idmap.uids)
+    if inside or _everybody_may(found.st_mode, mount.readonly):
+        return _NOTHING
+    if untrusted:
+        return Grant(warning=_warning(mount, found, "the untrusted profile gives no rights over it"))
+    if not accepts_idmap(mount.source, namespace_fd(idmap)):
+        return Grant(warning=_warning(mount, found, "its file system cannot map owners"))
+    if found.st_uid and found.st_gid:
+        return Grant(_only(found, idmap))
+    if not _roots_own(mount.source):
+        return Grant(warning=_warning(mount, found, "others may decide what lies at this path", helps=True))
+    if not mount.readonly and not _closed(mount.source):
+        why = "others can reach it, and would find a set-user-id program of root's that is made there"
+        return Grant(warning=_warning(mount, found, why, helps=True))
+    return Grant(idmap)
+
+
+def _everybody_may(mode: int, readonly: bool) -> bool:
+    wanted = 0o4 | (0o1 if stat.S_ISDIR(mode) else 0) | (0 if readonly else 0o2)
+    return mode & wanted == wanted
+
+
+def _only(found: os.stat_result, idmap: IdMap) -> IdMap:
+    """The owner on disk is the sandbox's root; no other id of the disk exists."""
+    uid, gid = idmap.outside_uid(0), idmap.outside_gid(0)
+    assert uid is not None and gid is not None
+    return IdMap((Range(found.st_uid, uid, 1),), (Range(found.st_gid, gid, 1),))
+
+
+def _above(path: str) -> Iterator[os.stat_result]:
+    while path != "/":
+        path = os.path.dirname(path)
+        yield os.lstat(path)
+
+
+def _roots_own(path: str) -> bool:
+    """Whether only root can put something else at this path: no link on the way, every directory root's."""
+    path = os.path.normpath(path)
+    return os.path.realpath(path) == path and all(
+        not above.st_uid and (not above.st_mode & 0o022 or above.st_mode & stat.S_ISVTX) for above in _above(path)
+    )
+
+
+def _closed(path: str) -> bool:
+    """Whether a directory above it lets nobody but root through. Its own mode does not count: the sandbox may change that."""
+    return any(not above.st_mode & 0o011 for above in _above(os.path.normpath(path)))
+
+
+def _warning(mount: Mount, found: os.stat_result, why: str, *, helps: bool = False) -> str:
+    readable = _everybody_may(found.st_mode, readonly=True)
+    cannot = "changed" if readable else "read" if mount.readonly else "read or changed"
+    ways = [f"{mount.source}:{mount.target}:idmap gives the sandbox root's rights over it"] if helps else []
+    ways += [f"{mount.source}:{mount.target}:ro says that it is to be read only"] if readable else []
+    ways += ["a named volume belongs to the sandbox"]
+    return f"{mount.source} belongs to {found.st_uid}:{found.st_gid} and cannot be {cannot} inside: {why}; {', '.join(ways)}"
