@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dockless.errors import BadImage
+from dockless.errors import BadImage, BadInput
 from dockless.images.digest import Digest
 from dockless.images.digest import parse as parse_digest
 from dockless.images.platforms import Platform, normal
+from dockless.units import NOT_FOR_STOP, parse_signal
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LAYERS_MAX = 1000
@@ -77,7 +78,7 @@ def _config(raw: Mapping[str, Any], what: str) -> ImageConfig:
         working_dir=posixpath.normpath("/" + _string(raw, "WorkingDir", what).lstrip("/")),
         user=_string(raw, "User", what),
         volumes=tuple(sorted({_volume(path, what) for path in _mapping(raw, "Volumes", what)})),
-        stop_signal=parse_signal(_string(raw, "StopSignal", what), what),
+        stop_signal=_stop_signal(_string(raw, "StopSignal", what), what),
         labels=tuple(
             (key, value) for key, value in _mapping(raw, "Labels", what).items() if isinstance(key, str) and isinstance(value, str)
         ),
@@ -93,27 +94,13 @@ def _volume(path: object, what: str) -> str:
     return clean
 
 
-def parse_signal(text: str, what: str) -> int:
-    """``SIGTERM``, ``TERM``, ``15``, ``SIGRTMIN+3`` as a number, 0 for an empty text."""
-    if not text:
-        return 0
-    import signal
-
-    name, plus, offset = text.upper().removeprefix("SIG").partition("+")
-    name, minus, down = (name, "", "") if plus else name.partition("-")
-    number = 0
-    if name.isdecimal() and not plus and not minus:
-        number = int(name) if len(name) < 4 else 0
-    elif (found := getattr(signal, f"SIG{name}", None)) is not None and name.isalnum():
-        shift = offset or down
-        number = int(found)
-        if plus or minus:
-            # glibc keeps two real-time signals to itself, so SIGRTMIN is 34 in every image as it is here.
-            valid = shift.isdecimal() and len(shift) < 3 and name in ("RTMIN", "RTMAX")
-            number = number + (int(shift) if plus else -int(shift)) if valid else 0
-    if not 1 <= number <= 64:
-        raise _bad(what, f"the stop signal {text[:40]!r} is unknown")
-    return number
+def _stop_signal(text: str, what: str) -> int:
+    """The number, 0 for none. One that asks no program to end (SIGSTOP, SIGCONT) counts as none: the image runs, and SIGTERM is sent."""
+    try:
+        number = parse_signal(text)
+    except BadInput:
+        raise _bad(what, f"the stop signal {text[:40]!r} is unknown") from None
+    return 0 if number in NOT_FOR_STOP else number
 
 
 def _mapping(raw: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:

@@ -114,7 +114,7 @@ static void time_is_up(struct plan_header *plan, struct deadline *d) {
         *d = (struct deadline){now_ns(1) + plan->grace_ns, 1};
     } else {
         kill_tree();
-        d->at = 0;
+        *d = (struct deadline){now_ns(1) + 1000000000, 1}; /* again, should this one have failed */
     }
 }
 

@@ -31,13 +31,14 @@ from typing import TYPE_CHECKING, Literal
 
 from dockless import paths
 from dockless.cgroups import Cgroup, Usage, find_delegation
-from dockless.errors import BadInput, SandboxGone
+from dockless.errors import BadInput, DocklessError, SandboxGone
 from dockless.sandbox import process, sandbox
 from dockless.sandbox.locks import is_locked
 from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
 from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit
 from dockless.sandbox.reconcile import end
+from dockless.sandbox.resolve import stop_signal
 from dockless.sandbox.spec import Spec, check_id
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ State = Literal["starting", "running", "exited", "vanished"]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``spec.json``. ``cgroup``: its path, empty for none. ``image``: the digest of what ``spec.image`` named when it started."""
+    """``spec.json``. ``cgroup``: its path, empty for none. ``image``: the digest of what ``spec.image`` named when it started.
+    ``stop_signal``: the caller's or the image's."""
 
     spec: Spec
     boot_id: str
@@ -60,6 +62,7 @@ class Document:
     labels: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     image: str = ""
+    stop_signal: int = int(signal.SIGTERM)
 
 
 _decoder_lock = threading.Lock()
@@ -200,38 +203,58 @@ class Detached:
         finally:
             os.close(fd)
 
+    def send_stop(self) -> None:
+        """The stop signal of the spec or the image, to the job's own process."""
+        self.send_signal(self.document.stop_signal)
+
     def stop(self, grace: float = 10.0) -> None:
-        """The image's stop signal, and after ``grace`` seconds the end of everything inside. Returns when it has ended."""
-        try:
-            self.send_signal(self.document.spec.stop_signal or signal.SIGTERM)
+        """The stop signal, and after ``grace`` seconds the end of everything inside, or at once where the signal cannot be sent.
+        Returns when it has ended."""
+        with contextlib.suppress(TimeoutError, DocklessError, OSError):
+            self.send_stop()
             self.wait(grace)
-        except TimeoutError:
+        if self.state() in ("starting", "running"):
             self.kill()
-            self.wait()
-        except SandboxGone:
-            return
+            with contextlib.suppress(SandboxGone):
+                self.wait()
 
     def kill(self) -> None:
         """SIGKILL to everything inside; the keeper records it. No error if it has ended."""
-        group = self._cgroup()
-        if group is not None:
-            group.kill()
-            group.close()  # not removed: the keeper reads its accounts first
-            return
-        init = self._pids().get("init", 0)
-        if not init:
-            return
+        # By its cgroup and by its init: whichever fails, the other is tried.
+        failed: Exception | None = None
         try:
-            fd = os.pidfd_open(init)
-        except ProcessLookupError:
-            return
+            group = self._cgroup()
+            if group is not None:
+                with contextlib.closing(group):  # not removed: the keeper reads its accounts first
+                    group.kill()
+        except (DocklessError, OSError) as error:
+            failed = error
         try:
-            if is_locked(self.directory / "lock"):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            killed = self._signal("init", signal.SIGKILL)
+            self._signal("keeper", signal.SIGCONT)  # somebody may have stopped it
+        except OSError as error:
+            failed, killed = failed or error, False
+        if failed is not None and not killed and self.state() in ("starting", "running"):
+            raise failed
+
+    def _signal(self, whom: Literal["init", "keeper"], number: int) -> bool:
+        """To one of its two processes of ours; False where that is not there any more."""
+        pid = self._pids().get(whom, 0)
+        if not pid:
+            return False
+        try:
+            fd = os.pidfd_open(pid)
         except ProcessLookupError:
-            pass
+            return False
+        try:
+            if not is_locked(self.directory / "lock"):
+                return False
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
         finally:
             os.close(fd)
+        return True
 
     def _cgroup(self) -> Cgroup | None:
         document = self.document
@@ -362,7 +385,9 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
         warnings = sandbox.warnings_of(spec, group) + ready.resolved.warnings + _keep_image(image, made.directory)
         place = str(group.path) if group else ""
-        document = Document(spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest)
+        document = Document(
+            spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest, stop_signal(spec, image)
+        )
         _write_document(made.directory, document)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         out_reader, out = os.pipe2(os.O_CLOEXEC)

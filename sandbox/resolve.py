@@ -69,7 +69,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         warnings=tuple(found.warning for found in granted if found.warning),
         devices=(*STANDARD_DEVICES, *gpu_nodes),
         has_cgroup=has_cgroup,
-        stop_signal=spec.stop_signal or image.config.stop_signal or int(signal.SIGTERM),
+        stop_signal=stop_signal(spec, image),
     )
 
 
@@ -81,6 +81,11 @@ def _skeleton_in(store: Path) -> Path:
     for name in ("hostname", "hosts", "resolv.conf"):
         (store / "skeleton" / "etc" / name).touch(mode=0o644)
     return store / "skeleton"
+
+
+def stop_signal(spec: Spec, image: Image) -> int:
+    """What asks the program to end: the caller's word, else the image's, else SIGTERM."""
+    return spec.stop_signal or image.config.stop_signal or int(signal.SIGTERM)
 
 
 def _skeleton() -> Path:
@@ -115,8 +120,6 @@ def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) ->
             subject="time_offset",
             hint="no clock goes before the boot",
         )
-    if spec.stop_signal < 0 or spec.stop_signal > 64:
-        raise BadInput(f"{spec.stop_signal} is not a signal", subject=str(spec.stop_signal))
     if owner and spec.seccomp not in ("", "unconfined"):
         raise Unsupported("only root can name a seccomp profile for another user's sandbox", subject=spec.seccomp, hint="leave it out")
     for limit in spec.rlimits:

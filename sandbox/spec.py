@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
+from dockless.units import NOT_FOR_STOP
 
 Profile = Literal["default", "untrusted", "privileged"]
 Network = Literal["none", "host"]
@@ -87,9 +89,9 @@ class Spec:
 
     ``argv`` empty: the image's Entrypoint and Cmd. ``env`` is added to the image's. ``user``: ``name|uid[:group|gid]``, looked up
     inside the image; empty: the image's. ``timeout``: seconds of wall time after which the whole tree is killed, 0 for none;
-    ``grace``: seconds between the stop signal and SIGKILL. ``gpus``: UUIDs of leased GPUs, never a wish. ``time_offset``: seconds
-    added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a profile in the format that Docker and Podman
-    share, ``unconfined``, or empty for dockless's own.
+    ``stop_signal``: asks the program to end, 0 for the image's; ``grace``: seconds between it and SIGKILL. ``gpus``: UUIDs of leased
+    GPUs, never a wish. ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
+    profile in the format that Docker and Podman share, ``unconfined``, or empty for dockless's own.
     """
 
     argv: tuple[str, ...] = ()
@@ -167,13 +169,20 @@ def _check_numbers(spec: Spec) -> None:
         ("root_size", spec.root_size, 0, _MAX_BYTES),
         ("timeout", spec.timeout, 0, _MAX_SECONDS),
         ("grace", spec.grace, 0, _MAX_SECONDS),
+        ("stop signal", spec.stop_signal, 0, signal.SIGRTMAX),
         *(("group", group, 0, _MAX_ID) for group in spec.groups),
         *(("size of a tmpfs", mount.size, 0, _MAX_BYTES) for mount in spec.mounts),
         *(("mode of a tmpfs", mount.mode, 0, 0o7777) for mount in spec.mounts),
         *((f"limit {limit.name}", value, -1, _MAX_BYTES) for limit in spec.rlimits for value in (limit.soft, limit.hard)),
     ):
         if number is not None and not low <= number <= high:
-            raise BadInput(f"{what} {number} cannot be", subject=str(number), hint=f"it goes from {low} to {high}")
+            raise BadInput(f"{what} {number} cannot be", subject=str(number), hint=f"it goes from {low} to {high:d}")
+    if spec.stop_signal in NOT_FOR_STOP:
+        raise BadInput(
+            f"{signal.Signals(spec.stop_signal).name} ends no program, so it is no stop signal",
+            subject="stop_signal",
+            hint="use TERM, INT, QUIT, HUP or a signal that the program listens to; KILL ends it at once",
+        )
     for limit in spec.rlimits:
         if limit.hard != -1 and not 0 <= limit.soft <= limit.hard:
             raise BadInput(f"limit {limit.name}: soft {limit.soft} is above hard {limit.hard}", subject=limit.name, hint="-1 is infinity")

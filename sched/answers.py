@@ -9,7 +9,8 @@ from dataclasses import replace
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched import queue
 from dockless.sched.callers import Caller
-from dockless.sched.engine import Engine, Entry
+from dockless.sched.engine import Engine
+from dockless.sched.entry import Entry
 from dockless.sched.jobs import Job, State
 from dockless.sched.protocol import GpuInfo, HostInfo
 

@@ -19,53 +19,33 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dockless import paths
-from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
+from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SandboxGone, SchedError
+from dockless.sandbox.spec import Spec
 from dockless.sched import attempts, policy, queue
 from dockless.sched.admission import Admission
 from dockless.sched.attempts import Handle, Launcher
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.codec import job_from_plain
 from dockless.sched.config import Config
+from dockless.sched.entry import GRACE, Entry, just_submitted, wake
 from dockless.sched.hostgpus import HostGpus
-from dockless.sched.jobs import Job, State, final_state, sandbox_id, shell_code
+from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
 from dockless.sched.lease import Lease
 from dockless.sched.queue import Live
 from dockless.sched.writer import Change, Writer
 
 LAUNCHERS = 4
-GRACE = 10.0
-"""Seconds between a cancelled job's stop signal and SIGKILL, where neither the caller nor the job says otherwise."""
+OVERDUE = 10.0
+"""Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
+KILL_AGAIN = 2.0
+"""Seconds until what should be dead is killed again."""
 LOOK_AGAIN = 5.0
 """Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A job that has not ended. ``waiting``: what the policy sees of it; ``ends``: on the policy's clock, None without a limit.
-    ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone."""
-
-    live: Live
-    waiting: policy.Waiting
-    cancelled: bool = False
-    ends: float | None = None
-    handle: Handle | None = None
-    pidfd: int = -1
-    ended: list[asyncio.Future[Job]] = field(default_factory=list)
-    up: list[asyncio.Future[None]] = field(default_factory=list)
-    gone: list[asyncio.Future[None]] = field(default_factory=list)
-
-    @property
-    def job(self) -> Job:
-        return self.live.job
-
-    def show(self, **changes: Any) -> None:
-        self.live = replace(self.live, job=replace(self.live.job, **changes))
 
 
 class Engine:
@@ -83,7 +63,10 @@ class Engine:
         self._writer = Writer(writing, self._committed)
         self._loop = asyncio.get_running_loop()
         self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
-        self._ending = ThreadPoolExecutor(32, "dockless-end")
+        # Apart, so that removing a user's million files delays neither another job's end nor its signals.
+        self._ending = ThreadPoolExecutor(16, "dockless-end")
+        self._removing = ThreadPoolExecutor(8, "dockless-remove")
+        self._signalling = ThreadPoolExecutor(4, "dockless-signal")
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
         self.entries: dict[int, Entry] = {}
@@ -156,8 +139,7 @@ class Engine:
             unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
         ):
             if error is not None:
-                # It keeps its GPUs: better one job stuck and said so than a daemon that does not start, or a GPU given out twice.
-                _say(f"job {entry.job.id} cannot be taken up: {type(error).__name__}: {error}")
+                self._spawn(self._give_up(entry, error))
         alive = {self._name(entry.job.id, entry.job.attempt) for entry in self.active.values()}
         ours = partial(queue.has_sandbox, self.reader)
         for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__, ours):
@@ -170,6 +152,8 @@ class Engine:
 
     async def _take_up(self, entry: Entry) -> None:
         job, live = entry.job, entry.live
+        with contextlib.suppress(DocklessError, ValueError):  # a job that an older dockless accepted
+            self._spec(entry, job.attempt, job.devices)
         same_boot = live.boot == self._boot
         was_running = job.state is State.RUNNING
         found = await self._in_thread(
@@ -231,7 +215,7 @@ class Engine:
             self._per_user[caller.uid] -= count
         held = True
         for index, (number, job) in enumerate(zip(ids, new, strict=True)):
-            entry = self._enter(_live(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
+            entry = self._enter(just_submitted(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
             insort(self.waiting, entry.waiting, key=policy.order)
             held = held and self.decision is not None and self.decision.held(entry.waiting)
         if not held:
@@ -293,12 +277,20 @@ class Engine:
         self.active[entry.job.id] = entry
         entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
         entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-        self._spawn(self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now))
+        self._spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
 
     def _unwait(self, entry: Entry) -> None:
         place = bisect_left(self.waiting, policy.order(entry.waiting), key=policy.order)
         assert self.waiting[place] is entry.waiting
         del self.waiting[place]
+
+    def _spec(self, entry: Entry, attempt: int, gpus: tuple[str, ...]) -> Spec:
+        """What is launched; notes what of it concerns the end."""
+        submitted = job_from_plain(json.loads(queue.spec(self.reader, entry.job.id))).spec
+        spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
+        entry.grace = spec.grace or GRACE
+        entry.limit = spec.timeout + spec.grace if spec.timeout else None
+        return spec
 
     async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
         job = entry.job
@@ -316,13 +308,13 @@ class Engine:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
         try:
-            spec = job_from_plain(json.loads(queue.spec(self.reader, job.id))).spec
+            spec = self._spec(entry, lease.attempt, lease.gpus)
             entry.handle = await self._in_thread(
                 self._launching,
                 partial(
                     attempts.launch,
                     self.launcher,
-                    attempts.complete(spec, entry.live, lease.attempt, lease.gpus, job.time_limit),
+                    spec,
                     id=self._name(job.id, lease.attempt),
                     owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
                     labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
@@ -343,7 +335,7 @@ class Engine:
         running_at = time.time()
         await self._write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
         entry.show(state=State.RUNNING)
-        _wake(entry.up)
+        wake(entry.up)
         await self._watch(entry)
 
     # -- ending
@@ -359,14 +351,54 @@ class Engine:
         else:
             entry.pidfd = fd
             self._loop.add_reader(fd, self._gone, entry)
+            if entry.limit is not None:
+                left = entry.job.started + entry.limit + OVERDUE - time.time()
+                entry.overdue = self._loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), self._overdue, entry)
             if entry.cancelled:
                 self._stop(entry, None)
 
     def _gone(self, entry: Entry) -> None:
+        self._unwatch(entry)
+        self._spawn(self._surely(entry, self._finish(entry)))
+
+    def _unwatch(self, entry: Entry) -> None:
         self._loop.remove_reader(entry.pidfd)
         os.close(entry.pidfd)
         entry.pidfd = -1
-        self._spawn(self._finish(entry))
+
+    def _overdue(self, entry: Entry) -> None:
+        _say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
+        self._stop(entry, 0.0)
+
+    async def _surely(self, entry: Entry, work: Awaitable[None]) -> None:
+        """A job's way to its end; a fault of ours on it must not leave the job running for ever."""
+        try:
+            await work
+        except Exception as error:
+            if not self.closing and entry.job.id in self.active:
+                await self._give_up(entry, error)
+
+    async def _give_up(self, entry: Entry, error: BaseException) -> None:
+        """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
+        what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
+        _say(f"job {entry.job.id} cannot be followed: {what}; ending it")
+        name = self._name(entry.job.id, entry.job.attempt)
+        while not self.closing:
+            try:
+                handle = entry.handle = await self._in_thread(self._ending, self.launcher.find, name)
+                if handle is None:
+                    break
+                await self._in_thread(self._signalling, handle.kill)
+                if await self._in_thread(self._ending, handle.state) not in ("starting", "running"):
+                    break
+            except Exception as again:
+                _say(f"job {entry.job.id} cannot be ended yet: {type(again).__name__}; trying again")
+            await asyncio.sleep(KILL_AGAIN)
+        else:
+            return
+        if entry.pidfd >= 0:
+            self._unwatch(entry)
+        await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, f"the daemon could not follow it: {what}", None, None)
 
     async def _finish(self, entry: Entry) -> None:
         """The keeper has ended: what it wrote about the end, or LOST if it could not."""
@@ -385,7 +417,7 @@ class Engine:
     async def _end(self, entry: Entry, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
         job = entry.job
         attempt = job.attempt if job.state is not State.PENDING else 0
-        _wake(entry.gone)
+        wake(entry.gone)
         if entry.handle is not None:
             with contextlib.suppress(OSError):
                 await self._in_thread(self._ending, attempts.keep_log, entry.handle, self.log_base(job.id, job.attempt))
@@ -395,20 +427,24 @@ class Engine:
         entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
         self.active.pop(job.id, None)
         self.entries.pop(job.id, None)
+        if entry.overdue is not None:
+            entry.overdue.cancel()
+        if entry.hurry is not None:
+            entry.hurry.set()
         self._per_user[job.uid] -= 1
         if not self._per_user[job.uid]:
             del self._per_user[job.uid]
         for future in entry.ended:
             if not future.done():
                 future.set_result(entry.job)
-        _wake(entry.up)
+        wake(entry.up)
         self.kick()
         if entry.handle is not None:
             await self._remove(entry.handle)
 
     async def _remove(self, handle: Handle) -> None:
         try:
-            await self._in_thread(self._ending, handle.remove)
+            await self._in_thread(self._removing, handle.remove)
         except Exception as error:  # whatever it is, the job's end is recorded; the next start of the daemon tries again
             _say(f"{handle.id} is not removed yet: {type(error).__name__}: {error}")
 
@@ -428,19 +464,52 @@ class Engine:
                 insort(self.waiting, entry.waiting, key=policy.order)
                 raise
         elif not entry.job.state.ended:
-            if first:
-                await self._write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
-            if entry.job.state is State.RUNNING:
+            try:
+                if first:
+                    await self._write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
+            finally:  # a disk that is full is no reason to let it go on
                 self._stop(entry, grace)
 
     def _stop(self, entry: Entry, grace: float | None) -> None:
-        handle = entry.handle
-        if handle is not None and entry.pidfd >= 0:
-            self._spawn(self._stopping(handle, GRACE if grace is None else grace))
+        """Its stop signal now, SIGKILL after ``grace`` seconds (the job's own for None). Who asks again can only make it shorter."""
+        if self.closing or entry.job.id not in self.active:
+            return
+        by = queue.ticks() + (entry.grace if grace is None else grace)
+        entry.stop_by = by if entry.stop_by is None else min(by, entry.stop_by)
+        if entry.hurry is not None:
+            entry.hurry.set()
+            return
+        entry.hurry = asyncio.Event()
+        self._spawn(self._stopping(entry, entry.hurry))
 
-    async def _stopping(self, handle: Handle, grace: float) -> None:
-        with contextlib.suppress(DocklessError):
-            await self._in_thread(self._ending, handle.stop, grace)
+    async def _stopping(self, entry: Entry, hurry: asyncio.Event) -> None:
+        """Until it has ended: whatever goes wrong with one step, the next one comes."""
+        told = False
+        while not self.closing and entry.job.id in self.active and entry.stop_by is not None:
+            hurry.clear()
+            if not told and entry.handle is not None:
+                told = True
+                await self._tried(entry, "sent its stop signal", entry.handle.send_stop)
+                continue
+            left = entry.stop_by - queue.ticks()
+            if left <= 0:
+                await self._tried(entry, "killed", partial(self._kill, entry))
+                left = KILL_AGAIN
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hurry.wait(), left)
+
+    async def _tried(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
+        try:
+            await self._in_thread(self._signalling, work)
+        except SandboxGone:  # it is just ending
+            pass
+        except Exception as error:
+            _say(f"job {entry.job.id} cannot be {what}: {type(error).__name__}; going on")
+
+    def _kill(self, entry: Entry) -> None:
+        handle = entry.handle or self.launcher.find(self._name(entry.job.id, entry.job.attempt))
+        if handle is not None:
+            handle.kill()
 
     def _name(self, number: int, attempt: int) -> str:
         return sandbox_id(number, attempt, self.queue_id)
@@ -458,36 +527,23 @@ class Engine:
             self._look_again.cancel()
         for entry in self.active.values():
             if entry.pidfd >= 0:
-                self._loop.remove_reader(entry.pidfd)
-                os.close(entry.pidfd)
-                entry.pidfd = -1
+                self._unwatch(entry)
+            if entry.overdue is not None:
+                entry.overdue.cancel()
+            if entry.hurry is not None:
+                entry.hurry.set()
         under_way = [task for task in self._tasks if not task.done()]
         if under_way:
             await asyncio.wait(under_way, timeout=GRACE)
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)
-        self._ending.shutdown(wait=False)
+        for pool in (self._ending, self._removing, self._signalling):
+            pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()
 
     async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
         return await self._loop.run_in_executor(pool, work, *args)
-
-
-def _live(number: int, job: queue.NewJob, now: float, array: int, index: int) -> Live:
-    shown = Job(
-        id=number, uid=job.uid, user=job.user, state=State.PENDING, name=job.name, group=job.group, image=job.image, command=job.command,
-        gpus=job.gpus, gpu_count=job.gpu_count, priority=job.priority, time_limit=job.time_limit,
-        on_reboot="requeue" if job.on_reboot == "requeue" else "fail", submitted=now, array=array, index=index,
-    )  # fmt: skip
-    return Live(shown, job.wanted, job.quota_groups, False)
-
-
-def _wake(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-    futures.clear()
 
 
 def _settle(outcome: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dockless.errors import BadInput
-from dockless.units import parse_duration, parse_size
+from dockless.units import parse_duration, parse_signal, parse_size
 
 if TYPE_CHECKING:
     from dockless.cgroups import Limits
@@ -82,7 +82,7 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
         rlimits=_rlimits(options.get("ulimits", ())),
         umask=_umask(options.get("umask")),
         cpus=_processors(options.get("cpu_affinity", ())),
-        stop_signal=parse_signal(options.get("stop_signal", 0)),
+        stop_signal=parse_signal(options.get("stop_signal") or "", "stop signal"),
         timeout=_seconds(options, "timeout"),
         grace=_seconds(options, "grace"),
         **values,
@@ -249,20 +249,3 @@ def _processors(value: str | Iterable[int]) -> tuple[int, ...]:
     from dockless.cgroups.limits import parse_list
 
     return tuple(sorted(parse_list(value, "processors"))) if value else ()
-
-
-def parse_signal(value: str | int) -> int:
-    """``SIGTERM``, ``term``, ``15`` or ``RTMIN+3`` as a number; 0 for the image's. ``BadInput``"""
-    if isinstance(value, int):
-        return int(value)
-    if not value:
-        return 0
-    import signal
-
-    name, plus, offset = value.upper().removeprefix("SIG").partition("+")
-    number = int(name) if name.isdecimal() and not plus else int(getattr(signal, f"SIG{name}", 0)) if name.isalnum() else 0
-    if plus:
-        number = number + int(offset) if name == "RTMIN" and offset.isdecimal() else 0
-    if not 1 <= number <= 64:
-        raise BadInput(f"signal {value[:40]!r} is unknown", subject=value[:40], hint="write a name like TERM or INT, or a number")
-    return number

@@ -1,4 +1,4 @@
-"""Human units in, plain numbers out, and back: sizes, rates, cores, durations, counts.
+"""Human units in, plain numbers out, and back: sizes, rates, cores, durations, counts, signals.
 
 Strict on purpose: a limit that is read wrongly is worse than one that is refused. No exponents, no underscores, no guesses; what does not
 match the little grammar in each docstring raises ``BadInput`` and says what would have matched.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from decimal import Decimal
 from typing import NoReturn
 
@@ -132,6 +133,30 @@ def _parse_duration_text(text: str, what: str) -> float:
     if total is None or not math.isfinite(float(total)):
         _bad(what, text, _DURATION_HINT)
     return float(total)
+
+
+_SIGNAL_HINT = "write a name like TERM, INT or RTMIN+3, or a number from 1 to 64"
+NOT_FOR_STOP = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD})
+"""Signals that stop or continue a process or are the kernel's own word: none of them asks a program to end."""
+
+
+def parse_signal(value: str | int, what: str = "signal") -> int:
+    """``SIGTERM``, ``term``, ``15``, ``RTMIN+3`` or ``SIGRTMAX-1`` as a number; 0 for an empty text and for 0."""
+    if value == "" or (value == 0 and not isinstance(value, bool)):
+        return 0
+    text = str(value).upper().removeprefix("SIG")
+    base, shift = (text[:5], text[5:]) if text[:5] in ("RTMIN", "RTMAX") else (text, "")
+    number = 0
+    if base.isdecimal() and base.isascii() and len(base) < 4:
+        number = int(base)
+    elif base.isalnum():
+        number = int(getattr(signal, f"SIG{base}", 0))
+    if shift:
+        # glibc keeps two real-time signals to itself, so SIGRTMIN is 34 in every image as it is here.
+        number = number + int(shift) if re.fullmatch(r"[+-][0-9]{1,2}", shift) else 0
+    if not 1 <= number <= 64:
+        _bad(what, value, _SIGNAL_HINT)
+    return number
 
 
 def format_size(size: float) -> str:

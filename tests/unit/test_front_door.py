@@ -13,10 +13,11 @@ import pytest
 
 import dockless
 from dockless.errors import BadInput
-from dockless.options import KEYWORDS, image_and_args, make_spec, parse_mount, parse_signal
+from dockless.options import KEYWORDS, image_and_args, make_spec, parse_mount
 from dockless.result import Result
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
+from dockless.units import parse_signal
 
 PUBLIC = """
 BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable

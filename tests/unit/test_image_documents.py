@@ -137,13 +137,13 @@ def test_a22_a_volume_must_be_absolute_and_clean(path):
     [("SIGTERM", 15), ("term", 15), ("9", 9), ("SIGRTMIN+3", signal.SIGRTMIN + 3), ("RTMAX-1", signal.SIGRTMAX - 1), ("", 0)],
 )
 def test_stop_signals(text, number):
-    assert config.parse_signal(text, "test") == number
+    assert config._stop_signal(text, "test") == number
 
 
 @pytest.mark.parametrize("text", ["SIGNOPE", "0", "65", "-1", "SIGTERM+1", "SIGRTMIN+99", "_DFL", "999999", "SIGRTMIN+", "SIGRTMIN-1000"])
 def test_stop_signals_that_are_none(text):
     with pytest.raises(BadImage, match="signal"):
-        config.parse_signal(text, "test")
+        config._stop_signal(text, "test")
 
 
 @pytest.mark.parametrize("fields", [{"Env": "x=\0"}, {"Env": [1]}, {"Cmd": {}}, {"User": 7}, {"Volumes": []}, {"WorkingDir": "/\0"}])

@@ -116,7 +116,7 @@ def kill_options(parser: Parser) -> None:
 def kill(options: Namespace) -> int:
     import signal
 
-    from dockless.options import parse_signal
+    from dockless.units import parse_signal
 
     number = parse_signal(options.signal)
     return _each(options, lambda box: box.kill() if number == signal.SIGKILL else box.send_signal(number))
