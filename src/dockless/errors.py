@@ -39,7 +39,8 @@
      │    └── Refused               a submit the policy can never start
      └── CheckFailed                ``run(check=True)`` and the command did not return 0
 
-Each class has a stable ``code`` for scripts; each instance names the ``subject`` it is about and, in ``hint``, what to do next.
+Each class has a stable ``code`` for scripts; each instance names the ``subject`` it is about and, in ``hint``, what to do next. Errors go
+through ``pickle`` and ``copy`` with all their fields and notes, and with their cause where that is one of ours or the operating system's.
 """
 
 from __future__ import annotations
@@ -58,9 +59,22 @@ class DocklessError(Exception):
         self.subject = subject
         self.hint = hint
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is by default made again by calling its class with its message alone, which loses every field given by keyword.
+        state = dict(self.__dict__)  # the fields, and the notes
+        if isinstance(self.__cause__, (DocklessError, OSError)):  # of others nobody knows whether they can be pickled
+            state["__cause__"] = self.__cause__
+        state["__suppress_context__"] = self.__suppress_context__  # after the cause, which sets it
+        return _made_again, (type(self), self.args), state
+
     def as_dict(self) -> dict[str, Any]:
         """The error as the CLI prints it with ``--json``."""
         return {"error": self.code, "message": str(self), "subject": self.subject, "hint": self.hint}
+
+
+def _made_again(kind: type[DocklessError], args: tuple[Any, ...]) -> DocklessError:
+    """An error without its fields, for pickle and copy: they set these."""
+    return kind.__new__(kind, *args)
 
 
 class BadInput(DocklessError, ValueError):
