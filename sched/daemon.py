@@ -32,6 +32,7 @@ from dockless.sched.attempts import Launcher
 from dockless.sched.engine import Engine
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.server import Server
+from dockless.text import escaped
 
 TAKE_OVER = 5.0
 """Seconds to wait for the lock of a daemon that was killed: a sandbox it was just cloning holds it until its exec."""
@@ -164,12 +165,12 @@ def _notify(text: str) -> None:
 
 
 def say(text: str) -> None:
-    print(f"dockless daemon: {text}", file=sys.stderr, flush=True)
+    print(f"dockless daemon: {escaped(text)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except DocklessError as fault:
-        print(f"dockless: {fault}\n  hint: {fault.hint}", file=sys.stderr)
+        print(f"dockless: {escaped(str(fault))}\n  hint: {escaped(fault.hint)}", file=sys.stderr)
         sys.exit(fault.exit_code)

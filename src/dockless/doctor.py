@@ -49,22 +49,22 @@ def can_run(findings: list[Finding]) -> bool:
     return all(finding.status != "fail" for finding in findings)
 
 
-def text(findings: list[Finding], *, only_problems: bool = False) -> str:
+def lines(findings: list[Finding], *, only_problems: bool = False) -> list[str]:
     """The findings as the command line prints them."""
     width = max(len(finding.name) for finding in findings)
-    lines = []
+    found = []
     for finding in findings:
         if only_problems and finding.status == "ok":
             continue
-        lines.append(f"{finding.status:<5} {finding.name:<{width}}  {finding.what}")
+        found.append(f"{finding.status:<5} {finding.name:<{width}}  {finding.what}")
         margin = " " * (width + 8)
         first, *more = finding.next_step.splitlines() or [""]
         if first:
-            lines.append(f"{margin}next: {first}")
-            lines += [f"{margin}      {line}".rstrip() for line in more]
+            found.append(f"{margin}next: {first}")
+            found += [f"{margin}      {line}".rstrip() for line in more]
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
-    lines.append(f"\nAs {who}, this machine {'can run sandboxes.' if can_run(findings) else 'cannot run sandboxes yet: see fail above.'}")
-    return "\n".join(lines)
+    able = "can run sandboxes." if can_run(findings) else "cannot run sandboxes yet: see fail above."
+    return [*found, "", f"As {who}, this machine {able}"]
 
 
 def _checked(name: str, check: Callable[[], tuple[Status, str, str]]) -> Finding:

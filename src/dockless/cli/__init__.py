@@ -165,7 +165,9 @@ def _help(rest: list[str]) -> int:
         lines += [f"  {name:<12}{verb.about}" for name, verb in VERBS.items() if verb.group == group]
         lines.append("")
     lines.append("`dockless VERB --help` has the options; `dockless doctor` says what this machine can do.")
-    print("\n".join(lines))
+    from dockless.cli.output import out
+
+    out(*"\n".join(lines).split("\n"))
     return 0
 
 
@@ -195,15 +197,13 @@ def report(error: Exception, *, as_json: bool) -> int:
             raise error
         hint = "this is a bug in dockless; DOCKLESS_TRACEBACK=1 shows where"
         document, code, notes = {"error": "bug", "message": f"{type(error).__name__}: {error}", "subject": "", "hint": hint}, 125, []
-    if as_json:
-        import json
+    from dockless.cli.output import err, json_text, warn
 
-        print(json.dumps(document | {"exit_code": code, "notes": notes}), file=sys.stderr)
+    if as_json:
+        err(json_text(document | {"exit_code": code, "notes": notes}))
         return code
-    lines = [f"dockless: {document['message']}"]
-    if document["hint"]:
-        lines.append(f"  hint: {document['hint']}")
-    print("\n".join([*lines, *(f"  note: {note}" for note in notes)]), file=sys.stderr)
+    warn(document["message"], hint=document["hint"])
+    err(*(f"  note: {note}" for note in notes))
     return code
 
 

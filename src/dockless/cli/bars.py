@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dockless.text import escaped
 from dockless.units import format_rate
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Bars:
     def step(self, step: Progress) -> None:
         key = (step.image, step.layer)
         if key not in self._tasks:
-            about = f"{step.layer}/{step.layers} {step.digest.partition(':')[2][:12]}"
+            about = escaped(f"{step.layer}/{step.layers} {step.digest.partition(':')[2][:12]}")
             self._tasks[key] = self._live.add_task(about, total=step.total, step=step, moved=None, unpacked=None)
         task = self._live.tasks[self._live.task_ids.index(self._tasks[key])]
         fields: dict[str, Any] = {"step": step}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.output import age, cut, plain, print_json, span, table
+from dockless.cli.output import age, cut, out, plain, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone
 
@@ -26,14 +25,14 @@ def ps(options: Namespace) -> int:
     shown = [row for box in detached.list_all() if (row := describe(box)) and (options.all or row["state"] in ("starting", "running"))]
     if options.quiet:
         for row in shown:
-            print(row["id"])
+            out(row["id"])
     elif options.json:
         print_json(shown)
     else:
         rows = [(r["id"], r["image"], cut(" ".join(r["command"]), 40), _state(r), age(r["created"]), len(r["gpus"]) or "") for r in shown]
         table(("ID", "IMAGE", "COMMAND", "STATE", "AGE", "GPUS"), rows)
         if any(row["gpus"] and row["simulated"] for row in shown):
-            print("GPUs are simulated.")
+            out("GPUs are simulated.")
     return 0
 
 
@@ -155,13 +154,13 @@ def _each(options: Namespace, action: Any) -> int:
             done.append(name)
         except Exception as error:
             if first is not None:
-                print(f"dockless: {error}", file=sys.stderr)
+                warn(str(error))
             first = first or error
     if options.json:
         print_json(done)
     elif not options.quiet:
         for name in done:
-            print(name)
+            out(name)
     if first is not None:
         raise first
     return 0

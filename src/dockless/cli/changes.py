@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dockless.cli.images import print_images, record
-from dockless.cli.output import clean, print_json
+from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.transfer import change_options, edit_of
 
@@ -22,8 +22,7 @@ def diff(options: Namespace) -> int:
     if options.json:
         print_json(found)
         return 0
-    for change in found:
-        print(clean(change.path) if options.quiet else f"{change.kind} {clean(change.path)}")
+    out(*(change.path if options.quiet else f"{change.kind} {change.path}" for change in found))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dockless.cli.output import out
 from dockless.cli.parser import Namespace, Parser
 
 SHELLS = ("bash", "zsh", "fish")
@@ -30,7 +31,7 @@ def completion_options(parser: Parser) -> None:
 
 
 def completion(options: Namespace) -> int:
-    print({"bash": bash, "zsh": zsh, "fish": fish}[options.shell](), end="")
+    out(*{"bash": bash, "zsh": zsh, "fish": fish}[options.shell]().splitlines())
     return 0
 
 
@@ -53,16 +54,14 @@ def bash() -> str:
     for verb in VERBS:
         words = " ".join(name for flag in flags(verb) for name in flag.names)
         dynamic = "; ".join(f"{command} 2>/dev/null" for command in _ARGUMENTS.get(verb, ()))
-        fallback = (
-            '$(compgen -f -- "$cur")'
-            if verb in _FILES
-            else " ".join(SHELLS)
-            if verb == "completion"
-            else f"$({dynamic})"
-            if dynamic
-            else ""
-        )
-        cases.append(f'    {verb}) options="{words}"; [[ $cur == -* ]] || options="{fallback}" ;;')
+        if verb in _FILES:
+            arguments = '{ COMPREPLY=( $(compgen -f -- "$cur") ); return; }'
+        elif dynamic:
+            # compgen -W expands its words as the shell does: nothing gets there that could be a command.
+            arguments = f"options=\"$({{ {dynamic}; }} | tr -cd 'A-Za-z0-9\\n._/:@-')\""
+        else:
+            arguments = f'options="{" ".join(SHELLS) if verb == "completion" else ""}"'
+        cases.append(f'    {verb}) options="{words}"; [[ $cur == -* ]] || {arguments} ;;')
         choices += [
             f'    {verb}:{name}) words="{" ".join(flag.choices)}" ;;' for flag in flags(verb) if flag.choices for name in flag.names
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from dockless.cli.output import plain, print_json
+from dockless.cli.output import out, plain, print_json
 from dockless.sandbox.explain import Row, rows, text
 from dockless.units import format_duration
 
@@ -34,13 +34,13 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         print_json({"image": image, "limits": plain(writes), "gpus": plain(gpus), "operations": plain(table)})
         return 0
     for gpu in gpus:
-        print(f"gpu: {gpu}")
+        out(f"gpu: {gpu}")
     if writes:
-        print("before anything runs, in a control group of its own:")
+        out("before anything runs, in a control group of its own:")
         for write in writes:
-            print(f"      limit {write.file} to {write.value}\n        # echo {write.value} > $cgroup/{write.file}")
-        print()
-    print(text(table))
+            out(f"      limit {write.file} to {write.value}", f"        # echo {write.value} > $cgroup/{write.file}")
+        out("")
+    out(*text(table).split("\n"))
     return 0
 
 
@@ -64,10 +64,10 @@ def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: b
         print_json({"image": image, "seconds": took, "exit_code": ended.exit_code, "operations": plain(table)})
     else:
         sys.stdout.flush()
-        print(text(table))
+        out(*text(table).split("\n"))
         slowest = sorted((row for row in table if row.seconds is not None), key=_seconds, reverse=True)[:3]
-        print("\nslowest: " + ", ".join(f"{row.index} ({row.operation}) {format_duration(_seconds(row))}" for row in slowest))
-        print(", ".join(f"{name} {format_duration(seconds)}" for name, seconds in took.items()) + f"; exit code {ended.exit_code}")
+        out("", "slowest: " + ", ".join(f"{row.index} ({row.operation}) {format_duration(_seconds(row))}" for row in slowest))
+        out(", ".join(f"{name} {format_duration(seconds)}" for name, seconds in took.items()) + f"; exit code {ended.exit_code}")
     return ended.exit_code
 
 

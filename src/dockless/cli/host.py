@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.output import age, print_json, table
+from dockless.cli.output import age, out, print_json, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
 from dockless.units import format_size
@@ -30,18 +30,18 @@ def info(options: Namespace) -> int:
         print_json(host.as_dict() | {"daemon": daemon.as_dict()})
         return 0
     rights = ", administrator" if daemon.admin else ""
-    print(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
-    print(f"jobs        {host.running} running, {host.waiting} waiting")
+    out(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
+    out(f"jobs        {host.running} running, {host.waiting} waiting")
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
-        print(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")
+        out(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")
     return 0
 
 
 def print_gpus(host: HostInfo) -> None:
     """The table of GPUs and holders."""
     if not host.gpus:
-        print(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
+        out(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
         return
     holders = [f"job {gpu.job}" if gpu.job else "in use outside" if gpu.outside else "free" for gpu in host.gpus]
     rows = [
@@ -50,7 +50,7 @@ def print_gpus(host: HostInfo) -> None:
     ]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER", "SINCE"), rows)
     if any(gpu.simulated for gpu in host.gpus):
-        print("GPUs are simulated.")
+        out("GPUs are simulated.")
 
 
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
@@ -68,9 +68,9 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
                  "outside": bool(u.processes) and u.uuid not in held} for u in units]  # fmt: skip
         print_json({"daemon": None, "gpus": gpus, "gpu_error": problem})
         return 0
-    print(f"daemon      {error}\n            {error.hint}")
+    out(f"daemon      {error}", f"            {error.hint}")
     if not units:
-        print(f"gpus        none{': ' + problem if problem else ''}")
+        out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
     rows = [
         (u.index, u.model, format_size(u.memory), u.uuid, "a run" if u.uuid in held else "in use outside" if u.processes else "free")
@@ -78,7 +78,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     ]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER"), rows)
     if any(u.simulated for u in units):
-        print("GPUs are simulated.")
+        out("GPUs are simulated.")
     return 0
 
 
@@ -106,7 +106,7 @@ def doctor(options: Namespace) -> int:
     if options.json:
         print_json({"can_run": able, "checks": findings})
     else:
-        print(examination.text(findings, only_problems=options.quiet))
+        out(*examination.lines(findings, only_problems=options.quiet))
     return 0 if able else 1
 
 
@@ -132,5 +132,5 @@ def version(options: Namespace) -> int:
     if options.json:
         print_json({"version": __version__, "python": platform.python_version(), "linux": platform.release()})
     else:
-        print(f"dockless {__version__}")
+        out(f"dockless {__version__}")
     return 0

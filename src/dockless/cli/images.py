@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.output import age, each, print_json, short, table
+from dockless.cli.output import age, each, err, out, print_json, short, status, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.units import format_size
@@ -39,7 +39,7 @@ def images(options: Namespace) -> int:
     found = [image for image in store.list() if matches(image.reference, image.digest, options.patterns)]
     if options.quiet:
         for image in found:
-            print(image.name)
+            out(image.name)
         return 0
     rooms = {one.digest: one for one in store.room().images}
     if options.json:
@@ -71,7 +71,7 @@ def _shared(options: Namespace) -> int:
     ]
     if options.quiet:
         for row in rows:
-            print(row["reference"])
+            out(row["reference"])
     elif options.json:
         print_json(rows)
     else:
@@ -117,12 +117,12 @@ def print_images(found: list[Image], options: Namespace) -> None:
     """What a verb has made or brought: one line each, the name alone with -q; nothing with --json, which prints them together."""
     for image in found:
         for warning in () if options.quiet else image.warnings:
-            print(f"dockless: {image.name}: {warning}", file=sys.stderr)
+            warn(f"{image.name}: {warning}")
         if options.quiet:
-            print(image.name)
+            out(image.name)
         elif not options.json:
             layers = "1 layer" if len(image.layers) == 1 else f"{len(image.layers)} layers"
-            print(f"{image.name}  {short(image.digest)}  {format_size(image.size)}, {layers}")
+            out(f"{image.name}  {short(image.digest)}  {format_size(image.size)}, {layers}")
 
 
 def _check(options: Namespace) -> int:
@@ -130,24 +130,24 @@ def _check(options: Namespace) -> int:
 
     store = Store()
     shown = sys.stderr.isatty() and not options.quiet and not options.json
-    tell = (lambda path: print(f"\r\033[K{path[:100]}", end="", file=sys.stderr, flush=True)) if shown else None
+    tell = (lambda path: status(path[:100])) if shown else None
     report = store.check(repair=options.repair, tell=tell)
     if shown:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        status("")
     if options.json:
         print_json(
             {"sound": report.sound, "images": report.images, "layers": report.parts, "size": report.size, "problems": report.problems}
         )
         return 0 if report.sound else 1
     for problem in report.problems:
-        print(f"{problem.path}: {problem.why}{' (repaired)' if problem.repaired else ''}")
+        out(f"{problem.path}: {problem.why}{' (repaired)' if problem.repaired else ''}")
         for image in problem.images:
-            print(f"    part of image {short(image)}")
+            out(f"    part of image {short(image)}")
     if not options.quiet:
         read = f"{report.images} images, {report.parts} parts, {format_size(report.size)} read"
-        print(f"{store.root} is sound: {read}" if report.sound else f"{store.root} is not sound: {read}")
+        out(f"{store.root} is sound: {read}" if report.sound else f"{store.root} is not sound: {read}")
         if not report.sound:
-            print("dockless: not sound\n  hint: dockless images check --repair", file=sys.stderr)
+            warn("not sound", hint="dockless images check --repair")
     return 0 if report.sound else 1
 
 
@@ -170,7 +170,7 @@ def search(options: Namespace) -> int:
         print_json([record(image) | {"found": where} for image, where in hits])
     elif options.quiet:
         for image, _ in hits:
-            print(image.name)
+            out(image.name)
     else:
         table(("IMAGE", "ID", "FOUND"), [(image.reference or "<none>", short(image.digest), where[0][:100]) for image, where in hits])
     return 0 if hits else 1
@@ -202,7 +202,7 @@ def tag(options: Namespace) -> int:
     if options.json:
         print_json({"digest": store.get(options.image).digest, "tags": full})
     elif not options.quiet:
-        print("\n".join(full))
+        out(*full)
     return 0
 
 
@@ -224,7 +224,7 @@ def rmi(options: Namespace) -> int:
         removed.append({"removed": freed.images, "freed": freed.size, "busy": freed.busy})
         if not options.quiet and not options.json:
             for gone in freed.images:
-                print(gone)
+                out(gone)
 
     code = each(options.images, one, as_json=options.json)
     if options.json:
@@ -236,6 +236,6 @@ def rmi(options: Namespace) -> int:
 
 def say_freed(size: int, busy: bool, would: str = "freed") -> None:
     if size or not busy:
-        print(f"{format_size(size)} {would}", file=sys.stderr)
+        err(f"{format_size(size)} {would}")
     if busy:
-        print("dockless: a pull or load is at work, so the rest has to stay for now: dockless prune later", file=sys.stderr)
+        warn("a pull or load is at work, so the rest has to stay for now: dockless prune later")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dockless.cli.output import cut, each, print_json, short, table
+from dockless.cli.output import cut, each, out, print_json, short, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone, UnknownImage
 from dockless.units import format_size
@@ -13,7 +13,7 @@ from dockless.units import format_size
 def inspect_options(parser: Parser) -> None:
     parser.add_argument("names", nargs="+", metavar="IMAGE|SANDBOX", help="images of the store, or detached sandboxes")
     parser.add_argument("--type", choices=("image", "sandbox"), help="where a name could be both: images go first")
-    parser.add_argument("--raw", choices=("manifest", "config"), help="the document itself, byte for byte (one image)")
+    parser.add_argument("--raw", choices=("manifest", "config"), help="the document itself (one image), byte for byte but on a terminal")
     parser.json()
 
 
@@ -113,8 +113,12 @@ def _raw(options: Namespace) -> int:
     if image.is_host:
         raise BadInput("the host is no image with documents", subject="host", hint="name an image of 'dockless images'")
     raw, parsed, _ = store.documents(image.digest, f"image {image.name}")
+    document = raw if options.raw == "manifest" else store.read_blob(parsed.config.digest, image.name)
+    if sys.stdout is None or sys.stdout.isatty():
+        out(*document.decode(errors="backslashreplace").split("\n"))
+        return 0
     sys.stdout.flush()
-    sys.stdout.buffer.write(raw if options.raw == "manifest" else store.read_blob(parsed.config.digest, image.name))
+    sys.stdout.buffer.write(document)
     sys.stdout.buffer.flush()
     return 0
 
@@ -143,7 +147,7 @@ def history(options: Namespace) -> int:
     elif options.quiet:
         for row in rows:
             if row["layer"]:
-                print(row["layer"])
+                out(row["layer"])
     else:
         table(
             ("LAYER", "CREATED", "SIZE", "MADE BY"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.output import age, cut, print_json, span, table
+from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
@@ -64,11 +63,11 @@ def submit(options: Namespace) -> int:
         if options.json and not options.wait:
             print_json({"ids": ids} if options.array is not None else {"id": ids[0]})
         elif options.quiet:
-            print("\n".join(map(str, ids)), flush=True)
+            out(*ids)
         elif not options.json:
             if job.gpus and daemon.simulated:
-                print("dockless: the GPUs are simulated: nothing computes on them", file=sys.stderr)
-            print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}", flush=True)
+                warn("the GPUs are simulated: nothing computes on them")
+            out(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
         return _wait(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
 
 
@@ -92,7 +91,7 @@ def queue(options: Namespace) -> int:
         simulated = any(job.gpu_count for job in found) and client.ping().simulated
     if options.quiet:
         for job in found:
-            print(job.id)
+            out(job.id)
     elif options.json:
         print_json([job.as_dict() | {"simulated": simulated and job.gpu_count > 0} for job in found])
     elif options.ids:
@@ -120,7 +119,7 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
     ]
     table(("ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"), rows)
     if simulated:
-        print("GPUs are simulated.")
+        out("GPUs are simulated.")
 
 
 def _time(job: Job) -> str:
@@ -153,12 +152,12 @@ def _detail(job: Job, simulated: bool) -> None:
     ]
     for name, value in facts:
         if value != "":
-            print(f"{name:<12}{value}")
+            out(f"{name:<12}{value}")
     for attempt in job.attempts:
         length = f", {span(attempt.ended - attempt.started)}" if attempt.ended and attempt.started else ""
         reason = f", {attempt.reason}" if attempt.reason else ""
-        print(f"{'attempt':<12}{attempt.number}: {attempt.state}, sandbox {attempt.sandbox}{length}{reason}")
-    print()
+        out(f"{'attempt':<12}{attempt.number}: {attempt.state}, sandbox {attempt.sandbox}{length}{reason}")
+    out("")
 
 
 def wait_options(parser: Parser) -> None:
@@ -189,9 +188,9 @@ def _wait(queue: Client, ids: list[int], timeout: float | None, *, quiet: bool, 
         print_json([job.as_dict() for job in jobs])
     for job in jobs:
         if not quiet and not as_json:
-            print(f"job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
+            out(f"job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
         elif quiet and not as_json and job.state != "COMPLETED":
-            print(f"dockless: job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}", file=sys.stderr)
+            warn(f"job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
     return next((job.exit_code or 1 for job in jobs if job.state != "COMPLETED"), 0)
 
 
@@ -209,7 +208,7 @@ def _wait_boxes(names: list[str], timeout: float | None, options: Namespace) -> 
         code = code or ended.exit_code
         rows.append(describe(box))
         if not options.quiet and not options.json:
-            print(f"{name}: exit code {ended.exit_code}")
+            out(f"{name}: exit code {ended.exit_code}")
     if options.json:
         print_json(rows)
     return code
@@ -236,5 +235,5 @@ def cancel(options: Namespace) -> int:
         print_json([job.as_dict() for job in jobs])
     elif not options.quiet:
         for job in jobs:
-            print(f"job {job.id}: {job.state if job.state.ended else 'ending'}{', ' + job.reason if job.reason else ''}")
+            out(f"job {job.id}: {job.state if job.state.ended else 'ending'}{', ' + job.reason if job.reason else ''}")
     return 0

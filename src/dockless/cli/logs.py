@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dockless.cli.boxes import find
+from dockless.cli.output import err, json_text, out
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import SandboxGone
 
@@ -29,21 +30,32 @@ def logs_options(parser: Parser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    job = options.id.isdecimal()
-    for at, stream, text, partial in _job(options) if job else _box(find(options.id), options.follow):
+    if options.id.isdecimal():
+        lines, theirs = _job(options), _foreign(int(options.id))
+    else:
+        box = find(options.id)
+        lines, theirs = _box(box, options.follow), os.geteuid() == 0 and "queue" in box.labels
+    for at, stream, text, partial in lines:
         if options.json:
-            _print_json(at, stream, text, partial)
+            out(json_text({"at": at, "stream": stream, "text": text.decode(errors="replace"), "partial": partial}))
             continue
-        out = (sys.stderr if stream == "stderr" else sys.stdout).buffer
-        out.write((at.encode() + b" " if options.timestamps else b"") + text + (b"" if partial else b"\n"))
-        out.flush()
+        target = sys.stderr if stream == "stderr" else sys.stdout
+        if target is None:
+            continue
+        if theirs and target.isatty():
+            (err if stream == "stderr" else out)((at + " " if options.timestamps else "") + text.decode(errors="backslashreplace"))
+            continue
+        target.buffer.write((at.encode() + b" " if options.timestamps else b"") + text + (b"" if partial else b"\n"))
+        target.buffer.flush()
     return 0
 
 
-def _print_json(at: str, stream: str, text: bytes, partial: bool) -> None:
-    import json
+def _foreign(number: int) -> bool:
+    """Whether a job is another user's: on a terminal what it wrote is then escaped. One's own output comes as it is, as that of ``run``."""
+    from dockless.sched import connect
 
-    print(json.dumps({"at": at, "stream": stream, "text": text.decode(errors="replace"), "partial": partial}), flush=True)
+    with connect() as queue:
+        return queue.job(number).uid != os.geteuid()
 
 
 def _job(options: Namespace) -> Iterator[Line]:

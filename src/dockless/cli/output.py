@@ -1,4 +1,8 @@
-"""Tables, ages and JSON for people and scripts. No colours, no libraries."""
+"""All that the command line prints: lines, tables, ages and JSON, for people and scripts. No colours, no libraries.
+
+What is printed is escaped here (``dockless.text.escaped``), whoever it came from: a name, a command or a registry's message is one line and
+drives no terminal. Only what a job itself wrote, and bytes that were asked for as they are, go past this module.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,54 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
+from dockless.text import escaped
 from dockless.units import format_duration
+
+
+def out(*lines: object) -> None:
+    """Print lines on standard output. A newline inside a line is escaped."""
+    _write(sys.stdout, lines)
+
+
+def err(*lines: object) -> None:
+    """The same on standard error."""
+    _write(sys.stderr, lines)
+
+
+def warn(text: str, *, hint: str = "") -> None:
+    """One line on standard error, in the manner of errors, and what to do about it."""
+    err(f"dockless: {text}", *([f"  hint: {hint}"] if hint else ()))
+
+
+def status(text: str) -> None:
+    """Replace the line of the terminal on standard error; "" clears it."""
+    sys.stderr.write("\r\033[K" + escaped(text))
+    sys.stderr.flush()
+
+
+def _write(stream: TextIO | None, lines: Sequence[object]) -> None:
+    if stream is None:  # there is none
+        return
+    text = "".join(f"{escaped(str(line))}\n" for line in lines)
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # a terminal or a setting that knows fewer characters
+        stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
+    stream.flush()
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, indent: str = "") -> None:
     """Left-aligned columns, two blanks between them; the last one is as wide as it likes."""
-    cells = [list(heads), *([clean(str(cell)) for cell in row] for row in rows)]
+    cells = [list(heads), *([escaped(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
-    for row in cells:
-        print(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def clean(text: str) -> str:
-    """Without control characters: names and commands of other people must not drive this terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    out(*(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells))
 
 
 def cut(text: str, width: int) -> str:
+    """At most so many characters, as they are shown."""
+    text = escaped(text)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -43,10 +76,15 @@ def span(seconds: float) -> str:
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
+    _write(sys.stdout, json_text(value, indent=indent).split("\n"))
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """ASCII alone, so that it drives no terminal either."""
     import json
 
-    json.dump(plain(value), sys.stdout, indent=indent, separators=(",", ": ") if indent else (", ", ": "), default=str)
-    sys.stdout.write("\n")
+    text = json.dumps(plain(value), indent=indent, separators=(",", ": ") if indent else (", ", ": "), default=str)
+    return text.replace("\x7f", "\\u007f")
 
 
 def plain(value: Any) -> Any:
@@ -58,10 +96,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
     return value
-
-
-def warn(text: str) -> None:
-    print(f"dockless: {text}", file=sys.stderr)
 
 
 def each(items: Iterable[Any], do: Callable[[Any], None], *, as_json: bool = False) -> int:
@@ -84,9 +118,16 @@ def short(digest: str) -> str:
     return digest.partition(":")[2][:12]
 
 
+def ask(question: str) -> None:
+    """A question on standard error, the answer's place behind it."""
+    if sys.stderr is not None:
+        sys.stderr.write(escaped(question))
+        sys.stderr.flush()
+
+
 def confirmed(question: str) -> bool:
     """Ask on the terminal. Where there is none, whoever wrote the script has decided."""
     if sys.stdin is None or not sys.stdin.isatty():
         return True
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    ask(f"{question} [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -24,6 +24,11 @@ class Parser(argparse.ArgumentParser):
         verb = self.prog.removeprefix("dockless ")
         raise BadInput(f"{verb}: {message}", subject=self.prog, hint=hint or f"`{self.prog} --help` lists the options")
 
+    def print_help(self, file: object = None) -> None:
+        from dockless.cli.output import out
+
+        out(*self.format_help().splitlines())
+
     def parse(self, words: Sequence[str]) -> Namespace:
         """The values of a line without its command. ``BadInput``; ``SystemExit`` for --help, after printing it."""
         found, unknown = self.parse_known_args(words)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dockless.cli.output import err
 from dockless.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Shown:
             self._bars.stop()
         moved, seconds = sum(self._moved.values()), time.monotonic() - self._begun
         if kind is None and not self._quiet and moved >= SUMMARY_FROM and seconds >= SUMMARY_AFTER:
-            _say(f"{format_size(moved)} {self._verb} in {format_duration(round(seconds, 1))}, {format_size(moved / seconds)}/s")
+            err(f"{format_size(moved)} {self._verb} in {format_duration(round(seconds, 1))}, {format_size(moved / seconds)}/s")
 
     def _step(self, step: Progress) -> None:
         with self._lock:  # layers report from threads of their own
@@ -84,11 +85,7 @@ class Shown:
             what = f"{step.state}, {format_size(step.done)}{of}"
         self._last = now
         noun = "blob" if self._verb == "sent" else "layer"
-        _say(f"{step.image}: {noun} {step.layer}/{step.layers} {step.digest.partition(':')[2][:12]}: {what}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+        err(f"{step.image}: {noun} {step.layer}/{step.layers} {step.digest.partition(':')[2][:12]}: {what}")
 
 
 @contextmanager
@@ -97,5 +94,5 @@ def resumable(doing: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say(f"dockless: interrupted; what has come is kept: run the same command to go on with {doing}")
+        err(f"dockless: interrupted; what has come is kept: run the same command to go on with {doing}")
         raise SystemExit(130) from None

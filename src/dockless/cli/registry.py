@@ -6,11 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from dockless.cli.images import print_images, record
-from dockless.cli.output import each, print_json, short
+from dockless.cli.output import ask, each, out, print_json, short, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import Shown, resumable
 from dockless.errors import BadInput, Unauthorized
 from dockless.pulling import POLICIES
+from dockless.text import escaped
 from dockless.units import format_size
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def push(options: Namespace) -> int:
     if options.json:
         print_json(pushed)
     elif options.quiet:
-        print(pushed.digest)
+        out(pushed.digest)
     else:
         blobs = f"{pushed.uploaded} blobs sent, {format_size(pushed.sent)}; {pushed.mounted + pushed.there} were there"
-        print(f"{pushed.reference}  {short(pushed.digest)}  {blobs}")
+        out(f"{pushed.reference}  {short(pushed.digest)}  {blobs}")
     return 0
 
 
@@ -98,7 +99,7 @@ def login(options: Namespace) -> int:
     if options.json:
         print_json({"registry": options.registry, "username": username, "kept": where})
     elif not options.quiet:
-        print(f"logged in to {options.registry} as {username}; kept in {where}")
+        out(f"logged in to {options.registry} as {username}; kept in {where}")
     return 0
 
 
@@ -122,9 +123,9 @@ def _who(options: Namespace) -> tuple[str, str]:
 
     username = options.username
     if not username:
-        print(f"user name at {options.registry}: ", end="", file=sys.stderr, flush=True)
+        ask(f"user name at {options.registry}: ")
         username = sys.stdin.readline().strip()
-    password = getpass.getpass(f"password of {username}: ", stream=sys.stderr)
+    password = getpass.getpass(f"password of {escaped(username)}: ", stream=sys.stderr)
     if not username or not password:
         raise BadInput("a login needs a name and a password", subject=options.registry)
     return username, password
@@ -144,9 +145,9 @@ def logout(options: Namespace) -> int:
         print_json({"registry": options.registry, "removed": done.removed, "remaining": done.remaining})
     elif not options.quiet:
         for place in done.removed:
-            print(f"logged out of {options.registry}: {place}")
+            out(f"logged out of {options.registry}: {place}")
         if not done.removed:
-            print(f"there was no login for {options.registry}")
+            out(f"there was no login for {options.registry}")
         if done.remaining:
-            print(f"dockless: another login for it stays in {done.remaining}\n  hint: docker logout {options.registry}", file=sys.stderr)
+            warn(f"another login for it stays in {done.remaining}", hint=f"docker logout {options.registry}")
     return 0

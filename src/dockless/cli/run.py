@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from dockless.cli.parser import Namespace, Parser
@@ -54,23 +53,26 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
     from dockless.cli.attached import Signals
 
     with Signals() as signals, Sandbox(image, command, id=options.name or None, pull="never", **wanted) as box:
-        if not options.quiet and not options.json:
+        if not options.quiet and not options.json and box.warnings:
+            from dockless.cli.output import warn
+
             for warning in box.warnings:
-                print(f"dockless: {warning}", file=sys.stderr)
+                warn(warning)
         ended = signals.wait(box)
     if options.json:
         print_exit(image, command, ended, box)
-    elif ended.timed_out and not options.quiet:
-        print(f"dockless: timed out after {wanted['timeout']}, everything inside was killed", file=sys.stderr)
-    elif ended.oom_killed and not options.quiet:
-        print("dockless: the kernel killed something inside for memory\n  hint: raise --memory", file=sys.stderr)
+    elif not options.quiet and (ended.timed_out or ended.oom_killed):
+        from dockless.cli.output import warn
+
+        if ended.timed_out:
+            warn(f"timed out after {wanted['timeout']}, everything inside was killed")
+        else:
+            warn("the kernel killed something inside for memory", hint="raise --memory")
     return ended.exit_code
 
 
 def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> None:
-    import json
-
-    from dockless.cli.output import plain
+    from dockless.cli.output import err, json_text, plain
 
     document = {
         "image": image,
@@ -80,7 +82,7 @@ def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> Non
         "simulated": box.simulated,
         **plain(ended),
     }
-    print(json.dumps(document), file=sys.stderr)
+    err(json_text(document))
 
 
 def _detached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
@@ -101,16 +103,16 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
             spec = replace(spec, gpus=lease.uuids)
             labels = {"gpus": "simulated"} if lease.simulated else {}
         box = detached.start(spec, id=options.name or None, labels=labels)
+    from dockless.cli.output import out, print_json, warn
+
     warnings = box.document.warnings
     if labels:
         warnings = ("the GPUs are simulated: nothing computes on them", *warnings)
     if options.json:
-        from dockless.cli.output import print_json
-
         print_json({"id": box.id, "gpus": spec.gpus, "warnings": warnings})
         return 0
     if not options.quiet:
         for warning in warnings:
-            print(f"dockless: {warning}", file=sys.stderr)
-    print(box.id)
+            warn(warning)
+    out(box.id)
     return 0

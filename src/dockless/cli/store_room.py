@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from dockless.cli.images import say_freed
-from dockless.cli.output import age, confirmed, print_json, short, table
+from dockless.cli.output import age, confirmed, err, out, print_json, short, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.units import format_size, parse_duration
@@ -23,7 +23,7 @@ def df(options: Namespace) -> int:
     store = Store()
     room = store.room()
     if options.quiet:
-        print(room.used)
+        out(room.used)
         return 0
     if options.json:
         from dockless.cli.output import plain
@@ -42,15 +42,15 @@ def df(options: Namespace) -> int:
     ]
     if rows:
         table(("IMAGE", "ID", "ROOM", "OF ITS OWN", "USED"), rows)
-        print()
-    print(f"layers       {format_size(room.layers)}")
-    print(f"blobs        {format_size(room.blobs)}, as they came: for push and save (dockless prune --blobs)")
+        out("")
+    out(f"layers       {format_size(room.layers)}")
+    out(f"blobs        {format_size(room.blobs)}, as they came: for push and save (dockless prune --blobs)")
     if room.partial:
-        print(f"downloads    {format_size(room.partial)}, cut off, to be gone on with")
+        out(f"downloads    {format_size(room.partial)}, cut off, to be gone on with")
     if room.unneeded:
-        print(f"unneeded     {format_size(room.unneeded)} of it (dockless prune)")
+        out(f"unneeded     {format_size(room.unneeded)} of it (dockless prune)")
     bound = "" if room.bound is None else f" of {format_size(room.bound)} that it may have"
-    print(f"store        {format_size(room.used)}{bound} in {store.root}, {format_size(room.free)} free")
+    out(f"store        {format_size(room.used)}{bound} in {store.root}, {format_size(room.free)} free")
     return 0
 
 
@@ -86,20 +86,20 @@ def prune(options: Namespace) -> int:
             return 0
         if not options.quiet or not options.dry_run:
             for name in would.images:
-                print(name, file=sys.stdout if options.dry_run else sys.stderr)
+                (out if options.dry_run else err)(name)
             say_freed(would.size, would.busy, "would be freed")
         if options.dry_run:
             return 0
         if not would.images and not would.size:
             return 0
         if not confirmed("Remove these?"):
-            print("dockless: nothing was removed", file=sys.stderr)
+            warn("nothing was removed")
             return 1
     freed = store.prune(**wanted)
     if options.json:
         print_json({"removed": freed.images, "freed": freed.size, "busy": freed.busy, "dry_run": False})
     elif not options.quiet:
         for name in freed.images:
-            print(name)
+            out(name)
         say_freed(freed.size, freed.busy)
     return 0

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dockless.cli.images import print_images, record
-from dockless.cli.output import each, print_json
+from dockless.cli.output import each, out, print_json, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import Shown
 from dockless.errors import BadInput, DocklessError, ImageError
@@ -199,7 +199,7 @@ def export(options: Namespace) -> int:
         else:
             written = write(Store().get(options.source), destination, **how)
     for warning in () if options.quiet else written.warnings:
-        print(f"dockless: {warning}", file=sys.stderr)
+        warn(warning)
     if options.json and options.output not in (None, "-"):
         print_json({"output": options.output, "members": written.members, "size": written.size, "warnings": written.warnings})
     return 0
@@ -231,4 +231,4 @@ def _written(options: Namespace, images: list[Image]) -> None:
     if options.json:
         print_json({"output": options.output, "images": [image.name for image in images]})
     elif not options.quiet:
-        print(f"{', '.join(image.name for image in images)}: saved to {options.output}")
+        out(f"{', '.join(image.name for image in images)}: saved to {options.output}")
