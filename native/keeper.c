@@ -1,6 +1,6 @@
 /* The keeper of a sandbox: outside of it, in C, some 50 KB. It waits for init, forwards signals, ends the tree when the time is up or the host is
- * gone, and says how it ended. For a detached sandbox it also pumps the logs and writes the exit record; its lock on the state directory
- * lasts exactly as long as it lives.
+ * gone, and says how it ended. For a detached sandbox it also pumps the logs and writes the records `started` and `exit`; its lock on the state
+ * directory lasts exactly as long as it lives. What it cannot write whole it does not publish.
  *
  *   leash     end of file: the host died. A byte 'K': kill now
  *   init      its pidfd: readable when it has ended
@@ -8,7 +8,7 @@
  */
 #include "launcher.h"
 
-static char buffer[16384];
+static char buffer[RECORD_ROOM];
 
 static void write_file_at(int dir, const char *name, const char *text, uint64_t length) {
     sysret fd = sys(NR_openat, dir, name, O_WRONLY_ | O_CLOEXEC_, 0);
@@ -22,15 +22,18 @@ static void kill_tree(void) {
     sys(NR_pidfd_send_signal, SLOT_INIT, SIG_KILL, 0, 0);
 }
 
-/* A file of the state directory, whole or not at all. */
-static void publish(const char *temporary, const char *name, uint64_t length) {
-    sysret fd = sys(NR_openat, SLOT_STATE, temporary, O_WRONLY_ | O_CREAT_ | O_TRUNC_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
-    if (fd < 0) return;
-    write_all((int)fd, buffer, length);
-    sys(NR_fsync, fd);
-    sys(NR_close, fd);
-    sys(NR_renameat, SLOT_STATE, temporary, SLOT_STATE, name);
-    sys(NR_fsync, SLOT_STATE);
+/* A record goes into a file that has had its room since before the start: nothing is cut off first, because what is given back may be gone on a full
+ * disk. Its fd, or a negative errno. */
+static sysret fill(const char *temporary, uint64_t length) {
+    sysret fd = sys(NR_openat, SLOT_STATE, temporary, O_WRONLY_ | O_CREAT_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
+    if (fd < 0) return fd;
+    sysret error = write_all((int)fd, buffer, length);
+    if (error < 0) {
+        sys(NR_close, fd);
+        return error;
+    }
+    sys(NR_ftruncate, fd, length); /* where this fails, what follows is zeros, and the reader stops at the end mark */
+    return fd;
 }
 
 static uint64_t line(uint64_t at, const char *key, uint64_t value) {
@@ -49,17 +52,32 @@ static uint64_t cgroup_file(uint64_t at, const char *name) {
     at = put_text(buffer, at, "]\n");
     sysret n = sys(NR_read, fd, buffer + at, 2000);
     sys(NR_close, fd);
+    while (n > 0 && buffer[at + (uint64_t)n - 1] != '\n') n--; /* whole lines: half a number would be a wrong one */
     return n > 0 ? at + (uint64_t)n : at;
 }
 
-static void write_started(struct plan_header *plan) {
-    uint64_t at = line(0, "keeper", (uint64_t)sys(NR_getpid));
-    at = line(at, "init", (uint64_t)plan->init_pid);
-    publish("started.tmp", "started", at);
+/* A record is whole when these two lines end it: what a torn write, a lost page or a stray byte leaves is none. */
+static uint64_t end_mark(uint64_t at) {
+    at = put_text(buffer, at, "[end]\n");
+    return line(at, "crc32", crc32(buffer, at));
 }
 
+/* Visible first and durable after it: whoever started the sandbox waits for the file, and half of it says enough, that there was a start. */
+static int write_started(struct plan_header *plan) {
+    uint64_t at = line(0, "keeper", (uint64_t)sys(NR_getpid));
+    sysret fd = fill("started.tmp", end_mark(line(at, "init", (uint64_t)plan->init_pid)));
+    if (fd < 0) return 0;
+    sysret error = sys(NR_renameat, SLOT_STATE, "started.tmp", SLOT_STATE, "started");
+    sys(NR_fsync, fd);
+    sys(NR_close, fd);
+    sys(NR_fsync, SLOT_STATE);
+    return error == 0;
+}
+
+/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same. */
 static void write_exit(struct plan_header *plan) {
-    uint64_t at = line(0, "status", (uint32_t)plan->status);
+    uint64_t at = line(0, "format", 2);
+    at = line(at, "status", (uint32_t)plan->status);
     at = line(at, "outcome", plan->outcome);
     at = line(at, "user_us", plan->user_us);
     at = line(at, "system_us", plan->system_us);
@@ -68,7 +86,10 @@ static void write_exit(struct plan_header *plan) {
     at = line(at, "ended_ns", plan->ended_ns);
     static const char *const files[] = {"cpu.stat", "memory.peak", "memory.events", "pids.peak", "io.stat"};
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++) at = cgroup_file(at, files[i]);
-    publish("exit.tmp", "exit", at);
+    sysret fd = fill("exit.tmp", end_mark(at));
+    if (fd < 0) return;
+    if (sys(NR_fsync, fd) == 0 && sys(NR_renameat, SLOT_STATE, "exit.tmp", SLOT_STATE, "exit") == 0) sys(NR_fsync, SLOT_STATE);
+    sys(NR_close, fd);
 }
 
 /* A chunk of output, if there is one; 0 at its end. */
@@ -180,7 +201,11 @@ void keeper_run(struct plan_header *plan, int init_pid) {
         sys(NR_dup3, signals, SLOT_SIGNALS, O_CLOEXEC_);
         sys(NR_close, signals);
     }
-    if (plan->flags & PLAN_DETACHED) write_started(plan);
+    /* What could not be found again must not run. */
+    if ((plan->flags & PLAN_DETACHED) && !write_started(plan)) {
+        plan->outcome |= OUTCOME_KILLED;
+        kill_tree();
+    }
     watch(plan);
     account(plan, init_pid);
     if (plan->phase < PHASE_READY) {

@@ -3,6 +3,10 @@
 
 #include "ops.h"
 
+/* Bytes that a record of a detached sandbox takes at most, and that the host sets aside before the start (sandbox/records.py). The five cgroup files take
+ * 2000 each. */
+enum { RECORD_ROOM = 16384 };
+
 /* keeper.c: waits for the init of a sandbox, from outside. Never returns. */
 void keeper_run(struct plan_header *plan, int init_pid);
 
@@ -20,6 +24,7 @@ void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x);
 void die(int code) __attribute__((noreturn));
 uint64_t put_text(char *to, uint64_t at, const char *text);
 uint64_t put_number(char *to, uint64_t at, uint64_t number, int width);
-void write_all(int fd, const char *bytes, uint64_t length);
+sysret write_all(int fd, const char *bytes, uint64_t length); /* 0 or a negative errno */
+uint32_t crc32(const char *bytes, uint64_t length);
 
 #endif

@@ -45,12 +45,23 @@ uint64_t put_number(char *to, uint64_t at, uint64_t number, int width) {
     return at;
 }
 
-void write_all(int fd, const char *bytes, uint64_t length) {
+sysret write_all(int fd, const char *bytes, uint64_t length) {
     while (length) {
         sysret n = sys(NR_write, fd, bytes, length);
         if (n == -E_INTR) continue;
-        if (n <= 0) return;
+        if (n <= 0) return n < 0 ? n : -E_IO;
         bytes += n;
         length -= (uint64_t)n;
     }
+    return 0;
+}
+
+/* As zlib and gzip have it (ISO 3309). */
+uint32_t crc32(const char *bytes, uint64_t length) {
+    uint32_t crc = ~0u;
+    while (length--) {
+        crc ^= (uint8_t)*bytes++;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
 }

@@ -9,9 +9,11 @@
         log, log.1     the job's output
         image          a link to the image's lease: it stays in the store as long as this directory
         exit           raw wait status, outcome and the kernel's accounts: written by the keeper, whole or not at all
+        *.tmp          the room of ``started`` and ``exit`` until then: a disk that has filled up meanwhile loses neither
         upper/ work/   the private upper, where the root is on disk
 
-No process of Python stays behind. Whoever comes next (a daemon after a crash, another shell) finds the directory and reads.
+No process of Python stays behind. Whoever comes next (a daemon after a crash, another shell) finds the directory and reads. What it finds
+may be torn or garbage, whatever the disk did: such a sandbox has ``vanished``, with a reason, and nothing else is disturbed by it.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dockless import paths
-from dockless.cgroups import Cgroup, Usage, find_delegation
-from dockless.errors import BadInput, DocklessError, SandboxGone
-from dockless.sandbox import process, sandbox
+from dockless.cgroups import Cgroup, find_delegation
+from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone
+from dockless.sandbox import process, records, sandbox
 from dockless.sandbox.locks import is_locked
 from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
 from dockless.sandbox.prepared import prepared
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
     from dockless.images import Image
 
+_GLANCE = 0.0005
+"""Seconds between looks for a file that is there already nearly always."""
 State = Literal["starting", "running", "exited", "vanished"]
 
 
@@ -89,13 +93,15 @@ class Detached:
 
     @property
     def document(self) -> Document:
-        """What ``spec.json`` says. ``SandboxGone`` if the directory is gone, or was left before it was whole."""
+        """What ``spec.json`` says. ``SandboxGone`` if the directory is gone, was left before it was whole, or holds no sound one."""
         import msgspec
 
         try:
-            return _decoder().decode((self.directory / "spec.json").read_bytes())
-        except (FileNotFoundError, msgspec.MsgspecError):
+            return _decoder().decode(records.read(self.directory / "spec.json"))
+        except FileNotFoundError:
             raise _gone(self.id) from None
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise _gone(self.id, f"its spec.json cannot be read: {error}") from None
 
     @property
     def spec(self) -> Spec:
@@ -111,33 +117,62 @@ class Detached:
         return tuple(p for p in (self.directory / "log.1", self.directory / "log") if p.exists())
 
     def state(self) -> State:
-        """``starting``: no program has been exec'd yet, ``vanished``: it ended without a record (a reboot, a killed keeper), or never
-        began."""
+        """``starting``: no program has been exec'd yet, ``vanished``: it ended without a sound record, or never began; see ``loss``."""
         alive = is_locked(self.directory / "lock")
-        if (self.directory / "exit").exists():
+        if self.exit() is not None:
             return "exited"
         if not alive:
-            return "exited" if (self.directory / "exit").exists() else "vanished"
-        return "running" if (self.directory / "started").exists() else "starting"
+            return "vanished"
+        return "running" if os.path.lexists(self.directory / "started") else "starting"
 
     def exit(self) -> Exit | None:
-        """How it ended, from the record; None without one."""
+        """How it ended, from the record; None without a sound one."""
+        return self._ended()[0]
+
+    def loss(self) -> str:
+        """Why nobody can say how a vanished one ended; empty where it can be said."""
+        return self._ended()[1]
+
+    def _ended(self) -> tuple[Exit | None, str]:
         try:
-            return parse_exit((self.directory / "exit").read_text())
+            return records.parse_exit(records.read(self.directory / "exit")), ""
         except FileNotFoundError:
-            return None
+            return None, self._unrecorded()
+        except ValueError as error:
+            return None, f"its exit record cannot be read: {error}"
+
+    def _unrecorded(self) -> str:
+        try:
+            rebooted = self.document.boot_id != boot_id()
+        except SandboxGone as error:
+            return str(error)
+        if rebooted:
+            return "the host was rebooted while it ran"
+        if not os.path.lexists(self.directory / "started"):
+            return "it was ended before its program began"
+        return "its keeper was killed, or could not write its exit record"
 
     @property
     def pid(self) -> int:
         """The keeper's pid; 0 before it has one."""
         return self._pids().get("keeper", 0)
 
+    @property
+    def init_pid(self) -> int:
+        """Its PID 1, as the host numbers it; 0 before it has one."""
+        return self._pids().get("init", 0)
+
+    def _keeper(self) -> int:
+        """The keeper's pid, also of one whose ``started`` is gone; 0 if there is none."""
+        return self.pid or _keeper_by_name(self.directory)
+
     def _pids(self) -> dict[str, int]:
         try:
-            lines = (self.directory / "started").read_text().splitlines()
+            return records.parse_started(records.read(self.directory / "started"))
         except FileNotFoundError:
             return {}
-        return {key: int(value) for key, _, value in (line.partition(" ") for line in lines)}
+        except ValueError:
+            return {"keeper": _keeper_by_name(self.directory)}
 
     def pidfd(self) -> int:
         """A pidfd of the keeper, readable when it has ended; the caller closes it. ``SandboxGone`` if it has already.
@@ -153,13 +188,12 @@ class Detached:
             if is_locked(self.directory / "lock"):
                 return fd
             os.close(fd)
-            self._collect()
+            self._collect(pid)
         raise _gone(self.id)
 
-    def _collect(self) -> None:
+    def _collect(self, pid: int) -> None:
         """A keeper that has written its record and was our own child does not stay a zombie. As long as it is one its pid is nobody
         else's."""
-        pid = self.pid
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as stream:
                 command = stream.read().rstrip(b"\0").decode()
@@ -185,9 +219,9 @@ class Detached:
                 _reap(fd)
             finally:
                 os.close(fd)
-        ended = self.exit()
+        ended, why = self._ended()
         if ended is None:
-            raise _gone(self.id)
+            raise _gone(self.id, why)
         return ended
 
     def send_signal(self, number: int) -> None:
@@ -222,6 +256,7 @@ class Detached:
         """SIGKILL to everything inside; the keeper records it. No error if it has ended."""
         # By its cgroup and by its init: whichever fails, the other is tried.
         failed: Exception | None = None
+        group = None
         try:
             group = self._cgroup()
             if group is not None:
@@ -230,16 +265,17 @@ class Detached:
         except (DocklessError, OSError) as error:
             failed = error
         try:
-            killed = self._signal("init", signal.SIGKILL)
-            self._signal("keeper", signal.SIGCONT)  # somebody may have stopped it
+            killed = self._signal(self.init_pid, signal.SIGKILL)
+            # Somebody may have stopped the keeper. Where its records are no use and there is no cgroup it is killed itself: init goes with it.
+            blind = group is None and not killed
+            self._signal(self._keeper() if blind else self.pid, signal.SIGKILL if blind else signal.SIGCONT)
         except OSError as error:
             failed, killed = failed or error, False
         if failed is not None and not killed and self.state() in ("starting", "running"):
             raise failed
 
-    def _signal(self, whom: Literal["init", "keeper"], number: int) -> bool:
-        """To one of its two processes of ours; False where that is not there any more."""
-        pid = self._pids().get(whom, 0)
+    def _signal(self, pid: int, number: int) -> bool:
+        """To its init or its keeper; False where that is not there any more."""
         if not pid:
             return False
         try:
@@ -257,26 +293,28 @@ class Detached:
         return True
 
     def _cgroup(self) -> Cgroup | None:
-        document = self.document
+        try:
+            document = self.document
+        except SandboxGone:
+            return _unnamed_cgroup(self.directory)
         if not document.cgroup or document.boot_id != boot_id() or not os.path.isdir(document.cgroup):
             return None
-        return Cgroup.open(document.cgroup)
+        try:
+            return Cgroup.open(document.cgroup)
+        except CgroupError:  # it has gone just now, or the document names something else
+            return None
 
     def remove(self) -> None:
         """End it if it still runs, and remove everything of it: processes, cgroup, upper, logs, records."""
-        try:
-            document: Document | None = self.document
-        except SandboxGone:
-            document = None
-        if document is not None:
-            if self.state() in ("starting", "running"):
-                self.kill()
-                try:
-                    self.wait(10)
-                except (SandboxGone, TimeoutError):
-                    pass
-            self._collect()
-        group = self._cgroup() if document is not None else _unnamed_cgroup(self.directory)
+        keeper = self._keeper()
+        if self.state() in ("starting", "running"):
+            self.kill()
+            try:
+                self.wait(10)
+            except (SandboxGone, TimeoutError):
+                pass
+        self._collect(keeper)
+        group = self._cgroup()
         if group is not None:
             with group:
                 end(group)
@@ -295,8 +333,21 @@ def _group_name(directory: Path) -> str:
     return f"{directory.name}.{zlib.crc32(os.fsencode(directory.parent)):08x}"
 
 
-def _gone(id: str) -> SandboxGone:
-    return SandboxGone(f"sandbox {id} is not running", subject=id, hint="'dockless ps --all' lists what there is")
+def _gone(id: str, why: str = "") -> SandboxGone:
+    what = f"sandbox {id} has vanished: {why}" if why else f"sandbox {id} is not running"
+    return SandboxGone(what, subject=id, hint="'dockless ps --all' lists what there is")
+
+
+def _keeper_by_name(directory: Path) -> int:
+    """The living keeper of a sandbox whose ``started`` is no use, by the name that the host gave it and the directory that it holds; 0 if
+    there is none."""
+    name = f"dockless {directory.name}".encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            named = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == name
+            if named and os.path.samefile(f"/proc/{pid}/fd/{SLOT_STATE}", directory):
+                return int(pid)
+    return 0
 
 
 def _reap(pidfd: int) -> None:
@@ -308,27 +359,6 @@ def _reap(pidfd: int) -> None:
 def boot_id() -> str:
     """Changes at every boot: a pid or a cgroup of another boot is nobody's."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def parse_exit(text: str) -> Exit:
-    """The keeper's exit record: numbers, then the cgroup's files as they stood."""
-    head, *sections = text.split("\n[")
-    numbers = {key: int(value) for key, _, value in (line.partition(" ") for line in head.splitlines() if line)}
-    files = {}
-    for section in sections:
-        name, _, body = section.partition("]\n")
-        files[name] = body + "\n"
-    user, system = numbers["user_us"] / 1e6, numbers["system_us"] / 1e6
-    own = Usage(cpu_seconds=user + system, user_seconds=user, system_seconds=system)
-    ended = process.exit_of(
-        numbers["status"],
-        numbers["outcome"],
-        started=numbers["started_ns"] / 1e9,
-        ended=numbers["ended_ns"] / 1e9,
-        max_rss=numbers["max_rss_kb"] * 1024,
-        usage=own,
-    )
-    return sandbox.with_usage(ended, Usage.from_files(files)) if files else ended
 
 
 def _root(state_root: Path | None) -> Path:
@@ -344,7 +374,7 @@ def find(id: str, state_root: Path | None = None) -> Detached | None:
 def list_all(state_root: Path | None = None) -> list[Detached]:
     """Every detached sandbox of this state directory, by id."""
     root = _root(state_root)
-    return [Detached(path.name, path) for path in sorted(root.iterdir()) if path.is_dir()] if root.is_dir() else []
+    return [Detached(path.name, path) for path in sorted(root.iterdir()) if os.path.isdir(path)] if root.is_dir() else []
 
 
 def start(
@@ -357,20 +387,28 @@ def start(
     id = check_id(id) if id else sandbox.new_id()
     image = sandbox.find_image(spec.image)
     directory = _root(state_root) / id
-    paths.make(directory.parent, 0o711)
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        raise BadInput(f"there is a sandbox {id} already", subject=id, hint=f"remove it first: dockless rm {id}") from None
     made = Detached(id, directory)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with paths.writing("the directory of a sandbox", directory):
+        paths.make(directory.parent, 0o711)
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            raise BadInput(f"there is a sandbox {id} already", subject=id, hint=f"remove it first: dockless rm {id}") from None
+    lock = -1
     try:
-        # Waits only for those who are just asking (a shared lock, for microseconds): nobody else ever takes this one.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with paths.writing("the records of a sandbox", directory):
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Waits only for those who are just asking (a shared lock, for microseconds): nobody else ever takes this one.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            records.reserve(directory)
         _start(spec, made, image, lock, owner, labels or {})
-    except BaseException:
-        os.close(lock)
-        made.remove()
+    except BaseException as error:
+        if lock >= 0:
+            os.close(lock)
+        try:
+            made.remove()
+        except Exception as cleanup:
+            error.add_note(f"while cleaning up: {cleanup}")
         raise
     os.close(lock)
     return made
@@ -399,8 +437,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
         running = process.start(ready.plan, raw, slots, name=f"dockless {made.id}")
         try:
-            # The keeper writes the same, but in its own time: whoever asks right after us must find it.
-            _publish(made.directory, "started", f"keeper {running.keeper_pid}\ninit {running.pid}\n".encode())
+            _await_started(made, running)
         finally:
             running.release()
     finally:
@@ -409,6 +446,15 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
             os.close(fd)
         if group is not None:
             group.close()
+
+
+def _await_started(made: Detached, running: process.Process) -> None:
+    """Until the keeper has written ``started``, which it does while its sandbox is being made: whoever asks right after us must find it."""
+    started = made.directory / "started"
+    while not started.exists():
+        if running.poll() is not None and not started.exists():
+            raise paths.unwritable("the records of a sandbox", made.directory)
+        select.select([running], [], [], _GLANCE)
 
 
 def _keep_image(image: Image, directory: Path) -> tuple[str, ...]:
@@ -425,17 +471,13 @@ def _keep_image(image: Image, directory: Path) -> tuple[str, ...]:
 
 
 def _write_document(directory: Path, document: Document) -> None:
+    """``spec.json``, whole or not at all, and durable."""
     import msgspec
 
-    _publish(directory, "spec.json", msgspec.json.encode(document), sync=True)
-
-
-def _publish(directory: Path, name: str, content: bytes, *, sync: bool = False) -> None:
-    """A file that is there whole or not at all."""
-    temporary = directory / f"{name}.host"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as stream:
-        stream.write(content)
-        if sync:
+    temporary = directory / "spec.tmp"
+    with paths.writing("the records of a sandbox", directory):
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as stream:
+            stream.write(msgspec.json.encode(document))
             stream.flush()
             os.fsync(stream.fileno())
-    os.rename(temporary, directory / name)
+        os.rename(temporary, directory / "spec.json")

@@ -5,9 +5,12 @@ Pids can be reused and files can be left behind; a lock on an open file can be n
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
+
+_DAMAGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EIO)
 
 
 def mark_in_use(fd: int) -> None:
@@ -16,11 +19,15 @@ def mark_in_use(fd: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds an exclusive lock. Asked with a shared one, for microseconds: two who ask do not see each other."""
+    """Whether somebody holds an exclusive lock. Asked with a shared one, for microseconds: two who ask do not see each other.
+
+    What is damaged or no lock file at all is held by nobody. ``OSError`` where we cannot tell, such as too many open files."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _DAMAGED:
+            return False
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

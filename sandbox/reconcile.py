@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dockless import paths
 from dockless.cgroups import Cgroup, find_delegation
-from dockless.errors import CgroupError
+from dockless.errors import CgroupError, DocklessError
 
 PREFIX = "run-"
 _SETTLED = 10.0
@@ -64,7 +64,10 @@ def _directories() -> list[str]:
     removed = []
     for path in sorted(running.iterdir()) if running.is_dir() else ():
         if _abandoned(path):
-            remove_tree(path)
+            try:
+                remove_tree(path)
+            except DocklessError:  # a disk that refuses it: the others still go, and this one the next time
+                continue
             removed.append(path.name)
     return removed
 

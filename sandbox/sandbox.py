@@ -109,11 +109,12 @@ class Sandbox:
             fds = dict(enumerate(self._stdio)) | hold_image(image, opened) | ready.slots(self._cgroup, opened)
             if removed:
                 self._stack.callback(remove_tree, directory)
-                paths.make(directory)
-                for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
-                    fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    opened.callback(os.close, fds[slot])
-                mark_in_use(fds[SLOT_LOCK])
+                with paths.writing("the directory of a sandbox", directory):
+                    paths.make(directory)
+                    for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
+                        fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                        opened.callback(os.close, fds[slot])
+                    mark_in_use(fds[SLOT_LOCK])
             raw = personal(
                 ready.raw(times=self._times), directory=str(directory), removed=removed, cgroup=PREFIX + self.id if self._cgroup else ""
             )

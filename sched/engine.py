@@ -408,7 +408,8 @@ class Engine:
         exit = await self._in_thread(self._ending, handle.exit)
         if exit is None:
             await self._in_thread(self._ending, handle.kill)  # nothing of it may go on while its GPUs go to the next
-            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, "its keeper was killed; no exit record", None, None)
+            reason = await self._in_thread(self._ending, handle.loss)
+            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
             return
         record = attempts.exit_record(exit)
         state, reason = final_state(record, entry.cancelled)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dockless.errors import UnsafeLayer as UnsafeLayer
     from dockless.errors import UnsafeRequest as UnsafeRequest
     from dockless.errors import Unsupported as Unsupported
+    from dockless.errors import Unwritable as Unwritable
     from dockless.images import Image as Image
     from dockless.images import Store as Store
     from dockless.images.diff import Change as Change
@@ -94,7 +95,7 @@ _HOME = {
         "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
         "LimitUnavailable", "NoRoom", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
         "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError", "Unauthorized", "UnknownGpu", "UnknownImage",
-        "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported",
+        "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
     ),
     "images": ("Image", "Store"),
     "images.diff": ("Change",),

@@ -389,8 +389,7 @@ def _host_uid(job: Job) -> int:
     box = detached.find(job.attempts[-1].sandbox)
     _check(box is not None, f"job {job.id} has no sandbox")
     assert box is not None
-    started = dict(line.split() for line in (box.directory / "started").read_text().splitlines())
-    status = Path(f"/proc/{started['init']}/status").read_text()
+    status = Path(f"/proc/{box.init_pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:")))
 
 

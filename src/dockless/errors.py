@@ -4,6 +4,7 @@
 
     DocklessError                   code, subject, hint
      ├── BadInput                   a value that cannot be meant (also a ValueError)
+     ├── Unwritable                 a file of dockless's own: no room, an I/O error, a read-only file system
      ├── ImageError
      │    ├── UnknownImage          no such image in the store
      │    ├── BadDigest             the bytes are not what their digest says
@@ -79,6 +80,13 @@ def _made_again(kind: type[DocklessError], args: tuple[Any, ...]) -> DocklessErr
 
 class BadInput(DocklessError, ValueError):
     code = "bad_input"
+
+
+class Unwritable(DocklessError):
+    """A file of dockless's own cannot be written. ``errno``: what the kernel said, 0 where nobody passed it on."""
+
+    code = "unwritable"
+    errno: int = 0
 
 
 class ImageError(DocklessError):

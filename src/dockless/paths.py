@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from dockless.errors import Unwritable
 
 
 def _home() -> Path | None:
@@ -72,3 +77,34 @@ def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
             continue
         path.chmod(mode if path == directory else parents)
     return directory
+
+
+@contextlib.contextmanager
+def writing(what: str, place: Path) -> Iterator[None]:
+    """An ``OSError`` inside becomes ``Unwritable``: ``what`` could not be written at ``place``."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(what, place, error) from error
+
+
+def unwritable(what: str, place: Path, cause: OSError | None = None) -> Unwritable:
+    """The error of a file of ours that could not be written, with the next step for each cause."""
+    number = (cause.errno if cause else 0) or 0
+    error = Unwritable(
+        f"cannot write {what}: {cause.strerror if cause else 'it was refused'}",
+        subject=str(place),
+        hint=_HINTS.get(number, f"look at the file system of {place}"),
+    )
+    error.errno = number
+    return error
+
+
+_HINTS = {
+    errno.ENOSPC: "the disk is full: make room (dockless prune), or move DOCKLESS_HOME",
+    errno.EDQUOT: "your quota on this disk is used up: make room (dockless prune), or move DOCKLESS_HOME",
+    errno.EROFS: "the file system is read-only: look at the kernel's log, or move DOCKLESS_HOME",
+    errno.EIO: "the disk reports errors: look at the kernel's log (dmesg) before trying again",
+    errno.EACCES: "this user may not write there: see `dockless doctor`, or move DOCKLESS_HOME",
+    errno.EMFILE: "too many open files: raise ulimit -n",
+}

@@ -141,7 +141,12 @@ def test_every_plan_can_be_explained(name):
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_slot_is_filled_before_it_is_used(name):
     plan = compile_plan(CASES[name])
-    filled = {0, 1, 2, 3, 4, 5, 6} | {slot for slot, label in plan.slots.items() if label == "user namespace"} | plan.held.keys() | plan.maps.keys()
+    filled = (
+        {0, 1, 2, 3, 4, 5, 6}
+        | {slot for slot, label in plan.slots.items() if label == "user namespace"}
+        | plan.held.keys()
+        | plan.maps.keys()
+    )
     for index, op in enumerate(plan.ops):
         assert op.slot_in < 0 or op.slot_in in filled, (index, op)
         if op.name in ("MOVE_MOUNT", "MOUNT_ATTR", "MKTARGET", "MASK"):

@@ -37,13 +37,14 @@ def ps(options: Namespace) -> int:
 
 
 def describe(box: Detached) -> dict[str, Any] | None:
-    """One sandbox as a record for scripts; None if it went away while we looked."""
+    """One sandbox as a record for scripts; None if it went away while we looked. ``reason``: why a vanished one has no exit."""
+    state = box.state()
+    reason = box.loss() if state == "vanished" else ""
     try:
-        document, state = box.document, box.state()
+        document = box.document
     except SandboxGone:
-        return None
+        return _damaged(box, state, reason) if box.directory.is_dir() else None
     spec = document.spec
-    ended = box.exit() if state == "exited" else None
     return {
         "id": box.id,
         "image": spec.image,
@@ -54,10 +55,22 @@ def describe(box: Detached) -> dict[str, Any] | None:
         "gpus": list(spec.gpus),
         "simulated": bool(spec.gpus) and (document.labels.get("gpus") == "simulated" or _simulated()),
         "labels": document.labels,
-        "exit_code": None if ended is None else ended.exit_code,
-        "exit": plain(ended),
+        **_exit(box, state),
+        "reason": reason,
         "directory": str(box.directory),
     }
+
+
+def _damaged(box: Detached, state: str, reason: str) -> dict[str, Any]:
+    """A sandbox of which nothing is known but that it is there."""
+    known = {"id": box.id, "state": state, "reason": reason, "directory": str(box.directory)}
+    unknown = {"image": "", "command": [], "pid": 0, "created": box.directory.stat().st_mtime, "gpus": [], "simulated": False}
+    return {**unknown, "labels": {}, **_exit(box, state), **known}
+
+
+def _exit(box: Detached, state: str) -> dict[str, Any]:
+    ended = box.exit() if state == "exited" else None
+    return {"exit_code": None if ended is None else ended.exit_code, "exit": plain(ended)}
 
 
 def _simulated() -> bool:
@@ -68,7 +81,7 @@ def _simulated() -> bool:
 
 def _state(row: dict[str, Any]) -> str:
     if row["state"] != "exited":
-        return str(row["state"])
+        return f"{row['state']}: {row['reason']}" if row["reason"] else str(row["state"])
     ended = row["exit"]
     how = "oom" if ended["oom_killed"] else "timed out" if ended["timed_out"] else f"exit {row['exit_code']}"
     return f"{how}, {span(ended['ended'] - ended['started'])}"
