@@ -25,7 +25,7 @@ DocklessError Exit
 GpuDriverMissing GpuError IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount
 Namespaces NoRoom NotEnoughGpus NotFound NotPermitted NotRunnable Options PIPE RateLimited Refused RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
-UnsafeLayer UnsafeRequest Unsupported Usage Volume __version__ arun commit diff run submit
+UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume __version__ arun commit diff run submit
 """
 
 
