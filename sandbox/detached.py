@@ -265,10 +265,12 @@ class Detached:
         except (DocklessError, OSError) as error:
             failed = error
         try:
-            killed = self._signal(self.init_pid, signal.SIGKILL)
-            # Somebody may have stopped the keeper. Where its records are no use and there is no cgroup it is killed itself: init goes with it.
-            blind = group is None and not killed
-            self._signal(self._keeper() if blind else self.pid, signal.SIGKILL if blind else signal.SIGCONT)
+            init = self.init_pid
+            killed = self._signal(init, signal.SIGKILL)
+            if init or group is not None:
+                self._signal(self.pid, signal.SIGCONT)  # somebody may have stopped the keeper
+            else:
+                self._signal(self._keeper(), signal.SIGKILL)  # its records are no use: init goes with its keeper
         except OSError as error:
             failed, killed = failed or error, False
         if failed is not None and not killed and self.state() in ("starting", "running"):
