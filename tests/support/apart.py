@@ -25,18 +25,31 @@ _stderr = os.dup(2)  # pytest puts another file in its place while a test runs
 def mark() -> None:
     """Make this process and everything it starts recognisable."""
     _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (_mark_of(os.getpid()), hard))
+
+
+def _mark_of(pid: int) -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     most = hard if hard != resource.RLIM_INFINITY else 1 << 24
-    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (most - os.getpid() % (most // 2 + 1), hard))
+    return most - 1 - pid % (most // 2)  # never what a process has that nobody marked
+
+
+def _mark_on(pid: int | str) -> int | None:
+    try:
+        found = re.search(r"^Max msgqueue size +(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else -1
 
 
 def is_another_runs(pid: int | str) -> bool:
     """Whether a process was started by neither this run nor anything of it. False for one that is gone."""
-    try:
-        found = re.search(r"^Max msgqueue size +(\S+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    soft, _ = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    return found is not None and found[1] != str(soft)
+    return _mark_on(pid) not in (None, resource.getrlimit(resource.RLIMIT_MSGQUEUE)[0])
+
+
+def marked_by(pid: int) -> list[int]:
+    """Every living process of the run with this pid."""
+    return [int(one) for one in filter(str.isdigit, os.listdir("/proc")) if _mark_on(one) == _mark_of(pid)]
 
 
 def own_temporary_directory() -> Path:

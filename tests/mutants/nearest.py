@@ -1,0 +1,81 @@
+"""Which tests are asked about a file: those that import it or are called like it, then those of its room that run the real thing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+_ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
+DOOR = "door"
+#: Further words by which a file's tests may be called.
+_WORDS = {
+    "native/ops": ("launcher",), "native/plan": ("validator", "launcher"), "native/init": ("launcher", "sandbox_process"),
+    "native/keeper": ("launcher", "detached"), "native/report": ("launcher", "detached"), "native/log": ("detached", "cli_run"),
+    "native/launcher": ("launcher",), "native/remove": ("launcher", "layer_writer"), "native/clone": ("launch_threads", "launcher"),
+    "native/shim": ("launch_threads", "launcher"), "native/layer": ("layer_writer", "layers_paths", "layers_content", "image_layer"),
+    "native/lower": ("layer_writer", "layers_content"), "native/pathset": ("layer_writer",), "native/tar": ("image_tarstream", "layer_writer"),
+    "native/pax": ("image_tarstream", "layer_writer"), "native/lister": ("image_tarstream",), "native/fault": ("layer_writer",),
+    "native/erofs": ("image_erofs", "test_erofs", "sandbox_indexed"), "native/simulated": ("gpu_nvml",),
+    "sandbox/detached": ("detached",), "sandbox/reconcile": ("reconcile", "sandbox_process"), "sandbox/rootfs": ("plan_golden", "sandbox_root", "runtime"),
+    "sandbox/resolve": ("bad_input", "sandbox"), "sched/engine": ("sched_engine", "sched_daemon"), "sched/attempts": ("sched_attempts", "sched_daemon"),
+}  # fmt: skip
+#: What runs the room for real, the quickest first.
+_WIDE = {
+    "native": ("native/", "unit/test_layer_writer.py", "integration/test_run.py", "integration/test_sandbox_", "attacks/test_runtime_"),
+    "sandbox": ("unit/test_compile.py", "unit/test_plan_golden.py", "integration/test_run.py", "integration/test_sandbox_", "integration/test_detached.py",
+                "attacks/test_runtime_"),
+    "cgroups": ("unit/test_limits.py", "integration/test_cgroup_bare.py", "integration/test_run.py"),
+    "images": ("unit/test_image_", "unit/test_registry_", "integration/test_image_", "integration/test_registry_transport.py", "integration/test_pull_rows.py"),
+    "sched": ("unit/test_sched_", "unit/test_policy", "integration/test_sched_daemon.py", "attacks/test_sched_attacks.py"),
+    DOOR: ("unit/test_front_door.py", "unit/test_cli_", "integration/test_run.py", "integration/test_cli_", "integration/test_bad_input.py"),
+}  # fmt: skip
+
+
+def room_of(path: str) -> str:
+    first = path.split("/")[0]
+    return first if first in _ROOMS else DOOR
+
+
+def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
+    """(nearest, wider): test files, relative to ``tests``."""
+    files = sorted(str(file.relative_to(tests)) for file in tests.glob("*/test_*.py"))
+    scores = {file: _score(tests, file, path) for file in files}
+    near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))
+    room = _WIDE[room_of(path)]
+    wide = [file for prefix in room for file in files if file.startswith(prefix) and file not in near]
+    return near, wide
+
+
+def _cost(file: str) -> int:
+    return ("unit", "native", "attacks", "integration").index(file.split("/")[0])
+
+
+def _score(tests: Path, file: str, path: str) -> int:
+    """3 for a name that says it, 2 for a module that is imported itself, 1 for a package of which it is the part that is called so."""
+    stem = path.rsplit(".", 1)[0]
+    words = {word for key, more in _WORDS.items() if stem.startswith(key) for word in more}
+    own = stem.split("/")[-1]
+    if len(own) > 3 and own != "__init__":
+        words.add(own.replace("_", ""))
+    name = file.split("/")[-1]
+    score = 3 * any(word.replace("_", "") in name.replace("_", "") for word in words)
+    return score + 2 * (_module(path) in _imports(tests / file))
+
+
+def _module(path: str) -> str:
+    dotted = re.sub(r"(/__init__)?\.\w+$", "", path.removeprefix("src/dockless/")).replace("/", ".")
+    return f"dockless.{dotted}"
+
+
+@cache
+def _imports(file: Path) -> frozenset[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            found.update(name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{name.name}" for name in node.names)
+    return frozenset(found)

@@ -1,0 +1,202 @@
+"""Change the program a little, and see whether a test notices: ``python tests/mutants/run.py [--room sched] [--count 20] [--seed 7] [file …]``.
+
+``make mutants ARGS=…`` does; docs/mutants.md. Without files or a room: the files that differ from ``--base``. Exit status 1: some survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent)]
+
+from mutants import copy, leftovers, nearest, of_c, of_python  # noqa: E402
+from mutants.mutation import Mutant  # noqa: E402
+
+_ROOMS = {
+    **{room: (f"{room}/**/*.py", f"{room}/*.c") for room in ("native", "sandbox", "cgroups", "images", "sched")},
+    nearest.DOOR: ("src/dockless/*.py", "src/dockless/cli/*.py"),
+}
+_NOT_THE_PROGRAM = ("native/build.py", "src/dockless/demo.py", "src/dockless/demo_image.py")
+
+
+@dataclass(slots=True)
+class Verdict:
+    mutant: str
+    diff: str
+    state: str = "survived"  # or noticed, timed out, not built
+    by: str = ""
+    seconds: float = 0.0
+    asked: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    chosen = _arguments()
+    files = _files(chosen)
+    dice = random.Random(chosen.seed)
+    found = [mutant for file in files for mutant in _mutants(file)]
+    dice.shuffle(found)
+    known = _equivalent()
+    count = chosen.count or len(found)
+    print(f"{len(found)} mutants in {len(files)} files; trying {min(count, len(found))}, seed {chosen.seed}", flush=True)
+    verdicts: list[Verdict] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-", dir=chosen.where) as where:
+        place = Path(where) / "tree"
+        python = copy.make(TOP, place)
+        judge = _Judge(place, python, chosen)
+        for mutant in found:
+            source = (TOP / mutant.path).read_bytes()
+            if len([one for one in verdicts if one.state != "not built"]) >= count:
+                break
+            if (mutant.path, *mutant.change(source)) in known:
+                continue
+            verdict = judge.of(mutant, source)
+            verdicts.append(verdict)
+            print(f"{verdict.state:9} {verdict.seconds:5.0f} s  {verdict.mutant}{'  by ' + verdict.by if verdict.by else ''}", flush=True)
+            if verdict.state == "survived":
+                print(verdict.diff, flush=True)
+    return _report(verdicts, chosen)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutants", description="Change the program a little, and see whether a test notices.")
+    parser.add_argument("files", nargs="*", help="files, relative to the repository")
+    parser.add_argument("--room", choices=sorted(_ROOMS), help="all files of a room")
+    parser.add_argument("--base", default="HEAD", help="without files: those that differ from this commit (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=0, help="a random choice of so many")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--line", type=int, default=0, help="only mutants of this line")
+    parser.add_argument("--time", type=float, default=300, metavar="SECONDS", help="for all the tests of one mutant (default: %(default)s)")
+    parser.add_argument("--near", action="store_true", help="only the nearest tests, not the room's wider ones")
+    parser.add_argument("--tests", nargs="+", default=[], help="these tests instead, relative to tests/")
+    parser.add_argument("--json", type=Path, help="write the verdicts here")
+    parser.add_argument("--where", help="where the copy of the tree is made (default: the temporary directory)")
+    return parser.parse_args()
+
+
+def _files(chosen: argparse.Namespace) -> list[str]:
+    if chosen.files:
+        return list(chosen.files)
+    if chosen.room:
+        found = {str(path.relative_to(TOP)) for pattern in _ROOMS[chosen.room] for path in TOP.glob(pattern)}
+    else:
+        command = ["git", "-C", str(TOP), "diff", "--name-only", "--diff-filter=d", chosen.base]
+        changed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        every = {str(path.relative_to(TOP)) for patterns in _ROOMS.values() for pattern in patterns for path in TOP.glob(pattern)}
+        found = every & set(changed)
+    return sorted(found - set(_NOT_THE_PROGRAM) - {"native/_native.c"})
+
+
+def _mutants(path: str) -> list[Mutant]:
+    source = (TOP / path).read_bytes()
+    return (of_python if path.endswith(".py") else of_c).mutants(path, source)
+
+
+def _equivalent() -> set[tuple[str, str, str]]:
+    rows = (line.split(" | ") for line in (HERE / "equivalent.txt").read_text().splitlines() if line and not line.startswith("#"))
+    return {(path, before, after) for path, before, after, _ in rows}
+
+
+class _Judge:
+    def __init__(self, place: Path, python: Path, chosen: argparse.Namespace) -> None:
+        self.place, self.python, self.chosen = place, python, chosen
+        self.failing_anyway: set[str] = set()
+        self.sound: set[str] = set()
+
+    def of(self, mutant: Mutant, source: bytes) -> Verdict:
+        verdict = Verdict(mutant.name, mutant.diff(source))
+        start = time.monotonic()
+        near, wide = nearest.tests_for(self.place / "tests", mutant.path)
+        suites = [self.chosen.tests] if self.chosen.tests else [near] if self.chosen.near else [near, wide]
+        target = self.place / mutant.path
+        try:
+            target.write_bytes(mutant.applied(source))
+            if self._compiles(mutant, verdict):
+                for suite in filter(None, suites):
+                    self._ask(suite, verdict, start)
+                    if verdict.state != "survived":
+                        break
+        finally:
+            target.write_bytes(source)
+            if mutant.path.endswith(".c"):
+                copy.build(self.python, self.place)
+        if verdict.state == "noticed" and not self._is_sound(verdict.by):
+            self.failing_anyway.add(verdict.by)
+            return self.of(mutant, source)
+        verdict.seconds = time.monotonic() - start
+        return verdict
+
+    def _compiles(self, mutant: Mutant, verdict: Verdict) -> bool:
+        if mutant.path.endswith(".c"):
+            problem = copy.build(self.python, self.place)
+        else:
+            done = subprocess.run([str(self.python), "-P", "-m", "py_compile", mutant.path], cwd=self.place, capture_output=True, text=True)
+            problem = done.stderr
+        if problem:
+            verdict.state, verdict.by = "not built", problem.strip().splitlines()[-1][:100]
+        return not problem
+
+    def _ask(self, suite: list[str], verdict: Verdict, start: float) -> None:
+        verdict.asked += suite
+        left = self.chosen.time - (time.monotonic() - start)
+        status, said = self._pytest(suite, max(left, 10))
+        if status is None:
+            verdict.state, verdict.by = "timed out", f"after {self.chosen.time:g} s"
+        elif status:
+            failed = [line.split(" ", 2)[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            verdict.state, verdict.by = "noticed", failed[0] if failed else said.strip()[-200:].replace("\n", " ")
+
+    def _is_sound(self, test: str) -> bool:
+        """Whether a test that failed passes without the mutant. A run that ended otherwise is not asked again."""
+        if "::" not in test or test in self.sound:
+            return True
+        status, _ = self._pytest([test.removeprefix("tests/")], 300)
+        if status == 0:
+            self.sound.add(test)
+        return status == 0
+
+    def _pytest(self, tests: list[str], seconds: float) -> tuple[int | None, str]:
+        command = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--no-header"]
+        command += [f"--basetemp={self.place.parent / 'pytest'}", *(f"--deselect={name}" for name in sorted(self.failing_anyway))]
+        process = subprocess.Popen(
+            ["nice", str(self.python), "-P", *command, *(f"tests/{name}" for name in tests)],
+            cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=seconds)
+            status: int | None = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said, status = "", None
+        finally:
+            leftovers.end(process.pid)
+            process.wait()
+        return (0 if status == 5 else status), said  # 5: nothing was collected
+
+
+def _report(verdicts: list[Verdict], chosen: argparse.Namespace) -> int:
+    states = Counter(verdict.state for verdict in verdicts)
+    judged = sum(states.values()) - states["not built"]
+    noticed = judged - states["survived"]
+    print(f"\n{noticed} of {judged} noticed ({100 * noticed / max(judged, 1):.0f} %): {dict(states)}")
+    if chosen.json:
+        rows = [{name: getattr(verdict, name) for name in Verdict.__slots__} for verdict in verdicts]
+        chosen.json.write_text(json.dumps({"arguments": sys.argv[1:], "states": states, "mutants": rows}, indent=1) + "\n")
+    return 1 if states["survived"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
