@@ -375,3 +375,24 @@ def test_many_clients_many_jobs(daemon: DaemonProcess):
         thread.join()
     assert not faults
     assert len(set(ids)) == 32
+
+
+def test_gpus_of_a_detached_run_are_not_given_out_again(daemon: DaemonProcess, queue: Client, monkeypatch):
+    """`dockless run -d --gpus` beside a daemon: its GPU is taken for as long as it lives, and given to a job when it has ended."""
+    from dockless.sandbox import detached, gpu
+
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "4x80G")
+    uuids = [unit.uuid for unit in gpu.inventory()]
+    box = detached.start(Spec(argv=("sleep", "1000"), gpus=(uuids[0],)))
+    try:
+        wide = queue.submit(shell("true", gpus="4"))
+        three = queue.submit(shell("echo up; sleep 100", gpus="3", priority=1))
+        running(queue, three)
+        assert uuids[0] not in queue.job(three).devices
+        assert "1 in use outside dockless" in queue.job(wide).reason
+        queue.cancel(three, grace=0)
+        queue.wait(three, timeout=30)
+        assert queue.job(wide).state is State.PENDING
+    finally:
+        box.remove()
+    assert queue.wait(wide, timeout=30).state is State.COMPLETED

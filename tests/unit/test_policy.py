@@ -177,3 +177,11 @@ def test_durations_as_people_say_them():
         "2 h 1 min",
         "3 d",
     ]
+
+
+def test_what_ends_at_the_same_moment_counts_together():
+    """Of two that end at once the first makes room enough; what the second frees is over at that moment, too."""
+    assert shadow(0, 2, [(10.0, 2, 1), (10.0, 3, 2), (11.0, 4, 3)], 0) == (10.0, 3, 1)
+    running = [Running(1, "a", on(0, 1), ends=10.0), Running(2, "a", on(2, 3, 4), ends=10.0), Running(3, "a", on(5, 6), ends=3600.0)]
+    waiting = [Waiting(4, "b", 3), Waiting(5, "c", 1)]
+    assert list(started(decide(State(EIGHT, waiting, running), 0))) == [5]  # at 10 six are free, and the wide one needs three

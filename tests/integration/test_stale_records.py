@@ -1,0 +1,98 @@
+"""Records of a detached sandbox that are older than what they speak of: pids and cgroups that are somebody else's by now."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from dataclasses import replace
+
+import msgspec
+import pytest
+from support.boxes import until
+from support.requires import requires
+
+from dockless.cgroups import Cgroup, find_delegation
+from dockless.errors import SandboxGone
+from dockless.sandbox import detached
+from dockless.sandbox.spec import Spec
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture
+def stranger():
+    """A process that has nothing to do with any sandbox."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def ended():
+    box = detached.start(Spec(argv=("true",)))
+    box.wait(20)
+    record = (box.directory / "spec.json").read_bytes()
+    yield box
+    if box.directory.exists():
+        (box.directory / "spec.json").write_bytes(record)
+    box.remove()
+
+
+def rename_pids(box: detached.Detached, pid: int) -> None:
+    (box.directory / "started").write_text(f"keeper {pid}\ninit {pid}\n")
+
+
+def no_cgroup(box: detached.Detached) -> None:
+    document = replace(box.document, cgroup="")
+    (box.directory / "spec.json").write_bytes(msgspec.json.encode(document))
+
+
+def test_a_pid_that_was_reused_is_not_taken_for_the_keeper(ended, stranger):
+    (ended.directory / "exit").unlink()
+    rename_pids(ended, stranger.pid)
+    with pytest.raises(SandboxGone):
+        ended.pidfd()
+    with pytest.raises(SandboxGone):
+        ended.send_signal(15)
+    with pytest.raises(SandboxGone):
+        ended.wait(5)
+    ended.stop(0.1)
+    assert stranger.poll() is None
+
+
+def test_a_pid_that_was_reused_is_not_killed(ended, stranger):
+    rename_pids(ended, stranger.pid)
+    no_cgroup(ended)
+    ended.kill()
+    ended.stop(0.1)
+    assert stranger.poll() is None
+
+
+def test_a_keeper_that_is_there_is_reached(ended, stranger):
+    """The same, with the lock held: what the two above would look like if the record were true."""
+    (ended.directory / "exit").unlink()
+    rename_pids(ended, stranger.pid)
+    no_cgroup(ended)
+    lock = os.open(ended.directory / "lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.close(ended.pidfd())
+    ended.kill()
+    until(lambda: stranger.poll() is not None, "what the record names is killed")
+    os.close(lock)
+
+
+@requires("cgroup2")
+def test_a_cgroup_of_another_boot_is_somebody_elses(ended, stranger):
+    if find_delegation(ask_systemd=False).path is None:
+        pytest.skip("no place for cgroups here")
+    with Cgroup.create(f"test-{os.getpid()}-stale") as group:
+        group.add(stranger.pid)
+        document = replace(ended.document, cgroup=str(group.path))
+        for boot, dies in (("00000000-0000-0000-0000-000000000000", False), (detached.boot_id(), True)):
+            (ended.directory / "spec.json").write_bytes(msgspec.json.encode(replace(document, boot_id=boot)))
+            ended.kill()
+            if dies:
+                until(lambda: stranger.poll() is not None, "its own group is killed")
+            else:
+                assert stranger.poll() is None

@@ -1,0 +1,72 @@
+"""What is asked for at submit is what the queue then says of the job: from the command line and from Python, through a real daemon."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.requires import requires
+from support.scheduling import DaemonProcess
+
+import dockless
+from dockless.cli import main
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture(autouse=True)
+def daemon(home, monkeypatch):
+    monkeypatch.delenv("DOCKLESS_SOCKET", raising=False)
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    made = DaemonProcess(home, gpus="2x80G").start()
+    yield made
+    with made.client() as queue:
+        for job in queue.queue():
+            queue.cancel(job.id, grace=0)
+        queue.wait_many([job.id for job in queue.queue()], timeout=30)
+    made.stop()
+
+
+def listed(capfd) -> dict[int, dict]:
+    capfd.readouterr()
+    assert main(["queue", "-a", "--json"]) == 0
+    return {row["id"]: row for row in json.loads(capfd.readouterr().out)}
+
+
+FIELDS = ("priority", "time_limit", "name", "on_reboot", "gpu_count", "command", "image")
+
+
+def test_the_same_words_on_the_command_line_and_in_python(capfd):
+    line = ["--priority", "-3", "--time-limit", "90", "--name", "n", "--on-reboot", "requeue", "--gpus", "1", "--", "sleep", "300"]
+    assert main(["submit", "-q", *line]) == 0
+    first = int(capfd.readouterr().out)
+    second = dockless.submit(["sleep", "300"], priority=-3, time_limit=90, name="n", on_reboot="requeue", gpus=1)
+    rows = listed(capfd)
+    for number in (first, second.id):
+        assert tuple(rows[number][name] for name in FIELDS) == (-3, 90.0, "n", "requeue", 1, "sleep 300", "host")
+    for number in (first, second.id):
+        assert main(["cancel", "--grace", "0", str(number)]) == 0
+
+
+def test_a_group_is_kept(daemon, capfd):
+    import grp
+    import os
+
+    group = grp.getgrgid(os.getegid()).gr_name
+    assert dockless.submit(["true"], group=group).status().group == group
+    assert main(["submit", "-q", "--group", group, "--", "true"]) == 0
+    assert listed(capfd)[2]["group"] == group
+
+
+def test_only_jobs_with_gpus_are_called_simulated(capfd):
+    plain = dockless.submit(["true"])
+    leased = dockless.submit(["true"], gpus=1)
+    plain.wait(30), leased.wait(30)
+    rows = listed(capfd)
+    assert rows[leased.id]["simulated"] is True and rows[plain.id]["simulated"] is False
+
+
+def test_a_signal_shows_in_the_exit_code_of_a_result(capfd):
+    assert main(["run", "--json", "--", "sh", "-c", "kill -9 $$"]) == 137
+    document = json.loads(capfd.readouterr().err)
+    assert (document["exit_code"], document["code"], document["signal"]) == (137, None, 9)

@@ -1,0 +1,205 @@
+"""The engine's promises, step by step, with a launcher that starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from support.stand_in import DEADLINE, Box, StandIn, engine, until
+
+from dockless.errors import SchedError
+from dockless.sandbox.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import State, attempts, queue
+from dockless.sched.callers import Caller
+from dockless.sched.codec import job_to_plain
+from dockless.sched.jobs import JobSpec, sandbox_id
+from dockless.sched.lease import Lease, held
+from dockless.sched.queue import Live
+
+ME = Caller(0, "root", frozenset(), True)
+
+
+@pytest.fixture(autouse=True)
+def _gpus(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return StandIn(tmp_path / "boxes")
+
+
+def plain(**fields):
+    return job_to_plain(JobSpec(Spec(argv=("true",)), **fields))
+
+
+def left_running(tmp_path, launcher, *, cancelled=False, ticks=None, boot=None, time_limit=0.0, state="running"):
+    """A job that an earlier daemon started."""
+    db = queue.open_queue(tmp_path / "jobs.db")
+    job = queue.NewJob(
+        uid=0, user="root", name="", group="", image="host", command="true", gpus="1", gpu_count=1, wanted=(), quota_groups=(), priority=0,
+        time_limit=time_limit, on_reboot="fail", spec="{}",
+    )  # fmt: skip
+    (number,) = queue.insert(db, [job], False, 1.0)
+    name = sandbox_id(number, 1, queue.queue_id(db))
+    gpus = ("GPU-0",)
+    ticks = queue.ticks() if ticks is None else ticks
+    queue.begin_attempt(db, Lease(number, 1, gpus, 5.0), name, boot or queue.boot_id(), ticks)
+    if state == "running":
+        queue.set_running(db, number, 1, 6.0)
+    if cancelled:
+        queue.want_cancel(db, number, 7.0, "by root")
+    db.close()
+    box = launcher.boxes[name] = Box(name, launcher.place / name)
+    return number, box
+
+
+def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            await until(lambda: launcher.boxes)  # the way is known to work
+            next(iter(launcher.boxes.values())).end(Exit(0, None))
+            await until(lambda: not running.entries)
+            launcher.boxes.clear()
+            gate = threading.Event()
+            try:
+                (number,) = await running.submit(ME, [plain(gpus="1")], None)
+                running._writer.write(lambda db: gate.wait(DEADLINE), asyncio.get_running_loop().create_future())
+                await until(lambda: running.entries[number].job.state is State.STARTING)
+                for _ in range(20):  # whatever was to be launched is with the launching threads now, and ahead of this
+                    await asyncio.sleep(0)
+                    await running._in_thread(running._launching, lambda: None)
+                assert launcher.boxes == {}
+            finally:
+                gate.set()
+            await until(lambda: launcher.boxes)
+
+    asyncio.run(play())
+
+
+def test_a_lease_that_is_refused_launches_nothing(tmp_path, launcher, capfd):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            other = Lease(999, 1, running.gpus.uuids, 1.0)
+            await running._write(lambda db: db.executemany(
+                "INSERT INTO leases(gpu, job, attempt, since) VALUES(?,?,?,?)", [(gpu, other.job, 1, 1.0) for gpu in other.gpus]
+            ))  # fmt: skip
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            await until(lambda: "cannot start" in capfd.readouterr().err)
+            assert launcher.boxes == {}
+            await running._write(lambda db: db.execute("DELETE FROM leases"))
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            assert len(launcher.boxes) == 1
+
+    asyncio.run(play())
+
+
+def test_a_cancel_outlives_the_daemon(tmp_path, launcher):
+    number, box = left_running(tmp_path, launcher, cancelled=True)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: number not in running.entries)
+            assert box.said[0] == "stop"
+            assert queue.job(running.reader, number).state is State.CANCELLED
+
+    asyncio.run(play())
+
+
+def test_a_time_limit_counts_from_the_start_and_not_from_the_restart(tmp_path, launcher):
+    ticks = queue.ticks() - 1000
+    number, _ = left_running(tmp_path, launcher, ticks=ticks, time_limit=3600.0)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            assert running.entries[number].job.state is State.RUNNING
+            assert [job.ends for job in running._state().running] == [ticks + 3600.0]
+
+    asyncio.run(play())
+
+
+def test_a_clock_of_another_boot_says_nothing(tmp_path, launcher):
+    number, _ = left_running(tmp_path, launcher, ticks=5.0, time_limit=3600.0, boot="another")
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            assert [job.ends for job in running._state().running] == [None]
+            assert number in running.entries
+
+    asyncio.run(play())
+
+
+def test_what_lives_on_after_its_keeper_is_killed_before_its_gpus_go_on(tmp_path, launcher):
+    number, box = left_running(tmp_path, launcher)
+    leased = []
+    box.on_kill = lambda: leased.append([lease.job for lease in held(queue.connect(tmp_path / "jobs.db"))])
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            box.end(None)
+            await until(lambda: number not in running.entries)
+            assert queue.job(running.reader, number).state is State.LOST
+            assert held(running.reader) == []
+
+    asyncio.run(play())
+    assert "kill" in box.said and leased[0] == [number]
+
+
+@pytest.mark.parametrize(("was_running", "started", "what"), [(False, False, "void"), (False, True, "lost"), (True, True, "lost")])
+def test_what_ran_is_never_taken_for_what_did_not(launcher, tmp_path, was_running, started, what):
+    """Its keeper is dead and there is no exit record: only where no program was ever exec'd may it run again."""
+    box = launcher.boxes["one"] = Box("one", tmp_path / "one", now="vanished")
+    if started:
+        (box.directory / "started").touch()
+    assert attempts.recover(launcher, "one", was_running, True).what == what
+
+
+def test_a_job_that_ran_is_not_run_again(tmp_path, launcher):
+    number, box = left_running(tmp_path, launcher, state="starting")
+    (box.directory / "started").touch()
+    box.now = "vanished"
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: number not in running.entries)
+            job = queue.job(running.reader, number)
+            assert (job.state, job.reason, len(job.attempts)) == (State.LOST, "its keeper was killed", 1)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("own", "of_the_queue", "expected"), [(5.0, 60.0, 5.0), (60.0, 5.0, 5.0), (0.0, 5.0, 5.0), (5.0, 0.0, 5.0), (0.0, 0.0, 0.0)]
+)
+def test_the_shorter_of_two_time_limits_holds(own, of_the_queue, expected):
+    live = Live(queue.Job(1, 0, "root", State.STARTING), (), (), False)
+    spec = attempts.complete(Spec(argv=("true",), timeout=own), live, 1, ("GPU-0",), of_the_queue)
+    assert spec.timeout == expected and spec.gpus == ("GPU-0",)
+
+
+def test_a_commit_that_fails_answers_nobody_with_success(tmp_path):
+    """A foreign key that is looked at only by COMMIT: every change of the transaction is lost, and each is told so."""
+    from dockless.sched.writer import Writer
+
+    db = queue.open_queue(tmp_path / "jobs.db")
+    db.execute("PRAGMA foreign_keys=ON")
+    db.execute("CREATE TABLE parent(id INTEGER PRIMARY KEY)")
+    db.execute("CREATE TABLE child(of INTEGER REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)")
+    writer = Writer(db)
+    gate = threading.Event()
+    together = [
+        writer.write(lambda db: gate.wait(DEADLINE)),
+        writer.write(lambda db: db.execute("INSERT INTO parent VALUES(1)")),
+        writer.write(lambda db: db.execute("INSERT INTO child VALUES(77)")),
+    ]
+    together.append(writer.write(lambda db: db.execute("INSERT INTO parent VALUES(2)")))
+    gate.set()
+    # The first may have had a transaction of its own; the three behind it share one.
+    for future in together[1:]:
+        error = future.exception(DEADLINE)
+        assert isinstance(error, SchedError) and "the queue cannot be written" in str(error) and error.subject == "jobs.db"
+    assert writer.write(lambda db: db.execute("SELECT count(*) FROM parent").fetchone()).result(DEADLINE) == (0,)
+    writer.close()

@@ -1,0 +1,35 @@
+"""``submit``: every keyword arrives in the job."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dockless.options import make_spec
+from dockless.sched import JobSpec
+from dockless.submitting import make_job
+
+ASKED = {
+    "priority": (-7, -7),
+    "time_limit": ("1m30s", 90.0),
+    "name": ("night", "night"),
+    "group": ("vision", "vision"),
+    "on_reboot": ("requeue", "requeue"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_each_keyword_changes_its_own_field_alone(name):
+    given, kept = ASKED[name]
+    job = make_job("host", ("true",), {}, **{name: given})
+    assert job == dataclasses.replace(JobSpec(make_spec("host", ("true",))), **{name: kept})
+
+
+def test_all_of_them_and_gpus():
+    job = make_job("img", ("a", "b"), {"gpus": 2, "env": {"A": "1"}}, **{name: given for name, (given, _) in ASKED.items()})
+    assert job == JobSpec(make_spec("img", ("a", "b"), env={"A": "1"}), gpus="2", **{name: kept for name, (_, kept) in ASKED.items()})
+
+
+def test_every_field_of_a_job_can_be_asked_for():
+    assert {field.name for field in dataclasses.fields(JobSpec)} == {"spec", "gpus", *ASKED}
