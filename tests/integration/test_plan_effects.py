@@ -75,7 +75,10 @@ place = {str(tmp_path)!r}
 os.makedirs(place + "/data/inside"); os.makedirs(place + "/data/outside")
 subprocess.run(["mount", "--bind", place, place], check=True)
 subprocess.run(["mount", "--make-rshared", "/"], check=True)
-script = "mount -t tmpfs none /data/inside 2>/dev/null && echo mounted; echo up; read line < /data/go; grep -c /data/outside /proc/self/mountinfo; grep -c -e shared: -e master: /proc/self/mountinfo"
+script = (
+    "mount -t tmpfs none /data/inside 2>/dev/null && echo mounted; echo up; read line < /data/go;"
+    " grep -c /data/outside /proc/self/mountinfo; grep -c -e shared: -e master: /proc/self/mountinfo"
+)
 os.mkfifo(place + "/data/go"); os.chmod(place + "/data/go", 0o666)
 with running(Spec(argv=("sh", "-c", script), mounts=(Bind(place + "/data", "/data"),), **{fields!r})) as (box, said):
     until(lambda: "up" in said(), "it runs")

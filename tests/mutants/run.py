@@ -1,6 +1,6 @@
-"""Change the program a little, and see whether a test notices: ``python tests/mutants/run.py [--room sched] [--count 20] [--seed 7] [file …]``.
+"""Change the program a little, and see whether a test notices: ``make mutants ARGS="--room sched --count 20 --seed 7"``; docs/mutants.md.
 
-``make mutants ARGS=…`` does; docs/mutants.md. Without files or a room: the files that differ from ``--base``. Exit status 1: some survived.
+Without files or a room: the files that differ from ``--base``. Exit status 1: some survived.
 """
 
 from __future__ import annotations

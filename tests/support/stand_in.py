@@ -54,7 +54,10 @@ class Box:
         self.record, self.now = record, "exited" if record else "vanished"
         os.write(self._writer, b"x")
 
-    def stop(self, grace: float) -> None:
+    def loss(self) -> str:
+        return "its keeper was killed"
+
+    def send_stop(self) -> None:
         self.said.append("stop")
         self.end(Exit(None, 15))
 

@@ -29,7 +29,7 @@ def test_what_passes_a_check(how, passes, code):
     if passes:
         result.check_returncode()
         return
-    with pytest.raises(CheckFailed, match="^job: ") as caught:
+    with pytest.raises(CheckFailed, match=r"^job: ") as caught:
         result.check_returncode()
     assert caught.value.result is result and caught.value.subject == "host"
 
