@@ -18,7 +18,7 @@ NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench bench-images fuzz mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench bench-images fuzz hunt mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -41,6 +41,9 @@ fuzz: build $(V)/.fuzz  ## fuzz what reads strangers' bytes; FUZZ_SECONDS=60 eac
 
 mutants: build  ## change the program a little: does a test notice? ARGS="--room sched --count 20 --seed 7"; docs/mutants.md
 	@$(PY) -P tests/mutants/run.py $(ARGS)
+
+hunt: build  ## random hostile images and options against canaries; HUNT_SECONDS=60, ARGS="--seed WORD"; docs/hunt.md
+	@$(PY) -P tests/hunt/run.py --seconds $(or $(HUNT_SECONDS),60) $(ARGS)
 
 bench-images: build  ## images of real size beside umoci, skopeo, podman, containerd; a first time makes the image (root)
 	@$(PY) benchmarks/images.py $(ARGS)

@@ -147,13 +147,11 @@ class Merged:
 
     def open_file(self, node: Node) -> BinaryIO:
         """A regular file, opened for reading; ``BadImage`` if it is something else."""
-        with self._opened(node.layers[0], node.parts[:-1]) as parent:
-            # O_NONBLOCK: a fifo must not hold us before we know what it is.
-            fd = os.open(node.parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            name = show(b"/".join(node.parts))
+        if not stat.S_ISREG(node.info.st_mode):
+            name = show(b"/" + b"/".join(node.parts))
             raise BadImage(f"{name} is not a regular file", subject=name)
+        with self._opened(node.layers[0], node.parts[:-1]) as parent:
+            fd = os.open(node.parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         return open(fd, "rb")
 
     def _open(self, layer: int, parts: Parts, flags: int) -> int:

@@ -244,13 +244,15 @@ def test_passwd_behind_links(tmp_path):
         [
             [make.directory("etc"), make.symlink("etc/passwd", "../../../../../../../../etc/passwd-"), make.file("etc/passwd-", "inside")],
             [make.symlink("a", "/proc/self/root/etc"), make.symlink("b", "/etc/shadow"), make.fifo("etc/group")],
+            [make.symlink("top", "/../.."), make.directory("folder")],
         ],
     )
     assert image.read_file("/etc/passwd") == b"inside" != host
     assert image.read_file("/a/passwd") is None
     assert image.read_file("/b") is None
-    with pytest.raises(BadImage, match="not a regular file"):
-        image.read_file("/etc/group")
+    for path in ("/etc/group", "/top", "/folder", "/"):
+        with pytest.raises(BadImage, match="not a regular file"):
+            image.read_file(path)
 
 
 def test_modes_of_what_is_made(scene):

@@ -1,0 +1,6 @@
+#ifndef HUNT_CALLS_H
+#define HUNT_CALLS_H
+
+void calls(void);
+
+#endif

@@ -1,0 +1,338 @@
+"""One case carried out: its image loaded, its sandboxes run to their end, everything removed; what was said, changed and left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hunt import build, scene, stage
+from hunt.cases import Case
+from hunt.scene import Scene
+from support import make_image, residue
+
+import dockless
+from dockless import gpus
+from dockless.errors import DocklessError
+from dockless.images import Store
+from dockless.options import make_spec
+from dockless.sandbox import detached, sandbox
+from dockless.sandbox.spec import Spec
+
+LIMIT = 15.0  # seconds that a sandbox may take: its own time limit ends it
+REFERENCE = "hunt/case:latest"
+_KINDS = {"link": make_image.symlink, "white": make_image.whiteout, "opaque": make_image.opaque, "node": make_image.device}
+
+
+def perform(case: Case, on: Scene, id: str) -> dict[str, Any]:
+    """The record of a case: ``out`` what its programs said, ``error`` how dockless refused, ``crash`` how it broke, ``changes``, ``left``,
+    and in ``tries`` the same of each of its starts."""
+    case = _filled(case, str(on.base))
+    record: dict[str, Any] = {"out": "", "error": "", "crash": "", "changes": [], "left": [], "tries": []}
+    scene.loosen(on)
+    with _told(record):
+        image = _image(case, on)
+        before, here = scene.picture(on), residue.snapshot()
+        try:
+            with _told(record):
+                _DEEDS[case["kind"]](case, on, image, id, record)
+        finally:
+            _volumes_gone(on)
+            record["left"] = [line for line in residue.leftovers(here, 2.0) if _ours(line, id)]
+            record["changes"] = scene.differences(before, scene.picture(on))
+    return record
+
+
+@contextlib.contextmanager
+def _told(record: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except DocklessError as error:
+        record["error"] = f"{type(error).__name__}: {error}"
+    except Exception:
+        record["crash"] = traceback.format_exc()
+
+
+def _ours(line: str, id: str) -> bool:
+    """Whether what is left is this case's: other programs run on the machine."""
+    kind = line.split()[0]
+    return id in line if kind == "cgroup" else _child(line.split()[1]) if kind == "process" else kind != "path"
+
+
+def _child(pid: str) -> bool:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+    except OSError:
+        return False
+
+
+def _filled(value: Any, base: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{base}", base)
+    if isinstance(value, list):
+        return [_filled(item, base) for item in value]
+    return {key: _filled(item, base) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+# -- images ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _settings(case: Case) -> list[tuple[str, str]]:
+    tries = [one.get("options", {}) for one in case.get("tries", [case])]
+    flags = list(case.get("flags", ()))
+    if all(options.get("profile") == "privileged" for options in tries):
+        flags.append("mild")
+    targets = {mount.split(":")[1] for options in tries for mount in options.get("mounts", ())} - {"/mnt"}
+    return [("f", name) for name in flags] + [("m", target) for target in sorted(targets)]
+
+
+def _image(case: Case, on: Scene) -> str:
+    programs = on.base / "programs"
+    for name, settings in (("probe", _settings(case)), ("patient", [("f", "wait"), ("f", "mild")]), ("again", [])):
+        (programs / name).write_bytes(on.probe(*settings))
+        (programs / name).chmod(0o755)
+    image = case["image"]
+    if image["form"] == "host":
+        return "host"
+    probe = on.probe(*_settings(case))
+    layers = [[_entry(entry, probe) for entry in layer] for layer in image["layers"]]
+    config = {"Env": [], "Cmd": [], **image["config"]}
+    layout = on.base / "work/layout"
+    shutil.rmtree(layout, ignore_errors=True)
+    make_image.make_oci_layout(layout, layers, config, REFERENCE, compression="none")
+    Store(index=None if image["form"] == "indexed" else False).load(layout)
+    return REFERENCE
+
+
+def _entry(entry: list[Any], probe: bytes) -> make_image.Entry:
+    kind, name, *rest = entry
+    if kind == "file":
+        text, mode, uid, gid = rest
+        if text == "<probe>":
+            content = probe
+        elif text.startswith("<interpreter>"):
+            content = build.with_interpreter(text.removeprefix("<interpreter>"))
+        else:
+            content = text.encode()
+        return make_image.file(name, content, mode, uid=uid, gid=gid)
+    if kind == "dir":
+        mode, uid, gid = rest
+        return make_image.directory(name, mode, uid=uid, gid=gid)
+    return _KINDS[kind](name, *rest)
+
+
+# -- deeds -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _spec(case: Case, image: str, **more: Any) -> tuple[Spec, Any]:
+    options = {"timeout": LIMIT, "best_effort": True, "grace": 0.2, **case.get("options", {}), **more}
+    wanted = options.pop("gpus", None)
+    return make_spec(image, case.get("args", ()), **options), wanted
+
+
+def _run(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+    for number, one in enumerate(case["tries"]):
+        told: dict[str, Any] = {"out": "", "error": "", "crash": "", "log": 0}
+        with _told(told), contextlib.ExitStack() as stack:
+            spec, wanted = _spec(one, image)
+            if wanted:
+                spec = replace(spec, gpus=stack.enter_context(gpus.lease(wanted)).uuids)
+            if one.get("detached"):
+                _detached(one, on, spec, f"{id}-{number}", told)
+            else:
+                told["out"] = _attached(spec, f"{id}-{number}", tty=one.get("tty", False))
+        record["tries"].append(told)
+
+
+def _attached(spec: Spec, id: str, *, tty: bool = False, meanwhile: Callable[[Callable[[], str]], None] | None = None) -> str:
+    """Its output. ``meanwhile``: called while it runs, with a function that gives the output so far."""
+    outer, inner = pty.openpty() if tty else (-1, -1)
+    with open(os.memfd_create("hunt"), "w+b") as out:
+        stdin = inner if tty else os.open(os.devnull, os.O_RDONLY)
+        try:
+            with sandbox.Sandbox(spec, id=id, stdin=stdin, stdout=out.fileno(), stderr=out.fileno()) as box:
+                if meanwhile is not None:
+                    meanwhile(lambda: os.pread(out.fileno(), 1 << 20, 0).decode(errors="replace"))
+                box.wait(2 * LIMIT)
+        finally:
+            os.close(stdin)
+            if tty:
+                os.close(outer)
+            _output[:] = [os.pread(out.fileno(), 1 << 24, 0).decode(errors="replace")]
+    return _output[0]
+
+
+_output = [""]
+
+
+def _detached(case: Case, on: Scene, spec: Spec, id: str, record: dict[str, Any]) -> None:
+    box = detached.start(spec, id=id)
+    try:
+        try:
+            box.wait(2 * LIMIT)
+        finally:
+            record["out"] += "".join(path.read_text(errors="replace") for path in box.log_paths)
+            record["log"] = sum(path.stat().st_size for path in box.log_paths)
+        for step in case.get("after", ()):
+            with _told(record):
+                _AFTER[step](box, on)
+    finally:
+        box.remove()
+
+
+def _commit(box: detached.Detached, on: Scene) -> None:
+    image = dockless.commit(box, "hunt/committed:latest", created=0)
+    try:
+        _export(box, on)
+    finally:
+        Store().remove(image.name or "hunt/committed:latest", force=True)
+
+
+def _export(box: detached.Detached, on: Scene) -> None:
+    from dockless.sandbox.commit import changes_of
+
+    target = on.base / "work/export.tar"
+    changes_of(box).export(target)
+    content = target.read_bytes()
+    for token, place in on.tokens.items():
+        if token.encode() in content:
+            raise AssertionError(f"an export holds {place}: {token}")
+
+
+_AFTER: dict[str, Callable[[detached.Detached, Scene], None]] = {
+    "diff": lambda box, on: [str(change) for change in dockless.diff(box)] and None,
+    "commit": _commit,
+    "export": _export,
+}
+
+
+def _race(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+    flipper = make_spec(image, ["flip", "/v", f"directory {case['link']}", "4", "900"], timeout=LIMIT, best_effort=True, **case["flips"])
+    spec, _ = _spec(case, image)
+
+    def start(output: Callable[[], str]) -> None:
+        end = time.monotonic() + 0.8
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            with _told(record):
+                record["out"] += _attached(spec, f"{id}-{number}")
+
+    record["out"] += _attached(flipper, id, meanwhile=start)
+
+
+def _owner(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+    """As the daemon does it: root starts, for somebody who owns what lies below her own names."""
+    uid = pwd.getpwnam(os.environ.get("HUNT_OWNER") or "nobody").pw_uid
+    spec, _ = _spec(case, image)
+    volumes = on.home / "state/volumes" / str(uid)
+    probe = on.base / "programs/probe"
+    with _told(record):
+        detached.start(_spec({**case, "options": {"mounts": ["first:/v"]}}, image)[0], id=f"{id}-0", owner=uid).remove()
+    flipper = subprocess.Popen(
+        [probe, "flip", volumes, case["target"], str(len(case["options"]["mounts"])), "1500"],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        number = 0
+        while flipper.poll() is None:
+            number += 1
+            with _told(record):
+                box = detached.start(spec, id=f"{id}-{number}", owner=uid)
+                box.remove()
+    finally:
+        flipper.kill()
+        flipper.communicate()
+
+
+def _replace(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+    spec, _ = _spec(case, image)
+
+    def replaced(output: Callable[[], str]) -> None:
+        end = time.monotonic() + 5
+        while '"waiting"' not in output() and time.monotonic() < end:
+            time.sleep(0.005)
+        for place in stage.SECRETS:
+            stage.put_secret(place, scene.token_of(on, place))
+
+    record["out"] += _attached(spec, id, meanwhile=replaced)
+
+
+def _volumes_gone(on: Scene) -> None:
+    for place in (on.home / "state/volumes").glob("*/*"):
+        if place.name != scene.NEIGHBOUR:
+            if place.is_symlink() or not place.is_dir():
+                place.unlink(missing_ok=True)
+            else:
+                sandbox.remove_tree(place)
+
+
+_DEEDS: dict[str, Callable[[Case, Scene, str, str, dict[str, Any]], None]] = {
+    "run": _run,
+    "race": _race,
+    "owner": _owner,
+    "replace": _replace,
+}
+
+
+# -- a process of its own --------------------------------------------------------------------------------------------------------------
+
+
+def attempt(case: Case, on: Scene, id: str, patience: float) -> dict[str, Any]:
+    """``perform`` in a child: what breaks or hangs there is in the record."""
+    target = on.base / "work/record.json"
+    target.unlink(missing_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            log = os.open(on.base / "work/child.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1), os.dup2(log, 2)
+            target.write_text(json.dumps(perform(case, on, id)))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    hung = not _ended(pid, patience)
+    if target.exists() and not hung:
+        return json.loads(target.read_text())
+    text = (on.base / "work/child.log").read_text(errors="replace")[-3000:]
+    return {
+        "out": "",
+        "error": "",
+        "crash": "" if hung else text or "the child ended without a word",
+        "hung": hung,
+        "changes": [],
+        "left": [],
+        "tries": [],
+    }
+
+
+def _ended(pid: int, patience: float) -> bool:
+    fd = os.pidfd_open(pid)
+    try:
+        import select
+
+        if select.select([fd], [], [], patience)[0]:
+            return True
+        os.kill(pid, 9)
+        return False
+    finally:
+        os.close(fd)
+        os.waitpid(pid, 0)
