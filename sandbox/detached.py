@@ -44,8 +44,6 @@ from dockless.sandbox.resolve import stop_signal
 from dockless.sandbox.spec import Spec, check_id
 
 if TYPE_CHECKING:
-    import msgspec
-
     from dockless.images import Image
 
 _GLANCE = 0.0005
@@ -69,19 +67,19 @@ class Document:
     stop_signal: int = int(signal.SIGTERM)
 
 
-_decoder_lock = threading.Lock()
-_decoders: list[msgspec.json.Decoder[Document]] = []
+_converting = threading.Lock()
 
 
-def _decoder() -> msgspec.json.Decoder[Document]:
-    """Made once, by one thread: msgspec crashes when two look at a new dataclass at the same time (seen: SIGSEGV of a daemon that started
-    jobs in parallel)."""
-    with _decoder_lock:
-        if not _decoders:
-            import msgspec
+def _document_of(raw: bytes) -> Document:
+    """One thread at a time: msgspec crashes when two look at a new dataclass at the same time (seen: SIGSEGV of a daemon that started jobs
+    in parallel)."""
+    import json
 
-            _decoders.append(msgspec.json.Decoder(Document))
-        return _decoders[0]
+    import msgspec
+
+    data = json.loads(raw)
+    with _converting:
+        return msgspec.convert(data, Document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +95,10 @@ class Detached:
         import msgspec
 
         try:
-            return _decoder().decode(records.read(self.directory / "spec.json"))
+            return _document_of(records.read(self.directory / "spec.json"))
         except FileNotFoundError:
             raise _gone(self.id) from None
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise _gone(self.id, f"its spec.json cannot be read: {error}") from None
 
     @property
@@ -473,13 +471,17 @@ def _keep_image(image: Image, directory: Path) -> tuple[str, ...]:
 
 
 def _write_document(directory: Path, document: Document) -> None:
-    """``spec.json``, whole or not at all, and durable."""
+    """``spec.json``, whole or not at all, and durable. JSON by the standard library, in its ASCII form: what is not UTF-8 travels as lone
+    surrogates, which msgspec's own refuses."""
+    import json
+
     import msgspec
 
+    content = json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode("ascii")
     temporary = directory / "spec.tmp"
     with paths.writing("the records of a sandbox", directory):
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as stream:
-            stream.write(msgspec.json.encode(document))
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.rename(temporary, directory / "spec.json")

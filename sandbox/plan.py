@@ -55,7 +55,7 @@ class Command:
 
     candidates: tuple[str, ...]
     argv: tuple[str, ...]
-    envp: tuple[str, ...]
+    envp: tuple[str, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

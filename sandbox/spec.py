@@ -97,7 +97,7 @@ class Spec:
     argv: tuple[str, ...] = ()
     image: str = "host"
     entrypoint: tuple[str, ...] | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # holds secrets, and a repr ends in somebody's log
     workdir: str = ""
     user: str = ""
     groups: tuple[int, ...] = ()

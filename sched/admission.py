@@ -16,7 +16,7 @@ from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
-from dockless.sched.queue import NewJob
+from dockless.sched.queue import NewJob, storable
 
 
 class Admission:
@@ -52,7 +52,7 @@ class Admission:
             name=job.name,
             group=job.group,
             image=job.spec.image,
-            command=shlex.join(arg[:200] for arg in argv[:40])[:200],
+            command=storable(shlex.join(arg[:200] for arg in argv[:40])[:200]),
             gpus=job.gpus,
             gpu_count=count,
             wanted=wanted,

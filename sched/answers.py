@@ -40,11 +40,11 @@ class Answers:
         return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
 
     def view(self, caller: Caller, job: Job) -> Job:
-        """The job as ``caller`` may see it, with the reason it waits."""
+        """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
         if job.state is State.PENDING and not job.reason:
             job = replace(job, reason=self._why(job.id))
         if job.uid != caller.uid and not caller.admin:
-            job = replace(job, name="", image="", command="")
+            job = replace(job, name="", image="", command="", reason=job.reason if job.state is State.PENDING else "")
         return job
 
     def _why(self, number: int) -> str:

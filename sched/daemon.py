@@ -20,16 +20,18 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from dockless import paths
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import config
 from dockless.sched.attempts import Launcher
 from dockless.sched.engine import Engine
+from dockless.sched.faults import describe
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.server import Server
 from dockless.text import escaped
@@ -50,14 +52,22 @@ def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
     state = paths.state()
     _directory(state)
     _directory(options.socket.parent)
+    threading.excepthook = lambda fault: say(f"fault: {describe(fault.exc_value)}" if fault.exc_value else "fault")
     with only_one(state / "daemon.lock"):
-        asyncio.run(serve(state, options.socket, launcher or real_launcher()))
+        try:
+            asyncio.run(serve(state, options.socket, launcher or real_launcher()))
+        except DocklessError:
+            raise
+        except Exception as error:  # not its traceback: that ends with the error's text
+            hint = "this is a fault in dockless; please report it. Running jobs go on"
+            raise SchedError(f"the daemon failed: {describe(error)}", hint=hint) from None
     return 0
 
 
 async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[[], None] | None = None) -> None:
     """The daemon's life, in a running loop. ``ready``: called once it listens."""
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_fault)
     settings = config.load(paths.config_file())
     gpus = HostGpus()
     engine = Engine(state, launcher, gpus, settings, check_image)
@@ -162,6 +172,13 @@ def _notify(text: str) -> None:
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
             connection.sendto(text.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def _fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio's own words repeat the arguments of the callback that failed."""
+    error = context.get("exception")
+    what = context["message"] if error is None else describe(error)
+    say(f"fault: {what}")
 
 
 def say(text: str) -> None:

@@ -33,6 +33,7 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.codec import job_from_plain
 from dockless.sched.config import Config
 from dockless.sched.entry import GRACE, Entry, just_submitted, wake
+from dockless.sched.faults import describe
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
 from dockless.sched.lease import Lease
@@ -110,7 +111,7 @@ class Engine:
             except SchedError as error:
                 if error.subject != "jobs.db":
                     raise
-                _say(f"{error}; trying again")
+                _say(f"{describe(error)}; trying again")
                 await asyncio.sleep(1.0)
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -121,7 +122,7 @@ class Engine:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _say(f"fault: {type(error).__name__}: {error}")
+            _say(f"fault: {describe(error)}")
 
     # -- coming back
 
@@ -297,7 +298,7 @@ class Engine:
         try:
             await self._write(lambda db: queue.begin_attempt(db, lease, self._name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
-            _say(f"job {job.id} cannot start: {error}; trying again")
+            _say(f"job {job.id} cannot start: {describe(error)}; trying again")
             await asyncio.sleep(1.0)
             self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
@@ -326,7 +327,7 @@ class Engine:
             return
         except Exception as error:
             # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
-            text = str(error) if isinstance(error, DocklessError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, DocklessError) else describe(error)
             code = error.exit_code if isinstance(error, DocklessError) else 125
             hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
             state = State.CANCELLED if entry.cancelled else State.FAILED
@@ -381,7 +382,7 @@ class Engine:
     async def _give_up(self, entry: Entry, error: BaseException) -> None:
         """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
         what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
-        _say(f"job {entry.job.id} cannot be followed: {what}; ending it")
+        _say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
         name = self._name(entry.job.id, entry.job.attempt)
         while not self.closing:
             try:
@@ -392,7 +393,7 @@ class Engine:
                 if await self._in_thread(self._ending, handle.state) not in ("starting", "running"):
                     break
             except Exception as again:
-                _say(f"job {entry.job.id} cannot be ended yet: {type(again).__name__}; trying again")
+                _say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
             await asyncio.sleep(KILL_AGAIN)
         else:
             return
@@ -447,7 +448,7 @@ class Engine:
         try:
             await self._in_thread(self._removing, handle.remove)
         except Exception as error:  # whatever it is, the job's end is recorded; the next start of the daemon tries again
-            _say(f"{handle.id} is not removed yet: {type(error).__name__}: {error}")
+            _say(f"{handle.id} is not removed yet: {describe(error)}")
 
     async def cancel(self, number: int, who: str, grace: float | None) -> None:
         """End a job; returns when the wish is on disk. One that has ended stays as it is."""
@@ -505,7 +506,7 @@ class Engine:
         except SandboxGone:  # it is just ending
             pass
         except Exception as error:
-            _say(f"job {entry.job.id} cannot be {what}: {type(error).__name__}; going on")
+            _say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
 
     def _kill(self, entry: Entry) -> None:
         handle = entry.handle or self.launcher.find(self._name(entry.job.id, entry.job.attempt))

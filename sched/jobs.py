@@ -137,7 +137,7 @@ class Job:
     ``gpus``: as asked; ``gpu_count``: how many that is; ``devices``: UUIDs it holds now or held last. ``attempt``: number of the newest
     attempt, 0 before the first. ``exit_code``: shell style (128+N by signal N, 124 by time limit), None while there is none.
     ``array``/``index``: the id of the first job of its array and the place in it; 0/0 outside arrays (``array`` is 0 there).
-    ``name``, ``image`` and ``command`` are empty in what other users see.
+    ``name``, ``image``, ``command`` and, unless it waits, ``reason`` are empty in what other users see.
     """
 
     id: int

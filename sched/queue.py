@@ -18,7 +18,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class NewJob:
     priority: int
     time_limit: float
     on_reboot: str
-    spec: str
+    spec: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,30 @@ def open_queue(path: Path) -> sqlite3.Connection:
 
 def connect(path: Path) -> sqlite3.Connection:
     """One more connection to the same queue, for reading."""
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, factory=_Connection)
+
+
+def storable(text: str) -> str:
+    """``text`` as SQLite takes it: a byte that is not UTF-8 is written as ``\\xff``. What has to come back as it was is stored as JSON."""
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class _Connection(sqlite3.Connection):
+    """Stores any text: an error that names a user's strange path must not keep the end of her job from being recorded."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        return super().execute(sql, _storable_row(parameters))
+
+    def executemany(self, sql: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
+        return super().executemany(sql, map(_storable_row, rows))
+
+
+def _storable_row(values: Sequence[Any]) -> Sequence[Any]:
+    return tuple(storable(value) if isinstance(value, str) else value for value in values)
 
 
 def queue_id(db: sqlite3.Connection) -> str:

@@ -20,6 +20,7 @@ from dockless.sched import logs
 from dockless.sched.answers import Answers
 from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
+from dockless.sched.faults import describe
 from dockless.sched.jobs import State
 from dockless.sched.protocol import MAX_JOBS_PER_SUBMIT, MAX_REQUEST, VERSION, DaemonInfo, decode, encode, error_message
 
@@ -142,10 +143,10 @@ class Server:
             except (ConnectionError, TimeoutError):
                 raise
             except Exception as error:  # a fault of ours: the caller is told, the daemon goes on
-                print(f"dockless daemon: fault in {request!s:.200}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                fault = SchedError(
-                    f"the daemon failed: {type(error).__name__}: {error}", hint="this is a fault in dockless; please report it"
-                )
+                op = request.get("op")
+                what = op if op in self._verbs or op == "logs" else "a request"
+                print(f"dockless daemon: fault in {what} of uid {uid}: {describe(error)}", file=sys.stderr, flush=True)
+                fault = SchedError(f"the daemon failed: {describe(error)}", hint="this is a fault in dockless; please report it")
                 writer.write(encode(error_message(fault)))
             await writer.drain()
 

@@ -37,7 +37,7 @@ def logs(options: Namespace) -> int:
         lines, theirs = _box(box, options.follow), os.geteuid() == 0 and "queue" in box.labels
     for at, stream, text, partial in lines:
         if options.json:
-            out(json_text({"at": at, "stream": stream, "text": text.decode(errors="replace"), "partial": partial}))
+            out(json_text({"at": at, "stream": stream, "text": text.decode(errors="surrogateescape"), "partial": partial}))
             continue
         target = sys.stderr if stream == "stderr" else sys.stdout
         if target is None:

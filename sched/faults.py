@@ -1,0 +1,28 @@
+"""What the daemon's log may say about an error that it did not expect: its kind and where it arose.
+
+Never its text, and never what was asked: a request holds its user's arguments and environment, and those hold secrets (attack A67).
+Everybody who may read the service's journal reads this.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from dockless.errors import SchedError
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def describe(error: BaseException) -> str:
+    """``TypeError in engine.py:311 submit``. In full only what is made of our own words: errors of the queue and of the kernel."""
+    if isinstance(error, SchedError):
+        return str(error)
+    text = type(error).__name__
+    if isinstance(error, OSError) and error.errno:
+        text += f" ({os.strerror(error.errno)})"
+    frames = traceback.extract_tb(error.__traceback__, limit=-32)
+    if frames:
+        own = next((frame for frame in reversed(frames) if "dockless" in frame.filename or frame.filename.startswith(_OWN)), frames[-1])
+        text += f" in {os.path.basename(own.filename)}:{own.lineno} {own.name}"
+    return text
