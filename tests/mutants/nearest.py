@@ -39,8 +39,8 @@ _WORDS = {
 
 _WIDE = {
     "native": "native/ unit/test_layer_writer.py integration/test_run.py integration/test_sandbox_ attacks/test_runtime_",
-    "sandbox": "unit/test_compile.py unit/test_plan_golden.py integration/test_run.py integration/test_sandbox_ integration/test_detached.py"
-    " attacks/test_runtime_",
+    "sandbox": "unit/test_compile.py unit/test_plan_golden.py integration/test_run.py integration/test_sandbox_"
+    " integration/test_detached.py attacks/test_runtime_",
     "cgroups": "unit/test_limits.py integration/test_cgroup_bare.py integration/test_run.py",
     "images": "unit/test_image_ unit/test_registry_ integration/test_image_ integration/test_registry_transport.py"
     " integration/test_pull_rows.py",

@@ -20,9 +20,9 @@ SETTINGS = ("reload",)
 def told_in_full(tree: ast.AST) -> list[str]:
     """Lines that print the text of something that was caught."""
     found = []
-    for function in ast.walk(tree):
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or function.name in SETTINGS:
-            continue
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    exempt = {id(node) for function in functions if function.name in SETTINGS for node in ast.walk(function)}
+    for function in functions:
         caught = {node.name for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name}
         caught |= {argument.arg for argument in function.args.args if "Exception" in ast.unparse(argument.annotation or ast.Constant(""))}
         caught |= {"error", "exc", "request"}
@@ -30,7 +30,7 @@ def told_in_full(tree: ast.AST) -> list[str]:
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in SAYING:
                 continue
             hidden = {id(inner) for part in ast.walk(call) if _describes(part) for inner in ast.walk(part)}
-            named = [n for n in ast.walk(call) if isinstance(n, ast.Name) and n.id in caught and id(n) not in hidden]
+            named = [n for n in ast.walk(call) if isinstance(n, ast.Name) and n.id in caught and id(n) not in hidden | exempt]
             found += [f"{function.name}, line {name.lineno}: {name.id}" for name in named]
     return found
 
