@@ -142,7 +142,7 @@ static int overlay_root(const char *home_path) {
     int lowers[MAX_LAYERS], home = TRY(open(home_path, O_PATH | O_CLOEXEC));
     for (int i = 0; i < layer_count; i++) {
         lowers[i] = tree_of(AT_FDCWD, layers[i]);
-        set_attributes(lowers[i], IDMAP, 0, userns);
+        set_attributes(lowers[i], RDONLY | IDMAP, 0, userns);
     }
     TRY(mkdirat(home, "upper", 0755));
     int upper = TRY(rooted(home, "upper", O_PATH | O_DIRECTORY, 0));
@@ -176,6 +176,7 @@ static void keeper(const char *home_path, int cgroup) {
     TRY(setsid());
     for (int i = 0; i < NODES; i++) {
         sources[i] = tree_of(AT_FDCWD, nodes[i].source);
+        set_attributes(sources[i], RDONLY | NOSUID | NOEXEC, 0, 0);
         TRY(fstatat(sources[i], "", &st, EMPTY));
         if (st.st_rdev != makedev(nodes[i].major, nodes[i].minor)) give_up(nodes[i].source);
     }
@@ -294,7 +295,7 @@ static void job(void) {
     become(0, 0);
     set_capabilities(caps);
     TRY(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-    TRY(syscall(N_CLOSE_RANGE, 3, ~0u, 4));
+    TRY(syscall(N_CLOSE_RANGE, 3, ~0u, 0));
     TRY(syscall(SYS_seccomp, 1, 0, &seccomp_program));
     execve(argv[0], argv, envp);
     _exit(127);

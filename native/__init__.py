@@ -142,7 +142,20 @@ LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "launcher")
 
 
 def _installed_launcher() -> int:
-    return os.open(LAUNCHER_PATH, os.O_RDONLY | os.O_CLOEXEC)
+    """A job can reach the program that starts it, by /proc/self/exe, and its root is this user: a file of hers it could write
+    (CVE-2019-5736)."""
+    fd = os.open(LAUNCHER_PATH, os.O_RDONLY | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if found.st_uid == 0 and not found.st_mode & 0o022:
+        return fd
+    os.close(fd)
+    from dockless.errors import Unsupported
+
+    raise Unsupported(
+        f"the launcher {LAUNCHER_PATH} does not belong to root, and a job could change it",
+        subject=LAUNCHER_PATH,
+        hint="have root install dockless, or as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    )
 
 
 def _apparmor_wants_a_path() -> bool:

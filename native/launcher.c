@@ -55,10 +55,13 @@ static void fail(struct plan_header *plan, uint32_t pc, int error) {
     die(1);
 }
 
+/* From here on only 0-2 are open, and really closed, not marked: while execve resolves the program, its "#!" line and its ELF interpreter, what is marked
+ * close-on-exec is still there, and /proc/self/fd/N/../.. leads wherever N does (CVE-2024-21626). An error travels by the shared memory. */
 static void run_job(void *argument) {
     struct job *job = argument;
     struct plan_header *plan = job->plan;
     plan->phase = PHASE_JOB;
+    sys(NR_close_range, 3, ~0u, 0);
     go_anywhere();
     for (uint32_t pc = job->pc; pc < plan->n_ops; pc++) {
         int error = step(plan, pc);
@@ -70,6 +73,15 @@ static void run_job(void *argument) {
     die(127);
 }
 
+/* The job's own three are the caller's affair, but a directory among them would be a door to the host. */
+static int no_directory(void) {
+    for (int fd = 0; fd <= 2; fd++) {
+        struct facts stream = {0};
+        if (facts_of(fd, &stream) == 0 && stream.type == TYPE_DIRECTORY) return E_ISDIR;
+    }
+    return 0;
+}
+
 static void spawn(struct plan_header *plan, uint32_t pc) {
     struct job job = {plan, pc + 1};
     struct clone_args args = {
@@ -79,6 +91,11 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
         .stack_size = sizeof job_stack,
     };
     plan->pc = (int32_t)pc;
+    int error = no_directory();
+    if (error) fail(plan, pc, error);
+    /* Layers, upper, the sandbox's directory: init needs none of them any more, and nothing inside may find them in it. */
+    sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);
+    sys(NR_close_range, SLOT_FREE, ~0u, 0);
     /* The job lives on this memory until its exec, and must find a PID 1 that it can neither read nor trace. */
     sys(NR_prctl, 15 /* NAME */, "dockless-init", 0, 0, 0);
     sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
@@ -136,29 +153,21 @@ static void hold(void) {
     die(0);
 }
 
-static int is_pipe(const uint64_t *st) {
-#if defined(__x86_64__)
-    uint32_t mode = (uint32_t)st[3];
-#else
-    uint32_t mode = (uint32_t)st[2];
-#endif
-    return (mode & 0170000) == 0010000;
-}
-
 static __attribute__((used)) void launcher_main(void) {
-    uint64_t all = ~0ull, st[32];
+    uint64_t all = ~0ull;
+    struct facts given = {0};
     int bad_op = -1;
     sys(NR_rt_sigprocmask, 2, &all, 0, 8);
     default_signals();
     sys(NR_umask, 0); /* the plan says each mode */
     stay_here();
     sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
-    if (sys(NR_newfstatat, SLOT_PLAN, "", st, AT_EMPTY_PATH_) < 0) die(2);
-    if (is_pipe(st)) hold();
-    sysret map = sys(NR_mmap, 0, st[6], 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);
+    if (facts_of(SLOT_PLAN, &given) < 0) die(2);
+    if (given.type == TYPE_PIPE) hold();
+    sysret map = sys(NR_mmap, 0, given.size, 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);
     if (map < 0 && map > -4096) die(2);
     struct plan_header *plan = (struct plan_header *)map;
-    if (plan_validate(plan, st[6], &bad_op) < 0) {
+    if (plan_validate(plan, given.size, &bad_op) < 0) {
         report(REPORT_FAILED, (uint16_t)bad_op, E_INVAL, 1);
         die(2);
     }

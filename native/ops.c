@@ -100,23 +100,25 @@ static int make_directory(const struct plan_op *op, const char *path) {
     return 0;
 }
 
-static uint32_t file_mode(int fd, int *error) {
+int facts_of(int fd, struct facts *facts) {
+#if defined(__x86_64__)
+    enum { MODE = 3, RDEV = 5 };
+#else
+    enum { MODE = 2, RDEV = 4 };
+#endif
     uint64_t st[32];
     sysret err = sys(NR_newfstatat, fd, "", st, AT_EMPTY_PATH_);
-    *error = err < 0 ? (int)err : 0;
-#if defined(__x86_64__)
-    return (uint32_t)st[3];
-#else
-    return (uint32_t)st[2];
-#endif
+    if (err < 0) return (int)err;
+    *facts = (struct facts){.dev = st[0], .ino = st[1], .rdev = st[RDEV], .size = st[6], .type = (uint32_t)st[MODE] & 0170000};
+    return 0;
 }
 
 /* Something to mount on: a directory for a directory, an empty file for anything else. What is there already is taken. */
 static int make_target(const struct plan_op *op, const char *path) {
-    int error;
-    uint32_t mode = file_mode(op->out, &error);
+    struct facts source = {0};
+    int error = facts_of(op->out, &source);
     if (error) return error;
-    if ((mode & 0170000) == 0040000) {
+    if (source.type == TYPE_DIRECTORY) {
         struct plan_op directory = {.in = op->in, .out = -1, .x = 0755};
         return make_directory(&directory, path);
     }
@@ -143,9 +145,25 @@ static int make_target(const struct plan_op *op, const char *path) {
 /* Pipes on the standard streams belong to whoever made them; the job could write to them, but not open /dev/stdout. Files and terminals stay as they are. */
 static int own_pipes(const struct plan_op *op) {
     for (int fd = 0; fd <= 2; fd++) {
-        int error;
-        if ((file_mode(fd, &error) & 0170000) != 0010000 || error) continue;
+        struct facts stream = {0};
+        if (facts_of(fd, &stream) < 0 || stream.type != TYPE_PIPE) continue;
         sys(NR_fchownat, fd, "", (uint32_t)op->x, (uint32_t)(op->x >> 32), AT_EMPTY_PATH_);
+    }
+    return 0;
+}
+
+/* A standard stream that is /dev/null is the host's node, and whoever has the host's ids could change its mode through the descriptor: give the sandbox's. */
+static int null_streams(const struct plan_op *op, const char *path) {
+    for (int fd = 0; fd <= 2; fd++) {
+        struct facts stream = {0};
+        if (facts_of(fd, &stream) < 0 || stream.type != TYPE_CHARACTER || stream.rdev != (1 << 8 | 3)) continue;
+        sysret access = sys(NR_fcntl, fd, 3 /* F_GETFL */, 0);
+        if (access < 0) return (int)access;
+        sysret null = open_below(op->in, path, (uint64_t)access & 3, 0, 0);
+        if (null < 0) return (int)null;
+        sysret moved = sys(NR_dup3, null, fd, 0);
+        sys(NR_close, null);
+        if (moved < 0) return (int)moved;
     }
     return 0;
 }
@@ -192,11 +210,18 @@ static int clone_tree(const struct plan_op *op, const char *path) {
     return err;
 }
 
+static int same_file(int one, int other) {
+    struct facts a = {0}, b = {0};
+    return facts_of(one, &a) == 0 && facts_of(other, &b) == 0 && a.dev == b.dev && a.ino == b.ino;
+}
+
+/* b: a directory that stands for a place of ours. A target that turns out to be it, or the root itself, was reached through a link of the image. */
 static int move_mount(const struct plan_op *op, const char *path) {
     enum { F_EMPTY = 4, T_EMPTY = 0x40 };
     sysret target = open_below(op->out, path, O_PATH_, 0, op->c);
     if (target < 0) return (int)target;
-    sysret err = sys(NR_move_mount, op->in, "", target, "", F_EMPTY | T_EMPTY);
+    sysret err = op->b && (same_file((int)target, (int)op->b) || same_file((int)target, op->out)) ? -E_XDEV : 0;
+    if (err >= 0) err = sys(NR_move_mount, op->in, "", target, "", F_EMPTY | T_EMPTY);
     sys(NR_close, target);
     return (int)err;
 }
@@ -251,21 +276,19 @@ static int make_readonly(const char *path) {
 }
 
 static int expect_device(const struct plan_op *op) {
-    union { uint64_t words[18]; char bytes[256]; } st;
-    sysret err = sys(NR_newfstatat, op->in, "", &st, AT_EMPTY_PATH_);
-    if (err < 0) return (int)err;
-#if defined(__x86_64__)
-    uint64_t rdev = st.words[5];
-#else
-    uint64_t rdev = st.words[4];
-#endif
-    return rdev == op->x ? 0 : -E_NODEV;
+    struct facts device = {0};
+    int err = facts_of(op->in, &device);
+    if (err) return err;
+    return device.rdev == op->x ? 0 : -E_NODEV;
 }
 
 /* After the mount namespace has changed, a working directory may lie outside the root: the kernel then calls it unreachable (CVE-2024-21626). */
 static int change_directory(const char *path) {
     char where[MAX_PATH_BYTES];
-    sysret err = sys(NR_chdir, path);
+    sysret directory = open_below(-1, path, O_PATH_ | O_DIRECTORY_, 0, RESOLVE_NO_MAGICLINKS_);
+    if (directory < 0) return (int)directory;
+    sysret err = sys(NR_fchdir, directory);
+    sys(NR_close, directory);
     if (err < 0) return (int)err;
     err = sys(NR_getcwd, where, sizeof where);
     if (err < 0) return (int)err;
@@ -381,7 +404,6 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_SECCOMP: return install_filter(op, a);
     case OP_PDEATHSIG: return (int)sys(NR_prctl, 1, op->x, 0, 0, 0);
     case OP_SUBREAPER: return (int)sys(NR_prctl, 36, 1, 0, 0, 0);
-    case OP_CLOSE_FROM: return (int)sys(NR_close_range, op->x, ~0u, 4 /* CLOEXEC */);
     case OP_SIGNALS: {
         uint64_t none = 0; /* the actions are the defaults already: the launcher set them, and sets no others */
         return (int)sys(NR_rt_sigprocmask, 2 /* SIG_SETMASK */, &none, 0, 8);
@@ -397,6 +419,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_OVERLAY: return (int)sys(NR_mount, "overlay", b, "overlay", 4 /* NODEV */, a);
     case OP_REMOVE: return remove_tree(at(op->in), a);
     case OP_OWN_PIPES: return own_pipes(op);
+    case OP_NULL_STREAMS: return null_streams(op, a);
     case OP_EXEC: return exec_command(plan, op);
     }
     return -E_INVAL;

@@ -55,6 +55,7 @@ static int op_ok(const struct plan_header *h, const struct plan_op *op) {
     switch (op->code) {
     case OP_SET_IDS:
     case OP_FS_IDS: return op->b % 4 == 0 && op->c % 4 == 0;
+    case OP_MOVE_MOUNT: return op->b < SLOT_MAX;
     case OP_RLIMIT: return op->b == 16;
     case OP_SECCOMP: return op->b % 8 == 0 && op->b / 8 >= 1 && op->b / 8 <= 4096;
     case OP_EXEC: return vector_ok(h, op->a, op->b);

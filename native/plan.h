@@ -111,7 +111,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(5, FS_FLAG, 's', '-', 'p', '-') \
     X(6, FS_CREATE, 's', '-', '-', '-') \
     X(7, FSMOUNT, 's', 's', '-', '-')      /* x attributes */ \
-    X(8, MOVE_MOUNT, 's', 'o', 'p', '-')   /* in onto a below out, c resolve flags */ \
+    X(8, MOVE_MOUNT, 's', 'o', 'p', 'n')   /* in onto a below out, c resolve flags, b a slot that must not turn out to be the target, 0 for none */ \
     X(9, MKDIR, 'o', 'o', 'p', '-')       /* with parents, x mode */ \
     X(10, MKTARGET, 'o', 's', 'p', '-')    /* a file or a directory, as out is one; with parents */ \
     X(11, SYMLINK, 'o', '-', 'p', 'p')     /* at a, to b */ \
@@ -138,7 +138,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(32, SECCOMP, '-', '-', 'b', 'l')     /* a struct sock_filter[] */ \
     X(33, PDEATHSIG, '-', '-', '-', '-')   /* x */ \
     X(34, SUBREAPER, '-', '-', '-', '-') \
-    X(35, CLOSE_FROM, '-', '-', '-', '-')  /* x first */ \
+    X(35, OWN_PIPES, '-', '-', '-', '-')    /* x uid | gid << 32 */ \
     X(36, SIGNALS, '-', '-', '-', '-')     /* all to their defaults, none blocked */ \
     X(37, KEYRING, '-', '-', '-', '-') \
     X(38, CHOWN, 'o', '-', 'p', '-')       /* x uid | gid << 32 */ \
@@ -147,7 +147,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(41, READONLY, '-', '-', 'p', '-') \
     X(42, OVERLAY, '-', '-', 'p', 'p')     /* mount(2) for old kernels: a options, b target */ \
     X(43, REMOVE, 'o', '-', 'p', '-')      /* a directory and everything below */ \
-    X(44, OWN_PIPES, '-', '-', '-', '-')    /* x uid | gid << 32 */ \
+    X(44, NULL_STREAMS, 's', '-', 'p', '-') /* a the null device below in */ \
     X(45, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
 
 #define X(code, name, in, out, a, b) OP_##name = code,

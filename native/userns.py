@@ -96,6 +96,11 @@ class IdMap:
         return range_problem(uid if uid is not None else os.geteuid()) or f"add a larger range to {SUBUID} and {SUBGID}"
 
 
+NOBODY = IdMap((Range(_MAX_ID, 0, 1),), (Range(_MAX_ID, 0, 1),))
+"""A map with an id that no file has. Where it maps the owners of a mount, every file belongs to nobody: only what everybody may do is
+allowed, also to root. mount_setattr(2), MOUNT_ATTR_IDMAP"""
+
+
 def default_map(uid: int | None = None) -> IdMap:
     """The map of the caller's sandboxes, or (root only) of another user's; see the table above.
 

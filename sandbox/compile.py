@@ -47,18 +47,19 @@ def compile_plan(r: Resolved) -> Plan:
     b.init.add("MOVE_MOUNT", root, a="/")
     if not r.layers:
         rootfs.host_skeleton(b.init, r, root, host)
-    scratch = rootfs.scratch_mount(b, r, root)
+    scratch, empty = rootfs.scratch_mount(b, root)
     rootfs.network_files(b, r, root, scratch)
+    rootfs.requested_mounts(b, r, root, sources, empty)
     rootfs.kernel_file_systems(b, r, root)
-    rootfs.devices(b, r, root, nodes)
-    rootfs.requested_mounts(b, r, root, sources)
+    dev = rootfs.devices(b, r, root, nodes)
+    rootfs.requested_devices(b, r, dev, sources)
+    if r.idmap is None:
+        b.init.add("NULL_STREAMS", dev, a="null")
     if r.workdir != "/":
         b.init.add("MKDIR", root, a=r.workdir, x=0o755)
     _names(b, r)
     if r.spec.root == "readonly":
         b.init.add("MOUNT_ATTR", root, a="", x=RDONLY)
-    empty = b.slot("an empty directory")
-    b.init.add("OPEN", scratch, empty, a="empty", x=rootfs.O_PATH)
     b.init.add("PIVOT", root)
     rootfs.masks(b, r, empty, nodes[0][0])
     _job(b, r)
@@ -137,6 +138,5 @@ def _job(b: Builder, r: Resolved) -> None:
     job.add("CAPS", x=r.capabilities if account.uid == 0 else 0)
     if spec.profile != "privileged":
         job.add("NO_NEW_PRIVS")
-    job.add("CLOSE_FROM", x=3)
     if r.seccomp:
         job.add("SECCOMP", a=r.seccomp)

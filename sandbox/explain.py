@@ -235,7 +235,10 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
         + (", straight into its cgroup" if op.slot_in >= 0 else ""),
         f"unshare {' '.join(_UNSHARE[k] for k in _kinds(op.x))}",
     ),
-    "SPAWN": lambda op, p: ("start the job's process; init stays behind to reap and to forward signals", "( … ) & wait"),
+    "SPAWN": lambda op, p: (
+        "close every file but 0-2, start the job's process; init stays behind to reap and to forward signals",
+        "( … ) & wait",
+    ),
     "SETSID": lambda op, p: ("start a session of its own, without a terminal", "setsid"),
     "RLIMIT": _rlimit,
     "UMASK": lambda op, p: (f"set the umask to {op.x:04o}", f"umask {op.x:04o}"),
@@ -250,10 +253,6 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     ),
     "PDEATHSIG": lambda op, p: ("die when the keeper dies", "setpriv --pdeathsig kill"),
     "SUBREAPER": lambda op, p: ("adopt the job's orphans", ": prctl(PR_SET_CHILD_SUBREAPER)"),
-    "CLOSE_FROM": lambda op, p: (
-        f"let no file but 0-{op.x - 1} through to the job",
-        f"for fd in /proc/self/fd/*; do [ ${{fd##*/}} -lt {op.x} ] || exec {{fd}}>&-; done",
-    ),
     "SIGNALS": lambda op, p: ("set every signal to its default, none blocked", "env --default-signal --block-signal="),
     "KEYRING": lambda op, p: ("start a session keyring of its own", "keyctl new_session"),
     "CHOWN": lambda op, p: (
@@ -271,6 +270,10 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "OWN_PIPES": lambda op, p: (
         "give pipes on the standard streams to user {}, group {}".format(*_ids(op)),
         "chown {}:{} /dev/stdin /dev/stdout /dev/stderr".format(*_ids(op)),
+    ),
+    "NULL_STREAMS": lambda op, p: (
+        "replace standard streams that are the host's /dev/null by the sandbox's",
+        f"exec <{_below(op, p)}",
     ),
     "EXEC": _exec,
 }

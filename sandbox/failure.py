@@ -34,7 +34,7 @@ _HINTS: dict[tuple[str, int], str] = {
     (
         "MOUNT_ATTR",
         _E.EINVAL,
-    ): "that file system cannot map owners, or not in this kernel: put the store on ext4 or xfs, or use the host's user namespace as root",
+    ): "that file system cannot map owners, or not in this kernel: put the store on ext4 or xfs; the image host needs it for --userns host",
     ("MOVE_MOUNT", _E.ELOOP): "the image has a link at a place where a kernel file system belongs; fix the image",
     ("MOVE_MOUNT", _E.EINVAL): "the target is not in this mount namespace; if '/' is an initramfs, switch_root first",
     ("PIVOT", _E.EINVAL): "the host's root is an initramfs: switch_root to a real file system first",
@@ -183,6 +183,16 @@ def _special(op: Op, error: int) -> DocklessError | None:
     if op.name == "OPEN_TREE" and isinstance(op.a, str) and op.a and error == _E.ELOOP:
         message = f"mount source {op.a} goes through a link of /proc"
         return LaunchFailed(message, index=-1, step=f"open {op.a}", errno=error, subject=op.a, hint="name the file or directory itself")
+    if op.name == "MOVE_MOUNT" and isinstance(op.a, str) and op.b and error == _E.EXDEV:
+        message = f"cannot mount anything at {op.a}: a link of the image leads it to the root, /proc, /sys or /dev"
+        return LaunchFailed(message, index=-1, step=f"mount at {op.a}", errno=error, subject=op.a, hint="mount it at another path")
+    if op.name == "MKTARGET" and isinstance(op.a, str) and error == _E.EROFS:
+        message = f"cannot make {op.a} to mount on: what is there is read-only"
+        hint = "mount it at a path that exists, or that no link of the image leads to /proc, /sys or /dev"
+        return LaunchFailed(message, index=-1, step=f"make {op.a}", errno=error, subject=op.a, hint=hint)
+    if op.name == "SPAWN" and error == _E.EISDIR:
+        message = "a standard stream is a directory, which would give the job everything around it"
+        return LaunchFailed(message, index=-1, step="check 0-2", errno=error, subject="stdin", hint="give files, pipes or a terminal")
     if op.name == "WRITE" and op.a == "/proc/self/timens_offsets":
         return BadInput(
             f"this time offset lies before the start of the machine's clocks: {os.strerror(error)}",

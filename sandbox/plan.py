@@ -98,7 +98,7 @@ def _line(op: Op, slots: dict[int, str]) -> str:
         elif isinstance(value, str):
             parts.append(_visible(value) or '""')
         elif value:
-            parts.append(str(value))
+            parts.append(f"unless <{slots.get(value, value)}>" if op.name == "MOVE_MOUNT" else str(value))
     if op.x:
         parts.append(f"{op.x:#x}")
     if op.c and op.name not in ("WRITE", "SET_IDS", "FS_IDS"):

@@ -90,9 +90,8 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
 
 
 def _keepable(spec: Spec) -> bool:
-    in_host_userns = spec.namespaces.user == "host" or spec.profile == "privileged"
     volumes = any(mount.kind == "volume" for mount in spec.mounts)
-    return not spec.gpus and not volumes and spec.seccomp in ("", "unconfined") and not (spec.image == "host" and in_host_userns)
+    return not spec.gpus and not volumes and spec.seccomp in ("", "unconfined")
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -55,7 +55,6 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         command=command,
         layers=(Layer(_skeleton()), *image.layers) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
-        hidden=_secrets() if image.is_host and idmap is None and rootful else (),
         idmap=idmap,
         rootful=rootful,
         owner=_owner(owner),
@@ -238,16 +237,17 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
             raise BadInput(
                 f"nothing can be mounted at {mount.target}", subject=mount.target, hint="/, /proc, /sys and /dev are the sandbox's own"
             )
+        target = _directory(mount.target)
         if mount.kind == "volume":
-            mounts.append(replace(mount, source=volume_path(mount.source, owner), idmap=False))
+            mounts.append(replace(mount, source=volume_path(mount.source, owner), target=target, idmap=False))
         elif mount.kind == "bind" and not mount.source.startswith("/"):
             raise BadInput(
                 f"mount source {mount.source!r} is not absolute", subject=mount.source, hint="start it with '/', or use a named volume"
             )
         else:
-            mounts.append(mount)
+            mounts.append(replace(mount, target=target))
     if _hardened(spec).root == "readonly":
-        taken = {_directory(mount.target) for mount in mounts}
+        taken = {mount.target for mount in mounts}
         mounts += [
             Tmpfs(path, mode=0o755)
             for path in image.config.volumes
@@ -270,24 +270,6 @@ def _host_entries() -> tuple[HostEntry, ...]:
         elif os.path.isdir(path):
             entries.append(HostEntry(path))
     return tuple(entries)
-
-
-def _secrets() -> tuple[str, ...]:
-    """Files below /etc that not everybody may read. Only asked where the sandbox's root is the host's: elsewhere the kernel refuses by
-    itself."""
-    found: list[str] = []
-    pending = ["/etc"]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    continue
-                mode = entry.stat(follow_symlinks=False).st_mode
-                if not mode & 0o004:
-                    found.append(entry.path)
-                elif entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return tuple(sorted(found))
 
 
 def _gpus(spec: Spec) -> tuple[tuple[Device, ...], dict[str, str]]:

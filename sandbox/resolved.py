@@ -49,8 +49,8 @@ STANDARD_DEVICES = tuple(
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``idmap`` None: the caller's user
-    namespace. ``rootful``: the keeper may mount in the host's namespaces. ``hidden``: host files that only root may read.
-    ``bind_maps``: index in ``mounts`` → what its owners are mapped by, where the caller left that open."""
+    namespace. ``rootful``: the keeper may mount in the host's namespaces. ``bind_maps``: index in ``mounts`` → what its owners are mapped
+    by, where the caller left that open."""
 
     spec: Spec
     features: Features
@@ -58,7 +58,6 @@ class Resolved:
     command: Command
     layers: tuple[Layer, ...] = ()
     host_entries: tuple[HostEntry, ...] = ()
-    hidden: tuple[str, ...] = ()
     idmap: IdMap | None = None
     rootful: bool = True
     owner: Owner | None = None
@@ -74,6 +73,11 @@ class Resolved:
     has_cgroup: bool = False
     stop_signal: int = 15
     log_limit: int = 64 << 20
+
+    @property
+    def owners_hidden(self) -> bool:
+        """Whether the pseudo-image ``host`` is shown to the host's own root, who could read every file of it."""
+        return self.rootful and self.idmap is None and bool(self.host_entries)
 
     @property
     def setgroups_denied(self) -> bool:

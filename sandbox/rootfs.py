@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dockless.errors import Unsupported
 from dockless.images.layers import Layer
+from dockless.native.userns import NOBODY
 from dockless.sandbox.builder import (
     IDMAP,
     NEW_NS,
@@ -30,6 +31,7 @@ from dockless.sandbox.builder import (
 )
 from dockless.sandbox.plan import DIRECTORY
 from dockless.sandbox.resolved import Device, Resolved
+from dockless.sandbox.spec import Mount
 
 O_PATH = 0x200000
 O_CREAT = 0x40
@@ -95,8 +97,8 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
     """The root file system, attached nowhere yet: its slot."""
     if not r.layers:
         return _empty_root(b, section, r)
-    attach = r.rootful and not r.features.overlay_detached_layers
-    if attach:
+    attach = not r.features.overlay_detached_layers
+    if attach and r.rootful:
         section.add("UNSHARE", x=NEW_NS["mount"])
         section.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
     lowers = [_layer(b, section, r, layer, userns, attach) for layer in r.layers]
@@ -141,12 +143,11 @@ def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int,
         path = str(layer.path.parent)
     else:
         slot = b.slot(label)
-        if not r.rootful:
-            section.add("OPEN", slot_out=slot, a=path, x=O_PATH)
-            return slot
-        section.add("OPEN_TREE", slot_out=slot, a=path, x=1)
-    if r.idmap is not None:
-        section.add("MOUNT_ATTR", slot, userns, a="", x=IDMAP)
+        section.add("OPEN_TREE", slot_out=slot, a=path, x=TREE_CLONE)
+    if r.rootful and r.idmap is not None:
+        section.add("MOUNT_ATTR", slot, userns, a="", x=RDONLY | IDMAP)
+    else:
+        section.add("MOUNT_ATTR", slot, a="", x=RDONLY)
     if attach:
         section.add("MOVE_MOUNT", slot, a=path)
     return slot
@@ -207,13 +208,18 @@ def _empty_root(b: Builder, section: Section, r: Resolved) -> int:
 
 
 def host_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int, str]]:
-    """Read-only clones of the host's system directories: slots and where they go."""
+    """Read-only clones of the host's system directories: slots and where they go. Where the sandbox has the host's ids, every file is
+    mapped to nobody: then its root, too, may read what everybody may read, whatever the host does to its files meanwhile."""
     attributes = RDONLY | NOSUID | NODEV
-    return [
-        (b.clone_tree(section, e.path, recursive=True, attributes=attributes, label=f"host {e.path}"), e.path)
-        for e in r.host_entries
-        if not e.link
-    ]
+    clones = []
+    for entry in r.host_entries:
+        if entry.link:
+            continue
+        tree = b.clone_tree(section, entry.path, recursive=True, attributes=attributes, label=f"host {entry.path}")
+        if r.owners_hidden:
+            section.add("MOUNT_ATTR", tree, b.namespace(NOBODY), a="", x=IDMAP, c=RECURSIVE)
+        clones.append((tree, entry.path))
+    return clones
 
 
 def host_skeleton(section: Section, r: Resolved, root: int, sources: list[tuple[int, str]]) -> None:
@@ -236,10 +242,11 @@ def host_skeleton(section: Section, r: Resolved, root: int, sources: list[tuple[
         section.add("MKDIR", root, a=path, x=mode)
 
 
-def attach(section: Section, tree: int, root: int, target: str, *, resolve: int = 0) -> None:
-    """Mount a tree at a path of the root, which is made if it is missing."""
+def attach(section: Section, tree: int, root: int, target: str, *, resolve: int = 0, unless: int = 0) -> None:
+    """Mount a tree at a path of the root, which is made if it is missing. ``unless``: a slot whose file the target must not turn out to
+    be."""
     section.add("MKTARGET", root, tree, a=target)
-    section.add("MOVE_MOUNT", tree, root, a=target, c=resolve)
+    section.add("MOVE_MOUNT", tree, root, a=target, b=unless, c=resolve)
 
 
 def kernel_file_systems(b: Builder, r: Resolved, root: int) -> None:
@@ -268,7 +275,8 @@ def device_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int,
     """Clones of the host's device nodes, each checked to be the device that its name says (CVE-2025-31133)."""
     slots = []
     for device in r.devices:
-        tree = b.clone_tree(section, device.source, label=device.source)
+        # Read-only: its data is written all the same, its owner and mode, which are the host's, are not.
+        tree = b.clone_tree(section, device.source, attributes=RDONLY | NOSUID | NOEXEC, label=device.source)
         section.add("EXPECT_DEVICE", tree, x=_rdev(device))
         slots.append((tree, device))
     return slots
@@ -278,8 +286,8 @@ def _rdev(device: Device) -> int:
     return (device.minor & 0xFF) | (device.major & 0xFFF) << 8 | (device.minor & ~0xFF) << 12
 
 
-def devices(b: Builder, r: Resolved, root: int, sources: list[tuple[int, Device]]) -> None:
-    """/dev: a tmpfs of our own, the nodes bound in, terminals, shared memory, message queues."""
+def devices(b: Builder, r: Resolved, root: int, sources: list[tuple[int, Device]]) -> int:
+    """/dev: a tmpfs of our own, the nodes bound in, terminals, shared memory, message queues. Its slot."""
     section = b.init
     dev = b.file_system(section, "tmpfs", {"mode": "0755", "size": "65536k"}, attributes=NOSUID | NOEXEC, label="/dev")
     for path, target in LINKS:
@@ -303,16 +311,18 @@ def devices(b: Builder, r: Resolved, root: int, sources: list[tuple[int, Device]
     if r.spec.namespaces.ipc == "new":
         mqueue = b.file_system(section, "mqueue", attributes=NOSUID | NODEV | NOEXEC, label="/dev/mqueue")
         section.add("MOVE_MOUNT", mqueue, dev, a="mqueue")
+    return dev
 
 
-def scratch_mount(b: Builder, r: Resolved, root: int) -> int:
-    """A small tmpfs for what is ours: its slot. It is mounted at /proc, where the real one will cover it, because older kernels clone only
-    from mounts that are attached."""
+def scratch_mount(b: Builder, root: int) -> tuple[int, int]:
+    """A small tmpfs for what is ours: its slot, and that of an empty directory in it. It is mounted at /proc, where the real one will cover
+    it, because older kernels clone only from mounts that are attached."""
     section = b.init
     scratch = b.file_system(section, "tmpfs", {"mode": "0755", "size": "1m"}, attributes=NOSUID | NODEV | NOEXEC, label="scratch")
     attach(section, scratch, root, "/proc", resolve=NO_SYMLINKS)
-    section.add("MKDIR", scratch, a="empty", x=0o555)
-    return scratch
+    empty = b.slot("an empty directory")
+    section.add("MKDIR", scratch, empty, a="empty", x=0o555)
+    return scratch, empty
 
 
 def network_files(b: Builder, r: Resolved, root: int, scratch: int) -> None:
@@ -326,24 +336,47 @@ def network_files(b: Builder, r: Resolved, root: int, scratch: int) -> None:
         attach(section, tree, root, path)
 
 
-def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int]) -> None:
-    """The caller's own mounts, in her order."""
+def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int], empty: int) -> None:
+    """The caller's own mounts, in her order; what she wants below /dev comes later.
+
+    A link of the image may lead them anywhere in its root, but not onto /proc, /sys, /dev or the root itself: a read-only empty directory
+    stands for each of the three until the real ones cover it, and MOVE_MOUNT refuses it as a target.
+    """
+    wanted = [(index, mount) for index, mount in enumerate(r.mounts) if not _in_dev(mount)]
+    if not wanted:
+        return
+    for path in ("/proc", "/sys", "/dev"):
+        place = b.slot(f"a place for {path}")
+        b.init.add("OPEN_TREE", empty, place, a="", x=TREE_CLONE)
+        b.init.add("MOUNT_ATTR", place, a="", x=RDONLY)
+        attach(b.init, place, root, path, resolve=NO_SYMLINKS)
+    for index, mount in wanted:
+        attach(b.init, _requested(b, mount, index, sources), root, mount.target, unless=empty)
+
+
+def requested_devices(b: Builder, r: Resolved, dev: int, sources: dict[int, int]) -> None:
+    """The caller's own mounts below /dev, where no link is but ours."""
     for index, mount in enumerate(r.mounts):
-        if mount.kind == "tmpfs":
-            options = {"mode": f"{mount.mode:04o}"} | ({"size": str(mount.size)} if mount.size else {})
-            tree = b.file_system(b.init, "tmpfs", options, attributes=NOSUID | NODEV, label=f"tmpfs {mount.target}")
-        else:
-            tree = sources[index]
-        attach(b.init, tree, root, mount.target)
+        if _in_dev(mount):
+            attach(b.init, _requested(b, mount, index, sources), dev, mount.target.removeprefix("/dev/"))
 
 
-def masks(b: Builder, r: Resolved, scratch: int, null: int) -> None:
+def _in_dev(mount: Mount) -> bool:
+    return mount.target.startswith("/dev/")
+
+
+def _requested(b: Builder, mount: Mount, index: int, sources: dict[int, int]) -> int:
+    if mount.kind != "tmpfs":
+        return sources[index]
+    options = {"mode": f"{mount.mode:04o}"} | ({"size": str(mount.size)} if mount.size else {})
+    return b.file_system(b.init, "tmpfs", options, attributes=NOSUID | NODEV, label=f"tmpfs {mount.target}")
+
+
+def masks(b: Builder, r: Resolved, empty: int, null: int) -> None:
     """What of procfs and sysfs a sandbox does not see, or sees read-only. After pivot: these are paths of the new root."""
-    for path in r.hidden:
-        b.init.add("MASK", null, scratch, a=path, optional=True)
     if r.spec.profile == "privileged":
         return
     for path in MASKED:
-        b.init.add("MASK", null, scratch, a=path, optional=True)
+        b.init.add("MASK", null, empty, a=path, optional=True)
     for path in READONLY:
         b.init.add("READONLY", a=path, optional=True)

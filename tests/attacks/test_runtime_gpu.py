@@ -5,6 +5,7 @@ A granted node answers ENXIO (there is no driver behind it), one that was not gr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -95,8 +96,7 @@ def test_a_source_that_was_swapped_for_a_link(gpus, tmp_path, monkeypatch):
     from dockless.errors import LaunchFailed
     from dockless.images import host_image
     from dockless.sandbox import features
-    from dockless.sandbox.compile import compile_plan
-    from dockless.sandbox.plan import encode
+    from dockless.sandbox.prepared import Prepared
     from dockless.sandbox.process import start
     from dockless.sandbox.resolve import resolve
     from dockless.sandbox.resolved import Device
@@ -107,11 +107,11 @@ def test_a_source_that_was_swapped_for_a_link(gpus, tmp_path, monkeypatch):
 
     resolved = resolve(Spec(argv=("true",), namespaces=Namespaces(user="host")), host_image(), features.probe())
     resolved = replace(resolved, devices=(*resolved.devices, Device("/dev/nvidia0", str(swapped), 195, 0)), has_cgroup=False)
-    plan = compile_plan(resolved)
-    with open(os.devnull, "r+b") as null:
-        number = null.fileno()
+    ready = Prepared(resolved)
+    with open(os.devnull, "r+b") as null, contextlib.ExitStack() as opened:
+        fds = ready.slots(None, opened) | dict.fromkeys((0, 1, 2), null.fileno())
         with pytest.raises(LaunchFailed) as caught:
-            start(plan, encode(plan), {0: number, 1: number, 2: number}).close()
+            start(ready.plan, ready.raw(), fds).close()
     assert caught.value.errno == 19 and "195:0" in str(caught.value)
 
 

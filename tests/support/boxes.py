@@ -91,9 +91,16 @@ def until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -
 
 
 def load(
-    where: Path, entries: Iterable[make_image.Entry] = (), *, without: Iterable[str] = (), name: str = "test:latest", **config: Any
+    where: Path,
+    entries: Iterable[make_image.Entry] = (),
+    *,
+    without: Iterable[str] = (),
+    name: str = "test:latest",
+    index: bool | None = None,
+    **config: Any,
 ) -> str:
-    """An image with a shell, these entries in a second layer, and this configuration, in the store of this test."""
+    """An image with a shell, these entries in a second layer, and this configuration, in the store of this test. ``index``: as ``Store``
+    has it."""
     gone = set(without)
     base = [entry for entry in make_image.rootfs_entries() if entry.name not in gone]
     layers: list[make_image.Layer] = [base]
@@ -103,7 +110,7 @@ def load(
     layout = make_image.make_oci_layout(
         where / f"layout-{name.replace(':', '-').replace('/', '-')}", layers, make_image.config(**config), name, compression="none"
     )
-    Store().load(layout)
+    Store(index=index).load(layout)
     return name
 
 
