@@ -190,7 +190,6 @@ class Fetcher:
         self._remotes = tuple(remotes)
         self._pace = pace or Pace()
         self._doubted = doubted or {}
-        self._unreachable: set[int] = set()
         self._downloads: dict[Digest, Download] = {}
         self._queue: deque[Download] = deque()
         self._threads: list[threading.Thread] = []
@@ -225,6 +224,8 @@ class Fetcher:
             transfers, downloads, threads = list(self._transfers), list(self._downloads.values()), list(self._threads)
         for transfer in transfers:
             transfer.abort()
+        for remote in self._remotes if transfers else ():
+            remote.registry.abort()
         for download in downloads:
             download.close()
         until = time.monotonic() + _CLOSE_WAIT
@@ -292,7 +293,7 @@ class Fetcher:
         last = len(self._remotes) - 1
         failure: ImageError | None = None
         for number, remote in enumerate(self._remotes):
-            if number in doubted or (number in self._unreachable and number != last):
+            if number in doubted or (remote.lost and number != last):
                 continue
             transfer = Transfer(remote, download.digest, partial, download.what, self._pace, self._stop, download.moved)
             before = partial.have
@@ -311,7 +312,7 @@ class Fetcher:
                     if is_foreign(download.entry):
                         failure = _foreign(download, error)
                 else:
-                    self._unreachable.add(number)
+                    remote.lost = True
             finally:
                 if partial.have > before:
                     download.sources.add(number)

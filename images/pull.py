@@ -22,6 +22,7 @@ run here anyway.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import threading
 import time
@@ -55,6 +56,8 @@ Policy = Literal["always", "missing", "newer", "never"]
 POLICIES = ("always", "missing", "newer", "never")
 _TELL_BYTES = 1 << 20
 _TELL_SECONDS = 0.1
+_MIRROR = 60.0
+"""Seconds that a mirror has for an answer, once in a pull: then the next one is asked."""
 
 Tell = Callable[[Progress], None]
 
@@ -120,11 +123,14 @@ def _remotes(
     stack: contextlib.ExitStack, name: Reference, configuration: Configuration, credentials: Credentials, timeouts: Timeouts | None
 ) -> list[Remote]:
     from dockless.images.registry import Registry, endpoints
+    from dockless.images.registry.transport import Timeouts
 
     remotes = []
     *mirrors, own = endpoints(name, configuration)
+    timeouts = timeouts or Timeouts()
+    hasty = dataclasses.replace(timeouts, answer=min(timeouts.answer, _MIRROR))
     for mirror in mirrors:
-        remotes.append(Remote(stack.enter_context(Registry(mirror, credentials=credentials, timeouts=timeouts, tries=1)), patient=False))
+        remotes.append(Remote(stack.enter_context(Registry(mirror, credentials=credentials, timeouts=hasty, tries=1)), patient=False))
     return [*remotes, Remote(stack.enter_context(Registry(own, credentials=credentials, timeouts=timeouts)))]
 
 

@@ -137,6 +137,7 @@ class _Push:
                 thread.join()
         except BaseException:
             self._stop.set()
+            self._registry.abort()
             until = time.monotonic() + _CLOSE_WAIT
             for thread in threads:
                 thread.join(max(0.0, until - time.monotonic()))

@@ -6,9 +6,9 @@
            ▲                                  └─► 200, the whole blob      ──► drop what is here, write the rest
            └── wait, longer each time ◄── connection cut, stalled, body too short
 
-A failure costs only the bytes that had not come: the stretch is claimed again from where it broke. Tries are bounded, and real progress
-sets the count back. Whether the bytes are the right ones is not decided here but by the digest, over the whole blob; sizes that cannot be
-right are refused at once.
+A failure costs only the bytes that had not come: the stretch is claimed again from where it broke. Tries and the time for them are
+bounded, and real progress sets both back. Whether the bytes are the right ones is not decided here but by the digest, over the whole
+blob; sizes that cannot be right are refused at once.
 
 https://www.rfc-editor.org/rfc/rfc9110#name-range-requests
 """
@@ -47,8 +47,8 @@ _UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})\Z")
 @dataclass(frozen=True, slots=True)
 class Pace:
     """``connections``: for one blob of ``split_from`` bytes or more, each fetching a ``chunk`` at a time. ``tries``: failures in a row
-    before the registry is given up. ``wait``, ``wait_max``: seconds before the second try, and at most, each ± half. ``slowest``: bytes per
-    second, over ``window`` seconds, below which a connection counts as stalled."""
+    before the registry is given up. ``wait``, ``wait_max``: seconds before the second try, and at most, each ± half. ``patience``: seconds
+    since the last progress after which nothing is tried again; a quarter of it at a mirror."""
 
     connections: int = 4
     split_from: int = 32 << 20
@@ -56,8 +56,7 @@ class Pace:
     tries: int = 6
     wait: float = 0.25
     wait_max: float = 20.0
-    slowest: int = 256
-    window: float = 60.0
+    patience: float = 120.0
 
 
 class _Again(Exception):
@@ -80,6 +79,7 @@ class Transfer:
         self._partial = partial
         self._what = what
         self._pace = pace
+        self._patience = pace.patience if remote.patient else pace.patience / 4
         self._stop = stop
         self._moved = moved
         self._helpers: list[threading.Thread] = []
@@ -115,7 +115,7 @@ class Transfer:
     # -- one connection --------------------------------------------------------------------------------------------------------------
 
     def _work(self, *, lead: bool) -> None:
-        failures = 0
+        failures, progress = 0, time.monotonic()
         while True:
             self._check()
             if not lead and (not self._ranges or self._alone):
@@ -126,17 +126,17 @@ class Transfer:
             before = self._partial.have_in(*stretch)
             try:
                 self._get(*stretch, lead=lead)
-                failures = 0
+                failures, progress = 0, time.monotonic()
             except (_Again, RegistryUnavailable) as error:
                 self._check()
                 status = error.status if isinstance(error, RegistryUnavailable) else 200
                 if status >= 400 or (status == 0 and not self._remote.patient):
                     raise  # no answer that could be gone on with: the request was repeated enough, or another remote is next
                 if self._partial.have_in(*stretch) - before >= min(_PROGRESS, stretch[1] - stretch[0]):
-                    failures = 0
+                    failures, progress = 0, time.monotonic()
                 failures += 1
-                if failures >= self._pace.tries:
-                    raise self._given_up(error) from error
+                if failures >= self._pace.tries or time.monotonic() - progress >= self._patience:
+                    raise self._given_up(error, failures) from error
                 self._stop.wait(min(self._pace.wait_max, self._pace.wait * 2 ** (failures - 1)) * random.uniform(0.5, 1.5))
             finally:
                 self._partial.release(*stretch)
@@ -152,11 +152,11 @@ class Transfer:
         except Exception:
             pass
 
-    def _given_up(self, error: Exception) -> RegistryUnavailable:
+    def _given_up(self, error: Exception, failures: int) -> RegistryUnavailable:
         have, size = self._partial.have, self._partial.size
         why = str(error).removeprefix(f"{self._what}: ")
         return RegistryUnavailable(
-            f"{self._what}: the download from {self._remote.what} broke off {self._pace.tries} times, at {have} of {size} bytes: {why}",
+            f"{self._what}: the download from {self._remote.what} broke off {failures} times, at {have} of {size} bytes: {why}",
             subject=self._what,
             hint="what has come is kept; pull again to go on",
         )
@@ -217,7 +217,6 @@ class Transfer:
 
     def _copy(self, response: Response, offset: int, end: int) -> None:
         size = self._partial.size
-        since, before = time.monotonic(), offset
         while offset < end:
             data = response.read(min(PIECE, end - offset))
             if not data:
@@ -227,10 +226,6 @@ class Transfer:
             if new:
                 self._moved(new)
             self._check()
-            if (now := time.monotonic()) - since > self._pace.window:
-                if offset - before < self._pace.slowest * self._pace.window and offset < end:
-                    raise _Again(f"{self._what}: only {offset - before} bytes came in {now - since:.0f} s")
-                since, before = now, offset
         if end == size and response.status == 200 and response.length is None:
             try:
                 trailing = response.read(1)

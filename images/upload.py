@@ -28,6 +28,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +51,15 @@ _TOO_LARGE = 413
 @dataclass(frozen=True, slots=True)
 class UploadPace:
     """``chunk``: bytes of one request. ``remembered_from``: blobs of this size and more are gone on with by the next push. ``tries``:
-    failures in a row. ``wait``, ``wait_max``: seconds before the second try, and at most, each ± half."""
+    failures in a row. ``wait``, ``wait_max``: seconds before the second try, and at most, each ± half. ``patience``: seconds since the
+    last byte went out after which nothing is tried again."""
 
     chunk: int = 64 << 20
     remembered_from: int = 16 << 20
     tries: int = 6
     wait: float = 0.25
     wait_max: float = 20.0
+    patience: float = 120.0
 
 
 class _Restart(Exception):
@@ -96,6 +99,7 @@ class Upload:
         self._told = told
         self._failures = 0
         self._best = 0
+        self._moved_at = time.monotonic()
         self.sent = 0
 
     def run(self) -> str:
@@ -273,6 +277,7 @@ class Upload:
         if self._stop.is_set():
             raise Cancelled(self._what)
         self.sent += count
+        self._moved_at = time.monotonic()
         self._told(offset)
 
     def _progressed(self, offset: int) -> None:
@@ -281,7 +286,7 @@ class Upload:
 
     def _failed(self, error: RegistryError) -> None:
         self._failures += 1
-        if self._failures >= self._pace.tries:
+        if self._failures >= self._pace.tries or time.monotonic() - self._moved_at >= self._pace.patience:
             raise error
         asked = error.retry_after if isinstance(error, RateLimited) else None
         wait = min(self._pace.wait_max, self._pace.wait * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.5)

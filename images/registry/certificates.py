@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dockless.errors import RegistryError
+from dockless.images.registry.deadline import Timed
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -50,7 +51,7 @@ class Certificates:
 
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.sslsocket_class = _bounded_class()
+        context.sslsocket_class = _timed_class()
         if insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -83,17 +84,11 @@ def _load(path: Path, load: Any) -> None:
 
 
 @functools.cache
-def _bounded_class() -> Any:
-    """A TLS socket whose reads keep a deadline, as ``connection._Bounded`` for plain ones."""
+def _timed_class() -> Any:
+    """A TLS socket that keeps the thread's deadlines. Made here so that importing this module does not import ssl."""
     import ssl
 
-    from dockless.images.registry.connection import in_time
+    class TimedTls(Timed, ssl.SSLSocket):
+        pass
 
-    class Bounded(ssl.SSLSocket):
-        deadline: float | None = None
-
-        def recv_into(self, *args: Any, **options: Any) -> int:
-            in_time(self.deadline)
-            return super().recv_into(*args, **options)
-
-    return Bounded
+    return TimedTls

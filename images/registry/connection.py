@@ -1,20 +1,23 @@
 """Connections that are judged before they are made and that end in bounded time: urllib3 pools with sockets of our own.
 
 ``Network.send`` is one exchange with one URL: no redirect, no retry, no authentication. A name is resolved here, every address is shown to
-the ``Guard``, and the first allowed one that answers is connected to (attack A19). While the answer's head is read, a deadline over all
-reads holds, so that a server which drips one byte a minute cannot hold us (an answer may have any number of ``100 Continue``).
+the ``Guard``, and the first allowed one that answers is connected to (attack A19). Connecting (with a proxy's answer and the TLS handshake)
+and the answer's head (with all its ``100 Continue``) have a deadline each; see ``deadline.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
-import time
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dockless.errors import UnsafeRequest
 from dockless.images.registry.addresses import Guard, address
+from dockless.images.registry.deadline import TimedSocket, TooSlow, within
 
 if TYPE_CHECKING:
     from typing import IO
@@ -26,19 +29,29 @@ if TYPE_CHECKING:
     from dockless.images.registry.certificates import Certificates
     from dockless.images.registry.proxies import Proxies
 
-CONNECT_TIMEOUT = 15.0
-"""Seconds for one address to accept a connection."""
 PROBE_TIMEOUT = 3.0
-"""Seconds for the same where plain HTTP is next: some servers wait for the end of what they take for a request."""
-READ_TIMEOUT = 60.0
-"""Seconds without a single byte before a transfer counts as stalled."""
-HEAD_TIMEOUT = 120.0
-"""Seconds for the whole head of an answer, however many pieces it comes in. A registry may think for long after an upload."""
+"""Seconds to connect where plain HTTP is next: some servers wait for the end of what they take for a request."""
+_CONNECTS = 3
+"""How many times the time for one address all of connecting may take: several addresses, a proxy's answer, TLS."""
+HEAD_MAX = 256 << 10
+"""Bytes of a head, all its lines and ``100 Continue`` together."""
 POOL_SIZE = 32
 """Connections to one host that are kept; more may be open."""
 SEND_SIZE = 256 << 10
 """Bytes of a file that are read and sent at once."""
 _ADDRESSES_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. ``connect``: for one address to accept, and for a TLS handshake. ``read``: without a byte, or without progress in the body.
+    ``head``: for the whole head of an answer, in however many pieces; a registry may think for long after an upload. ``answer``: for all
+    that one request may lead to, tries, waits, tokens and redirects, and for a whole small document."""
+
+    connect: float = 15.0
+    read: float = 60.0
+    head: float = 120.0
+    answer: float = 180.0
 
 
 class NotTls(Exception):
@@ -56,21 +69,13 @@ class Untrusted(Exception):
 class Network:
     """Pools of one registry and of the hosts it leads to. Thread-safe."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        certificates: Certificates,
-        proxies: Proxies,
-        *,
-        connect: float = CONNECT_TIMEOUT,
-        read: float = READ_TIMEOUT,
-        head: float = HEAD_TIMEOUT,
-    ) -> None:
+    def __init__(self, guard: Guard, certificates: Certificates, proxies: Proxies, timeouts: Timeouts) -> None:
         self._guard = guard
         self._certificates = certificates
         self._proxies = proxies
-        self._connect, self._read, self._head = connect, read, head
+        self._timeouts = timeouts
         self._managers: dict[str, PoolManager] = {}
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def send(
         self,
@@ -82,7 +87,8 @@ class Network:
         insecure: bool = False,
         probe: bool = False,
     ) -> BaseHTTPResponse:
-        """One request; the answer's body is not read yet. Besides urllib3's errors: ``NotTls``, ``Untrusted``, ``UnsafeRequest``.
+        """One request; the answer's body is not read yet. Besides urllib3's errors: ``TooSlow``, ``NotTls``, ``Untrusted``,
+        ``UnsafeRequest``.
 
         ``probe``: something else is tried next, so give up soon.
         """
@@ -100,10 +106,16 @@ class Network:
         target = url if proxy and parts.scheme == "http" else (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return pool.urlopen(
             method, target, body=body, headers=headers, retries=False, redirect=False, assert_same_host=False, preload_content=False,
-            decode_content=False, timeout=Timeout(connect=min(self._connect, PROBE_TIMEOUT) if probe else self._connect, read=self._read),
+            decode_content=False, timeout=Timeout(min(self._timeouts.connect, PROBE_TIMEOUT) if probe else self._timeouts.connect),
         )  # fmt: skip
 
+    def abort(self) -> None:
+        """From any thread: whatever waits for bytes, or to be rid of some, fails at once."""
+        for sock in tuple(self._open):
+            shut(sock)
+
     def close(self) -> None:
+        self.abort()
         for manager in self._managers.values():
             manager.clear()
 
@@ -116,16 +128,19 @@ class Network:
             if proxy:
                 parts = urlsplit(proxy)
                 login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
+                if parts.scheme == "https":
+                    common["proxy_ssl_context"] = self._certificates.context(parts.hostname or "", parts.port or 443)
                 found = ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=login) if login else None, **common)
             else:
                 found = PoolManager(**common)
-            found.pool_classes_by_scheme = _pool_classes(self._guard, self._read, self._head)
+            found.pool_classes_by_scheme = _pool_classes(self._guard, self._timeouts, self._open)
             found = self._managers.setdefault(proxy, found)
         return found
 
 
-def _pool_classes(guard: Guard, read: float, head: float) -> dict[str, Any]:
-    """urllib3's two pools, with connections that ask the guard. Made here so that importing this module does not import urllib3."""
+def _pool_classes(guard: Guard, timeouts: Timeouts, known: weakref.WeakSet[socket.socket]) -> dict[str, Any]:
+    """urllib3's two pools, with connections that ask the guard and keep deadlines. ``known`` gets every socket. Made here so that importing
+    this module does not import urllib3."""
     import ssl
 
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
@@ -135,17 +150,21 @@ def _pool_classes(guard: Guard, read: float, head: float) -> dict[str, Any]:
     def open_socket(connection: HTTPConnection) -> socket.socket:
         # A proxy is where the user's environment says, and may be anywhere.
         sock = _dial(connection, None if connection.proxy else guard)
-        sock.settimeout(connection.timeout)
+        known.add(sock)
         return sock
 
-    def bounded_head(connection: HTTPConnection, receive: Callable[[], HTTPResponse]) -> HTTPResponse:
-        sock: Any = connection.sock
-        sock.deadline = time.monotonic() + head
-        try:
+    def connecting(connection: HTTPConnection, connect: Callable[[], None]) -> None:
+        with within(_CONNECTS * float(connection.timeout or timeouts.connect), "the connection", most=HEAD_MAX):
+            connect()
+        sock = beneath(connection.sock)
+        sock.idle = timeouts.read
+        known.add(sock)
+
+    def receiving(connection: HTTPConnection, receive: Callable[[], HTTPResponse]) -> HTTPResponse:
+        sock = connection.sock
+        with within(timeouts.head, "the head of its answer", most=HEAD_MAX):
             response = receive()
-        finally:
-            sock.deadline = None
-        response.dockless_socket = sock  # type: ignore[attr-defined]  # for deadlines over small bodies
+        response.dockless_socket = beneath(sock)  # type: ignore[attr-defined]  # to end the transfer from another thread
         return response
 
     class Plain(HTTPConnection):
@@ -153,12 +172,10 @@ def _pool_classes(guard: Guard, read: float, head: float) -> dict[str, Any]:
             return open_socket(self)
 
         def connect(self) -> None:
-            super().connect()
-            # Sending may take as long as receiving; connecting may not.
-            self.sock.settimeout(read)
+            connecting(self, super().connect)
 
         def getresponse(self) -> HTTPResponse:  # type: ignore[override]
-            return bounded_head(self, super().getresponse)
+            return receiving(self, super().getresponse)
 
     class Tls(HTTPSConnection):
         reached = False
@@ -170,20 +187,19 @@ def _pool_classes(guard: Guard, read: float, head: float) -> dict[str, Any]:
 
         def connect(self) -> None:
             try:
-                super().connect()
+                connecting(self, super().connect)
             except ssl.SSLCertVerificationError as error:
                 raise Untrusted(error.verify_message or str(error)) from None
-            except (ssl.SSLError, ConnectionError, TimeoutError) as error:
+            except (ssl.SSLError, ConnectionError, TooSlow) as error:
                 if self.reached and not self.proxy:
                     sure = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
                     raise NotTls(str(error), sure=sure) from None
                 raise
             # urllib3 warns of every unverified connection; ours are unverified only where registries.conf says insecure.
             self.is_verified = True
-            self.sock.settimeout(read)
 
         def getresponse(self) -> HTTPResponse:  # type: ignore[override]
-            return bounded_head(self, super().getresponse)
+            return receiving(self, super().getresponse)
 
     class PlainPool(HTTPConnectionPool):
         ConnectionCls = Plain
@@ -194,24 +210,23 @@ def _pool_classes(guard: Guard, read: float, head: float) -> dict[str, Any]:
     return {"http": PlainPool, "https": TlsPool}
 
 
-class _Bounded(socket.socket):
-    """A socket whose reads fail once ``deadline`` (monotonic seconds) is over. http.client reads through ``recv_into`` alone."""
-
-    deadline: float | None = None
-
-    def recv_into(self, *args: Any, **options: Any) -> int:
-        in_time(self.deadline)
-        return super().recv_into(*args, **options)
+def beneath(sock: Any) -> Any:
+    """The socket itself: below TLS that runs inside a proxy's TLS there is another."""
+    while not isinstance(sock, socket.socket):
+        sock = sock.socket
+    return sock
 
 
-def in_time(deadline: float | None) -> None:
-    if deadline is not None and time.monotonic() > deadline:
-        raise TimeoutError("the answer takes too long")
+def shut(sock: socket.socket) -> None:
+    """From any thread: the connection is over, and who waits for it finds out."""
+    with contextlib.suppress(OSError):
+        # Not the TLS object's own method, which would pull its state from under the thread that reads.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
     """Connect to the first address of a host that the guard allows and that answers."""
-    from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+    from urllib3.exceptions import NameResolutionError, NewConnectionError
 
     host, port = connection.host.strip("[]"), connection.port
     try:
@@ -231,13 +246,13 @@ def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
             except UnsafeRequest as error:
                 refused = error
                 continue
-        sock = _Bounded(family, kind, protocol)
+        sock = TimedSocket(family, kind, protocol)
         try:
             for option in connection.socket_options or ():
                 sock.setsockopt(*option)
-            sock.settimeout(connection.timeout)
+            sock.idle = float(connection.timeout or sock.idle)
             sock.connect(target)
-        except OSError as error:
+        except (OSError, TooSlow) as error:
             sock.close()
             failed = error
             continue
@@ -246,6 +261,6 @@ def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
         return sock
     if refused is not None and failed is None:
         raise refused
-    if isinstance(failed, TimeoutError):
-        raise ConnectTimeoutError(connection, f"{host} does not answer within {connection.timeout} s")
+    if isinstance(failed, TooSlow):
+        raise failed
     raise NewConnectionError(connection, str(failed or "it has no address"))

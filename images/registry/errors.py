@@ -15,6 +15,7 @@ _CODES_MAX = 8
 
 LOGIN_REFUSED = "the login for {host} may not do this"
 LOGIN_MISSING = "it does not exist or wants a login: dockless login {host}"
+TOO_SLOW = "the registry, or something before it, is stuck or too slow; try again later, or name a mirror in registries.conf"
 NO_LOGIN_GOES_THERE = "the registry led there, and logins do not go along; try again"
 
 

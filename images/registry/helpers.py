@@ -16,9 +16,13 @@ import re
 import signal
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dockless.errors import RegistryError
 from dockless.images.registry.errors import printable
+
+if TYPE_CHECKING:
+    import subprocess
 
 TIMEOUT = 30.0
 OUTPUT_MAX = 64 << 10
@@ -101,12 +105,8 @@ def _run(name: str, verb: str, data: bytes, env: Mapping[str, str]) -> tuple[int
         raise _failed(name, error.strerror or str(error)) from None
     with child:
         try:
-            assert child.stdin is not None and child.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it may know the answer without the question
-                child.stdin.write(data)  # fits in the pipe: never blocks
-            child.stdin.close()
             end = time.monotonic() + TIMEOUT
-            output = _read(name, child.stdout.fileno(), end)
+            output = _talk(name, child, data, end)
             return child.wait(max(0.0, end - time.monotonic())), output
         except BaseException as error:
             # Not after a success: an agent that a helper started (gpg's) may stay.
@@ -117,22 +117,36 @@ def _run(name: str, verb: str, data: bytes, env: Mapping[str, str]) -> tuple[int
             raise
 
 
-def _read(name: str, fd: int, end: float) -> bytes:
-    """All that comes until the writer closes, within the bounds."""
+def _talk(name: str, child: subprocess.Popen[bytes], data: bytes, end: float) -> bytes:
+    """Say ``data`` and hear all that comes until the writer closes, within the bounds. Neither side can make the other wait for ever."""
     import select
 
-    output = b""
+    assert child.stdin is not None and child.stdout is not None
+    say, hear = child.stdin.fileno(), child.stdout.fileno()
+    os.set_blocking(say, False)
+    output, left = b"", memoryview(data)
+    poll = select.poll()
+    poll.register(hear, select.POLLIN)
+    poll.register(say, select.POLLOUT)
     while True:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+        ready = dict(poll.poll(max(0.0, end - time.monotonic()) * 1000))
+        if not ready:
             raise _late(name)
-        piece = os.read(fd, OUTPUT_MAX)
-        output += piece
-        if not piece:
-            return output
-        if len(output) > OUTPUT_MAX:
-            raise _failed(name, f"it answers with more than {OUTPUT_MAX} bytes")
+        if say in ready:
+            try:
+                left = left[os.write(say, left) :] if left else left
+            except BrokenPipeError:  # it may know the answer without the question
+                left = left[:0]
+            if not left:
+                poll.unregister(say)
+                child.stdin.close()
+        if hear in ready:
+            piece = os.read(hear, OUTPUT_MAX)
+            output += piece
+            if not piece:
+                return output
+            if len(output) > OUTPUT_MAX:
+                raise _failed(name, f"it answers with more than {OUTPUT_MAX} bytes")
 
 
 def _late(name: str) -> RegistryError:

@@ -22,6 +22,7 @@ from dockless.images import digest, manifest
 from dockless.images.choose import inline, verified
 from dockless.images.digest import Digest
 from dockless.images.manifest import Descriptor, Index, Manifest
+from dockless.images.registry.deadline import remaining, within
 from dockless.images.registry.endpoint import Scope
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ class Document:
         return manifest.parse(self.raw, self.what, self.declared)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Remote:
-    """The repository that the registry's endpoint names. ``patient`` False: failures come back at once, because another one is next.
-    Thread-safe."""
+    """The repository that the registry's endpoint names. ``patient`` False: failures come back at once, because another one is next;
+    ``lost``: it gave no answer, or not in time, and need not be waited for again. Thread-safe."""
 
     registry: Registry
     patient: bool = True
+    lost: bool = False
 
     @property
     def what(self) -> str:
@@ -101,6 +103,10 @@ class Remote:
 
     def tags(self, limit: int = 100_000) -> list[str]:
         """The repository's tags, page by page, at most ``limit``. Pages that lead to another host or in a circle end in ``BadImage``."""
+        with within(self.registry.timeouts.answer, "the list of tags"):
+            return self._tags(limit)
+
+    def _tags(self, limit: int) -> list[str]:
         found: list[str] = []
         path = f"{self.registry.endpoint.path('tags', 'list')}?n=1000"
         seen: set[str] = set()
@@ -110,7 +116,7 @@ class Remote:
                 raise BadImage(f"{what} does not end: its pages lead in a circle", subject=what)
             seen.add(path)
             with self.registry.request("GET", path, scope=self._scope("pull"), what=what) as response:
-                raw = _read(response, what, manifest.DOCUMENT_MAX)
+                raw = response.read_all(manifest.DOCUMENT_MAX)
                 link, url = str(response.headers.get("Link", "")), response.url
             page = manifest.load_json(raw, what)
             names = (page.get("tags") or []) if isinstance(page, dict) else None
@@ -146,42 +152,32 @@ class Remote:
 
     def _small(self, path: str, what: str, limit: int, headers: Mapping[str, str]) -> tuple[bytes, str]:
         with self._request("GET", path, what=what, headers=headers) as response:
-            return _read(response, what, limit), str(response.headers.get("Content-Type", ""))
+            return response.read_all(limit), str(response.headers.get("Content-Type", ""))
 
     def _retried(self, ask: Callable[[], T]) -> T:
-        """Small answers are asked for again as a whole where the connection broke in the middle of one."""
-        for at in range(_TRIES - 1 if self.patient else 0):
-            try:
-                return ask()
-            except RegistryUnavailable as error:
-                if error.status != 200:
-                    raise  # the transport has already asked often enough
-                time.sleep(_WAIT * 2**at * random.uniform(0.5, 1.5))
-        return ask()
+        """Small answers are asked for again as a whole where the connection broke in the middle of one, as long as there is time."""
+        with within(self.registry.timeouts.answer, "the document"):
+            for at in range(_TRIES - 1 if self.patient else 0):
+                try:
+                    return ask()
+                except RegistryUnavailable as error:
+                    wait = _WAIT * 2**at * random.uniform(0.5, 1.5)
+                    if error.status != 200 or wait >= remaining():
+                        raise  # the transport has already asked often enough, or long enough
+                    time.sleep(wait)
+            return ask()
 
 
 def first_of(remotes: list[Remote], ask: Callable[[Remote], T]) -> tuple[Remote, T]:
     """The first remote that has an answer. The last one, the registry itself, speaks for all where none has."""
     for remote in remotes[:-1]:
+        if remote.lost:
+            continue
         try:
             return remote, ask(remote)
-        except (RegistryError, BadDigest, BadImage):
-            continue
+        except (RegistryError, BadDigest, BadImage) as error:
+            remote.lost = isinstance(error, RegistryUnavailable)
     return remotes[-1], ask(remotes[-1])
-
-
-def _read(response: Response, what: str, limit: int) -> bytes:
-    pieces: list[bytes] = []
-    done = 0
-    while done <= limit:
-        piece = response.read(limit + 1 - done)
-        if not piece:
-            break
-        pieces.append(piece)
-        done += len(piece)
-    if done > limit:
-        raise BadImage(f"{what} is larger than {limit} bytes", subject=what, hint="this is more than any registry should serve")
-    return b"".join(pieces)
 
 
 def _next_page(link: str, url: str, what: str) -> str:

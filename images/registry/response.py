@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from dockless.errors import RegistryError, RegistryUnavailable
+from dockless.images.registry.connection import Timeouts, shut
+from dockless.images.registry.deadline import Rate, TooSlow, within
+from dockless.images.registry.errors import TOO_SLOW, printable
 
 if TYPE_CHECKING:
     from urllib3._collections import HTTPHeaderDict
     from urllib3.response import BaseHTTPResponse
 
-SMALL_TIMEOUT = 120.0
-"""Seconds that a whole small body (a manifest, a token, a list) may take."""
-DRAINED_MAX = 64 << 10
+_FRAME_MAX = 256 << 10
+"""Bytes beside the body that one read may bring: sizes of chunks, trailers, what is buffered."""
 
 
 class Response:
@@ -26,7 +27,7 @@ class Response:
     ranges of what is read: such a body cannot be resumed.
     """
 
-    def __init__(self, raw: BaseHTTPResponse, url: str, what: str) -> None:
+    def __init__(self, raw: BaseHTTPResponse, url: str, what: str, timeouts: Timeouts) -> None:
         from dockless.images.registry.encoding import decoder
 
         self.status = raw.status
@@ -34,6 +35,8 @@ class Response:
         self.url = url.partition("?")[0]
         self.what = what
         self._raw = raw
+        self._timeouts = timeouts
+        self._rate = Rate(timeouts.read, "the body of the answer")
         self._socket = getattr(raw, "dockless_socket", None)
         try:
             self._decoder = decoder(raw.headers.get("Content-Encoding", ""), what)
@@ -49,10 +52,17 @@ class Response:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 and not self.encoded else None
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes, b"" at the end. ``RegistryUnavailable`` where the body is cut, stalls or is not in the encoding it says."""
-        if self._decoder is not None:
-            return self._decoder.read(self._read, size)
-        return self._read(size)
+        """Up to ``size`` bytes, b"" at the end. ``RegistryUnavailable`` where the body is cut, stalls, comes at less than ``SLOWEST`` bytes
+        a second or is not in the encoding it says."""
+        since = time.monotonic()
+        try:
+            with within(self._timeouts.read, "the next part of the body"):
+                data = self._read(size) if self._decoder is None else self._decoder.read(self._read, size)
+            if data:
+                self._rate.moved(len(data), time.monotonic() - since)
+        except TooSlow as error:
+            raise self._broken(error, TOO_SLOW) from None
+        return data
 
     def _read(self, size: int) -> bytes:
         from http.client import HTTPException
@@ -61,32 +71,29 @@ class Response:
 
         try:
             # read1: what has come is given at once, so that a stall or a reset does not take it away again.
-            return self._raw.read1(size, decode_content=False)
+            with within(self._timeouts.read, "the frame of the body", most=size + _FRAME_MAX):
+                return self._raw.read1(size, decode_content=False)
         except (HTTPError, HTTPException, OSError, ValueError) as error:
-            self.abandon()
-            raise RegistryUnavailable(
-                f"{self.what}: the transfer broke: {error}",
-                status=self.status,
-                subject=self.what,
-                hint="run it again: it goes on where it stopped",
-            ) from None
+            raise self._broken(error, "run it again: it goes on where it stopped") from None
+
+    def _broken(self, error: Exception, hint: str) -> RegistryUnavailable:
+        self.abandon()
+        host = urlsplit(self.url).netloc
+        return RegistryUnavailable(
+            f"{self.what}: the transfer from {host} broke: {printable(str(error))}", status=self.status, subject=self.what, hint=hint
+        )
 
     def read_all(self, limit: int) -> bytes:
         """The whole body, which must be small and come soon; ``RegistryError`` above ``limit`` bytes."""
-        if self._socket is not None:
-            self._socket.deadline = time.monotonic() + SMALL_TIMEOUT
-        try:
-            pieces, room = [], limit + 1
+        pieces, room = [], limit + 1
+        with within(self._timeouts.answer, "the body of the answer"):
             while room > 0 and (piece := self.read(min(room, 256 << 10))):
                 pieces.append(piece)
                 room -= len(piece)
-        finally:
-            if self._socket is not None:
-                self._socket.deadline = None
         if room <= 0:
             self.abandon()
             raise RegistryError(
-                f"{self.what}: the answer is larger than {limit} bytes", subject=self.what, hint="no such document may be this large"
+                f"{self.what} is larger than {limit} bytes", subject=self.what, hint="this is more than any registry should serve"
             )
         self.close()
         return b"".join(pieces)
@@ -106,9 +113,7 @@ class Response:
     def abort(self) -> None:
         """From any thread: end the transfer, so that a ``read`` which waits for bytes fails at once."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):
-                # Not the TLS object's own method, which would pull its state from under the thread that reads.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            shut(self._socket)
 
     def __enter__(self) -> Response:
         return self

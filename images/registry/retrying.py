@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dockless.images.registry import deadline
+
 TRIES = 5
 """Requests made in all before the last answer counts."""
 WAIT_MAX = 60.0
@@ -28,7 +30,8 @@ class Patience:
 
     def may_wait(self, asked: float | None = None) -> bool:
         """Is there another try, and does the wait before it fit? ``asked``: seconds a ``Retry-After`` wants."""
-        return self._made + 1 < self.tries and (self._backoff() if asked is None else asked) <= min(WAIT_MAX, self.total)
+        longest = min(WAIT_MAX, self.total, deadline.remaining())
+        return self._made + 1 < self.tries and (self._backoff() if asked is None else asked) <= longest
 
     def wait(self, asked: float | None = None) -> None:
         """Wait before the next try. Jitter keeps a thousand clients, sent away together, from coming back together."""

@@ -12,16 +12,17 @@
 The rules behind it are R1–R6, R19, R20 of the registry behaviours and the attacks A18 (credentials sent elsewhere) and A19 (requests to
 where only this machine can reach). What a request body is decides how often it may be sent: bytes and seekable files again after a refusal,
 and only methods that may be repeated after a connection broke. A blob that breaks while it is read is the caller's: he knows the offset.
+All of it together, tries and waits and tokens and redirects, has one deadline (``Timeouts.answer``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -31,7 +32,8 @@ from dockless.images.registry import errors, retrying
 from dockless.images.registry.addresses import Guard
 from dockless.images.registry.certificates import Certificates, places
 from dockless.images.registry.challenge import parse as parse_challenges
-from dockless.images.registry.connection import CONNECT_TIMEOUT, HEAD_TIMEOUT, READ_TIMEOUT, Network, NotTls, Untrusted
+from dockless.images.registry.connection import Network, NotTls, Timeouts, Untrusted
+from dockless.images.registry.deadline import TooSlow, within
 from dockless.images.registry.endpoint import HUB, HUB_HOST, Endpoint, Scope
 from dockless.images.registry.errors import printable
 from dockless.images.registry.proxies import Proxies
@@ -48,21 +50,14 @@ __all__ = ["Endpoint", "Registry", "Response", "Scope", "Timeouts"]
 
 REDIRECTS_MAX = 8
 URL_MAX = 16 << 10
+_REST = 10.0
+"""Seconds for the body of an answer that only its head matters of."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _HOST = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?\Z|\[[0-9A-Fa-f:.]+\]\Z")
 
 Body = bytes | IO[bytes] | None
 Origin = tuple[str, str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds: to connect, between two bytes, for the head of an answer."""
-
-    connect: float = CONNECT_TIMEOUT
-    read: float = READ_TIMEOUT
-    head: float = HEAD_TIMEOUT
 
 
 class Registry:
@@ -80,7 +75,7 @@ class Registry:
     ) -> None:
         """``credentials`` None: anonymous. ``env``: where proxies and ``certs.d`` are looked up. ``pause``: how to wait."""
         env = os.environ if env is None else env
-        timeouts = timeouts or Timeouts()
+        self.timeouts = timeouts or Timeouts()
         self.endpoint = endpoint
         self._tries = tries
         self._pause = pause
@@ -89,7 +84,7 @@ class Registry:
         self._scheme = endpoint.tried[0] if len(endpoint.tried) == 1 else ""
         certificates = Certificates(endpoint.netloc, (HUB,) if endpoint.netloc == HUB_HOST else (), places(env))
         guard = Guard(endpoint.host, endpoint.named)
-        self._network = Network(guard, certificates, Proxies(env), connect=timeouts.connect, read=timeouts.read, head=timeouts.head)
+        self._network = Network(guard, certificates, Proxies(env), self.timeouts)
         self._authenticator = Authenticator(str(endpoint), self._login, self._fetch)
 
     def request(
@@ -111,8 +106,36 @@ class Registry:
         judged like a redirect. ``patient`` False: 429 and failures come back at once, for where a mirror is next. ``what`` names the thing
         in errors.
         """
-        scopes = (scope,) if isinstance(scope, Scope) else tuple(scope)
         what = what or str(self.endpoint)
+        scopes = (scope,) if isinstance(scope, Scope) else tuple(scope)
+        with within(self.timeouts.answer, "the answer"):
+            return self._request(method, path, scopes, headers or {}, body, follow, ok, patient, what)
+
+    def abort(self) -> None:
+        """From any thread: end what is under way here. Requests that come later are sent."""
+        self._network.abort()
+
+    def close(self) -> None:
+        self._network.close()
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        scopes: tuple[Scope, ...],
+        headers: Mapping[str, str],
+        body: Body,
+        follow: bool,
+        ok: Sequence[int],
+        patient: bool,
+        what: str,
+    ) -> Response:
         patience = Patience(tries=self._tries if patient else 1, pause=self._pause)
         base = f"{self._settled(what)}://{self.endpoint.netloc}"
         url = self._judged(base, path, what)
@@ -123,7 +146,7 @@ class Registry:
         while True:
             # A chain that has left the registry once is somebody else's, also where it comes back.
             own = own and _origin(urlsplit(url)) == home
-            fields = {"User-Agent": _agent(), **(headers or {})}
+            fields = {"User-Agent": _agent(), **headers}
             if sent.length is not None and not any(name.lower() == "content-length" for name in fields):
                 fields["Content-Length"] = str(sent.length)  # many registries take no chunked transfer
             if own and authorization:
@@ -132,15 +155,15 @@ class Registry:
             if own and again and sent.rewind_possible and _wants_login(raw):
                 again = False
                 challenges = parse_challenges(raw.headers.getlist("WWW-Authenticate"))
-                _read_small(raw)
+                self._rest(raw)
                 authorization = self._authenticator.answer(challenges, scopes, authorization)
                 continue
             if raw.status in ok:
-                return Response(raw, url, what)
+                return Response(raw, url, what, self.timeouts)
             location = raw.headers.get("Location")
             if not follow or raw.status not in _REDIRECTS or not location:
                 raise self._refusal(raw, method, url, what)
-            _read_small(raw)
+            self._rest(raw)
             hops += 1
             if hops > REDIRECTS_MAX:
                 raise RegistryError(f"{what}: more than {REDIRECTS_MAX} redirects", subject=what, hint="the registry leads in a circle")
@@ -150,15 +173,6 @@ class Registry:
             ):
                 raise RegistryError(f"{what}: {method} is redirected, which is not followed", status=raw.status, subject=what)
             url = target
-
-    def close(self) -> None:
-        self._network.close()
-
-    def __enter__(self) -> Registry:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def _login(self) -> Login | None:
         return self._credentials.find(self.endpoint.location, self.endpoint.repository) if self._credentials is not None else None
@@ -180,7 +194,7 @@ class Registry:
                     continue
                 if raw.status == 401:
                     self._authenticator.learn(parse_challenges(raw.headers.getlist("WWW-Authenticate")))
-                _read_small(raw)
+                self._rest(raw)
                 self._scheme = scheme
                 break
             return self._scheme
@@ -229,23 +243,40 @@ class Registry:
                     subject=what,
                     hint="plain HTTP is used on this machine only, or where registries.conf says insecure = true",
                 ) from None
-            except (HTTPError, HTTPException, OSError) as error:
+            except (HTTPError, HTTPException, OSError, TooSlow) as error:
                 unsent = isinstance(error, NewConnectionError)
                 if isinstance(error, NameResolutionError):
                     patience.tries = min(patience.tries, 2)  # a resolver has patience of its own; offline, more of it helps nobody
                 if (unsent or method in _REPEATABLE or body.empty) and body.rewind_possible and patience.again():
                     continue
                 said = "no such host" if isinstance(error, NameResolutionError) else _words(error)
-                raise RegistryUnavailable(
-                    f"{what}: {parts.netloc}: {said}", subject=what, hint="check the network and the registry's name"
-                ) from None
+                hint = errors.TOO_SLOW if isinstance(error, TooSlow) else "check the network and the registry's name"
+                raise RegistryUnavailable(f"{what}: {parts.netloc}: {said}", subject=what, hint=hint) from None
             if raw.status in retrying.RETRIED and (raw.status == 429 or method in _REPEATABLE or body.empty) and body.rewind_possible:
                 wait = retrying.retry_after(raw.headers.get("Retry-After"))
                 if patience.may_wait(wait):
-                    _read_small(raw)
+                    self._rest(raw)
                     patience.wait(wait)
                     continue
             return raw
+
+    def _rest(self, raw: BaseHTTPResponse) -> bytes:
+        """The body of an answer that is about to be forgotten, so that its connection can be used again; closed where it is long."""
+        from http.client import HTTPException
+
+        from urllib3.exceptions import HTTPError
+
+        body = b""
+        with (
+            contextlib.suppress(HTTPError, HTTPException, OSError, ValueError, TooSlow),
+            within(min(_REST, self.timeouts.read), "the rest of the answer"),
+        ):
+            while len(body) <= errors.BODY_MAX and (piece := raw.read1(errors.BODY_MAX, decode_content=False)):
+                body += piece
+        if not raw.closed:
+            raw.close()
+        raw.release_conn()
+        return body[: errors.BODY_MAX]
 
     def _refusal(self, raw: BaseHTTPResponse, method: str, url: str, what: str) -> RegistryError:
         wait = retrying.retry_after(raw.headers.get("Retry-After"))
@@ -255,7 +286,7 @@ class Registry:
             host = self.endpoint.location
         else:
             login = errors.NO_LOGIN_GOES_THERE
-        return errors.refusal(status, _read_small(raw), method=method, what=what, host=host, login=login, retry_after=wait)
+        return errors.refusal(status, self._rest(raw), method=method, what=what, host=host, login=login, retry_after=wait)
 
     def _fetch(self, method: str, realm: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
         """A token server's answer. Only redirects within its origin are followed: what we send there may be a password."""
@@ -268,8 +299,8 @@ class Registry:
             raw = self._send(method, url, {"User-Agent": _agent(), **headers}, _Body(body), patience, what)
             location = raw.headers.get("Location")
             if raw.status not in _REDIRECTS or not location:
-                return raw.status, Response(raw, url, what).read_all(ANSWER_MAX)
-            _read_small(raw)
+                return raw.status, Response(raw, url, what, self.timeouts).read_all(ANSWER_MAX)
+            self._rest(raw)
             target = self._judged(url, location, what)
             if _origin(urlsplit(target)) != _origin(urlsplit(url)):
                 raise UnsafeRequest(
@@ -309,30 +340,6 @@ def _wants_login(raw: BaseHTTPResponse) -> bool:
         return False
     challenges = parse_challenges(raw.headers.getlist("WWW-Authenticate"))
     return any(challenge.get("error") == "insufficient_scope" for challenge in challenges)
-
-
-def _read_small(raw: BaseHTTPResponse) -> bytes:
-    """The body of an answer that is about to be forgotten, so that its connection can be used again; closed where it is long or broken."""
-    from http.client import HTTPException
-
-    from urllib3.exceptions import HTTPError
-
-    sock = getattr(raw, "dockless_socket", None)
-    if sock is not None:
-        sock.deadline = time.monotonic() + 10.0
-    body = b""
-    try:
-        while len(body) <= errors.BODY_MAX and (piece := raw.read(errors.BODY_MAX, decode_content=False)):
-            body += piece
-    except (HTTPError, HTTPException, OSError, ValueError):
-        pass
-    finally:
-        if sock is not None:
-            sock.deadline = None
-    if not raw.closed:
-        raw.close()
-    raw.release_conn()
-    return body[: errors.BODY_MAX]
 
 
 def _origin(parts: SplitResult) -> Origin:

@@ -26,14 +26,13 @@ R21     test_pull_processes
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 
 import pytest
 from support import bad_registry as bad
 from support import make_image as make
-from support.pulling import CHUNK, HASTY, QUICK, SINGLE, fetch, holds, one_layer, sent, torn
+from support.pulling import CHUNK, HASTY, QUICK, fetch, holds, one_layer, sent, torn
 
 from dockless.errors import BadDigest, BadImage, NotFound, RegistryError, RegistryUnavailable
 from dockless.images.registry import Endpoint, Registry
@@ -124,7 +123,7 @@ def test_a_drip_is_a_stall(registry):
                 break
 
     registry.script(drip, part=layer)
-    assert holds(fetch(registry, pace=dataclasses.replace(SINGLE, window=0.1, slowest=10_000)))
+    assert holds(fetch(registry, timeouts=HASTY))
     assert len(sent(registry, layer)) == 2
 
 

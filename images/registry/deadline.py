@@ -1,0 +1,177 @@
+"""No wait for a registry is without end: deadlines that hold for all that a thread does with sockets, whatever library does it.
+
+::
+
+    with within(120.0, "the head of the answer", most=256 << 10):
+        ...                                 every socket of ours in here gives up in time, with ``TooSlow``
+
+Deadlines nest: a read has its own, the document that it belongs to has one for all its reads, tries and redirects, and the first that is
+over counts. The sockets (``Timed``, below plain and TLS connections alike) look at the deadlines before each wait, so a server that keeps
+a connection alive, one byte at a time, in heads, ``100 Continue``, chunk extensions or trailers, gains nothing. Sending moves the
+deadlines on: how long it takes depends on what is sent, so it is held to a rate instead (``Rate``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+SLOWEST = 1024
+"""Bytes per second, below which a transfer counts as stalled."""
+
+
+class TooSlow(Exception):
+    """A wait was given up. The message says which step it was. Not an ``OSError``, so that no library takes it for something else."""
+
+
+class _Deadline:
+    __slots__ = ("end", "most", "room", "seconds", "step")
+
+    def __init__(self, seconds: float, step: str, most: float) -> None:
+        self.seconds, self.step, self.most = seconds, step, most
+        self.end = time.monotonic() + seconds
+        self.room = most
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.deadlines: list[_Deadline] = []
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def within(seconds: float, step: str, *, most: float = math.inf) -> Iterator[None]:
+    """Give all waits of this thread in the block ``seconds`` together, and all bytes received in it ``most``. ``step`` is for errors."""
+    deadlines = _thread.deadlines
+    deadlines.append(_Deadline(seconds, step, most))
+    try:
+        yield
+    finally:
+        deadlines.pop()
+
+
+def remaining() -> float:
+    """Seconds until the first deadline, infinite where there is none."""
+    return min((one.end for one in _thread.deadlines), default=math.inf) - time.monotonic()
+
+
+def check() -> None:
+    """``TooSlow`` where a deadline is over."""
+    now = time.monotonic()
+    for one in _thread.deadlines:
+        if now >= one.end:
+            last = _thread.deadlines[-1]
+            where = "" if last is one else f" (last: {last.step})"
+            raise TooSlow(f"{one.step} is not complete after {one.seconds:g} s{where}")
+
+
+class Rate:
+    """Progress that is slower than ``SLOWEST`` ends with ``TooSlow``. Only the time spent waiting counts."""
+
+    def __init__(self, window: float, step: str) -> None:
+        self._window, self._step = window, step
+        self._seconds, self._count = 0.0, 0
+
+    def moved(self, count: int, seconds: float) -> None:
+        """``count`` bytes took ``seconds``."""
+        self._seconds += seconds
+        self._count += count
+        if self._seconds >= self._window:
+            if self._count < SLOWEST * self._seconds:
+                raise TooSlow(f"{self._step} is too slow: {self._count} bytes in {self._seconds:.3g} s")
+            self._seconds, self._count = 0.0, 0
+
+
+if TYPE_CHECKING:
+    _Socket = socket.socket
+else:
+    _Socket = object
+
+
+class Timed(_Socket):
+    """What a socket class needs so that its waits keep the thread's deadlines. ``idle``: seconds that a single wait may take."""
+
+    idle = 60.0
+    sending: Rate | None = None
+
+    def connect(self, address: Any) -> None:
+        self._begin(self.idle)
+        try:
+            super().connect(address)
+        except TimeoutError:
+            check()
+            raise TooSlow(f"no connection within {self.idle:g} s") from None
+
+    def do_handshake(self, block: bool = False) -> None:
+        """The TLS handshake, in the time that connecting may take."""
+        self._begin(self.gettimeout())
+        try:
+            super().do_handshake(block)  # type: ignore[misc]
+        except TimeoutError:
+            self.close()
+            check()
+            raise TooSlow("the TLS handshake is not complete in time") from None
+
+    def recv(self, *args: Any, **options: Any) -> bytes:
+        self._begin(self.idle)
+        try:
+            data = super().recv(*args, **options)
+        except TimeoutError:
+            raise self._silent() from None
+        _received(len(data))
+        return data
+
+    def recv_into(self, *args: Any, **options: Any) -> int:
+        self._begin(self.idle)
+        try:
+            count = super().recv_into(*args, **options)
+        except TimeoutError:
+            raise self._silent() from None
+        _received(count)
+        return count
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        rate = self.sending = self.sending or Rate(self.idle, "the request")
+        with memoryview(data) as view, view.cast("B") as left:
+            at = 0
+            while at < len(left):
+                self._begin(self.idle)
+                since = time.monotonic()
+                try:
+                    count = super().send(left[at:], flags)
+                except TimeoutError:
+                    check()
+                    raise TooSlow(f"the request has stalled: no byte of it was taken for {self.idle:g} s") from None
+                passed = time.monotonic() - since
+                for one in _thread.deadlines:
+                    one.end += passed
+                rate.moved(count, passed)
+                at += count
+
+    def _begin(self, seconds: float | None) -> None:
+        check()
+        left = min(remaining(), math.inf if seconds is None else seconds)
+        self.settimeout(max(0.001, left) if left < math.inf else None)
+
+    def _silent(self) -> TooSlow:
+        check()
+        step = _thread.deadlines[-1].step if _thread.deadlines else "the transfer"
+        return TooSlow(f"{step} has stalled: no byte came for {self.idle:g} s")
+
+
+def _received(count: int) -> None:
+    for one in _thread.deadlines:
+        one.room -= count
+        if one.room < 0:
+            raise TooSlow(f"{one.step} is larger than {one.most:.0f} bytes")
+
+
+class TimedSocket(Timed, socket.socket):
+    """A plain socket that keeps the thread's deadlines."""
