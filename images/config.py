@@ -17,6 +17,7 @@ from dockless.errors import BadImage, BadInput
 from dockless.images.digest import Digest
 from dockless.images.digest import parse as parse_digest
 from dockless.images.platforms import Platform, normal
+from dockless.images.shape import CONFIG, fault
 from dockless.units import NOT_FOR_STOP, parse_signal
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,6 +51,8 @@ class ConfigDocument:
 
 def parse(document: Mapping[str, Any], what: str) -> ConfigDocument:
     """Check an image configuration; ``BadImage`` names the field that is wrong."""
+    if wrong := fault(document, CONFIG):
+        raise _bad(what, wrong)
     rootfs = _mapping(document, "rootfs", what)
     if rootfs and rootfs.get("type", "layers") != "layers":
         raise _bad(what, "rootfs.type is not 'layers'")
@@ -123,9 +126,7 @@ def _list(raw: Mapping[str, Any], key: str, what: str) -> list[Any]:
 
 def _strings(raw: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:
     value = raw.get(key)
-    if isinstance(value, str):
-        value = ["/bin/sh", "-c", value] if key in ("Cmd", "Entrypoint") else [value]
-    elif value is None:
+    if value is None:
         value = []
     if not isinstance(value, list) or not all(isinstance(part, str) and "\0" not in part for part in value):
         raise _bad(what, f"{key} is not a list of texts")

@@ -9,6 +9,7 @@ https://github.com/opencontainers/image-spec/blob/main/manifest.md, https://dist
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from dockless.images.config import LAYERS_MAX
 from dockless.images.digest import Digest
 from dockless.images.digest import parse as parse_digest
 from dockless.images.platforms import Platform, normal
+from dockless.images.shape import MANIFEST, fault
 
 DOCUMENT_MAX = 4 << 20
 """Bytes of one JSON document, the limit that registries keep too."""
@@ -35,6 +37,7 @@ INDEXES = frozenset({OCI_INDEX, DOCKER_LIST})
 REF_NAME = "org.opencontainers.image.ref.name"
 CONTAINERD_NAME = "io.containerd.image.name"
 _ATTESTATION = "vnd.docker.reference.type"
+_OTHER_DIGEST = re.compile(r"(?!sha(256|512):)[a-z0-9]+(?:[+._-][a-z0-9]+)*:[A-Za-z0-9=_-]+\Z")
 _SCHEMA1 = "application/vnd.docker.distribution.manifest.v1"
 
 
@@ -108,16 +111,19 @@ def parse(data: bytes, what: str, declared: str = "") -> Manifest | Index:
     folded = [key.casefold() for key in document]
     if len(set(folded)) != len(folded):
         raise _bad(what, "one key stands in it in two spellings")
-    media_type = document.get("mediaType", "")
+    media_type = document.get("mediaType")
+    if media_type is None:
+        media_type = ""
     if not isinstance(media_type, str):
-        raise _bad(what, "its mediaType is not a text")
+        raise _bad(what, "mediaType is not a media type")
     if document.get("schemaVersion") == 1 or media_type.startswith(_SCHEMA1) or "fsLayers" in document:
         raise BadImage(
             f"{what} is a Docker schema 1 manifest, a format that was given up in 2017",
             subject=what,
             hint="pull and push the image again with a current tool, which converts it",
         )
-    if document.get("schemaVersion") != 2:
+    version = document.get("schemaVersion")
+    if type(version) is not int or version != 2:
         raise _bad(what, "its schemaVersion is not 2")
     is_index = "manifests" in document
     if is_index and ("layers" in document or "config" in document):
@@ -125,10 +131,14 @@ def parse(data: bytes, what: str, declared: str = "") -> Manifest | Index:
     for stated in (media_type, declared):
         if (stated in INDEXES and not is_index) or (stated in MANIFESTS and is_index):
             raise _bad(what, f"it is ambiguous: its media type {stated} contradicts its content")
-    if is_index:
-        return Index(tuple(_descriptor(entry, what) for entry in _list(document, "manifests", what, ENTRIES_MAX)))
-    if media_type and media_type not in MANIFESTS:
+    entries = _list(document, "manifests", what, ENTRIES_MAX)
+    if wrong := fault(document, MANIFEST):
+        raise _bad(what, wrong)
+    if media_type and media_type not in MANIFESTS | INDEXES:
         raise _bad(what, f"its media type {media_type[:100]!r} is unknown")
+    if is_index:
+        # An image whose digest cannot be computed here is no image for this host; the others are none the worse for it.
+        return Index(tuple(_descriptor(entry, what) for entry in entries if not _is_foreign(entry)))
     return _manifest(document, what)
 
 
@@ -141,31 +151,30 @@ def _manifest(document: Mapping[str, Any], what: str) -> Manifest:
     config = _descriptor(document["config"], what)
     if config.media_type not in (OCI_CONFIG, DOCKER_CONFIG) or artifact_type:
         raise _artifact(what, str(artifact_type or config.media_type))
+    if "layers" not in document:
+        raise _bad(what, "it has no layers")
     layers = tuple(_descriptor(entry, what) for entry in _list(document, "layers", what, LAYERS_MAX))
     return Manifest(config, layers)
 
 
 def _descriptor(raw: Any, what: str) -> Descriptor:
-    if not isinstance(raw, dict):
-        raise _bad(what, "a descriptor in it is not an object")
-    media_type, size, data = raw.get("mediaType", ""), raw.get("size"), raw.get("data")
-    if not isinstance(media_type, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise _bad(what, "a descriptor in it has no media type or no sound size")
+    """A descriptor whose fields are of the right kinds; those that must be there are looked for here."""
+    if raw is None or raw.get("mediaType") is None or raw.get("size") is None:
+        raise _bad(what, "a descriptor in it has no media type or no size")
     annotations, platform = raw.get("annotations") or {}, raw.get("platform")
-    if (
-        not isinstance(annotations, dict)
-        or not (platform is None or isinstance(platform, dict))
-        or not (data is None or isinstance(data, str))
-    ):
-        raise _bad(what, "a descriptor in it has annotations, a platform or data of the wrong kind")
     return Descriptor(
-        media_type=media_type,
+        media_type=raw["mediaType"],
         digest=parse_digest(raw.get("digest"), f"{what}: a descriptor's digest"),
-        size=size,
-        annotations=tuple((key, value) for key, value in annotations.items() if isinstance(value, str)),
+        size=raw["size"],
+        annotations=tuple((key, value) for key, value in annotations.items() if value is not None),
         platform=normal(platform.get("os"), platform.get("architecture"), platform.get("variant")) if platform else None,
-        data=data,
+        data=raw.get("data"),
     )
+
+
+def _is_foreign(raw: Any) -> bool:
+    """Named by a digest of an algorithm that nobody here computes."""
+    return isinstance(raw, dict) and isinstance(raw.get("digest"), str) and _OTHER_DIGEST.match(raw["digest"]) is not None
 
 
 def _list(document: Mapping[str, Any], key: str, what: str, limit: int) -> list[Any]:

@@ -220,6 +220,7 @@ def _origins(store: Store, endpoint: Endpoint) -> dict[Digest, str]:
 
 def _put_manifest(registry: Registry, raw: bytes, tag: str, expected: str, what: str) -> None:
     from dockless.images.registry import Scope
+    from dockless.images.registry.errors import printable
 
     document = json.loads(raw)
     kind = document.get("mediaType") or (
@@ -237,7 +238,9 @@ def _put_manifest(registry: Registry, raw: bytes, tag: str, expected: str, what:
     ) as response:
         stored = response.headers.get("Docker-Content-Digest", expected)
     if stored.startswith(expected.partition(":")[0]) and stored != expected:
-        raise BadDigest(f"{what}: the registry has stored another manifest, {stored[:100]} instead of {expected}", subject=expected)
+        raise BadDigest(
+            f"{what}: the registry has stored another manifest, {printable(stored, 100)} instead of {expected}", subject=expected
+        )
 
 
 def _remember(store: Store, name: str, endpoint: Endpoint) -> None:
