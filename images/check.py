@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dockless.errors import BadDigest, BadImage, DocklessError
+from dockless.errors import BadDigest, BadImage, DocklessError, NoRoom
 from dockless.images import digest, erofs, room
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.digest import Digest
@@ -221,10 +221,16 @@ def _repair(store: Store, problems: list[Problem]) -> list[Problem]:
     erofs.let_go()
     with store.changing() as index:
         index["tags"] = {tag: name for tag, name in index["tags"].items() if name in index["images"]}
+    failed: DocklessError | None = None
     for name in {name for problem in problems for name in problem.images}:
         try:
             tags = tuple(tag for tag, target in store.read_index()["tags"].items() if target == name)
             ingest(store, [stored(store, name, tags)])
-        except DocklessError:
-            room.unlist(store, {name})
+        except DocklessError as error:
+            if isinstance(error, NoRoom) or isinstance(error.__cause__, OSError):
+                failed = error  # the disk's fault and not the image's: the next repair completes it
+            else:
+                room.unlist(store, {name})
+    if failed is not None:
+        raise failed
     return [Problem(problem.path, problem.why, problem.images, True) for problem in problems]

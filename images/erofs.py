@@ -25,6 +25,7 @@ from pathlib import Path
 
 from dockless import native
 from dockless.errors import ImageError
+from dockless.images.files import temporary_directory
 
 FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
@@ -134,7 +135,12 @@ def why_not(store: Path) -> str:
     """Empty where ``supported``, else the reason."""
     if os.geteuid() != 0:
         return "only root may mount a layer"
-    return _why_not(os.stat(store).st_dev, str(store))
+    from dockless.native.layers import Fault
+
+    try:
+        return _why_not(os.stat(store).st_dev, str(store))
+    except (OSError, Fault) as error:  # not kept: it may be the disk of this moment
+        return f"cannot try it in {store}: {error}"
 
 
 @functools.lru_cache(maxsize=16)
@@ -143,7 +149,8 @@ def _why_not(_device: int, store: str) -> str:
 
     # A tar with one empty directory and one file: the smallest that needs both halves.
     try:
-        with tempfile.TemporaryDirectory(prefix=".erofs-", dir=store) as place:
+        scratch = Path(store, "tmp")  # of a store: what a disk refuses to remove is swept there
+        with temporary_directory(scratch) if scratch.is_dir() else tempfile.TemporaryDirectory(prefix=".erofs-", dir=store) as place:
             index, tar = Path(place, "index"), Path(place, "tar")
             raw = _header(b"d/", b"5", 0) + _header(b"d/f", b"0", 4) + b"here".ljust(512, b"\0") + bytes(1024)
             tar.write_bytes(raw)
@@ -159,8 +166,6 @@ def _why_not(_device: int, store: str) -> str:
                 os.close(fd)
     except _Refused as error:
         return f"{error.step}: {error}"
-    except OSError as error:
-        return f"cannot try it in {store}: {error.strerror}"
 
 
 class _Refused(OSError):

@@ -187,16 +187,21 @@ def _into_directory(store: Store, saved: Sequence[_Saved], place: Path, told: _T
         if not isinstance(old, dict) or not isinstance(old.get("manifests"), list):
             raise BadImage(f"{index} is not an index", subject=str(place), hint="save to another directory")
         entries = old["manifests"]
-    elif place.is_dir() and any(place.iterdir()):
+    elif place.is_dir() and not (place / "oci-layout").exists() and not all(_is_start(path) for path in place.iterdir()):
         raise BadInput(f"{place} is neither empty nor an OCI layout", subject=str(place), hint="save to a new directory")
     place.mkdir(parents=True, exist_ok=True)
     sink = _Directory(place, told)
+    sink.small("oci-layout", _LAYOUT)  # first, so that a save that was cut short can go on
     _blobs(store, saved, sink)
     new = [_descriptor(one, name) for one in saved for name in one.names or (None,)]
     taken = {_ref(entry) for entry in new} - {None}
     kept = [entry for entry in entries if entry not in new and (_ref(entry) is None or _ref(entry) not in taken)]
-    sink.small("oci-layout", _LAYOUT)
     sink.small("index.json", to_json(_index([*kept, *new])))
+
+
+def _is_start(path: Path) -> bool:
+    """Left by a save whose disk became read-only at its first file."""
+    return path.name.startswith(".oci-layout.")
 
 
 def _ref(entry: dict[str, Any]) -> Any:

@@ -181,7 +181,10 @@ class Store:
         """Keep ``image`` until the returned descriptor and its copies are closed. ``UnknownImage``. See ``lease.lease``."""
         from dockless.images.lease import lease
 
-        return lease(self, image)
+        with explained(
+            f"cannot keep {image.name}", image.name, f"check that the image store {self.root} is on a writable file system with room"
+        ):
+            return lease(self, image)
 
     def keep(self, image: Image, link: Path) -> None:
         """Keep ``image``, which is leased, as long as the file ``link`` exists too. ``OSError``. See ``lease.keep``."""
@@ -204,13 +207,16 @@ class Store:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def list(self) -> list[Image]:
-        """Every tag, sorted, then the images that have none."""
+        """Every tag, sorted, then the images that have none; without those that are damaged, which ``check`` names."""
         with self._reading():
             index = self.read_index()
             tags: dict[str, str] = index["tags"]
-            images = [self._image(found, tag, index) for tag, found in sorted(tags.items())]
             untagged = sorted(set(index["images"]).difference(tags.values()))
-            return images + [self._image(found, None, index) for found in untagged]
+            images = []
+            for found, tag in [*((found, tag) for tag, found in sorted(tags.items())), *((found, None) for found in untagged)]:
+                with contextlib.suppress(BadImage, BadDigest):
+                    images.append(self._image(found, tag, index))
+            return images
 
     # -- what the rest of the room needs ---------------------------------------------------------------------------------------------
 
@@ -342,6 +348,10 @@ class Store:
     def changing(self) -> Iterator[dict[str, Any]]:
         """The list of images and tags, to be changed in the block and written at its end."""
         with locked(self.root / "locks" / "images"):
+            for left in self.root.glob(
+                f".{os.path.basename(self._list_path)}.*"
+            ):  # of one who was killed, or whose disk refused to remove it
+                left.unlink(missing_ok=True)
             index = self.read_index()
             yield index
             write_atomic(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode(), self._mode)

@@ -102,7 +102,8 @@ def _path(uuid: str) -> Path:
 @contextlib.contextmanager
 def _choosing() -> Iterator[None]:
     paths.make(_directory(), 0o755)
-    fd = os.open(_directory() / "choosing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with paths.writing("the leases of GPUs", _directory()):
+        fd = os.open(_directory() / "choosing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -111,7 +112,8 @@ def _choosing() -> Iterator[None]:
 
 
 def _lock(uuid: str) -> int:
-    fd = os.open(_path(uuid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with paths.writing("the leases of GPUs", _directory()):
+        fd = os.open(_path(uuid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + _ASKING
     while True:
         try:

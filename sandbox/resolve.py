@@ -74,11 +74,12 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
 
 @functools.cache
 def _skeleton_in(store: Path) -> Path:
-    make_private(store)
-    for folder in ("etc", "proc", "sys", "dev"):
-        paths.make(store / "skeleton" / folder, 0o755, 0o755)
-    for name in ("hostname", "hosts", "resolv.conf"):
-        (store / "skeleton" / "etc" / name).touch(mode=0o644)
+    with paths.writing("the image store", store):
+        make_private(store)
+        for folder in ("etc", "proc", "sys", "dev"):
+            paths.make(store / "skeleton" / folder, 0o755, 0o755)
+        for name in ("hostname", "hosts", "resolv.conf"):
+            (store / "skeleton" / "etc" / name).touch(mode=0o644)
     return store / "skeleton"
 
 

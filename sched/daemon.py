@@ -116,7 +116,8 @@ async def let_removed_layers_go(every: float) -> None:
 @contextlib.contextmanager
 def only_one(path: Path) -> Iterator[None]:
     """Hold the queue's lock. Raises SchedError if another daemon has it; a flock(2), so it goes with the process, however that ends."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with paths.writing("the lock of the daemon", path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + TAKE_OVER
         while True:
@@ -131,8 +132,9 @@ def only_one(path: Path) -> Iterator[None]:
             if (pid.isdigit() and os.path.exists(f"/proc/{pid}")) or time.monotonic() > deadline:
                 raise SchedError(f"a daemon serves this queue already, process {pid}", subject=str(path), hint="there is one per user")
             time.sleep(0.02)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # only a sign for people: a full disk need not keep a daemon from serving
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dockless import paths
 from dockless.errors import SchedError
 from dockless.sched import lease as leases
 from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
@@ -93,7 +94,8 @@ class Live:
 def open_queue(path: Path) -> sqlite3.Connection:
     """The database, made if it is not there, readable by its owner alone. Raises SchedError for a newer schema or a damaged file."""
     # O_NOFOLLOW and the mode before SQLite sees it: a queue holds environments, and environments hold secrets.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    with paths.writing("the queue", path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         db = connect(path)
         db.execute("PRAGMA journal_mode=WAL")

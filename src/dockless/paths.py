@@ -66,7 +66,14 @@ def config_file() -> Path:
 
 
 def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
-    """Make a directory and what is missing above it with exactly these modes, whatever the umask is. What is there stays as it is."""
+    """Make a directory and what is missing above it with exactly these modes, whatever the umask is. What is there stays as it is.
+    ``Unwritable`` where that cannot be."""
+    with writing("a directory of dockless", directory):
+        _make(directory, mode, parents)
+    return directory
+
+
+def _make(directory: Path, mode: int, parents: int) -> None:
     missing = [directory]
     while not missing[-1].parent.is_dir():
         missing.append(missing[-1].parent)
@@ -76,7 +83,6 @@ def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
         except FileExistsError:
             continue
         path.chmod(mode if path == directory else parents)
-    return directory
 
 
 @contextlib.contextmanager

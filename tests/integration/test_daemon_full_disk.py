@@ -1,0 +1,74 @@
+"""A daemon whose disk is full: it refuses with the next step, goes on answering, and forgets nothing that it acknowledged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+from support.scheduling import DaemonProcess
+
+from dockless.errors import SchedError
+from dockless.sandbox.spec import Bind, Spec
+from dockless.sched import JobSpec, State
+
+pytestmark = requires("root", "userns")
+
+
+@pytest.fixture
+def state(home: Path):
+    """The state directory on 4 MB of their own."""
+    place = home / "state"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=711", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def _fill(state: Path) -> Path:
+    ballast = state / "ballast"
+    with open(ballast, "ab", buffering=0) as stream:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    stream.write(bytes(size))
+            except OSError:
+                continue
+    return ballast
+
+
+def test_full_and_well_again(home: Path, state: Path):
+    marks = home / "marks"
+    marks.mkdir()
+    marks.chmod(0o777)
+    daemon = DaemonProcess(home, gpus="1x80G").start()
+    spec = Spec(argv=("sh", "-c", "until [ -e /marks/go ]; do sleep 0.01; done; echo $DOCKLESS_JOB_ID >> /marks/ran; exit 9"))
+    spec = Spec(argv=spec.argv, mounts=(Bind(str(marks), "/marks"),))
+    with daemon.client() as queue:
+        first = queue.submit(JobSpec(spec, gpus="1"))
+        until(lambda: queue.job(first).state is State.RUNNING, "the first job runs")
+        ballast = _fill(state)
+        acknowledged = [first]
+        refused = None
+        while refused is None:
+            # Large ones: what SQLite has of its own room is soon used up.
+            try:
+                acknowledged.append(queue.submit(JobSpec(Spec(argv=spec.argv, mounts=spec.mounts, env=(("A", "x" * 20000),)), gpus="1")))
+            except SchedError as error:
+                refused = error
+            assert len(acknowledged) < 1000
+        assert refused.hint and "jobs.db" in refused.subject
+        assert {job.id for job in queue.queue()} == set(acknowledged)
+        (marks / "go").touch()  # the first ends now, and its end cannot be written yet
+        until(lambda: (marks / "ran").exists(), "the first has run")
+        os.unlink(ballast)
+        ended = queue.wait_many(acknowledged, timeout=120)
+        assert {(job.id, job.state, job.exit_code) for job in ended} == {(number, State.FAILED, 9) for number in acknowledged}
+        assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)), gpus="1")), timeout=30).state is State.COMPLETED
+        assert queue.info().gpus[0].job == 0
+    daemon.stop()
+    assert sorted(map(int, (marks / "ran").read_text().split())) == acknowledged
+    assert list((state / "sandboxes").iterdir()) == []
