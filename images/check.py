@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dockless.errors import BadDigest, BadImage, DocklessError, NoRoom
+from dockless.errors import BadDigest, BadImage, DocklessError, UnsafeLayer
 from dockless.images import digest, erofs, room
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.digest import Digest
@@ -226,11 +226,10 @@ def _repair(store: Store, problems: list[Problem]) -> list[Problem]:
         try:
             tags = tuple(tag for tag, target in store.read_index()["tags"].items() if target == name)
             ingest(store, [stored(store, name, tags)])
-        except DocklessError as error:
-            if isinstance(error, NoRoom) or isinstance(error.__cause__, OSError):
-                failed = error  # the disk's fault and not the image's: the next repair completes it
-            else:
-                room.unlist(store, {name})
+        except (BadImage, BadDigest, UnsafeLayer):
+            room.unlist(store, {name})
+        except DocklessError as error:  # the disk's fault and not the image's: the next repair completes it
+            failed = error
     if failed is not None:
         raise failed
     return [Problem(problem.path, problem.why, problem.images, True) for problem in problems]

@@ -122,7 +122,7 @@ def explain(fault: Fault, what: str) -> ImageError:
         return NoRoom(text if "no room" in text else f"{what}: no room in the image store: {fault.text}", subject=what, hint=MAKE_ROOM)
     if fault.errno == errno.EOPNOTSUPP:
         return ImageError(text, subject=what, hint="keep the image store on ext4, xfs or btrfs (or tmpfs since Linux 6.6)")
-    return ImageError(text, subject=what)
+    return ImageError(text, subject=what, hint="look at the disk of the image store (dmesg), and try again")
 
 
 def _no_room(fault: Fault, what: str) -> NoRoom:

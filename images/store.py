@@ -39,7 +39,7 @@ from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images import config, digest, manifest, platforms, reference
 from dockless.images.config import ImageConfig
 from dockless.images.digest import Digest
-from dockless.images.files import explained, locked, make_private, sweep, sync_directory, write_atomic
+from dockless.images.files import explained, locked, make_private, sweep, sync_directory, temporary_directory, write_atomic
 from dockless.images.image import HOST, Image, host_image
 from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.limits import UnpackLimits
@@ -295,7 +295,14 @@ class Store:
         """Keep a small document whose digest has been checked."""
         path = self._shared(self.root / "blobs" / name.algorithm) / name.hex
         if not path.exists():
-            write_atomic(path, data, self._mode)
+            self._replace(path, data)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        """``path``, whole or not at all. What a killed process, or a disk that refuses to remove it, leaves is swept with the rest."""
+        with temporary_directory(self.root / "tmp") as scratch:
+            write_atomic(scratch / "new", data, self._mode)
+            os.rename(scratch / "new", path)
+        sync_directory(path.parent)
 
     def keep_blob(self, temporary: Path, name: Digest) -> None:
         """Take over a file of the store that has been verified to be this blob, and flushed.
@@ -335,7 +342,7 @@ class Store:
 
     def set_verified(self, blob: Digest, diff_id: Digest) -> None:
         if self.verified(blob) != diff_id:
-            write_atomic(self._shared(self.root / "diffs" / blob.algorithm) / blob.hex, str(diff_id).encode(), self._mode)
+            self._replace(self._shared(self.root / "diffs" / blob.algorithm) / blob.hex, str(diff_id).encode())
 
     def register(self, images: dict[str, dict[str, Any]], tags: dict[str, str]) -> None:
         """Add images (by manifest digest) and point tags at them."""
@@ -354,7 +361,7 @@ class Store:
                 left.unlink(missing_ok=True)
             index = self.read_index()
             yield index
-            write_atomic(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode(), self._mode)
+            self._replace(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode())
 
     def read_index(self) -> dict[str, Any]:
         try:
