@@ -17,6 +17,7 @@ from dockless.sched.config import Config
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
 from dockless.sched.queue import NewJob, storable
+from dockless.sched.shares import Shares
 
 
 class Admission:
@@ -28,13 +29,24 @@ class Admission:
         self.callers = callers
         self.check_image = check_image
 
-    def flood(self, caller: Caller, live: int, more: int) -> None:
+    def flood(self, caller: Caller, shares: Shares, more: int) -> None:
         """Refused: more jobs than one user may have in the queue."""
-        if live + more > self.config.per_user:
+        have = shares.jobs[caller.uid]
+        if have + more > self.config.per_user:
             raise Refused(
-                f"user {caller.user} has {live} jobs in the queue; {more} more would pass the limit of {self.config.per_user}",
+                f"user {caller.user} has {have} jobs in the queue; {more} more would pass the limit of {self.config.per_user}",
                 subject=caller.user,
                 hint="wait for some to end, or ask the administrator to raise queue.per_user",
+            )
+
+    def heavy(self, caller: Caller, shares: Shares, more: int) -> None:
+        """Refused: specs of more bytes than one user may have in the queue."""
+        have, most = shares.weight[caller.uid], self.config.per_user_size
+        if have + more > most:
+            raise Refused(
+                f"user {caller.user} has {have} bytes of jobs in the queue; {more} more would pass the limit of {most}",
+                subject=caller.user,
+                hint="put what is large into a file that the job reads, or wait for some to end (the setting is queue.per_user_size)",
             )
 
     def admit(self, caller: Caller, job: JobSpec) -> NewJob:

@@ -180,14 +180,3 @@ def orphans(launcher: Launcher, queue: str, alive: Callable[[str], bool], known:
         if ours:
             found.append(handle)
     return found
-
-
-def prune_logs(directory: Path, older_than: float) -> int:
-    """Remove kept output older than that many seconds; how many files went."""
-    gone = 0
-    limit = time.time() - older_than
-    for entry in os.scandir(directory):
-        if entry.stat(follow_symlinks=False).st_mtime < limit and not entry.is_dir(follow_symlinks=False):
-            os.unlink(entry.path)
-            gone += 1
-    return gone

@@ -21,6 +21,12 @@ class Config:
     cpu_jobs: int = field(default_factory=lambda: max(8, 2 * (os.cpu_count() or 1)))
     admins: tuple[str, ...] = ()
     keep_days: float = 30.0
+    per_user_size: int = 64 << 20
+    keep_jobs_days: float = 30.0
+    keep_jobs: int = 10_000
+    logs_per_user: int = 4 << 30
+    log_size: int = 128 << 20
+    log_size_limit: int = 1 << 30
 
 
 def load(path: Path) -> Config:
@@ -33,4 +39,10 @@ def load(path: Path) -> Config:
         Config().cpu_jobs if found["host.cpu_jobs"] is None else found["host.cpu_jobs"],
         found["host.admins"],
         float(found["logs.keep_days"]),
+        found["queue.per_user_size"],
+        float(found["queue.keep_days"]),
+        found["queue.keep_jobs"],
+        found["logs.per_user"],
+        found["logs.size"],
+        found["logs.size_limit"],
     )

@@ -33,6 +33,7 @@ from dockless.sched.attempts import Launcher
 from dockless.sched.engine import Engine
 from dockless.sched.faults import describe
 from dockless.sched.hostgpus import HostGpus
+from dockless.sched.housekeeping import keep_house
 from dockless.sched.server import Server
 from dockless.text import escaped
 
@@ -92,9 +93,10 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         _notify("READY=1")
         if ready is not None:
             ready()
-        letting_go = asyncio.create_task(let_removed_layers_go(LET_GO_EVERY))
+        chores = [asyncio.create_task(let_removed_layers_go(LET_GO_EVERY)), asyncio.create_task(keep_house(engine))]
         await end.wait()
-        letting_go.cancel()
+        for chore in chores:
+            chore.cancel()
         say("ending; running jobs go on")
     finally:
         _notify("STOPPING=1")

@@ -35,12 +35,17 @@ from dockless.sched.config import Config
 from dockless.sched.entry import GRACE, Entry, just_submitted, wake
 from dockless.sched.faults import describe
 from dockless.sched.hostgpus import HostGpus
+from dockless.sched.housekeeping import AFTER_ENDS
 from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
+from dockless.sched.kept import Kept
 from dockless.sched.lease import Lease
 from dockless.sched.queue import Live
+from dockless.sched.shares import Shares
 from dockless.sched.writer import Change, Writer
 
 LAUNCHERS = 4
+AT_A_TIME = 50
+"""Jobs of one request that are looked at before somebody else's turn."""
 OVERDUE = 10.0
 """Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
 KILL_AGAIN = 2.0
@@ -73,7 +78,11 @@ class Engine:
         self.entries: dict[int, Entry] = {}
         self.waiting: list[policy.Waiting] = []
         self.active: dict[int, Entry] = {}
-        self._per_user: dict[int, int] = {}
+        self.shares = Shares()
+        self.kept = Kept(self.logs)
+        self._left: list[Handle] = []
+        self.ends = 0
+        self.many_ended = asyncio.Event()
         self.decision: policy.Decision | None = None
         self._kicked = False
         self._look_again: asyncio.TimerHandle | None = None
@@ -96,7 +105,7 @@ class Engine:
         # One wake-up of the loop for a whole transaction, not one per change.
         self._loop.call_soon_threadsafe(_settle, outcome)
 
-    def _write(self, change: Change[Any]) -> asyncio.Future[Any]:
+    def write(self, change: Change[Any]) -> asyncio.Future[Any]:
         """Commit ``change``; the future is resolved in the loop, in commit order."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._writer.write(change, future)
@@ -106,7 +115,7 @@ class Engine:
         """Commit what must not be lost: a full disk is waited out, for as long as it takes."""
         while True:
             try:
-                await self._write(change)
+                await self.write(change)
                 return
             except SchedError as error:
                 if error.subject != "jobs.db":
@@ -146,7 +155,7 @@ class Engine:
         for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__, ours):
             await self._remove(handle)
         with contextlib.suppress(OSError):
-            attempts.prune_logs(self.logs, self.config.keep_days * 86400)
+            self.kept.look(queue.owners(self.reader), self.queue_id, time.time() - self.config.keep_days * 86400)
         # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
         self._settled = True
         self.kick()
@@ -201,19 +210,20 @@ class Engine:
         if self.closing:
             raise SchedError("the daemon is ending", hint="try again when it is back")
         count = len(specs) if array is None else array
-        self.admission.flood(caller, self._per_user.get(caller.uid, 0), count)
+        self.admission.flood(caller, self.shares, count)
         new: list[queue.NewJob] = []
-        for plain in specs:
-            new.append(self.admission.admit(caller, job_from_plain(plain)))
-        if array is not None:
-            new *= array
-        # Counted before the commit, so that a flood through many connections at once cannot slip in between.
-        self._per_user[caller.uid] = self._per_user.get(caller.uid, 0) + count
-        now = time.time()
-        try:
-            ids: list[int] = await self._write(lambda db: queue.insert(db, new, array is not None, now))
-        finally:
-            self._per_user[caller.uid] -= count
+        with self.shares.coming(caller.uid, count, 0):
+            for index, plain in enumerate(specs):
+                if index % AT_A_TIME == AT_A_TIME - 1:
+                    await asyncio.sleep(0)  # others have requests, too
+                new.append(self.admission.admit(caller, job_from_plain(plain)))
+            weight = sum(map(len, {job.spec for job in new}))
+            self.admission.heavy(caller, self.shares, weight)
+            if array is not None:
+                new *= array
+            now = time.time()
+            with self.shares.coming(caller.uid, 0, weight):
+                ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None, now))
         held = True
         for index, (number, job) in enumerate(zip(ids, new, strict=True)):
             entry = self._enter(just_submitted(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
@@ -230,7 +240,7 @@ class Engine:
         if job.time_limit and live.boot == self._boot:
             entry.ends = live.ticks + job.time_limit
         self.entries[job.id] = entry
-        self._per_user[job.uid] = self._per_user.get(job.uid, 0) + 1
+        self.shares.enter(live)
         return entry
 
     # -- deciding and starting
@@ -296,7 +306,7 @@ class Engine:
     async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
         job = entry.job
         try:
-            await self._write(lambda db: queue.begin_attempt(db, lease, self._name(job.id, lease.attempt), self._boot, now))
+            await self.write(lambda db: queue.begin_attempt(db, lease, self._name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
             _say(f"job {job.id} cannot start: {describe(error)}; trying again")
             await asyncio.sleep(1.0)
@@ -423,6 +433,8 @@ class Engine:
         if entry.handle is not None:
             with contextlib.suppress(OSError):
                 await self._in_thread(self._ending, attempts.keep_log, entry.handle, self.log_base(job.id, job.attempt))
+                self.kept.add(job.uid, self._name(job.id, job.attempt))
+                self.kept.trim(job.uid, self.config.logs_per_user)
         now = time.time()
         await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code))
         signal = record.get("signal") if record else None
@@ -433,9 +445,10 @@ class Engine:
             entry.overdue.cancel()
         if entry.hurry is not None:
             entry.hurry.set()
-        self._per_user[job.uid] -= 1
-        if not self._per_user[job.uid]:
-            del self._per_user[job.uid]
+        self.shares.leave(entry.live)
+        self.ends += 1
+        if self.ends >= AFTER_ENDS:
+            self.many_ended.set()
         for future in entry.ended:
             if not future.done():
                 future.set_result(entry.job)
@@ -447,8 +460,15 @@ class Engine:
     async def _remove(self, handle: Handle) -> None:
         try:
             await self._in_thread(self._removing, handle.remove)
-        except Exception as error:  # whatever it is, the job's end is recorded; the next start of the daemon tries again
+        except Exception as error:  # whatever it is, the job's end is recorded
             _say(f"{handle.id} is not removed yet: {describe(error)}")
+            self._left.append(handle)
+
+    async def remove_left(self) -> None:
+        """Sandboxes that could not be removed when their jobs ended."""
+        left, self._left = self._left, []
+        for handle in left:
+            await self._remove(handle)
 
     async def cancel(self, number: int, who: str, grace: float | None) -> None:
         """End a job; returns when the wish is on disk. One that has ended stays as it is."""
@@ -468,7 +488,7 @@ class Engine:
         elif not entry.job.state.ended:
             try:
                 if first:
-                    await self._write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
+                    await self.write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
             finally:  # a disk that is full is no reason to let it go on
                 self._stop(entry, grace)
 

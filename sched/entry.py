@@ -51,7 +51,7 @@ def just_submitted(number: int, job: queue.NewJob, now: float, array: int, index
         gpus=job.gpus, gpu_count=job.gpu_count, priority=job.priority, time_limit=job.time_limit,
         on_reboot="requeue" if job.on_reboot == "requeue" else "fail", submitted=now, array=array, index=index,
     )  # fmt: skip
-    return Live(shown, job.wanted, job.quota_groups, False)
+    return Live(shown, job.wanted, job.quota_groups, False, spec_size=len(job.spec))
 
 
 def wake(futures: list[asyncio.Future[None]]) -> None:

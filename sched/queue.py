@@ -28,8 +28,15 @@ from dockless.sched import lease as leases
 from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
 from dockless.sched.lease import Lease
 
-VERSION = 1
+VERSION = 2
 
+# A spec is there once for all jobs that were submitted with it, and as long as one of them may still start.
+SINCE_2 = (
+    "CREATE TABLE specs(id INTEGER PRIMARY KEY, size INTEGER NOT NULL, body TEXT NOT NULL)",
+    "CREATE INDEX jobs_spec ON jobs(spec_id) WHERE spec_id > 0",
+    "CREATE INDEX jobs_of ON jobs(uid, ended) WHERE ended > 0",
+    "CREATE INDEX events_of ON events(job)",
+)
 SCHEMA = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE jobs(
@@ -38,7 +45,8 @@ SCHEMA = (
         gpus TEXT NOT NULL, gpu_count INTEGER NOT NULL, wanted TEXT NOT NULL, quota_groups TEXT NOT NULL, priority INTEGER NOT NULL,
         time_limit REAL NOT NULL, on_reboot TEXT NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0,
         ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL,
-        idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]', cancelled INTEGER NOT NULL DEFAULT 0, spec TEXT NOT NULL)""",
+        idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]', cancelled INTEGER NOT NULL DEFAULT 0,
+        spec_id INTEGER NOT NULL DEFAULT 0)""",
     "CREATE INDEX jobs_live ON jobs(state) WHERE state IN ('PENDING','STARTING','RUNNING')",
     "CREATE INDEX jobs_ended ON jobs(ended) WHERE ended > 0",
     """CREATE TABLE attempts(
@@ -49,6 +57,7 @@ SCHEMA = (
     leases.SCHEMA,
     """CREATE TABLE events(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, job INTEGER NOT NULL, attempt INTEGER NOT NULL,
         event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '')""",
+    *SINCE_2,
 )
 
 _COLUMNS = (
@@ -81,7 +90,7 @@ class NewJob:
 @dataclass(frozen=True, slots=True)
 class Live:
     """A job that has not ended, with what only the daemon needs. ``boot`` and ``ticks`` (CLOCK_BOOTTIME at its start, seconds) are of
-    the newest attempt."""
+    the newest attempt. ``spec_size``: characters of its spec, which the jobs of an array share."""
 
     job: Job
     wanted: tuple[str, ...]
@@ -89,6 +98,7 @@ class Live:
     cancelled: bool
     boot: str = ""
     ticks: float = 0.0
+    spec_size: int = 0
 
 
 def open_queue(path: Path) -> sqlite3.Connection:
@@ -98,8 +108,10 @@ def open_queue(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         db = connect(path)
+        db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # first: a file that has a page already changes only by VACUUM
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
+        db.execute(f"PRAGMA journal_size_limit={16 << 20}")
         have = int(db.execute("PRAGMA user_version").fetchone()[0])
         if have == 0:
             db.execute("BEGIN IMMEDIATE")
@@ -108,6 +120,8 @@ def open_queue(path: Path) -> sqlite3.Connection:
             db.execute("INSERT INTO meta VALUES('queue', ?)", (uuid.uuid4().hex,))
             db.execute(f"PRAGMA user_version={VERSION}")
             db.execute("COMMIT")
+        elif have == 1:
+            _upgrade_1(db)
     except sqlite3.DatabaseError as error:
         raise SchedError(f"the queue {path} cannot be opened: {error}", subject=str(path), hint="restore it, or move it away") from error
     if have > VERSION:
@@ -117,6 +131,25 @@ def open_queue(path: Path) -> sqlite3.Connection:
             hint="run the newer dockless that wrote it",
         )
     return db
+
+
+def _upgrade_1(db: sqlite3.Connection) -> None:
+    """Each job had a copy of its spec, for ever. What has ended loses it, an array shares one; then the file shrinks to what is left."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("ALTER TABLE jobs ADD COLUMN spec_id INTEGER NOT NULL DEFAULT 0")
+    for statement in SINCE_2:
+        db.execute(statement)
+    shared = f"SELECT MIN(id), array FROM jobs WHERE {_LIVE} GROUP BY CASE WHEN array > 0 THEN -array ELSE id END"
+    for first, array in db.execute(shared).fetchall():
+        db.execute("INSERT INTO specs(id, size, body) SELECT id, length(spec), spec FROM jobs WHERE id=?", (first,))
+        db.execute(f"UPDATE jobs SET spec_id=? WHERE {_LIVE} AND (id=? OR (array=? AND array > 0))", (first, first, array))
+    db.execute("ALTER TABLE jobs DROP COLUMN spec")
+    db.execute("PRAGMA user_version=2")
+    db.execute("COMMIT")
+    try:
+        db.execute("VACUUM")
+    except sqlite3.OperationalError:
+        pass  # no room for a copy: the file keeps its size, and its room is used again
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -164,13 +197,18 @@ def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: flo
     def plain(values: tuple[str, ...]) -> str:
         return encoded.get(values) or encoded.setdefault(values, json.dumps(values))
 
+    specs: dict[str, int] = {}
+    for new in jobs:
+        if new.spec not in specs:
+            specs[new.spec] = int(db.execute("INSERT INTO specs(size, body) VALUES(?,?)", (len(new.spec), new.spec)).lastrowid or 0)
     db.executemany(
         "INSERT INTO jobs(id, uid, user, state, name, grp, image, command, gpus, gpu_count, wanted, quota_groups, priority, time_limit,"
-        " on_reboot, submitted, array, idx, spec) VALUES(?,?,?,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        " on_reboot, submitted, array, idx, spec_id) VALUES(?,?,?,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             (
                 *(first + i, j.uid, j.user, j.name, j.group, j.image, j.command, j.gpus, j.gpu_count, plain(j.wanted)),
-                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, first if array else 0, i if array else 0, j.spec),
+                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, first if array else 0, i if array else 0),
+                specs[j.spec],
             )
             for i, j in enumerate(jobs)
         ),
@@ -221,7 +259,10 @@ def finish(
 ) -> None:
     """The end of a job and of its attempt, and the GPUs are free: one transaction."""
     signal = exit_record.get("signal") if exit_record else None
-    _move(db, job, _state(db, job), state, reason, ended=now, exit_code=exit_code, signal=signal)
+    old = _state(db, job)
+    spec = db.execute("SELECT spec_id FROM jobs WHERE id=?", (job,)).fetchone()[0]
+    _move(db, job, old, state, reason, ended=now, exit_code=exit_code, signal=signal, spec_id=0)
+    db.execute("DELETE FROM specs WHERE id=? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id=? AND spec_id > 0)", (spec, spec))
     if attempt:
         _end_attempt(db, job, attempt, AttemptState.LOST if state is State.LOST else AttemptState.ENDED, now, reason, exit_record)
     else:
@@ -232,6 +273,34 @@ def want_cancel(db: sqlite3.Connection, job: int, now: float, who: str) -> None:
     """The wish to end a job that has an attempt; a daemon that comes back still knows it."""
     db.execute("UPDATE jobs SET cancelled=1 WHERE id=?", (job,))
     event(db, now, job, 0, "cancel", who)
+
+
+def forget(db: sqlite3.Connection, before: float, keep: int, most: int) -> tuple[int, list[str]]:
+    """Remove jobs that ended before that moment, and of each user's ended ones the oldest above ``keep``; at most so many at once. How
+    many went, and the names of their sandboxes."""
+    gone = [row[0] for row in db.execute("SELECT id FROM jobs WHERE ended > 0 AND ended < ? ORDER BY ended LIMIT ?", (before, most))]
+    for uid, count in db.execute("SELECT uid, COUNT(*) FROM jobs WHERE ended > 0 GROUP BY uid HAVING COUNT(*) > ?", (keep,)).fetchall():
+        over = min(count - keep, most - len(gone))
+        if over > 0:
+            oldest = db.execute("SELECT id FROM jobs WHERE uid=? AND ended > 0 ORDER BY ended, id LIMIT ?", (uid, over))
+            gone += [row[0] for row in oldest if row[0] not in set(gone)]
+    marks = ",".join("?" * len(gone))
+    names = [row[0] for row in db.execute(f"SELECT sandbox FROM attempts WHERE job IN ({marks})", gone)]
+    for table, column in (("events", "job"), ("attempts", "job"), ("jobs", "id")):
+        db.execute(f"DELETE FROM {table} WHERE {column} IN ({marks})", gone)
+    return len(gone), names
+
+
+def give_back(db: sqlite3.Connection, pages: int) -> bool:
+    """Return so many free pages of the file to the disk; whether there are more."""
+
+    def free() -> int:
+        return int(db.execute("PRAGMA freelist_count").fetchone()[0])
+
+    before = free()
+    for _ in range(min(pages, before)):
+        db.execute("PRAGMA incremental_vacuum(1)")  # by Python's module only a page a call
+    return 0 < free() < before
 
 
 def event(db: sqlite3.Connection, now: float, job: int, attempt: int, what: str, detail: str = "") -> None:
@@ -276,10 +345,13 @@ def live(db: sqlite3.Connection, ids: Iterable[int] | None = None) -> list[Live]
     rows = db.execute(
         f"SELECT {_COLUMNS}, wanted, quota_groups, cancelled,"
         " (SELECT boot FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
-        " (SELECT ticks FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt)"
+        " (SELECT ticks FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
+        " (SELECT size FROM specs WHERE specs.id=jobs.spec_id)"
         f" FROM jobs WHERE {where} ORDER BY id"
     )
-    return [Live(_job(r), tuple(json.loads(r[23])), tuple(json.loads(r[24])), bool(r[25]), r[26] or "", r[27] or 0.0) for r in rows]
+    return [
+        Live(_job(r), tuple(json.loads(r[23])), tuple(json.loads(r[24])), bool(r[25]), r[26] or "", r[27] or 0.0, r[28] or 0) for r in rows
+    ]
 
 
 def job(db: sqlite3.Connection, number: int) -> Job | None:
@@ -312,8 +384,13 @@ def has_sandbox(db: sqlite3.Connection, name: str) -> bool:
 
 
 def spec(db: sqlite3.Connection, number: int) -> str:
-    """The JSON of the JobSpec as it was submitted."""
-    return str(db.execute("SELECT spec FROM jobs WHERE id=?", (number,)).fetchone()[0])
+    """The JSON of the JobSpec as it was submitted, of a job that has not ended."""
+    return str(db.execute("SELECT body FROM specs WHERE id=(SELECT spec_id FROM jobs WHERE id=?)", (number,)).fetchone()[0])
+
+
+def owners(db: sqlite3.Connection) -> dict[int, int]:
+    """Whose each job is: user ids by job."""
+    return dict(db.execute("SELECT id, uid FROM jobs").fetchall())
 
 
 def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:

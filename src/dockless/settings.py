@@ -54,9 +54,21 @@ SETTINGS = (
     Setting("quota.groups.*", "count", {}, "GPUs at once for all members of this group together"),
     Setting("groups.*", "names", {}, "the members of a group; left out: the system's group of that name"),
     Setting("queue.per_user", "count", 10_000, "jobs that one user may have waiting and running", 1),
+    Setting("queue.per_user_size", "size", 64 << 20, "what the waiting and running jobs of one user may weigh; an array weighs as one", 1),
+    Setting("queue.keep_days", "count", 30, "days for which jobs that have ended are remembered"),
+    Setting("queue.keep_jobs", "count", 10_000, "jobs that have ended of which one user's are remembered, the newest"),
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("logs.keep_days", "count", 30, "days for which the output of ended jobs is kept"),
+    Setting("logs.per_user", "size", 4 << 30, "what the kept output of one user's ended jobs may take; the oldest goes first"),
+    Setting(
+        "logs.size",
+        "size",
+        128 << 20,
+        "how much of a detached sandbox's or a job's output is kept, the newest, where it does not say",
+        8192,
+    ),
+    Setting("logs.size_limit", "size", 1 << 30, "the most that a job may ask for with --log-size", 8192),
 )
 
 

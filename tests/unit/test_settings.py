@@ -33,11 +33,17 @@ vision = [
 ]
 [queue]
 per_user = 50
+per_user_size = "1M"
+keep_days = 8
+keep_jobs = 9
 [host]
 cpu_jobs = 3
 admins = ["carl"]
 [logs]
 keep_days = 7
+per_user = "2M"
+size = "3M"
+size_limit = "4M"
 """
 
 
@@ -68,9 +74,15 @@ def test_every_setting_is_read(home):
         "quota.groups": {"vision": 6},
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
+        "queue.per_user_size": 1 << 20,
+        "queue.keep_days": 8,
+        "queue.keep_jobs": 9,
         "host.cpu_jobs": 3,
         "host.admins": ("carl",),
         "logs.keep_days": 7,
+        "logs.per_user": 2 << 20,
+        "logs.size": 3 << 20,
+        "logs.size_limit": 4 << 20,
     }
     assert room.bound() == 3 << 29
     assert config.load(paths.config_file()).quotas.of("anna.b") == 4

@@ -1,0 +1,219 @@
+"""What the queue keeps and for how long: shared specs, ended jobs, their output; and how an older queue becomes one of these."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from dockless.sched import State, queue
+from dockless.sched.kept import Kept
+from dockless.sched.queue import NewJob
+from dockless.sched.shares import Shares
+
+BIG = json.dumps({"spec": {"env": [["X", "x" * 100_000]]}})
+
+
+def new(uid: int = 1000, spec: str = "{}") -> NewJob:
+    return NewJob(uid, f"user-{uid}", "", "", "host", "true", "", 0, (), (), 0, 0.0, "fail", spec)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def db(path: Path):
+    db = queue.open_queue(path)
+    db.execute("PRAGMA synchronous=OFF")
+    yield db
+    db.close()
+
+
+def specs(db) -> int:
+    return int(db.execute("SELECT COUNT(*) FROM specs").fetchone()[0])
+
+
+def end(db, number: int, at: float) -> None:
+    queue.finish(db, number, 0, State.CANCELLED, at, "", None)
+
+
+def test_an_array_has_one_spec(db, path):
+    ids = queue.insert(db, [new(spec=BIG)] * 1000, True, 1.0)
+    assert specs(db) == 1 and path.stat().st_size + Path(f"{path}-wal").stat().st_size < 60 * len(BIG)
+    assert queue.spec(db, ids[0]) == queue.spec(db, ids[-1]) == BIG
+    assert {live.spec_size for live in queue.live(db)} == {len(BIG)}
+    for number in ids[:-1]:
+        end(db, number, 2.0)
+    assert queue.spec(db, ids[-1]) == BIG
+    end(db, ids[-1], 2.0)
+    assert specs(db) == 0
+
+
+def test_equal_jobs_of_one_submit_share_and_others_do_not(db):
+    queue.insert(db, [new(spec="a"), new(spec="b"), new(spec="a")], False, 1.0)
+    queue.insert(db, [new(spec="a")], False, 1.0)
+    assert specs(db) == 3 and [queue.spec(db, number) for number in (1, 2, 3, 4)] == ["a", "b", "a", "a"]
+    end(db, 1, 2.0)
+    assert queue.spec(db, 3) == "a"
+
+
+def test_old_jobs_are_forgotten_and_nothing_else(db):
+    ids = queue.insert(db, [new()] * 5, False, 1.0)
+    for number, at in zip(ids[:4], (10.0, 20.0, 30.0, 40.0), strict=True):
+        end(db, number, at)
+    assert queue.forget(db, 25.0, 1000, 500) == (2, [])
+    assert [number for number in ids if queue.job(db, number)] == [3, 4, 5]
+    assert {row[0] for row in db.execute("SELECT job FROM events")} == {3, 4}
+    assert queue.forget(db, 25.0, 1000, 500) == (0, [])
+    assert queue.insert(db, [new()], False, 1.0) == [6]
+
+
+def test_of_each_user_so_many_are_remembered(db):
+    many = queue.insert(db, [new(1)] * 20, False, 1.0)
+    few = queue.insert(db, [new(2)] * 4, False, 1.0)
+    for at, number in enumerate([*few, *many], 100):
+        end(db, number, float(at))
+    rounds = []
+    while (count := queue.forget(db, 0.0, 5, 7)[0]) > 0:
+        rounds.append(count)
+    assert rounds == [7, 7, 1]
+    assert [number for number in many if queue.job(db, number)] == many[-5:] and all(queue.job(db, number) for number in few)
+
+
+def test_the_sandboxes_of_the_forgotten_are_named(db):
+    from dockless.sched.lease import Lease
+
+    (number,) = queue.insert(db, [new()], False, 1.0)
+    queue.begin_attempt(db, Lease(number, 1, (), 2.0), "job-1-1-abc", "boot", 1.0)
+    queue.finish(db, number, 1, State.FAILED, 3.0, "", {"code": 1})
+    assert queue.forget(db, 100.0, 0, 500) == (1, ["job-1-1-abc"])
+    assert queue.attempts(db, number) == ()
+
+
+def test_room_goes_back_to_the_disk(db, path):
+    ids = queue.insert(db, [new(spec=f"{i:200000}") for i in range(40)], False, 1.0)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    full = path.stat().st_size
+    for number in ids:
+        end(db, number, 2.0)
+    while queue.give_back(db, 100):
+        pass
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size < full / 10
+
+
+# As of version 1, where each job had a copy of its spec.
+V1 = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE jobs(id INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, user TEXT NOT NULL, state TEXT NOT NULL,
+ reason TEXT NOT NULL DEFAULT '', name TEXT NOT NULL, grp TEXT NOT NULL, image TEXT NOT NULL, command TEXT NOT NULL,
+ gpus TEXT NOT NULL, gpu_count INTEGER NOT NULL, wanted TEXT NOT NULL, quota_groups TEXT NOT NULL, priority INTEGER NOT NULL,
+ time_limit REAL NOT NULL, on_reboot TEXT NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0,
+ ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL,
+ idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]', cancelled INTEGER NOT NULL DEFAULT 0, spec TEXT NOT NULL);
+CREATE INDEX jobs_live ON jobs(state) WHERE state IN ('PENDING','STARTING','RUNNING');
+CREATE INDEX jobs_ended ON jobs(ended) WHERE ended > 0;
+CREATE TABLE attempts(job INTEGER NOT NULL, number INTEGER NOT NULL, state TEXT NOT NULL, sandbox TEXT NOT NULL, gpus TEXT NOT NULL,
+ boot TEXT NOT NULL, started REAL NOT NULL, ticks REAL NOT NULL, ended REAL NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '', exit TEXT,
+ PRIMARY KEY(job, number)) WITHOUT ROWID;
+CREATE UNIQUE INDEX one_live_attempt ON attempts(job) WHERE state IN ('STARTING','RUNNING');
+CREATE TABLE leases(gpu TEXT PRIMARY KEY, job INTEGER NOT NULL, attempt INTEGER NOT NULL, since REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE events(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, job INTEGER NOT NULL, attempt INTEGER NOT NULL,
+ event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '');
+INSERT INTO meta VALUES('queue', 'cafe');
+PRAGMA user_version=1;
+"""
+
+
+def old_queue(path: Path) -> None:
+    old = sqlite3.connect(path, isolation_level=None)
+    old.execute("PRAGMA synchronous=OFF")
+    old.execute("PRAGMA journal_mode=WAL")
+    old.executescript(V1)
+    columns = (
+        "uid, user, state, name, grp, image, command, gpus, gpu_count, wanted, quota_groups, priority, time_limit, on_reboot, submitted,"
+        " ended, array, idx, spec"
+    )
+    rows = [("COMPLETED", 5.0, 0, 0, BIG)] * 3 + [("PENDING", 0.0, 4, i, BIG) for i in range(50)] + [("PENDING", 0.0, 0, 0, "own")] * 2
+    for state, ended, array, index, spec in rows:
+        old.execute(
+            f"INSERT INTO jobs({columns}) VALUES(1, 'u', ?, '', '', 'host', 'true', '', 0, '[]', '[]', 0, 0, 'fail', 1.0, ?, ?, ?, ?)",
+            (state, ended, array, index, spec),
+        )
+    old.close()
+
+
+def test_an_older_queue_is_taken_over(path):
+    old_queue(path)
+    before = path.stat().st_size
+    db = queue.open_queue(path)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == queue.VERSION and queue.queue_id(db) == "cafe"
+    assert specs(db) == 3 and len(queue.live(db)) == 52 and len(queue.ended(db, "", 100)) == 3
+    assert [queue.spec(db, number) for number in (4, 53, 54, 55)] == [BIG, BIG, "own", "own"]
+    assert db.execute("PRAGMA auto_vacuum").fetchone()[0] == 2
+    fresh = sqlite3.connect(":memory:")
+    for statement in queue.SCHEMA:
+        fresh.execute(statement)
+
+    def shape(db: sqlite3.Connection) -> dict[str, set[str]]:
+        names = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'index')")]
+        return {name: {row[1] or row[2] for row in db.execute(f"PRAGMA table_info({name})")} for name in names}
+
+    assert shape(db) == shape(fresh)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size < before / 10
+    assert queue.insert(db, [new()], False, 1.0) == [56]
+    db.close()
+    queue.open_queue(path).close()
+
+
+def test_shares(db):
+    shares = Shares()
+    queue.insert(db, [new(1, "x" * 100)] * 3, True, 1.0)
+    queue.insert(db, [new(1, "y" * 7), new(2, "z")], False, 1.0)
+    lives = queue.live(db)
+    for live in lives:
+        shares.enter(live)
+    assert (shares.jobs, shares.weight) == ({1: 4, 2: 1}, {1: 107, 2: 1})
+    with shares.coming(2, 10, 20):
+        assert (shares.jobs[2], shares.weight[2]) == (11, 21)
+    for live in lives[:2]:
+        shares.leave(live)
+    assert (shares.jobs[1], shares.weight[1]) == (2, 107)
+    for live in lives[2:]:
+        shares.leave(live)
+    assert not shares.jobs and not shares.weight and not shares._of_spec
+
+
+def write(directory: Path, name: str, size: int, at: float) -> None:
+    for suffix in (".log.1", ".log"):
+        (directory / (name + suffix)).write_bytes(b"x" * (size // 2))
+        os.utime(directory / (name + suffix), (at, at))
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name.split(".")[0] for path in directory.iterdir() if path.is_file()}
+
+
+def test_a_users_oldest_output_goes_first(tmp_path):
+    kept = Kept(tmp_path)
+    for number in range(1, 6):
+        write(tmp_path, f"job-{number}-1-cafe", 1000, number)
+    kept.look({1: 7, 2: 8, 3: 7, 4: 7, 5: 7}, "cafe", 0.0)
+    assert kept.trim(7, 2000) == 2 and names(tmp_path) == {"job-2-1-cafe", "job-4-1-cafe", "job-5-1-cafe"}
+    write(tmp_path, "job-6-1-cafe", 9000, 6)
+    kept.add(7, "job-6-1-cafe")
+    assert kept.trim(7, 2000) == 2 and names(tmp_path) == {"job-2-1-cafe", "job-6-1-cafe"}
+    assert kept.prune(5.0) == 1 and names(tmp_path) == {"job-6-1-cafe"}
+
+
+def test_output_of_the_forgotten_and_of_old_queues_goes(tmp_path):
+    for name, at in (("job-1-1-cafe", 9.0), ("job-2-1-cafe", 9.0), ("job-1-1-dead", 1.0), ("job-2-1-dead", 9.0)):
+        write(tmp_path, name, 10, at)
+    Kept(tmp_path).look({2: 7}, "cafe", 5.0)
+    assert names(tmp_path) == {"job-2-1-cafe", "job-2-1-dead"}
