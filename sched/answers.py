@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched import queue
@@ -13,6 +15,9 @@ from dockless.sched.engine import Engine
 from dockless.sched.entry import Entry
 from dockless.sched.jobs import Job, State
 from dockless.sched.protocol import GpuInfo, HostInfo
+
+_AT_ONCE = 500
+"""Job ids looked up together."""
 
 
 class Answers:
@@ -26,7 +31,9 @@ class Answers:
         entry = self.engine.entries.get(number)
         job = entry.job if entry is not None else queue.job(self.engine.reader, number)
         if job is None:
-            raise UnknownJob(f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them")
+            raise UnknownJob(
+                f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them; old ones are forgotten"
+            )
         if job.uid != caller.uid and not caller.admin:
             raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
         return self.view(caller, job)
@@ -57,40 +64,51 @@ class Answers:
                 text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
         return text
 
-    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> list[Job]:
+    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> Iterator[Job]:
         """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended."""
-        running = [e.job for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
-        waiting: list[Job] = []
-        for item in self.engine.waiting:
-            if len(waiting) >= limit:
-                break
-            if not user or item.user == user:
-                waiting.append(self.engine.entries[item.id].job)
-        jobs = [*running, *waiting, *(queue.ended(self.engine.reader, user, limit) if ended else ())]
-        return [self.view(caller, job) for job in jobs]
+        found = [e for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
+        waiting = (self.engine.entries[item.id] for item in self.engine.waiting if not user or item.user == user)
+        found.extend(islice(waiting, limit))
+        return self._listed(caller, found, queue.ended(self.engine.reader, user, limit) if ended else iter(()))
 
-    async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None) -> tuple[list[Job], int]:
-        """The jobs once all have ended, or (timeout) how many have not."""
-        for number in numbers:
-            self.own(caller, number)
-        futures: list[asyncio.Future[Job]] = []
-        for number in numbers:
+    def _listed(self, caller: Caller, entries: list[Entry], ended: Iterator[Job]) -> Iterator[Job]:
+        for job in chain((entry.job for entry in entries), ended):
+            yield self.view(caller, job)
+
+    async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
+        """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,
+        NotPermitted."""
+        for start in range(0, len(numbers), _AT_ONCE):
+            await turn()
+            self._all_own(caller, numbers[start : start + _AT_ONCE])
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        for number in numbers:  # the end of all is the end of the last, so one after the other will do
             entry = self.engine.entries.get(number)
-            if entry is not None:
-                future: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-                entry.ended.append(future)
-                futures.append(future)
-        if futures:
+            if entry is None:
+                continue
+            future: asyncio.Future[Job] = loop.create_future()
+            entry.ended.append(future)
             try:
-                _, left = await asyncio.wait(futures, timeout=timeout)
+                await asyncio.wait([future], timeout=None if deadline is None else max(0.0, deadline - loop.time()))
             finally:
-                mine = {future for future in futures if not future.done()}
-                for number in numbers if mine else ():
-                    if (entry := self.engine.entries.get(number)) is not None:
-                        entry.ended = [future for future in entry.ended if future not in mine]
-            if left:
-                return [], len(left)
-        return [self.own(caller, number) for number in numbers], 0
+                if not future.done():
+                    entry.ended.remove(future)
+            if not future.done():
+                return sum(number in self.engine.entries for number in numbers)
+        return 0
+
+    def _all_own(self, caller: Caller, numbers: Sequence[int]) -> None:
+        owners = queue.owners(self.engine.reader, [number for number in numbers if number not in self.engine.entries])
+        for number in numbers:
+            if owners.get(number) != caller.uid:
+                self.own(caller, number)
+
+    def all_of(self, caller: Caller, numbers: Sequence[int]) -> Iterator[Job]:
+        """Those of them that are remembered."""
+        for number in numbers:
+            with contextlib.suppress(UnknownJob):
+                yield self.own(caller, number)
 
     async def started(self, number: int) -> None:
         """Until the job's program runs, or it never will."""

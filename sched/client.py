@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from dockless import paths
-from dockless.errors import BadInput, DaemonUnavailable, SchedError
+from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched import protocol
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
@@ -95,7 +95,7 @@ class Client:
 
     def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> list[Job]:
         """Waiting and running jobs in the order they will start; with ``ended`` also those that have ended, newest first, after them.
-        ``limit``: at most so many of each kind, 0 for all (1,000 of the ended)."""
+        ``limit``: at most so many waiting and so many ended ones, up to 100,000; 0 for 1,000."""
         answer = self._call("queue", ended=ended, user=user, limit=limit)
         return [Job.from_dict(item) for item in answer["jobs"]]
 
@@ -113,9 +113,20 @@ class Client:
         return self.wait_many([job], timeout=timeout)[0]
 
     def wait_many(self, jobs: Iterable[int], *, timeout: float | None = None) -> list[Job]:
-        """Block until all of them have ended."""
+        """Block until all of them have ended; they come in the order asked for."""
         ids = list(jobs)
         deadline = None if timeout is None else time.monotonic() + timeout
+        found: dict[int, Job] = {}
+        once = list(dict.fromkeys(ids))
+        for start in range(0, len(once), protocol.MAX_JOBS_PER_WAIT):
+            for job in self._wait_for(once[start : start + protocol.MAX_JOBS_PER_WAIT], deadline, timeout):
+                found[job.id] = job
+        forgotten = [number for number in once if number not in found]
+        if forgotten:
+            raise UnknownJob(f"job {forgotten[0]} ended and was forgotten", subject=str(forgotten[0]), hint="see queue.keep_jobs")
+        return [found[number] for number in ids]
+
+    def _wait_for(self, ids: list[int], deadline: float | None, timeout: float | None) -> list[Job]:
         lost_since: float | None = None
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -202,7 +213,7 @@ class Client:
         try:
             self._socket.settimeout(self.timeout)
             self._socket.sendall(line)
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # a daemon that refuses a caller says so and hangs up, maybe before it was asked: what it said is there to be read
         except OSError as error:
             self.close()

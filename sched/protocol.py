@@ -19,6 +19,7 @@ VERSION = 1
 MAX_REQUEST = 1 << 20
 """Bytes of one request line: some thousand different jobs. An array of 10,000 is one job and a count."""
 MAX_JOBS_PER_SUBMIT = 10_000
+MAX_JOBS_PER_WAIT = 10_000
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 

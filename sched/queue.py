@@ -13,11 +13,12 @@ Functions here run inside a transaction that the caller opened (``writer.Writer`
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ _COLUMNS = (
     "id, uid, user, state, reason, name, grp, image, command, gpus, gpu_count, devices, priority, time_limit, on_reboot, submitted,"
     " started, ended, attempt, exit_code, signal, array, idx"
 )
+_PAGE = 200
 _LIVE = "state IN ('PENDING','STARTING','RUNNING')"
 
 
@@ -370,12 +372,20 @@ def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
     )
 
 
-def ended(db: sqlite3.Connection, user: str, limit: int) -> list[Job]:
-    """Jobs that have ended, newest first."""
-    rows = db.execute(
-        f"SELECT {_COLUMNS} FROM jobs WHERE ended > 0 AND (?='' OR user=?) ORDER BY ended DESC, id DESC LIMIT ?", (user, user, limit)
-    )
-    return [_job(r) for r in rows]
+def ended(db: sqlite3.Connection, user: str, limit: int) -> Iterator[Job]:
+    """Jobs that have ended, newest first. Read in pages: no transaction stays open between them."""
+    at, number = math.inf, 0
+    while limit > 0:
+        rows = db.execute(
+            f"SELECT {_COLUMNS} FROM jobs WHERE ended > 0 AND (ended, id) < (?, ?) AND (?='' OR user=?)"
+            " ORDER BY ended DESC, id DESC LIMIT ?",
+            (at, number, user, user, min(limit, _PAGE)),
+        ).fetchall()
+        for row in rows:
+            found = _job(row)
+            at, number = found.ended, found.id
+            yield found
+        limit = limit - len(rows) if len(rows) == _PAGE else 0
 
 
 def has_sandbox(db: sqlite3.Connection, name: str) -> bool:
@@ -388,9 +398,10 @@ def spec(db: sqlite3.Connection, number: int) -> str:
     return str(db.execute("SELECT body FROM specs WHERE id=(SELECT spec_id FROM jobs WHERE id=?)", (number,)).fetchone()[0])
 
 
-def owners(db: sqlite3.Connection) -> dict[int, int]:
-    """Whose each job is: user ids by job."""
-    return dict(db.execute("SELECT id, uid FROM jobs").fetchall())
+def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict[int, int]:
+    """Whose these jobs are, or all: user ids by job. Those that are not there are left out."""
+    where = "" if numbers is None else f" WHERE id IN ({','.join('?' * len(numbers))})"
+    return dict(db.execute(f"SELECT id, uid FROM jobs{where}", numbers or ()).fetchall())
 
 
 def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:

@@ -11,7 +11,11 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from array import array
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,14 +25,22 @@ from dockless.sched.answers import Answers
 from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
 from dockless.sched.faults import describe
-from dockless.sched.jobs import State
-from dockless.sched.protocol import MAX_JOBS_PER_SUBMIT, MAX_REQUEST, VERSION, DaemonInfo, decode, encode, error_message
+from dockless.sched.jobs import Job, State
+from dockless.sched.protocol import MAX_JOBS_PER_SUBMIT, MAX_JOBS_PER_WAIT, MAX_REQUEST, VERSION, DaemonInfo, decode, encode, error_message
 
 T = TypeVar("T")
 
 PER_USER = 64
 IN_ALL = 300
-"""Connections. One that follows a log takes three descriptors, and the usual limit of 1,024 is left alone: jobs inherit it."""
+OWN = 8
+"""Connections: of one user, and in all; those that each user has in any case. One that follows a log takes three descriptors, and the usual
+limit of 1,024 is left alone: jobs inherit it."""
+PIECE = 1 << 16
+"""Bytes of a request that a connection may keep in memory freely; what is more counts against its user:"""
+UNFINISHED = 8 << 20
+"""Bytes of long requests that one user may have under way."""
+AT_ONCE = 100
+"""Jobs of an answer that are put into words before somebody else's turn."""
 LISTED = 1_000
 """Jobs of each kind in a listing, where the client names no limit."""
 MAX_LISTED = 100_000
@@ -44,7 +56,9 @@ class Server:
         self.version = version
         self.shutdown = shutdown
         self.started = time.time()
-        self._connections: dict[int, int] = {}
+        self._connections: Counter[int] = Counter()
+        self._unfinished: Counter[int] = Counter()
+        self._turns: dict[int, asyncio.Lock] = {}
         self._handlers: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
         self._busy = 0
@@ -66,7 +80,7 @@ class Server:
             self.path.unlink()
         before = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, self.path, limit=MAX_REQUEST, backlog=256)
+            self._server = await asyncio.start_unix_server(self._connected, self.path, limit=PIECE, backlog=256)
         finally:
             os.umask(before)
         if os.geteuid() == 0:
@@ -93,11 +107,10 @@ class Server:
         assert task is not None
         self._handlers.add(task)
         uid = self.engine.callers.peer_uid(writer.get_extra_info("socket"))
-        self._connections[uid] = self._connections.get(uid, 0) + 1
+        self._connections[uid] += 1
         try:
-            if uid != 0 and (self._connections[uid] > PER_USER or sum(self._connections.values()) > IN_ALL):
-                raise Refused("too many connections", subject=f"uid {uid}", hint="close some")
-            self.engine.callers.caller(uid)
+            caller = self.engine.callers.caller(uid)
+            self._room_for(caller)
             await self._serve(uid, reader, writer)
         except DocklessError as error:
             writer.write(encode(error_message(error)))
@@ -107,20 +120,20 @@ class Server:
             self._connections[uid] -= 1
             if not self._connections[uid]:
                 del self._connections[uid]
+                self._turns.pop(uid, None)
             self._handlers.discard(task)
             writer.close()
 
     async def _serve(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            try:
-                line = await reader.readuntil(b"\n")
-            except asyncio.IncompleteReadError:
+            line = await self._line(uid, reader)
+            if not line:
                 return
-            except asyncio.LimitOverrunError:
-                raise BadInput(f"a request is longer than {MAX_REQUEST} bytes", subject="protocol", hint="submit in parts") from None
+            await self._turn(uid)
             request: dict[str, Any] = {}
             try:
                 request = decode(line)
+                del line
                 if request.get("v") != VERSION:
                     raise BadInput(
                         f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
@@ -136,8 +149,11 @@ class Server:
                 if verb is None:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
-                answer = await (_unless_gone(reader, work) if request["op"] == "wait" else self._short(work))
-                writer.write(encode({"ok": True, **answer}))
+                answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
+                if isinstance(jobs := answer.get("jobs"), Iterator):
+                    await self._send_jobs(uid, writer, jobs)
+                else:
+                    writer.write(encode({"ok": True, **answer}))
             except DocklessError as error:
                 writer.write(encode(error_message(error)))
             except (ConnectionError, TimeoutError):
@@ -149,6 +165,72 @@ class Server:
                 fault = SchedError(f"the daemon failed: {describe(error)}", hint="this is a fault in dockless; please report it")
                 writer.write(encode(error_message(fault)))
             await writer.drain()
+
+    def _room_for(self, caller: Caller) -> None:
+        """Refused: too many connections. Whatever the others have, each user can have a few."""
+        mine, all = self._connections[caller.uid], self._connections.total()
+        if caller.root or mine <= OWN:
+            return
+        if mine > PER_USER:
+            raise Refused(
+                f"user {caller.user} has {PER_USER} connections to the daemon already, which is the limit",
+                subject=caller.user,
+                hint="end some of your `dockless wait` and `dockless logs -f`, or close clients that your programs keep open",
+            )
+        if all > IN_ALL:
+            raise Refused(
+                f"the daemon has {IN_ALL} connections; until there are fewer each user can have {OWN}, and {caller.user} has them",
+                subject=caller.user,
+                hint="try again later, or close some of yours",
+            )
+
+    async def _line(self, uid: int, reader: asyncio.StreamReader) -> bytes:
+        """The next request as it came; empty at the end of the connection. ``BadInput``, ``Refused`` for one that is too long."""
+        parts = bytearray()
+        counted = 0
+        try:
+            while True:
+                try:
+                    parts += await reader.readuntil(b"\n")
+                    return bytes(parts)
+                except asyncio.IncompleteReadError:
+                    return b""
+                except asyncio.LimitOverrunError as error:
+                    piece = await reader.readexactly(error.consumed)
+                parts += piece
+                counted += len(piece)
+                self._unfinished[uid] += len(piece)
+                if len(parts) > MAX_REQUEST:
+                    raise BadInput(f"a request is longer than {MAX_REQUEST} bytes", subject="protocol", hint="submit in parts")
+                if self._unfinished[uid] > UNFINISHED:
+                    raise Refused(
+                        f"long requests of more than {UNFINISHED} bytes are under way for you",
+                        subject=f"uid {uid}",
+                        hint="send them one after the other",
+                    )
+        finally:
+            self._unfinished[uid] -= counted
+            if not self._unfinished[uid]:
+                del self._unfinished[uid]
+
+    async def _turn(self, uid: int) -> None:
+        """Of each user's connections one goes on in each round of the loop: work is divided among users, not among connections."""
+        async with self._turns.setdefault(uid, asyncio.Lock()):
+            await asyncio.sleep(0)
+
+    async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: Iterator[Job]) -> None:
+        """One line, however long, that is never in memory as a whole."""
+        writer.write(b'{"ok":true,"jobs":[')
+        between = b""
+        try:
+            while part := list(islice(jobs, AT_ONCE)):
+                writer.write(between + b",".join(encode(job.as_dict())[:-1] for job in part))
+                between = b","
+                await writer.drain()
+                await self._turn(uid)
+        except DocklessError as error:
+            raise ConnectionError("half an answer") from error
+        writer.write(b"]}\n")
 
     async def _short(self, work: Awaitable[T]) -> T:
         self._busy += 1
@@ -181,7 +263,7 @@ class Server:
         if not isinstance(user, str):
             raise BadInput("'user' is not a name", subject="user")
         jobs = self.answers.listing(caller, user, bool(request.get("ended")), limit)
-        return {"jobs": [job.as_dict() for job in jobs]}
+        return {"jobs": jobs}
 
     async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
@@ -193,11 +275,13 @@ class Server:
         return {"job": self.answers.own(caller, number).as_dict()}
 
     async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        wanted = request.get("jobs")
-        if not isinstance(wanted, list) or len(wanted) > MAX_LISTED:
-            raise BadInput("'jobs' is not a list of job ids", subject="jobs")
-        jobs, left = await self.answers.wait(caller, [_job_id(item) for item in wanted], _seconds(request, "timeout", 1e9))
-        return {"timeout": True, "left": left} if left else {"jobs": [job.as_dict() for job in jobs]}
+        wanted, timeout = request.get("jobs"), _seconds(request, "timeout", 1e9)
+        if not isinstance(wanted, list) or len(wanted) > MAX_JOBS_PER_WAIT:
+            raise BadInput(f"'jobs' is not a list of up to {MAX_JOBS_PER_WAIT} job ids", subject="jobs", hint="wait for them in parts")
+        numbers = array("q", dict.fromkeys(map(_job_id, wanted)))
+        request.clear()  # a waiting client costs the daemon these numbers and no more
+        left = await self.answers.wait(caller, numbers, timeout, partial(self._turn, caller.uid))
+        return {"timeout": True, "left": left} if left else {"jobs": self.answers.all_of(caller, numbers)}
 
     async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"info": self.answers.info().as_dict()}

@@ -229,7 +229,7 @@ def cancel(options: Namespace) -> int:
         raise BadInput("which jobs?", hint="dockless cancel ID …, or --mine")
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
-        ids = options.ids or [job.id for job in queue.queue(user=queue.ping().user)]
+        ids = options.ids or [job.id for job in queue.queue(user=queue.ping().user, limit=100_000)]
         jobs = [queue.cancel(number, grace=grace) for number in ids]
     if options.json:
         print_json([job.as_dict() for job in jobs])
