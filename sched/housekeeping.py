@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dockless.errors import SchedError
 from dockless.sched import queue
+from dockless.sched.faults import describe
 
 if TYPE_CHECKING:
     from dockless.sched.engine import Engine
@@ -34,7 +35,7 @@ async def keep_house(engine: Engine) -> None:
         try:
             await one_round(engine)
         except (SchedError, OSError) as error:
-            print(f"dockless daemon: housekeeping: {error}; trying again in an hour", file=sys.stderr, flush=True)
+            print(f"dockless daemon: housekeeping: {describe(error)}; trying again in an hour", file=sys.stderr, flush=True)
         engine.ends = 0
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.many_ended.wait(), EVERY)
