@@ -84,13 +84,13 @@ def test_a_lease_that_is_refused_launches_nothing(tmp_path, launcher, capfd):
     async def play():
         async with engine(tmp_path, launcher) as running:
             other = Lease(999, 1, running.gpus.uuids, 1.0)
-            await running._write(lambda db: db.executemany(
+            await running.write(lambda db: db.executemany(
                 "INSERT INTO leases(gpu, job, attempt, since) VALUES(?,?,?,?)", [(gpu, other.job, 1, 1.0) for gpu in other.gpus]
             ))  # fmt: skip
             (number,) = await running.submit(ME, [plain(gpus="1")], None)
             await until(lambda: "cannot start" in capfd.readouterr().err)
             assert launcher.boxes == {}
-            await running._write(lambda db: db.execute("DELETE FROM leases"))
+            await running.write(lambda db: db.execute("DELETE FROM leases"))
             await until(lambda: running.entries[number].job.state is State.RUNNING)
             assert len(launcher.boxes) == 1
 

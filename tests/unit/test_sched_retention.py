@@ -153,7 +153,7 @@ def test_an_older_queue_is_taken_over(path):
     before = path.stat().st_size
     db = queue.open_queue(path)
     assert db.execute("PRAGMA user_version").fetchone()[0] == queue.VERSION and queue.queue_id(db) == "cafe"
-    assert specs(db) == 3 and len(queue.live(db)) == 52 and len(queue.ended(db, "", 100)) == 3
+    assert specs(db) == 3 and len(queue.live(db)) == 52 and len(list(queue.ended(db, "", 100))) == 3
     assert [queue.spec(db, number) for number in (4, 53, 54, 55)] == [BIG, BIG, "own", "own"]
     assert db.execute("PRAGMA auto_vacuum").fetchone()[0] == 2
     fresh = sqlite3.connect(":memory:")
