@@ -2,11 +2,14 @@
  *
  *   2026-01-31T12:00:00.123456789Z stdout F text          F: a full line, P: a part that the next record of that stream goes on with
  *
+ *   2026-01-31T12:00:00.123456789Z log D 67108912         so many bytes of output came before: at the head of a file, and after a full disk
+ *
  * Two files at most: when `log` has reached the limit it becomes `log.1`. A job that floods its log loses the oldest lines, never the disk (attack A47).
  */
 #include "launcher.h"
 
-static uint64_t written;
+static uint64_t written, total; /* bytes of this file; of output */
+static int in_line[2], torn;    /* stdout, stderr; 1: records are missing, 2: and one is short */
 
 static void open_log(void) {
     sysret fd = sys(NR_openat, SLOT_STATE, "log", O_WRONLY_ | O_CREAT_ | O_APPEND_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
@@ -31,25 +34,45 @@ static uint64_t put_time(char *to, uint64_t at, uint64_t ns) {
     return put_text(to, at, "Z ");
 }
 
+/* So many bytes of output came before what follows; readers see by it what was dropped. */
+static int mark(const char *before) {
+    char line[128];
+    uint64_t at = put_time(line, put_text(line, 0, before), now_ns(0));
+    at = put_text(line, put_number(line, put_text(line, at, "log D "), total, 1), "\n");
+    sysret n = sys(NR_write, SLOT_LOG, line, at);
+    if (n > 0) written += (uint64_t)n;
+    return n == (sysret)at;
+}
+
+/* At the end of a line of both streams, or an eighth later where there is none. */
+static void rotate(uint64_t limit) {
+    if (!limit || written <= limit || ((in_line[0] || in_line[1]) && written <= limit + limit / 8)) return;
+    sys(NR_close, SLOT_LOG);
+    sys(NR_renameat, SLOT_STATE, "log", SLOT_STATE, "log.1");
+    open_log();
+    written = 0;
+    torn = !mark("");
+}
+
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit) {
-    if (!written) open_log();
-    if (limit && written > limit) {
-        sys(NR_close, SLOT_LOG);
-        sys(NR_renameat, SLOT_STATE, "log", SLOT_STATE, "log.1");
-        open_log();
-        written = 0;
-    }
+    static int opened;
+    if (!opened) open_log();
+    opened = 1;
     char head[64];
-    uint64_t size = put_time(head, 0, now_ns(0));
-    size = put_text(head, size, stream);
+    int which = stream[3] == 'e'; /* stdErr */
     while (length) {
         uint64_t n = 0;
+        rotate(limit);
+        if (torn && mark(torn > 1 ? "\n" : "")) torn = 0; /* the disk was full; from here on there is room again */
         while (n < length && bytes[n] != '\n') n++;
         int full = n < length;
-        uint64_t prefix = put_text(head, size, full ? " F " : " P ");
+        uint64_t prefix = put_text(head, put_text(head, put_time(head, 0, now_ns(0)), stream), full ? " F " : " P ");
         struct iovec_ parts[3] = {{head, prefix}, {bytes, n}, {"\n", 1}};
-        sys(NR_writev, SLOT_LOG, parts, 3);
-        written += prefix + n + 1;
+        sysret done = torn ? 0 : sys(NR_writev, SLOT_LOG, parts, 3);
+        if (done > 0) written += (uint64_t)done;
+        if (!torn && done != (sysret)(prefix + n + 1)) torn = done > 0 ? 2 : 1;
+        in_line[which] = !full;
+        total += n + (uint64_t)full;
         bytes += n + (uint64_t)full;
         length -= n + (uint64_t)full;
     }

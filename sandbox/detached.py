@@ -27,11 +27,11 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dockless import paths
+from dockless import paths, settings
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone
 from dockless.sandbox import process, records, sandbox
@@ -385,6 +385,7 @@ def start(
     ``owner``: the host user it runs for (root only). Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s.
     """
     id = check_id(id) if id else sandbox.new_id()
+    spec = replace(spec, log_size=spec.log_size or settings.load()["logs.size"])
     image = sandbox.find_image(spec.image)
     directory = _root(state_root) / id
     made = Detached(id, directory)

@@ -92,6 +92,7 @@ class Spec:
     ``stop_signal``: asks the program to end, 0 for the image's; ``grace``: seconds between it and SIGKILL. ``gpus``: UUIDs of leased
     GPUs, never a wish. ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
     profile in the format that Docker and Podman share, ``unconfined``, or empty for dockless's own.
+    ``log_size``: how many bytes of a detached sandbox's output are kept, the newest, to an eighth; 0 for the setting ``logs.size``.
     """
 
     argv: tuple[str, ...] = ()
@@ -123,6 +124,7 @@ class Spec:
     timeout: float = 0.0
     grace: float = 0.0
     gpus: tuple[str, ...] = ()
+    log_size: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -166,6 +168,7 @@ def _check_numbers(spec: Spec) -> None:
         ("umask", spec.umask, 0, 0o777),
         ("oom_score_adj", spec.oom_score_adj, -1000, 1000),
         ("shm_size", spec.shm_size, 0, _MAX_BYTES),
+        ("log_size", spec.log_size, 0, _MAX_BYTES),
         ("root_size", spec.root_size, 0, _MAX_BYTES),
         ("timeout", spec.timeout, 0, _MAX_SECONDS),
         ("grace", spec.grace, 0, _MAX_SECONDS),

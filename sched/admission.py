@@ -53,6 +53,12 @@ class Admission:
         """The job as it will be queued. Raises what is wrong with it."""
         self._rights(caller, job)
         count, wanted = self.gpus.resolve(job.gpus)
+        if job.spec.log_size > self.config.log_size_limit:
+            raise Refused(
+                f"asks for {job.spec.log_size} bytes of output to be kept, at most {self.config.log_size_limit} are",
+                subject="log_size",
+                hint="ask for less, or write to a file; the setting is logs.size_limit",
+            )
         groups = self.callers.quota_groups(caller)
         self._quota(caller, job, count, groups)
         self._limits(job)

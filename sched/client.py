@@ -144,10 +144,26 @@ class Client:
                 time.sleep(0.1)
 
     def logs(self, job: int, *, follow: bool = False, attempt: int = 0) -> Iterator[LogLine]:
-        """What the job wrote, in order; with ``follow`` until it has ended. ``attempt`` 0: the newest."""
-        for message in self._stream("logs", job=job, follow=follow, attempt=attempt):
-            for row in message.get("lines", ()):
-                yield LogLine(str(row[0]), str(row[1]), str(row[2]), bool(row[3]))
+        """What the job wrote, in order; with ``follow`` until it has ended, also over a restart of the daemon. ``attempt`` 0: the newest.
+        A line with ``dropped`` stands for output that is not kept any more."""
+        after = 0
+        lost_since: float | None = None
+        while True:
+            try:
+                for message in self._stream("logs", job=job, follow=follow, attempt=attempt, after=after):
+                    lost_since = None
+                    attempt = int(message.get("attempt", attempt))
+                    for row in message.get("lines", ()):
+                        line = LogLine(str(row[0]), str(row[1]), str(row[2]), bool(row[3]), int(row[4]) if len(row) > 4 else 0)
+                        after += line.dropped or len(line.text.encode(errors="surrogateescape")) + (not line.partial)
+                        yield line
+                return
+            except DaemonUnavailable:
+                now = time.monotonic()
+                lost_since = lost_since or now
+                if not follow or now - lost_since > self.patience:
+                    raise
+                time.sleep(0.1)
 
     # -- the host
 

@@ -25,7 +25,6 @@ class Config:
     keep_jobs_days: float = 30.0
     keep_jobs: int = 10_000
     logs_per_user: int = 4 << 30
-    log_size: int = 128 << 20
     log_size_limit: int = 1 << 30
 
 
@@ -43,6 +42,5 @@ def load(path: Path) -> Config:
         float(found["queue.keep_days"]),
         found["queue.keep_jobs"],
         found["logs.per_user"],
-        found["logs.size"],
         found["logs.size_limit"],
     )

@@ -4,7 +4,7 @@ A running attempt's output lies in its sandbox's directory (``log``, and ``log.1
 (``job-7-1.log``). Every file is opened with O_NOFOLLOW below a directory opened with O_NOFOLLOW, and must be a plain file with one name: a
 symlink or a hard link that a user put there leads nowhere (attack A55).
 
-Each line is ``<RFC 3339 with nanoseconds> stdout|stderr F|P text``, the format of Kubernetes' CRI.
+What a file says is read by ``dockless.sandbox.logfile``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,10 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-Row = tuple[str, str, str, bool]
+from dockless.sandbox.logfile import Log, Row
 
-_CHUNK = 1 << 16
 _IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF = 0x2, 0x80, 0x100, 0x200, 0x400
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-
-
-def parse(line: bytes) -> Row:
-    """(time, stream, text, partial). A line that is not of the format is passed on as it is."""
-    at, _, rest = line.partition(b" ")
-    stream, _, rest = rest.partition(b" ")
-    tag, _, text = rest.partition(b" ")
-    if stream not in (b"stdout", b"stderr") or tag not in (b"F", b"P"):
-        return "", "stdout", line.decode(errors="surrogateescape"), False
-    return at.decode("ascii", "replace"), stream.decode(), text.decode(errors="surrogateescape"), tag == b"P"
 
 
 def open_log(directory: Path, name: str) -> int | None:
@@ -53,77 +42,32 @@ def open_log(directory: Path, name: str) -> int | None:
     return fd
 
 
-class Tail:
-    """Complete lines from a file that may still grow."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.inode = os.fstat(fd).st_ino
-        self._rest = b""
-
-    def read(self) -> list[Row]:
-        """The lines that are complete by now, at most a chunk of them; empty at the end of what there is."""
-        rows: list[Row] = []
-        while not rows:
-            data = os.read(self.fd, _CHUNK)
-            if not data:
-                break
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            rows = [parse(line) for line in lines]
-        return rows
-
-    def close(self) -> None:
-        os.close(self.fd)
+async def ended(base: Path, after: int = 0) -> AsyncIterator[list[Row]]:
+    """The kept output of an ended attempt. ``base``: as given to ``attempts.keep_log``; ``after``: bytes of output not to repeat."""
+    log = Log(lambda name: open_log(base.parent, f"{base.name}.{name}"), after)
+    try:
+        while rows := log.read():
+            yield rows
+    finally:
+        log.close()
 
 
-async def ended(base: Path) -> AsyncIterator[list[Row]]:
-    """The kept output of an ended attempt. ``base``: as given to ``attempts.keep_log``."""
-    for suffix in (".log.1", ".log"):
-        fd = open_log(base.parent, base.name + suffix)
-        if fd is None:
-            continue
-        tail = Tail(fd)
-        try:
-            while rows := tail.read():
-                yield rows
-        finally:
-            tail.close()
-
-
-async def running(directory: Path, base: Path, done: asyncio.Future[None] | None) -> AsyncIterator[list[Row]]:
+async def running(directory: Path, base: Path, done: asyncio.Future[None] | None, after: int = 0) -> AsyncIterator[list[Row]]:
     """The output of a live attempt. ``done``: follow until it is resolved, and read what is left then; None: only what there is now.
     ``base``: where its files go when it has ended, which may happen between any two steps here."""
     watch = Watch(directory) if done is not None else None
-    tail: Tail | None = None
-    rotated: int | None = None  # inode of the rotated file that was read already
+    log = Log(lambda name: _either(directory, base, name), after)
     try:
         while True:
             over = done is None or done.done()
-            if tail is None:
-                fd = _either(directory, base, "log.1") if rotated is None else None
-                fd = _either(directory, base, "log") if fd is None else fd
-                tail = Tail(fd) if fd is not None else None
-            if tail is not None:
-                while rows := tail.read():
-                    yield rows
-                now = _either(directory, base, "log")
-                if now is not None:
-                    newer = os.fstat(now).st_ino != tail.inode
-                    os.close(now)
-                    if newer:
-                        while rows := tail.read():  # what came between the last read and the rotation
-                            yield rows
-                        rotated = tail.inode
-                        tail.close()
-                        tail = None
-                        continue
+            while rows := log.read():
+                yield rows
             if over:
                 return
             if watch is not None and done is not None:
                 await watch.wait(done)
     finally:
-        if tail is not None:
-            tail.close()
+        log.close()
         if watch is not None:
             watch.close()
 

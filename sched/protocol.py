@@ -28,12 +28,13 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 class LogLine:
     """One line of a job's output. ``at``: RFC 3339 with nanoseconds; ``stream``: ``stdout`` or ``stderr``; ``text`` without its
     newline, bytes that are not UTF-8 as surrogates (``text.encode(errors="surrogateescape")`` gives them back); ``partial``: no
-    newline was written."""
+    newline was written. ``dropped``: so many bytes of output are missing here, and there is no text."""
 
     at: str
     stream: str
     text: str
     partial: bool = False
+    dropped: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,13 +13,14 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
+from dockless.sandbox.logfile import Row
 from dockless.sched import logs
 from dockless.sched.answers import Answers
 from dockless.sched.callers import Caller
@@ -298,10 +299,14 @@ class Server:
         job = self.answers.own(caller, number)
         attempt = _integer(request, "attempt", 0, 1_000_000) or job.attempt
 
-        async def send(rows: Any) -> None:
+        after = _integer(request, "after", 0, 1 << 62) or 0
+
+        async def send(current: int, rows: AsyncIterator[list[Row]]) -> None:
             async for part in rows:
-                writer.write(encode({"ok": True, "lines": part}))
+                lines = [(r.at, r.stream, r.text.decode(errors="surrogateescape"), r.partial, r.dropped) for r in part]
+                writer.write(encode({"ok": True, "attempt": current, "lines": lines}))
                 await writer.drain()
+                await self._turn(caller.uid)
 
         async def stream() -> None:
             entry = self.engine.entries.get(number)
@@ -311,9 +316,9 @@ class Server:
             current = attempt or (entry.job.attempt if entry is not None else self.answers.own(caller, number).attempt)
             if entry is not None and entry.handle is not None and current == entry.job.attempt:
                 over = self.answers.gone(entry) if follow else None
-                await send(logs.running(entry.handle.directory, self.engine.log_base(number, current), over))
+                await send(current, logs.running(entry.handle.directory, self.engine.log_base(number, current), over, after))
             else:
-                await send(logs.ended(self.engine.log_base(number, current)))
+                await send(current, logs.ended(self.engine.log_base(number, current), after))
 
         await _unless_gone(reader, stream())
         writer.write(encode({"ok": True, "end": True}))

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     mounts: Iterable[str | Mount]
     tmpfs: Iterable[str]
     shm_size: Size
+    log_size: Size
     network: Network
     namespaces: Namespaces | Mapping[str, str]
     time_offset: int

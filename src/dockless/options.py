@@ -28,7 +28,7 @@ _AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_o
 KEYWORDS = frozenset(
     """
     best_effort cap_add cap_drop cpu_affinity cpu_burst cpu_weight cpus cpuset dmem entrypoint env gpus grace group_add hostname
-    hugetlb io io io_weight limits memory memory_high memory_low memory_min mems mounts mounts namespaces network oom_group
+    hugetlb io io io_weight limits log_size memory memory_high memory_low memory_min mems mounts mounts namespaces network oom_group
     oom_score_adj pids profile pull root root_size seccomp shm_size stop_signal swap time_offset timeout timeout tmpfs ulimits umask user
     workdir
     """.split()
@@ -74,6 +74,7 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
             *map(parse_tmpfs, options.get("tmpfs", ())),
         ),
         shm_size=_size(options, "shm_size"),
+        log_size=_size(options, "log_size"),
         namespaces=_namespaces(options.get("namespaces")),
         limits=_limits(options),
         cap_add=_capabilities(options.get("cap_add", ())),

@@ -12,6 +12,7 @@ import pytest
 
 from dockless import errors
 from dockless.errors import NotPermitted
+from dockless.sandbox.logfile import Row, parse
 from dockless.sched import config, logs
 from dockless.sched.callers import Callers
 
@@ -43,9 +44,9 @@ def test_the_overflow_id_is_nobody_in_particular():
 
 
 def test_log_lines():
-    assert logs.parse(b"2026-01-01T00:00:00.5Z stdout F hello world") == ("2026-01-01T00:00:00.5Z", "stdout", "hello world", False)
-    assert logs.parse(b"t stderr P ") == ("t", "stderr", "", True)
-    assert logs.parse(b"\xff odd")[2] == "\udcff odd"
+    assert parse(b"2026-01-01T00:00:00.5Z stdout F hello world") == Row("2026-01-01T00:00:00.5Z", "stdout", b"hello world", False)
+    assert parse(b"t stderr P ") == Row("t", "stderr", b"", True)
+    assert parse(b"\xff odd").text == b"\xff odd"
 
 
 @pytest.mark.parametrize("bait", ["symlink", "hardlink", "fifo", "directory", "parent"])
@@ -82,7 +83,7 @@ def test_following_over_a_rotation_and_the_end(tmp_path):
 
         async def read() -> None:
             async for rows in logs.running(place, kept, done):
-                got.extend(row[2] for row in rows)
+                got.extend(row.text.decode() for row in rows)
                 fresh.set()
 
         async def until(text: str) -> None:

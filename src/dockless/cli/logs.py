@@ -13,11 +13,11 @@ from dockless.cli.boxes import find
 from dockless.cli.output import err, json_text, out
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import SandboxGone
+from dockless.sandbox.logfile import Log, Row
 
 if TYPE_CHECKING:
     from dockless.sandbox.detached import Detached
 
-Line = tuple[str, str, bytes, bool]
 _POLL = 0.1
 
 
@@ -35,9 +35,14 @@ def logs(options: Namespace) -> int:
     else:
         box = find(options.id)
         lines, theirs = _box(box, options.follow), os.geteuid() == 0 and "queue" in box.labels
-    for at, stream, text, partial in lines:
+    for row in lines:
+        at, stream, text, partial = row.at, row.stream, row.text, row.partial
         if options.json:
-            out(json_text({"at": at, "stream": stream, "text": text.decode(errors="surrogateescape"), "partial": partial}))
+            shown = {"at": at, "stream": stream, "text": text.decode(errors="surrogateescape"), "partial": partial}
+            out(json_text({**shown, "dropped": row.dropped}))
+            continue
+        if row.dropped:
+            err(f"dockless: {row.dropped} bytes of output before this line were dropped (how much is kept: --log-size, logs.size)")
             continue
         target = sys.stderr if stream == "stderr" else sys.stdout
         if target is None:
@@ -58,51 +63,34 @@ def _foreign(number: int) -> bool:
         return queue.job(number).uid != os.geteuid()
 
 
-def _job(options: Namespace) -> Iterator[Line]:
+def _job(options: Namespace) -> Iterator[Row]:
     from dockless.sched import connect
 
     with connect() as queue:
         for line in queue.logs(int(options.id), follow=options.follow, attempt=options.attempt):
-            yield line.at, line.stream, line.text.encode(errors="surrogateescape"), line.partial
+            yield Row(line.at, line.stream, line.text.encode(errors="surrogateescape"), line.partial, line.dropped)
 
 
-def _box(box: Detached, follow: bool) -> Iterator[Line]:
-    """Read the log files as the keeper writes them; it renames ``log`` to ``log.1`` when it grows too large."""
+def _box(box: Detached, follow: bool) -> Iterator[Row]:
     alive = -1
     if follow:
         try:
             alive = box.pidfd()
         except SandboxGone:
             follow = False
+    log = Log(lambda name: _open(box.directory / name))
     try:
-        older, newer = box.directory / "log.1", box.directory / "log"
-        reading: int | None = None
-        rest = b""
-        first = True
         while True:
             over = not follow or bool(select.select([alive], [], [], 0)[0])
-            if reading is None:
-                reading = _open(older) if first else None
-                reading = _open(newer) if reading is None else reading
-                first = False
-            if reading is not None:
-                while chunk := os.read(reading, 1 << 16):
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    yield from map(_parse, lines)
-                if _replaced(reading, newer):
-                    while chunk := os.read(reading, 1 << 16):  # written between our last read and the rename
-                        *lines, rest = (rest + chunk).split(b"\n")
-                        yield from map(_parse, lines)
-                    os.close(reading)
-                    reading = None
-                    continue
+            while rows := log.read():
+                yield from rows
             if over:
                 return
             select.select([alive], [], [], _POLL)
     finally:
-        for fd in (alive, reading if reading is not None else -1):
-            if fd >= 0:
-                os.close(fd)
+        log.close()
+        if alive >= 0:
+            os.close(alive)
 
 
 def _open(path: Path) -> int | None:
@@ -110,20 +98,3 @@ def _open(path: Path) -> int | None:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-
-
-def _replaced(fd: int, path: Path) -> bool:
-    try:
-        return os.fstat(fd).st_ino != os.stat(path, follow_symlinks=False).st_ino
-    except FileNotFoundError:
-        return False
-
-
-def _parse(line: bytes) -> Line:
-    """``<time> stdout|stderr F|P text``, the format of Kubernetes' CRI."""
-    at, _, rest = line.partition(b" ")
-    stream, _, rest = rest.partition(b" ")
-    tag, _, text = rest.partition(b" ")
-    if tag not in (b"F", b"P"):
-        return "", "stdout", line, False
-    return at.decode(errors="replace"), stream.decode(errors="replace"), text, tag == b"P"

@@ -13,7 +13,7 @@ from dockless.pulling import POLICIES, present
 _SAME_NAME = (
     "workdir", "user", "entrypoint", "hostname", "umask", "oom_score_adj", "cpu_affinity", "timeout", "grace", "stop_signal", "root",
     "root_size", "shm_size", "memory", "memory_high", "memory_low", "memory_min", "cpus", "cpu_weight", "cpu_burst", "io_weight", "hugetlb",
-    "profile", "network", "time_offset", "gpus",
+    "profile", "network", "time_offset", "gpus", "log_size",
 )  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def sandbox_options(parser: Parser) -> None:
     job.add_argument("--cpu-affinity", metavar="LIST", help="processors to run on, without a limit: 0-3,8")
     job.add_argument("--timeout", metavar="TIME", help="kill everything inside after that: 90s, 1h30m (exit code 124)")
     job.add_argument("--grace", metavar="TIME", help="between the stop signal and the kill (default: none)")
+    job.add_argument("--log-size", metavar="SIZE", help="how much output of a job, or of run -d, is kept, the newest (default: 128M)")
     job.add_argument("--stop-signal", metavar="SIGNAL", help="instead of the image's, or TERM")
 
     files = parser.add_argument_group("files")

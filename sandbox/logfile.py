@@ -1,0 +1,102 @@
+"""The output of a detached sandbox as its keeper wrote it: two files at most, ``log.1`` and ``log``; native/log.c.
+
+Each record is a line, ``<RFC 3339 with nanoseconds> stdout|stderr F|P text``, the format of Kubernetes' CRI. A record ``<time> log D N``
+says that N bytes of output came before it: where fewer were read, the rest was dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``partial``: no newline was written. ``dropped``: so many bytes of output are missing here; such a row has no text."""
+
+    at: str
+    stream: str
+    text: bytes
+    partial: bool = False
+    dropped: int = 0
+
+
+def parse(line: bytes) -> Row:
+    """A record. A line that is none is passed on as it is."""
+    at, _, rest = line.partition(b" ")
+    stream, _, rest = rest.partition(b" ")
+    tag, _, text = rest.partition(b" ")
+    if stream not in (b"stdout", b"stderr") or tag not in (b"F", b"P"):
+        return Row("", "stdout", line)
+    return Row(at.decode("ascii", "replace"), stream.decode(), text, tag == b"P")
+
+
+class Log:
+    """Reads both files in order while they grow and are replaced. ``part``: opens ``log.1`` or ``log``, None where it is not there.
+    ``after``: bytes of output that the reader has already. ``position``: bytes of output so far, those that were dropped included."""
+
+    def __init__(self, part: Callable[[str], int | None], after: int = 0) -> None:
+        self._part = part
+        self._after = after
+        self._fd = -1
+        self._rest = b""
+        self.position = 0
+
+    def read(self) -> list[Row]:
+        """The rows that are complete by now, about a chunk of them; none at the end of what there is."""
+        while True:
+            if self._fd < 0:
+                fd = self._part("log.1")
+                fd = self._part("log") if fd is None else fd
+                if fd is None:
+                    return []
+                self._fd = fd
+            while data := os.read(self._fd, _CHUNK):
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if rows := [row for line in lines for row in self._rows(line)]:
+                    return rows
+            following = self._following()
+            if following is None:
+                return []
+            if data := os.read(self._fd, _CHUNK):  # written between our last read and the rename
+                os.close(following)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if rows := [row for line in lines for row in self._rows(line)]:
+                    return rows
+                continue
+            os.close(self._fd)
+            self._fd, self._rest = following, b""
+
+    def _following(self) -> int | None:
+        """The file after ours, None while ours is the newest. After two renames that is ``log.1``."""
+        newest = self._part("log")
+        if newest is None or os.path.sameopenfile(newest, self._fd):
+            if newest is not None:
+                os.close(newest)
+            return None
+        older = self._part("log.1")
+        if older is None or os.path.sameopenfile(older, self._fd):
+            if older is not None:
+                os.close(older)
+            return newest
+        os.close(newest)
+        return older
+
+    def _rows(self, line: bytes) -> list[Row]:
+        words = line.split(b" ", 3)
+        before = max(self.position, self._after)
+        if len(words) == 4 and words[1:3] == [b"log", b"D"] and words[3].isdigit():
+            self.position = max(self.position, int(words[3]))
+            gap = self.position - before
+            return [Row(words[0].decode("ascii", "replace"), "", b"", dropped=gap)] if gap > 0 else []
+        row = parse(line)
+        self.position += len(row.text) + (not row.partial)
+        return [row] if self.position > self._after else []
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

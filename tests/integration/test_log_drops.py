@@ -1,0 +1,174 @@
+"""Output that is not kept any more is counted and said; a follower goes on over a restart of the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+from support.scheduling import DaemonProcess
+
+from dockless.cli import main
+from dockless.errors import BadInput, Refused
+from dockless.sandbox import detached
+from dockless.sandbox.logfile import Log, Row
+from dockless.sandbox.spec import Bind, Spec
+from dockless.sched import Client, JobSpec
+
+pytestmark = requires("userns")
+
+LINES = 20_000
+COUNT = ("/bin/sh", "-c", f"seq 1 {LINES}; echo the end")
+EVERYTHING = "".join(f"{i}\n" for i in range(1, LINES + 1)) + "the end\n"
+
+
+def parts_of(directory: Path):
+    def part(name: str) -> int | None:
+        try:
+            return os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+
+    return part
+
+
+def rows_of(directory: Path, after: int = 0) -> list[Row]:
+    log = Log(parts_of(directory), after)
+    found: list[Row] = []
+    while rows := log.read():
+        found += rows
+    log.close()
+    return found
+
+
+def size(row: Row) -> int:
+    return row.dropped or len(row.text) + (not row.partial)
+
+
+@pytest.mark.parametrize("kept", [20_000, 60_000])
+def test_every_byte_is_there_or_counted(kept: int):
+    box = detached.start(Spec(argv=COUNT, log_size=kept))
+    try:
+        box.wait(60)
+        rows = rows_of(box.directory)
+        assert rows[0].dropped > 0 and not any(row.dropped for row in rows[1:])
+        assert sum(map(size, rows)) == len(EVERYTHING)
+        assert rows[1].text.isdigit() and rows[-1].text == b"the end"
+        numbers = [int(row.text) for row in rows[1:-1]]
+        assert numbers == list(range(numbers[0], LINES + 1))  # it begins with a whole line
+        assert rows[0].dropped == len("".join(f"{i}\n" for i in range(1, numbers[0])))
+        assert sum(path.stat().st_size for path in box.log_paths) < kept * 1.2
+        half = sum(map(size, rows[: len(rows) // 2]))
+        assert rows_of(box.directory, half) == rows[len(rows) // 2 :]
+    finally:
+        box.remove()
+
+
+def test_the_setting_and_what_is_below_it(home: Path):
+    (home / "dockless.toml").write_text('[logs]\nsize = "20K"\n')
+    box = detached.start(Spec(argv=COUNT))
+    try:
+        box.wait(60)
+        assert rows_of(box.directory)[0].dropped > 0
+        assert sum(path.stat().st_size for path in box.log_paths) < 30_000
+    finally:
+        box.remove()
+
+
+def test_nothing_is_said_where_nothing_was_dropped():
+    box = detached.start(Spec(argv=COUNT))
+    try:
+        box.wait(60)
+        rows = rows_of(box.directory)
+        assert not any(row.dropped for row in rows) and sum(map(size, rows)) == len(EVERYTHING)
+    finally:
+        box.remove()
+
+
+def write(path: Path, *lines: str) -> None:
+    path.write_bytes("".join(f"t {line}\n" for line in lines).encode())
+
+
+def test_a_reader_that_is_two_renames_behind(tmp_path: Path):
+    log = Log(parts_of(tmp_path))
+    write(tmp_path / "log", "stdout F a")
+    assert [row.text for row in log.read()] == [b"a"]
+    os.rename(tmp_path / "log", tmp_path / "log.1")
+    write(tmp_path / "log", "log D 2", "stdout F b")
+    os.rename(tmp_path / "log", tmp_path / "log.1")
+    write(tmp_path / "log", "log D 4", "stdout F c")
+    assert [row.text for row in log.read() + log.read()] == [b"b", b"c"]
+    for text in ("d", "e"):  # one more, and what was between is gone
+        os.rename(tmp_path / "log", tmp_path / "log.1")
+        write(tmp_path / "log", f"log D {6 if text == 'd' else 10}", f"stdout F {text}")
+    os.rename(tmp_path / "log", tmp_path / "log.1")
+    write(tmp_path / "log", "log D 12", "stdout F f")
+    assert [(row.text, row.dropped) for row in log.read() + log.read()] == [(b"", 4), (b"e", 0), (b"f", 0)]
+    log.close()
+
+
+def test_on_the_command_line(capfd):
+    box = detached.start(Spec(argv=COUNT, log_size=20_000))
+    try:
+        box.wait(60)
+        assert main(["logs", box.id]) == 0
+        said = capfd.readouterr()
+        first = int(said.out.split()[0])
+        dropped = len("".join(f"{i}\n" for i in range(1, first)))
+        assert said.err.startswith(f"dockless: {dropped} bytes of output") and said.out.endswith("the end\n")
+        assert main(["logs", "--json", box.id]) == 0
+        assert json.loads(capfd.readouterr().out.splitlines()[0])["dropped"] == dropped
+    finally:
+        box.remove()
+
+
+def test_a_job_and_the_most_it_may_ask_for(home: Path):
+    daemon = DaemonProcess(home, settings='[logs]\nsize_limit = "1M"\n').start()
+    try:
+        with daemon.client() as queue:
+            number = queue.submit(JobSpec(Spec(argv=COUNT, log_size=20_000)))
+            queue.wait(number, timeout=60)
+            lines = list(queue.logs(number))
+            assert lines[0].dropped > 0 and lines[0].text == "" and lines[-1].text == "the end"
+            with pytest.raises(Refused, match="1048576"):
+                queue.submit(JobSpec(Spec(argv=COUNT, log_size=2 << 20)))
+            with pytest.raises(BadInput):
+                Spec(log_size=-1)
+    finally:
+        daemon.stop()
+
+
+@pytest.mark.parametrize("how", ["stop", "kill9"])
+def test_following_over_a_restart(home: Path, tmp_path: Path, how: str):
+    daemon = DaemonProcess(home).start()
+    place = tmp_path / "go"
+    place.mkdir()
+    place.chmod(0o777)
+    script = "for i in 1 2 3; do echo line $i; while [ ! -e /go/$i ]; do sleep 0.02; done; done; echo done"
+    with daemon.client() as queue:
+        assert queue.submit(JobSpec(Spec(argv=("/bin/sh", "-c", script), mounts=(Bind(str(place), "/go"),)))) == 1
+    seen: list[str] = []
+
+    def read() -> None:
+        with Client(daemon.socket) as queue:
+            for line in queue.logs(1, follow=True):
+                seen.append(line.text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(lambda: seen == ["line 1"], "the first line came")
+    getattr(daemon, how)()
+    (place / "1").touch()
+    daemon.start()
+    until(lambda: seen == ["line 1", "line 2"], "the second line came, and the first not again")
+    (place / "2").touch()
+    getattr(daemon, how)()
+    (place / "3").touch()
+    daemon.start()
+    reader.join(60)
+    assert seen == ["line 1", "line 2", "line 3", "done"]
+    daemon.stop()
