@@ -69,7 +69,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         devices=(*STANDARD_DEVICES, *gpu_nodes),
         has_cgroup=has_cgroup,
         stop_signal=stop_signal(spec, image),
-        log_limit=max(spec.log_size // 2, 4096),  # of each of two files
+        log_limit=max(spec.log_size * 4 // 9, 4096),  # of each of two files; one may grow by an eighth more
     )
 
 
