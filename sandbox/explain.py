@@ -1,19 +1,24 @@
 """A plan for people: each operation in plain words, with the shell command that does the same and, if it was measured, what it took.
 
-The commands are for reading and trying by hand; ``$slot`` stands for a mount or file that an earlier line made. ``--explain`` prints
-these rows.
+A ``$name`` is a place where an earlier line mounted something: a shell has no mounts that are attached nowhere. ``below``, ``target``,
+``flags``, ``hide``, ``idmap`` and ``erofs`` are small functions of the script that ``sandbox.script`` makes of these commands; commands
+that run another one (``unshare``, ``setpriv``, …) run the rest of the script there. What a shell cannot say begins with ``UNSAYABLE``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dockless.sandbox.builder import IDMAP, NEW_NS, NODEV, NOEXEC, NOSUID, RDONLY
-from dockless.sandbox.plan import Op, Plan
+from dockless.sandbox.builder import IDMAP, NEW_NS, NODEV, NOEXEC, NOSUID, RDONLY, RECURSIVE
+from dockless.sandbox.plan import DIRECTORY, Op, Plan
 from dockless.sandbox.spec import RLIMITS
+
+UNSAYABLE = "# not sayable in shell: "
+NOTHING = "# nothing to do in shell: "
 
 _RLIMIT_NAMES = {number: name for name, number in RLIMITS.items()}
 _FLAGS = ((RDONLY, "ro"), (NOSUID, "nosuid"), (NODEV, "nodev"), (NOEXEC, "noexec"))
@@ -21,7 +26,7 @@ _UNSHARE = {
     "mount": "--mount",
     "uts": "--uts",
     "ipc": "--ipc",
-    "pid": "--pid --fork",
+    "pid": "--pid",
     "net": "--net",
     "user": "--user",
     "cgroup": "--cgroup",
@@ -53,6 +58,7 @@ class _Said:
     blob_b: bytes
     c: int
     x: int
+    actor: str
 
 
 def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Row]:
@@ -64,7 +70,7 @@ def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Row]
         if index < len(times) and times[index]:
             seconds = (times[index] - before) / 1e9
             before = times[index]
-        result.append(Row(index, actor, op.name, words(op, plan), shell(op, plan), seconds))
+        result.append(Row(index, actor, op.name, words(op, plan), shell(op, plan, actor), seconds))
         actor = {"CLONE": "init", "SPAWN": "job"}.get(op.name, actor)
     return result
 
@@ -73,8 +79,25 @@ def _label(plan: Plan, slot: int) -> str:
     return plan.slots.get(slot, f"slot {slot}")
 
 
+def name_of(plan: Plan, slot: int) -> str:
+    """The shell variable of a slot: its label, with its number where another one is labelled so."""
+    name = _identifier(_label(plan, slot))
+    same = [other for other, label in plan.slots.items() if _identifier(label) == name]
+    return name if same in ([], [slot]) else f"{name}_{slot}"
+
+
+def _identifier(label: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9]", "_", label).strip("_")
+
+
 def _variable(plan: Plan, slot: int) -> str:
-    return "$" + "".join(c if c.isalnum() else "_" for c in _label(plan, slot)).strip("_")
+    return "$" + name_of(plan, slot)
+
+
+def _through_slots(text: str, plan: Plan) -> str:
+    """A text for the shell in which /proc/self/fd/N is the place of slot N."""
+    parts = re.split(r"/proc/self/fd/(\d+)", text)
+    return "".join(_variable(plan, int(part)) if index % 2 else shlex.quote(part) if part else "" for index, part in enumerate(parts))
 
 
 def _kinds(flags: int) -> list[str]:
@@ -93,47 +116,60 @@ def _text(value: str | bytes | int) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _quoted(value: str | bytes | int) -> str:
-    text = _text(value)
-    return shlex.quote(text if len(text) <= 60 else text[:57] + "...")
-
-
 def _attributes(op: _Said, plan: Plan) -> tuple[str, str]:
     name = _label(plan, op.slot_in) if op.slot_in >= 0 else op.a
-    where = _variable(plan, op.slot_in) if op.slot_in >= 0 else op.a
+    where = _variable(plan, op.slot_in) if op.slot_in >= 0 else shlex.quote(op.a)
     if op.b != "0":
         return f"make every mount below {name} private: nothing mounted here shows outside", f"mount --make-rprivate {where}"
+    said, done = [], []
+    if options := _options(op.x):
+        said.append(f"make {name} {options}")
+        done.append(f"flags {options} {where}{' -R' if op.c & RECURSIVE else ''}")
     if op.x & IDMAP:
-        return (
-            f"shift the owners of {name} by the id map of the user namespace",
-            f"mount -o bind,X-mount.idmap=/proc/$holder/ns/user {where} {where}",
-        )
-    return f"make {name} {_options(op.x)}", f"mount -o remount,bind,{_options(op.x)} {where}"
+        said.append(f"shift the owners of {name} by the id map of the {_label(plan, op.slot_out)}")
+        done.append(f"idmap {_variable(plan, op.slot_out)} {where}")
+    return ", ".join(said), "; ".join(done)
 
 
 def _move(op: _Said, plan: Plan) -> tuple[str, str]:
-    what = _label(plan, op.slot_in)
+    what, tree = _label(plan, op.slot_in), _variable(plan, op.slot_in)
     if op.slot_out < 0:
-        return f"mount {what} at {op.a}", f"mount --move {_variable(plan, op.slot_in)} {op.a}"
-    where = op.a or "/"
-    return (
-        f"mount {what} at {where} of {_label(plan, op.slot_out)}",
-        f"mount --move {_variable(plan, op.slot_in)} {_variable(plan, op.slot_out)}/{where.lstrip('/')}",
-    )
+        if op.a == "/":
+            return f"mount {what} at {op.a}", f"{NOTHING}it is mounted at {tree}, where the following goes"
+        return f"mount {what} at {op.a}", f"mount --rbind {tree} {shlex.quote(op.a)}"
+    where = _below(op, plan, op.slot_out)
+    carries = any(other.name == "MOVE_MOUNT" and other.slot_out == op.slot_in for other in plan.ops)
+    from_now_on = f"; {tree[1:]}={where}" if carries else ""  # what is mounted on it must show there
+    return f"mount {what} at {op.a or '/'} of {_label(plan, op.slot_out)}", f"mount --rbind {tree} {where}{from_now_on}"
 
 
 def _set_ids(op: _Said, plan: Plan) -> tuple[str, str]:
     uid, gid = _ids(op)
     raw = op.blob_b
-    groups = [str(int.from_bytes(raw[i : i + 4], "little")) for i in range(0, len(raw), 4)]
-    keep = "leave the groups, " if op.a != "0" else f"set the supplementary groups to {','.join(groups) or 'none'}, "
-    clear = "--keep-groups" if op.a != "0" else (f"--groups {','.join(groups)}" if groups else "--clear-groups")
-    return f"{keep}become user {uid}, group {gid}", f"setpriv --reuid {uid} --regid {gid} {clear}"
+    groups = ",".join(str(int.from_bytes(raw[i : i + 4], "little")) for i in range(0, len(raw), 4))
+    first = "leave the groups" if op.a != "0" else f"set the supplementary groups to {groups or 'none'}"
+    said = f"{first}, become user {uid}, group {gid}"
+    if op.actor == "job":
+        return said, f"{'' if op.a != '0' else f'--groups={groups} '}--gid={gid} --uid={uid}"
+    clear = "--keep-groups" if op.a != "0" else (f"--groups {groups}" if groups else "--clear-groups")
+    return said, f"setpriv --reuid {uid} --regid {gid} {clear}"
 
 
-def _below(op: _Said, plan: Plan) -> str:
-    path = op.a
-    return path if op.slot_in < 0 else f"{_variable(plan, op.slot_in)}/{path.lstrip('/')}"
+def _below(op: _Said, plan: Plan, slot: int) -> str:
+    """A path of the host, or below a slot: one that begins with ``/`` may lead through links of an image."""
+    if slot < 0:
+        return shlex.quote(op.a)
+    if not op.a:
+        return _variable(plan, slot)
+    if op.a.startswith("/"):
+        return f'"$(below {_variable(plan, slot)} {shlex.quote(op.a)})"'
+    return f"{_variable(plan, slot)}/{shlex.quote(op.a)}"
+
+
+def _inside(op: _Said, plan: Plan) -> str:
+    """A path of the new root."""
+    root = next((_variable(plan, other.slot_in) for other in plan.ops if other.name == "PIVOT"), "")
+    return root + shlex.quote(op.a)
 
 
 def _in(op: _Said, plan: Plan) -> str:
@@ -147,42 +183,113 @@ def _caps(mask: int) -> str:
 
 
 def _bounding(op: _Said, plan: Plan) -> tuple[str, str]:
-    kept = _caps(op.x)
-    plus = "".join(f",+{name}" for name in kept.split(",")) if kept != "none" else ""
-    return f"drop every capability from the bounding set but: {kept}", f"setpriv --bounding-set -all{plus}"
+    dropped = ",".join(str(number) for number in range(41) if not op.x >> number & 1)
+    return (
+        f"drop every capability from the bounding set but: {_caps(op.x)}",
+        f"--drop={dropped}" if dropped else f"{NOTHING}none is dropped",
+    )
 
 
 def _open_tree(op: _Said, plan: Plan) -> tuple[str, str]:
-    source = op.a or _label(plan, op.slot_in)
+    clone = _variable(plan, op.slot_out)
     if (layer := plan.held.get(op.slot_in)) is not None:
-        held, clone = (_variable(plan, slot) for slot in (op.slot_in, op.slot_out))
         return (
-            f"clone {source}: the tree of the index {layer.path}, its files' data in the tar {layer.tar}; nothing was unpacked. Mounted "
-            "once per process, so that all its sandboxes share what was read",
-            f"mountpoint -q {held} || mount -t erofs -o ro,nodev,device={layer.tar} {layer.path} {held}; mount --bind {held} {clone}",
+            f"clone {op.a or _label(plan, op.slot_in)}: the tree of the index {layer.path}, its files' data in the tar {layer.tar}; "
+            "nothing was unpacked. Mounted once per process, so that all its sandboxes share what was read",
+            f"mkdir {clone}; erofs {shlex.quote(str(layer.path))} {shlex.quote(str(layer.tar))} {clone}",
         )
+    source = _below(op, plan, op.slot_in)
     return (
-        f"take a clone of {source}, mounted nowhere yet",
-        f"mount --{'r' if op.x & 0x8000 else ''}bind {source} {_variable(plan, op.slot_out)}",
+        f"take a clone of {op.a or _label(plan, op.slot_in)}, mounted nowhere yet",
+        f"target {source} {clone}; mount --{'r' if op.x & RECURSIVE else ''}bind {source} {clone}",
     )
+
+
+def _string(op: _Said, plan: Plan) -> tuple[str, str]:
+    erofs = _label(plan, op.slot_in) == "erofs context"
+    value = _through_slots(op.b, plan)
+    if op.a == "source" or (erofs and op.a == "device"):
+        return f"set its {op.a} to {op.b}", f"{op.a}={value}"
+    return f"set its {op.a} to {op.b}", f"options=$options,{op.a}={value}"
+
+
+def _fsmount(op: _Said, plan: Plan) -> tuple[str, str]:
+    place = _variable(plan, op.slot_out)
+    said = f"make it a mount, attached nowhere yet ({_label(plan, op.slot_out)})"
+    if _label(plan, op.slot_in) == "erofs context":
+        return said, f"mkdir {place}; erofs $source $device {place}"
+    flags = f"; flags {_options(op.x)} {place}" if op.x else ""
+    return said, f"mkdir {place}; mount -t $fs -o $options $source {place}{flags}"
+
+
+def _open(op: _Said, plan: Plan) -> tuple[str, str]:
+    place = _variable(plan, op.slot_out)
+    return f"open {_in(op, plan)}", f"mkdir {place}" if op.a == DIRECTORY else f"ln -s {_below(op, plan, op.slot_in)} {place}"
+
+
+def _mkdir(op: _Said, plan: Plan) -> tuple[str, str]:
+    path = _below(op, plan, op.slot_in)
+    held = f"; ln -s {path} {_variable(plan, op.slot_out)}" if op.slot_out >= 0 else ""
+    return f"make the directory {_in(op, plan)}", f"mkdir -p -m {op.x:o} {path}{held}"
+
+
+def _write(op: _Said, plan: Plan) -> tuple[str, str]:
+    said = f"write {op.b.strip()!r} to {_in(op, plan)}" if len(op.b) < 80 else f"write {_in(op, plan)}"
+    if op.a == "/proc/self/timens_offsets":  # the words of the unshare before it
+        return said, " ".join(f"--{clock} {seconds}" for clock, seconds, _ in map(str.split, op.b.splitlines()))
+    text = op.b.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+    return said, f"printf %b {shlex.quote(text)} > {_below(op, plan, op.slot_in)}"
+
+
+def _null_streams(op: _Said, plan: Plan) -> tuple[str, str]:
+    null = _below(op, plan, op.slot_in)
+    each = (f"[ ! /dev/fd/{fd} -ef /dev/null ] || exec {fd}{'<' if fd == 0 else '>'} {null}" for fd in range(3))
+    return "replace standard streams that are the host's /dev/null by the sandbox's", "; ".join(each)
+
+
+def _setns(op: _Said, plan: Plan) -> tuple[str, str]:
+    kinds = "/".join(_kinds(op.x))
+    keep = any(other.name == "SET_IDS" and other.a for other in plan.ops)  # setgroups(2) is denied there
+    return (
+        f"enter the {kinds} namespace, made beforehand with its id maps",
+        f"nsenter --{kinds}={_variable(plan, op.slot_in)}{' --preserve-credentials' if keep else ''}",
+    )
+
+
+def _clone(op: _Said, plan: Plan) -> tuple[str, str]:
+    kinds = _kinds(op.x)
+    return (
+        f"start the sandbox's init in new namespaces: {', '.join(kinds)}" + (", straight into its cgroup" if op.slot_in >= 0 else ""),
+        f"unshare {' '.join(_UNSHARE[kind] for kind in kinds)} --fork --kill-child",
+    )
+
+
+def environment(plan: Plan) -> str:
+    """The beginning of the last command: a root and an environment of its own. Its middle is said by the operations before EXEC."""
+    assert plan.command is not None
+    root = next((_variable(plan, op.slot_in) for op in plan.ops if op.name == "PIVOT"), "/")
+    return f'env -i {" ".join(map(shlex.quote, plan.command.envp))} "$capsh" --chroot={root}'
 
 
 def _exec(op: _Said, plan: Plan) -> tuple[str, str]:
     assert plan.command is not None
-    program = plan.command.argv[0]
-    return f"run {program}", f"exec env -i {' '.join(_quoted(e) for e in plan.command.envp)} {shlex.join(plan.command.argv)}"
+    arguments = shlex.join(plan.command.argv)
+    return f"run {plan.command.argv[0]}", f'--shell=/bin/sh -- -c \'cd -P "$0" && exec "$@"\' "$workdir" {arguments}'
 
 
 def _rlimit(op: _Said, plan: Plan) -> tuple[str, str]:
     raw = op.blob_a
     soft, hard = (int.from_bytes(raw[i : i + 8], "little") for i in (0, 8))
     values = ":".join("unlimited" if v == (1 << 64) - 1 else str(v) for v in (soft, hard))
-    return f"limit {_RLIMIT_NAMES[op.c]} to {values}", f"prlimit --{_RLIMIT_NAMES[op.c]}={values}"
+    return f"limit {_RLIMIT_NAMES[op.c]} to {values}", f"prlimit --pid $$ --{_RLIMIT_NAMES[op.c]}={values}"
 
 
 def _affinity(op: _Said, plan: Plan) -> tuple[str, str]:
     mask = int.from_bytes(op.blob_a, "little")
-    return f"run on processors {','.join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)} only", f"taskset {mask:#x}"
+    return (
+        f"run on processors {','.join(str(i) for i in range(mask.bit_length()) if mask >> i & 1)} only",
+        f"taskset --pid {mask:#x} $$ > /dev/null",
+    )
 
 
 _FSOPEN_MORE = {"erofs": ": a layer's tree, in an index over the tar that it came in; nothing was unpacked"}
@@ -190,98 +297,97 @@ _FSOPEN_MORE = {"erofs": ": a layer's tree, in an index over the tar that it cam
 _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "OPEN_TREE": _open_tree,
     "MOUNT_ATTR": _attributes,
-    "FSOPEN": lambda op, p: (f"begin a new {op.a} file system{_FSOPEN_MORE.get(op.a, '')}", f"fs={op.a}"),
-    "FS_STRING": lambda op, p: (
-        f"set its {op.a} to {op.b}",
-        f"source={op.b}" if op.a == "source" else f"options+=,{op.a}={op.b}",
-    ),
-    "FS_FLAG": lambda op, p: (f"set its option {op.a}", f"options+=,{op.a}"),
-    "FS_CREATE": lambda op, p: ("create it", ": fsconfig(CMD_CREATE)"),
-    "FSMOUNT": lambda op, p: (
-        f"make it a mount, attached nowhere yet ({_label(p, op.slot_out)})",
-        f"mount -t $fs -o $options{',' + _options(op.x) if op.x else ''} ${{source:-none}} {_variable(p, op.slot_out)}",
-    ),
+    "FSOPEN": lambda op, p: (f"begin a new {op.a} file system{_FSOPEN_MORE.get(op.a, '')}", f"fs={op.a} source=none options=rw"),
+    "FS_STRING": _string,
+    "FS_FLAG": lambda op, p: (f"set its option {op.a}", f"options=$options,{op.a}"),
+    "FS_CREATE": lambda op, p: ("create it", f"{NOTHING}mount(8) creates and mounts in one"),
+    "FSMOUNT": _fsmount,
     "MOVE_MOUNT": _move,
-    "MKDIR": lambda op, p: (f"make the directory {_in(op, p)}", f"mkdir -p -m {op.x:o} {_below(op, p)}"),
+    "MKDIR": _mkdir,
     "MKTARGET": lambda op, p: (
         f"make {_in(op, p)} to mount {_label(p, op.slot_out)} on",
-        f"[ -e {_below(op, p)} ] || touch {_below(op, p)}",
+        f"target {_variable(p, op.slot_out)} {_below(op, p, op.slot_in)}",
     ),
-    "SYMLINK": lambda op, p: (f"link {op.a} to {op.b}", f"ln -s {op.b} {_below(op, p)}"),
-    "OPEN": lambda op, p: (f"open {_in(op, p)}", f"exec {{fd}}< {_below(op, p)}"),
-    "CLOSE": lambda op, p: (f"close {_label(p, op.slot_in)}", "exec {fd}<&-"),
-    "PIVOT": lambda op, p: (f"make {_label(p, op.slot_in)} the root, and let go of the host's", "pivot_root . . && umount -l . && cd /"),
-    "SETNS": lambda op, p: (
-        f"enter the {'/'.join(_kinds(op.x))} namespace, made beforehand with its id maps",
-        f"nsenter --{'/'.join(_kinds(op.x))}=/proc/$holder/ns/{'/'.join(_kinds(op.x))}",
+    "SYMLINK": lambda op, p: (
+        f"link {op.a} to {op.b}",
+        f"ln -s {shlex.quote(op.b)} {_variable(p, op.slot_in)}/{shlex.quote(op.a.lstrip('/'))}",
     ),
+    "OPEN": _open,
+    "CLOSE": lambda op, p: (f"close {_label(p, op.slot_in)}", f"{NOTHING}it holds no descriptor of it"),
+    "PIVOT": lambda op, p: (
+        f"make {_label(p, op.slot_in)} the root, and let go of the host's",
+        f"{UNSAYABLE}after pivot_root(2) the host's programs are gone; the last command uses chroot(2), which holds no hostile root",
+    ),
+    "SETNS": _setns,
     "UNSHARE": lambda op, p: (
         f"leave for a new {' and '.join(_kinds(op.x))} namespace",
         f"unshare {' '.join(_UNSHARE[k] for k in _kinds(op.x))}",
     ),
-    "WRITE": lambda op, p: (
-        f"write {op.b.strip()!r} to {_in(op, p)}" if len(op.b) < 80 else f"write {_in(op, p)}",
-        f"printf %s {_quoted(op.b)} > {_below(op, p)}",
-    ),
-    "HOSTNAME": lambda op, p: (f"call the host {op.a}", f"hostname {op.a}"),
+    "WRITE": _write,
+    "HOSTNAME": lambda op, p: (f"call the host {op.a}", f"hostname {shlex.quote(op.a)}"),
     "LOOPBACK_UP": lambda op, p: ("bring the loopback interface up", "ip link set lo up"),
     "SET_IDS": _set_ids,
     "FS_IDS": lambda op, p: (
         "open files as user {}, group {} from here on".format(*_ids(op)),
-        ": setfsuid({}), setfsgid({})".format(*_ids(op)),
+        UNSAYABLE + "setfsuid({}), setfsgid({})".format(*_ids(op)),
     ),
-    "CLONE": lambda op, p: (
-        f"start the sandbox's init in new namespaces: {', '.join(_kinds(op.x))}"
-        + (", straight into its cgroup" if op.slot_in >= 0 else ""),
-        f"unshare {' '.join(_UNSHARE[k] for k in _kinds(op.x))}",
-    ),
+    "CLONE": _clone,
     "SPAWN": lambda op, p: (
         "close every file but 0-2, start the job's process; init stays behind to reap and to forward signals",
-        "( … ) & wait",
+        f'/bin/sh "$script" job {" ".join(f"{fd}>&-" for fd in range(3, 10))}',
     ),
-    "SETSID": lambda op, p: ("start a session of its own, without a terminal", "setsid"),
+    "SETSID": lambda op, p: ("start a session of its own, without a terminal", "setsid --wait"),
     "RLIMIT": _rlimit,
     "UMASK": lambda op, p: (f"set the umask to {op.x:04o}", f"umask {op.x:04o}"),
-    "CHDIR": lambda op, p: (f"go to {op.a}, which must lie inside the root", f"cd {op.a}"),
+    "CHDIR": lambda op, p: (f"go to {op.a}, which must lie inside the root", f"workdir={shlex.quote(op.a)}"),
     "AFFINITY": _affinity,
     "BOUNDING": _bounding,
-    "CAPS": lambda op, p: (f"keep these capabilities: {_caps(op.x)}", "setpriv --inh-caps -all --ambient-caps -all"),
-    "NO_NEW_PRIVS": lambda op, p: ("give up gaining privileges by setuid programs, for good", "setpriv --no-new-privs"),
+    "CAPS": lambda op, p: (f"keep these capabilities: {_caps(op.x)}", "--inh= --noamb"),
+    "NO_NEW_PRIVS": lambda op, p: ("give up gaining privileges by setuid programs, for good", "--no-new-privs"),
     "SECCOMP": lambda op, p: (
         f"install the seccomp filter ({len(op.blob_a) // 8} instructions)",
-        "systemd-run -p SystemCallFilter=@system-service …",
+        f"{UNSAYABLE}no command installs a filter of one's own",
     ),
-    "PDEATHSIG": lambda op, p: ("die when the keeper dies", "setpriv --pdeathsig kill"),
-    "SUBREAPER": lambda op, p: ("adopt the job's orphans", ": prctl(PR_SET_CHILD_SUBREAPER)"),
-    "SIGNALS": lambda op, p: ("set every signal to its default, none blocked", "env --default-signal --block-signal="),
-    "KEYRING": lambda op, p: ("start a session keyring of its own", "keyctl new_session"),
+    "PDEATHSIG": lambda op, p: (
+        "die when the keeper dies",
+        f"{UNSAYABLE}capsh has no word for it" if op.actor == "job" else "setpriv --pdeathsig kill",
+    ),
+    "SUBREAPER": lambda op, p: ("adopt the job's orphans", f"{UNSAYABLE}prctl(PR_SET_CHILD_SUBREAPER)"),
+    "SIGNALS": lambda op, p: ("set every signal to its default, none blocked", "env --default-signal"),
+    "KEYRING": lambda op, p: ("start a session keyring of its own", f"{UNSAYABLE}a shell cannot join another keyring"),
     "CHOWN": lambda op, p: (
         "give {} to user {}, group {} of the host".format(_in(op, p), *_ids(op)),
-        "chown {1}:{2} {0}".format(_below(op, p), *_ids(op)),
+        "chown --no-dereference {1}:{2} {0}".format(_below(op, p, op.slot_in), *_ids(op)),
     ),
     "EXPECT_DEVICE": lambda op, p: (
         f"check that {_label(p, op.slot_in)} is the device {os.major(op.x)}:{os.minor(op.x)}",
-        f"[ $(stat -c %Hr:%Lr {_variable(p, op.slot_in)}) = {os.major(op.x)}:{os.minor(op.x)} ]",
+        f'[ "$(stat -c %Hr:%Lr {_variable(p, op.slot_in)})" = {os.major(op.x)}:{os.minor(op.x)} ]',
     ),
-    "MASK": lambda op, p: (f"hide {op.a}", f"mount --bind /dev/null {op.a}"),
-    "READONLY": lambda op, p: (f"make {op.a} read-only", f"mount --rbind {op.a} {op.a} && mount -o remount,bind,ro {op.a}"),
-    "OVERLAY": lambda op, p: (f"mount an overlay at {op.b}", f"mount -t overlay -o {op.a} overlay {op.b}"),
-    "REMOVE": lambda op, p: (f"remove {_in(op, p)} and everything below", f"rm -rf {_below(op, p)}"),
+    "MASK": lambda op, p: (
+        f"hide {op.a}",
+        f"hide {_variable(p, op.slot_in)} {_variable(p, op.slot_out)} {_inside(op, p)}",
+    ),
+    "READONLY": lambda op, p: (
+        f"make {op.a} read-only",
+        f"[ ! -e {_inside(op, p)} ] || {{ mount --rbind {_inside(op, p)} {_inside(op, p)}; flags ro {_inside(op, p)} -R; }}",
+    ),
+    "OVERLAY": lambda op, p: (
+        f"mount an overlay at {op.b}",
+        f"mount -t overlay -o {_through_slots(op.a, p)} overlay {_through_slots(op.b, p)}",
+    ),
+    "REMOVE": lambda op, p: (f"remove {_in(op, p)} and everything below", f"rm -rf {_below(op, p, op.slot_in)}"),
     "OWN_PIPES": lambda op, p: (
         "give pipes on the standard streams to user {}, group {}".format(*_ids(op)),
-        "chown {}:{} /dev/stdin /dev/stdout /dev/stderr".format(*_ids(op)),
+        "for fd in 0 1 2; do [ ! -p /dev/fd/$fd ] || chown {}:{} /dev/fd/$fd; done".format(*_ids(op)),
     ),
-    "NULL_STREAMS": lambda op, p: (
-        "replace standard streams that are the host's /dev/null by the sandbox's",
-        f"exec <{_below(op, p)}",
-    ),
+    "NULL_STREAMS": _null_streams,
     "EXEC": _exec,
 }
 
 
-def _say(op: Op, plan: Plan) -> tuple[str, str]:
+def _say(op: Op, plan: Plan, actor: str = "") -> tuple[str, str]:
     blob_a, blob_b = (value if isinstance(value, bytes) else b"" for value in (op.a, op.b))
-    return _SAY[op.name](_Said(op.slot_in, op.slot_out, _text(op.a), _text(op.b), blob_a, blob_b, op.c, op.x), plan)
+    return _SAY[op.name](_Said(op.slot_in, op.slot_out, _text(op.a), _text(op.b), blob_a, blob_b, op.c, op.x, actor), plan)
 
 
 def words(op: Op, plan: Plan) -> str:
@@ -290,9 +396,9 @@ def words(op: Op, plan: Plan) -> str:
     return said + " (if it is there)" if op.optional else said
 
 
-def shell(op: Op, plan: Plan) -> str:
-    """The shell command that does the same, as near as a shell can come."""
-    return _say(op, plan)[1]
+def shell(op: Op, plan: Plan, actor: str) -> str:
+    """The shell command that does the same, as near as a shell can come; in the script it stands where ``actor`` is."""
+    return _say(op, plan, actor)[1]
 
 
 def text(table: list[Row]) -> str:
@@ -304,5 +410,6 @@ def text(table: list[Row]) -> str:
             actor = row.actor
             lines.append(f"\n{actor}:")
         took = f"{row.seconds * 1e6:8.0f} µs  " if row.seconds is not None else ""
-        lines.append(f"{row.index:4}  {took}{row.words}\n        # {row.shell}")
+        prompt = "" if row.shell.startswith("#") else "$ "
+        lines.append(f"{row.index:4}  {took}{row.words}\n        {prompt}{row.shell}")
     return "\n".join(lines).lstrip("\n")

@@ -23,7 +23,7 @@ from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
 from dockless.sandbox.locks import mark_in_use
 from dockless.sandbox.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, personal
-from dockless.sandbox.prepared import prepared
+from dockless.sandbox.prepared import Prepared, prepared
 from dockless.sandbox.process import Exit, Process
 from dockless.sandbox.reconcile import PREFIX, end
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
@@ -210,6 +210,6 @@ def remove_tree(directory: Path) -> None:
     process.errand(Plan(tuple(section.ops), None, {SLOT_FREE: "user namespace"}), fds)
 
 
-def explain(spec: Spec) -> Plan:
-    """The plan of a spec on this host, without starting anything."""
-    return prepared(spec, find_image(spec.image), has_cgroup=find_delegation(ask_systemd=False).path is not None).plan
+def explain(spec: Spec) -> Prepared:
+    """What a start of the spec on this host would carry out, without starting anything."""
+    return prepared(spec, find_image(spec.image), has_cgroup=find_delegation(ask_systemd=False).path is not None)

@@ -166,5 +166,5 @@ def test_explained_text_and_times():
 
 def test_explained_commands_are_quoted():
     plan = _plan(argv=("sh", "-c", "echo 'a b'; $(x)"), env=(("A", "b; rm"),))
-    last = explain.rows(plan)[-1].shell
+    last = explain.environment(plan) + explain.rows(plan)[-1].shell
     assert "'A=b; rm'" in last and "'\"'\"'" in last

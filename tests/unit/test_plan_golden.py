@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from dockless.sandbox.explain import rows
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Command, Plan, encode
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
+from dockless.sandbox.script import script
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs
 
 NEW = Features("6.18.0", "x86_64")
@@ -125,6 +128,18 @@ def test_compiling_is_pure(name):
 def test_the_validator_takes_every_plan(name):
     for options in ({}, {"times": True}, {"detached": True}):
         assert native.validate(encode(compile_plan(CASES[name]), **options)) == (True, -1)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_plan_is_a_script(name):
+    """A shell reads it, every place it names is defined, and no step is left out."""
+    plan = compile_plan(CASES[name])
+    text = script(CASES[name], plan, ["limit pids.max to 5"])
+    assert subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True).stderr == ""
+    defined = set(re.findall(r"^([a-z]\w*)=", text, re.M)) | set(re.findall(r"[ ;]([a-z]\w*)=", text))
+    used = set(re.findall(r"\$\{?([a-z]\w*)", text)) | {"options"}
+    assert used <= defined | {"had", "mount", "fd"}, used - defined  # those of read and for
+    assert all(f"# {row.words}" in text for row in rows(plan)) and "# not sayable in shell: limit pids.max to 5" in text
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -1,7 +1,9 @@
-"""``--explain``: every step of a plan in plain words and as a shell command; ``--time`` runs it and adds what each step took."""
+"""``--explain``: every step of a plan in plain words and as a shell command; ``--time`` runs it and adds what each step took;
+``--script``: the commands as one script that can be run."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -10,7 +12,7 @@ from dockless.sandbox.explain import Row, rows, text
 from dockless.units import format_duration
 
 
-def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_json: bool) -> int:
+def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
     if timed:
         return _measured(image, command, wanted, as_json)
     from dataclasses import replace
@@ -20,16 +22,23 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
 
     spec = make_spec(image, command, **wanted)
     if wanted.get("gpus") is None:
-        plan = explain(spec)
+        ready = explain(spec)
         gpus: tuple[Any, ...] = ()
     else:
         from dockless import gpus as leases
 
         with leases.lease(wanted["gpus"]) as lease:
             gpus = lease.gpus
-            plan = explain(replace(spec, gpus=lease.uuids))
+            ready = explain(replace(spec, gpus=lease.uuids))
     writes = [] if spec.limits is None else list(spec.limits.writes())
-    table = rows(plan)
+    if as_script:
+        from dockless.sandbox.script import script
+
+        text_of_it = script(ready.resolved, ready.plan, [f"limit {write.file} to {write.value}" for write in writes])
+        sys.stdout.flush()
+        sys.stdout.buffer.write(os.fsencode(text_of_it))
+        return 0
+    table = rows(ready.plan)
     if as_json:
         print_json({"image": image, "limits": plain(writes), "gpus": plain(gpus), "operations": plain(table)})
         return 0
@@ -38,7 +47,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
     if writes:
         out("before anything runs, in a control group of its own:")
         for write in writes:
-            out(f"      limit {write.file} to {write.value}", f"        # echo {write.value} > $cgroup/{write.file}")
+            out(f"      limit {write.file} to {write.value}", f"        $ echo {write.value} > $cgroup/{write.file}")
         out("")
     out(*text(table).split("\n"))
     return 0

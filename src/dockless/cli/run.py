@@ -20,6 +20,7 @@ def run_options(parser: Parser) -> None:
     parser.add_argument("-d", "--detach", action="store_true", help="go on without us: print its id; see ps, logs, wait, stop, rm")
     parser.add_argument("--explain", action="store_true", help="print every step of the plan, and stop; with --time: run, then print")
     parser.add_argument("--time", action="store_true", help="with --explain: what each step took")
+    parser.add_argument("--script", action="store_true", help="with --explain: one shell script that does the same, for looking")
     parser.quiet("no warnings; with -d the id alone")
     parser.add_argument(
         "--json", action="store_true", help="the result on standard error as JSON, errors too; -d, --explain: on standard output"
@@ -32,8 +33,11 @@ def run(options: Namespace) -> int:
     wanted = keywords(options)
     if options.name and options.name.isdecimal():
         raise BadInput(f"{options.name} as a name would mean a job", subject=options.name, hint="begin the name with a letter")
-    if options.time and not options.explain:
-        raise BadInput("--time without --explain", subject="--time", hint="dockless run --explain --time …")
+    for flag in ("time", "script"):
+        if getattr(options, flag) and not options.explain:
+            raise BadInput(f"--{flag} without --explain", subject=f"--{flag}", hint=f"dockless run --explain --{flag} …")
+    if options.script and (options.time or options.json):
+        raise BadInput("--script is alone with --explain", subject="--script", hint="leave --time and --json out")
     if options.detach and options.explain:
         raise BadInput("--detach and --explain", subject="--explain", hint="explain it first")
     if options.explain:
@@ -41,7 +45,7 @@ def run(options: Namespace) -> int:
             image = fetched(image, options)
         from dockless.cli.explained import explained
 
-        return explained(image, command, wanted, timed=options.time, as_json=options.json)
+        return explained(image, command, wanted, timed=options.time, as_script=options.script, as_json=options.json)
     image = fetched(image, options)
     if options.detach:
         return _detached(image, command, wanted, options)

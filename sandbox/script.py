@@ -1,0 +1,234 @@
+"""A plan as one shell script, to be run by root or by the user who asked: the same mounts, names, ids and capabilities, nothing on the
+host changed.
+
+::
+
+    the host     a directory for the script's own mounts, user namespaces with the id maps, a mount namespace (root)
+    keeper       each stage ends in a chain of commands that make the next one's namespaces and ids, as the plan's order has it
+    init
+    job          capsh: chroot, capabilities, ids; the image's /bin/sh; the program
+
+A script is for looking, not for holding anybody: it uses chroot(2), installs no seccomp filter and sets no limit.
+Commands: ``sandbox.explain``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, field
+
+from dockless.native.userns import IdMap
+from dockless.sandbox.compile import USERNS_LABEL
+from dockless.sandbox.explain import UNSAYABLE, Row, environment, name_of, rows
+from dockless.sandbox.plan import Plan
+from dockless.sandbox.resolved import Resolved
+
+_CHAINED = ("SETSID", "SIGNALS", "SETNS", "UNSHARE", "CLONE", "PDEATHSIG", "SET_IDS")
+"""Commands that run another one, in another state: the rest of the script."""
+
+_LAST = ("BOUNDING", "SET_IDS", "CAPS", "NO_NEW_PRIVS")
+"""Of the job: words of the one command that becomes the program."""
+
+_HEAD = r"""#!/bin/sh
+# The sandbox of: {command}
+# Made by dockless, for looking: a hostile program is not held by it (no seccomp filter, no limits, chroot instead of pivot_root).
+# Needs util-linux 2.38 (2.39 to map owners), capsh of libcap{tools}, and a /bin/sh in the image. Run it as {user}.
+set -eu
+umask 022
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+capsh=$(command -v capsh)
+
+# The path of $2 below $1: links on the way lead to places below $1, as they do inside.
+below() (
+    found=$1 rest=$2 links=0
+    while [ -n "$rest" ]; do
+        name=${{rest%%/*}}
+        case $rest in */*) rest=${{rest#*/}} ;; *) rest= ;; esac
+        case $name in
+        '' | .) ;;
+        ..) [ "$found" = "$1" ] || found=${{found%/*}} ;;
+        *)
+            if [ -L "$found/$name" ]; then
+                links=$((links + 1))
+                [ $links -le 40 ] || {{ echo "$2: too many links" >&2; exit 1; }}
+                link=$(readlink "$found/$name") rest=$(readlink "$found/$name")/$rest
+                case $link in /*) found=$1 ;; esac
+            else
+                found=$found/$name
+            fi
+            ;;
+        esac
+    done
+    printf '%s\n' "$found"
+)
+
+# Make $2, if it is missing, so that $1 can be mounted on it: a directory on a directory, anything else on a file.
+target() {{
+    if [ -d "$1" ]; then mkdir -p "$2"; else mkdir -p "${{2%/*}}"; [ -e "$2" ] || : > "$2"; fi
+}}
+
+# Give the mount $2 the flags $1 besides those that it has; with -R the mounts below it, too.
+flags() {{
+    findmnt --noheadings --list --notruncate ${{3-}} --output VFS-OPTIONS,TARGET --mountpoint "$2" | while read -r had mount; do
+        mount -o "remount,bind,$had,$1" "$mount"
+    done
+}}
+
+# Cover $3, if it is there and no link leads to it, read-only: a directory with $2, anything else with $1.
+hide() {{
+    [ -e "$3" ] && [ "$(realpath "$3")" = "$3" ] || return 0
+    if [ -d "$3" ]; then mount --bind "$2" "$3"; else mount --bind "$1" "$3"; fi
+    flags ro "$3"
+}}
+
+# Shift the owners of the mount $2 by the maps of the user namespace $1.
+idmap() {{
+    case $(mount --help) in
+    *--map-users*) mount -o "bind,X-mount.idmap=$1" "$2" "$2" ;;
+    *) echo "not sayable with this mount(8), util-linux 2.39 can: the owners of $2 stay" >&2 ;;
+    esac
+}}
+
+# A user namespace with the id maps $2 and $3 (inside, outside, count), kept by a process that sleeps: $1 leads to it.
+hold() {{
+    unshare --user sleep infinity &
+    while kill -0 $! && [ "$(readlink "/proc/$!/ns/user")" = "$(readlink /proc/self/ns/user)" ]; do :; done
+{maps}
+    ln -s "/proc/$!/ns/user" "$1"
+    holders="$holders $!"
+}}
+"""
+_EROFS = r"""
+# Mount the tree of the index $1, whose files' data lie in the tar $2, at $3. The loop devices go with the mount.
+erofs() {
+    index=$(losetup --read-only --find --show "$1")
+    tar=$(losetup --read-only --find --show "$2")
+    mount -t erofs -o "ro,nodev,device=$tar" "$index" "$3"
+    losetup --detach "$index" "$tar"
+}
+"""
+_MAPS = {
+    "written": r"""    printf '%s\n' "$2" > /proc/$!/uid_map
+    printf '%s\n' "$3" > /proc/$!/gid_map""",
+    "denied": r"""    echo deny > /proc/$!/setgroups
+    printf '%s\n' "$2" > /proc/$!/uid_map
+    printf '%s\n' "$3" > /proc/$!/gid_map""",
+    "helped": r"""    newuidmap $! $2
+    newgidmap $! $3""",
+}
+
+
+@dataclass(slots=True)
+class _Script:
+    """Lines so far, and a chain of commands that has begun."""
+
+    lines: list[str]
+    comments: list[str] = field(default_factory=list)
+    chain: list[str] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        self.lines += ["", f"    # {row.words}", f"    {row.shell}"]
+
+    def begin(self, actor: str) -> None:
+        """The stage in which the next operations run."""
+        name = actor if actor not in self.stages else f"{actor}-{len(self.stages)}"
+        if self.chain:
+            self.lines += ["", *self.comments, *_continued([*self.chain, f'/bin/sh "$script" {name}'])]
+        self.chain, self.comments = [], []
+        if self.stages:
+            self.lines += ["    ;;"]
+        self.stages.append(name)
+        self.lines += [f"{name})"]
+
+
+def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
+    """The text of the script. ``notes``: what else the sandbox has and the script has not, for its first lines."""
+    out = _Script(_head(resolved, plan, notes).splitlines())
+    room = '    mount -t tmpfs -o mode=1777 none "$slots"'
+    out.begin("keeper")
+    if resolved.rootful:
+        out.lines += ["    # a place for mounts that are attached nowhere yet", room]
+    last: list[Row] = []
+    for row in rows(plan):
+        chained = row.operation in _CHAINED and not row.shell.startswith(UNSAYABLE)
+        if row.actor == "job" and (row.operation in _LAST or row.operation == "EXEC"):
+            if out.chain:
+                out.begin(row.actor)
+            last.append(row)
+        elif chained or (out.chain and row.shell.startswith("--")):
+            out.comments.append(f"    # {row.words}")
+            out.chain.append(row.shell)
+        else:
+            if out.chain:
+                out.begin(row.actor)
+                if not resolved.rootful and row.actor == "init" and room not in out.lines:
+                    out.lines += ["    # a place for mounts that are attached nowhere yet", room]
+            out.add(row)
+        if row.operation == "SPAWN":
+            out.begin("job")
+    if out.chain:
+        out.begin("job")
+    out.lines += [
+        "",
+        *(f"    # {row.words}" for row in last),
+        *_continued([environment(plan), *(row.shell for row in last if not row.shell.startswith("#"))]),
+    ]
+    return "\n".join([*out.lines, "    ;;", "esac", ""])
+
+
+def _continued(commands: list[str]) -> list[str]:
+    return [
+        f"    {'exec ' if index == 0 else '    '}{c}{' ' + chr(92) if index < len(commands) - 1 else ''}"
+        for index, c in enumerate(commands)
+    ]
+
+
+def _head(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
+    names = {op.name for op in plan.ops}
+    assert plan.command is not None
+    command = " ".join(shlex.join(plan.command.argv).split())
+    maps = plan.maps | {slot: resolved.idmap for slot, label in plan.slots.items() if label == USERNS_LABEL and resolved.idmap is not None}
+    filled = {op.slot_out for op in plan.ops if op.name not in ("MOVE_MOUNT", "MKTARGET", "MASK", "MOUNT_ATTR") and op.slot_out >= 0}
+    head = _HEAD.format(
+        command=command if command.isprintable() else ascii(command),
+        tools=", iproute2" if "LOOPBACK_UP" in names else "",
+        user="root" if resolved.rootful else f"user {os.geteuid()}",
+        maps=_MAPS["denied" if resolved.setgroups_denied else "written" if resolved.rootful else "helped"],
+    )
+    if any(label == "erofs context" or slot in plan.held for slot, label in plan.slots.items()):
+        head += _EROFS
+    inner = "unshare --mount --propagation private /bin/sh" if resolved.rootful else "/bin/sh"
+    return head + "\n".join(
+        [
+            "",
+            *(f"{UNSAYABLE}{note}" for note in notes),
+            "case ${1-} in",
+            "'')",
+            "    # on the host: what is made here goes when the script ends",
+            '    place=$(realpath "$(mktemp -d -p /dev/shm dockless-XXXXXX)") holders=',
+            """    trap '[ -z "$holders" ] || kill $holders; rm -r "$place"' EXIT""",
+            '    chmod 755 "$place"',
+            '    mkdir "$place/slots"',
+            '    cp -- "$0" "$place/script"',
+            *(f'    hold "$place/{name_of(plan, slot)}" {_map(idmap)}' for slot, idmap in maps.items()),
+            f'    place=$place {inner} "$place/script" keeper && exit || exit $?',
+            "    ;;",
+            "esac",
+            "slots=$place/slots script=$place/script",
+            "export place",
+            *(f"{name_of(plan, slot)}=$place/{name_of(plan, slot)}" for slot in maps),
+            *(
+                f"{name_of(plan, slot)}=$slots/{name_of(plan, slot)}"
+                for slot in sorted(filled)
+                if not plan.slots.get(slot, "").endswith(" context")
+            ),
+            "",
+            "case $1 in",
+        ]
+    )
+
+
+def _map(idmap: IdMap) -> str:
+    return f"{shlex.quote(idmap.uid_text().strip())} {shlex.quote(idmap.gid_text().strip())}"

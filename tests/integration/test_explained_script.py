@@ -1,0 +1,193 @@
+"""``--explain --script``: run for real, it ends where the sandbox ends, and nothing on the host changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import make_image as make
+from support.boxes import load
+from support.requires import missing, requires
+
+from dockless.images import Store
+
+pytestmark = requires("userns", "overlay", "program:capsh", "program:ip")
+COMMAND = [sys.executable, "-P", "-m", "dockless"]
+REPORT = r"""
+echo "cwd $(pwd)"; echo "host $(hostname)"; echo "id $(id)"; echo "umask $(umask)"
+for word in Groups CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs; do grep "^$word" /proc/self/status; done
+grep -E '^Max (open files|core file size)' /proc/self/limits; echo "lo $(cat /sys/class/net/lo/flags)"
+echo "nodes $(ls /dev | tr '\n' ' ')"
+echo "env $A"; cat /etc/hosts; ls -ld / /tmp /etc /dev /dev/shm | sed 's/  */ /g' | cut -d' ' -f1,3,4
+cat /proc/self/mountinfo
+"""
+
+
+def _mounts(text: str) -> list[tuple[str, ...]]:
+    """Mount point, root, kind, flags, and options; without ids, without the places of layers and of a private upper."""
+    private = re.compile(r"(lowerdir|lowerdir\+|upperdir|workdir|redirect_dir|ro|rw|volatile)(=|$)")
+    found = []
+    for line in text.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields = before.split()
+        if not separator or not fields[0].isdigit():
+            continue
+        kind, _, options = after.split(None, 2)
+        flags = set(fields[5].split(","))
+        if "idmapped" in flags and not _maps_owners():
+            flags.remove("idmapped")
+        shown = {option for option in options.split(",") if not private.match(option)}
+        root = fields[3] if kind != "cgroup2" else "as seen from a cgroup of its own"
+        found.append((fields[4], root, kind, ",".join(sorted(flags)), ",".join(sorted(shown))))
+    return sorted(found)
+
+
+def _maps_owners() -> bool:
+    return "--map-users" in subprocess.run(["mount", "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def _facts(text: str) -> list[str]:
+    """All else. A mount(8) that cannot map owners leaves those of root's layers to nobody."""
+    lines = [line for line in text.splitlines() if " - " not in line]
+    return [line for line in lines if not line.startswith(("drwx", "dr-x", "lrwx"))] if os.geteuid() == 0 and not _maps_owners() else lines
+
+
+def _host() -> dict[str, object]:
+    """What the commands of old changed, and what a mount or a device left behind would change."""
+    with open("/proc/self/mountinfo") as mounts:
+        lines = [line for line in mounts if "/dev/shm/dockless-" in line]
+    nodes = {name: os.stat(f"/dev/{name}") for name in ("null", "zero", "full", "random", "urandom", "tty")}
+    return {
+        "hostname": os.uname().nodename,
+        "nodes": {name: (s.st_uid, s.st_gid, s.st_mode, s.st_rdev) for name, s in nodes.items()},
+        "mounts": lines,
+        "places": sorted(p.name for p in Path("/dev/shm").glob("dockless-*") if p.stat().st_uid == os.geteuid()),
+        "files": [(p, Path(p).stat().st_mtime_ns) for p in ("/etc/hosts", "/etc/hostname", "/etc/passwd") if Path(p).exists()],
+    }
+
+
+@pytest.fixture(autouse=True)
+def host_stays() -> Iterator[None]:
+    before = _host()
+    yield
+    assert _host() == before
+
+
+def _both(tmp_path: Path, *options: str, image: str = "host", script: str = REPORT) -> tuple[str, str]:
+    """The output of a sandbox, and of the script that explains it."""
+    arguments = [*options, image, "--", "sh", "-c", script]
+    real = subprocess.run([*COMMAND, "run", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert real.returncode == 0, real.stderr
+    explained = subprocess.run([*COMMAND, "run", "--explain", "--script", *arguments], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "x.sh").write_text(explained)
+    said = subprocess.run(["/bin/sh", str(tmp_path / "x.sh")], capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd="/")
+    assert said.returncode == 0, said.stderr
+    unexpected = [line for line in said.stderr.splitlines() if not line.startswith("not sayable")]
+    assert unexpected == []
+    return real.stdout, said.stdout
+
+
+def _same(tmp_path: Path, *options: str, image: str = "host") -> None:
+    real, said = _both(tmp_path, *options, image=image)
+    assert _mounts(said) == _mounts(real) and len(_mounts(real)) > 15
+    assert _facts(said) == _facts(real)
+
+
+OPTIONS = {
+    "as it is": (),
+    "memory": ("--root", "tmpfs", "--shm-size", "2m", "--tmpfs", "/scratch:size=1m"),
+    "read-only": ("--read-only", "-w", "/etc"),
+    "a user": (
+        "-u",
+        "7:8",
+        "-w",
+        "/tmp/deep",
+        "-e",
+        "A=a b; 'c'\n$(d)",
+        "--hostname",
+        "box",
+        "--ulimit",
+        "nofile=100:200",
+        "--umask",
+        "027",
+    ),
+    "nothing kept": ("--cap-drop", "ALL", "--cpu-affinity", "0", "--oom-score-adj", "5"),
+    "untrusted": ("--profile", "untrusted"),
+    "shared": ("--uts", "host", "--ipc", "host", "--network", "host", "--security-opt", "seccomp=unconfined"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("image", ["host", "written"])
+def test_the_same_sandbox(tmp_path, name, image):
+    if name == "a user" and missing("subuid"):
+        pytest.skip("a single id")
+    if image == "written":
+        load(tmp_path, [make.directory("data", uid=7), make.file("data/x", "x")], name="written:1")
+    _same(tmp_path, *OPTIONS[name], image="host" if image == "host" else "written:1")
+
+
+@requires("root", "erofs", "loop")
+@pytest.mark.parametrize("name", ["as it is", "a user"])
+def test_indexed(tmp_path, name):
+    layout = make.make_oci_layout(
+        tmp_path / "layout", [[make.directory("."), *make.rootfs_entries()], [make.file("x", "x")]], make.config(), "indexed:1"
+    )
+    (image,) = Store(index=True).load(layout)
+    assert all(layer.tar is not None for layer in image.layers)
+    before = subprocess.run(["losetup", "--list", "--noheadings"], capture_output=True, text=True, check=True).stdout
+    _same(tmp_path, *OPTIONS[name], image="indexed:1")
+    assert subprocess.run(["losetup", "--list", "--noheadings"], capture_output=True, text=True, check=True).stdout == before
+
+
+@pytest.mark.parametrize("kind", ["host", "written"])
+def test_binds(tmp_path, kind):
+    """Of a file, of a directory whose name has a blank, read-only, in the caller's order."""
+    place = tmp_path / "a place's"
+    place.mkdir(mode=0o755)
+    (place / "file").write_text("bound\n")
+    image = "host" if kind == "host" else load(tmp_path, name="one:1")
+    options = ("-v", f"{place}:/mnt/a:ro", "-v", f"{place / 'file'}:/mnt/b/file", "--tmpfs", "/mnt/c", "-v", f"{place}:/mnt/c/d e")
+    _same(tmp_path, *options, image=image)
+
+
+@requires("root")
+def test_everything_privileged(tmp_path):
+    load(tmp_path, name="one:1")
+    _same(tmp_path, "--profile", "privileged", image="one:1")
+
+
+def test_links_of_an_image_lead_to_nothing_of_the_host(tmp_path):
+    """Targets that are links to places of the host, absolute and upwards: made and mounted below the image's root."""
+    aim = tmp_path / "host"
+    aim.mkdir(mode=0o777)
+    inside = [make.directory(str(place)[1:], 0o777) for place in reversed([aim, *list(aim.parents)[:-1]])]
+    links = [*inside, make.symlink("out", str(aim)), make.symlink("up", "../../../../.." + str(aim))]
+    load(tmp_path, links, name="links:1")
+    options = ("--tmpfs", "/out/made", "--tmpfs", "/up/too", "-w", "/out/work")
+    real, said = _both(tmp_path, *options, image="links:1")
+    assert _mounts(said) == _mounts(real) and _facts(said) == _facts(real) and list(aim.iterdir()) == []
+
+
+def test_the_exit_code_is_the_programs(tmp_path):
+    arguments = [*COMMAND, "run", "--explain", "--script", "--", "sh", "-c", "exit 37"]
+    (tmp_path / "x.sh").write_bytes(subprocess.run(arguments, capture_output=True, check=True).stdout)
+    assert subprocess.run(["/bin/sh", str(tmp_path / "x.sh")], stdin=subprocess.DEVNULL).returncode == 37
+
+
+def test_what_a_shell_cannot_say_is_marked(tmp_path):
+    text = subprocess.run([*COMMAND, "run", "--explain", "--script", "--", "true"], capture_output=True, text=True, check=True).stdout
+    for what in ("seccomp filter", "pivot_root(2)"):
+        assert re.search(rf"# .*{re.escape(what)}", text)
+    assert text.count("# not sayable in shell: ") >= 2
+
+
+@pytest.mark.parametrize("more", [["--time"], ["--json"]])
+def test_it_is_alone(more):
+    ended = subprocess.run([*COMMAND, "run", "--explain", "--script", *more, "--", "true"], capture_output=True, text=True)
+    assert ended.returncode == 125 and "hint" in ended.stderr
