@@ -129,7 +129,7 @@ class _Script:
     stages: list[str] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
-        self.lines += ["", f"    # {row.words}", f"    {row.shell}"]
+        self.lines += ["", _comment(row), f"    {row.shell}"]
 
     def begin(self, actor: str) -> None:
         """The stage in which the next operations run."""
@@ -158,7 +158,7 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
                 out.begin(row.actor)
             last.append(row)
         elif chained or (out.chain and row.shell.startswith("--")):
-            out.comments.append(f"    # {row.words}")
+            out.comments.append(_comment(row))
             out.chain.append(row.shell)
         else:
             if out.chain:
@@ -172,10 +172,19 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
         out.begin("job")
     out.lines += [
         "",
-        *(f"    # {row.words}" for row in last),
+        *map(_comment, last),
         *_continued([environment(plan), *(row.shell for row in last if not row.shell.startswith("#"))]),
     ]
     return "\n".join([*out.lines, "    ;;", "esac", ""])
+
+
+def _comment(row: Row) -> str:
+    """On one line, whatever is in it: an image may have put a newline and a command into a path."""
+    return f"    # {_visible(row.words)}"
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
 
 
 def _continued(commands: list[str]) -> list[str]:
@@ -192,7 +201,7 @@ def _head(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     maps = plan.maps | {slot: resolved.idmap for slot, label in plan.slots.items() if label == USERNS_LABEL and resolved.idmap is not None}
     filled = {op.slot_out for op in plan.ops if op.name not in ("MOVE_MOUNT", "MKTARGET", "MASK", "MOUNT_ATTR") and op.slot_out >= 0}
     head = _HEAD.format(
-        command=command if command.isprintable() else ascii(command),
+        command=_visible(command),
         tools=", iproute2" if "LOOPBACK_UP" in names else "",
         user="root" if resolved.rootful else f"user {os.geteuid()}",
         maps=_MAPS["denied" if resolved.setgroups_denied else "written" if resolved.rootful else "helped"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -172,6 +173,21 @@ def test_links_of_an_image_lead_to_nothing_of_the_host(tmp_path):
     options = ("--tmpfs", "/out/made", "--tmpfs", "/up/too", "-w", "/out/work")
     real, said = _both(tmp_path, *options, image="links:1")
     assert _mounts(said) == _mounts(real) and _facts(said) == _facts(real) and list(aim.iterdir()) == []
+
+
+def test_an_image_puts_no_command_into_the_script(tmp_path):
+    """Newlines in everything that a configuration says, and in what the caller says: of a working directory, a program, a variable."""
+    canary = tmp_path / "canary"
+    evil = f"x\ntouch {canary}\n$(touch {canary})`touch {canary}`; touch {canary}"
+    (tmp_path / "a\nb").mkdir()
+    load(tmp_path, [make.directory("evil")], name="evil:1", entrypoint=[evil, evil], cmd=[evil], workdir=f"/evil/{evil}", env={"A": evil})
+    options = ("-v", f"{tmp_path}/a\nb:/{evil}", "--tmpfs", f"/t\ntouch {canary}", "-e", f"B={evil}")
+    arguments = [*COMMAND, "run", "--explain", "--script", *options, "evil:1"]
+    (tmp_path / "x.sh").write_bytes(subprocess.run(arguments, capture_output=True, check=True).stdout)
+    words = shlex.split((tmp_path / "x.sh").read_text(), comments=True)
+    assert "mount" in words and "touch" not in words
+    ended = subprocess.run(["/bin/sh", str(tmp_path / "x.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ended.returncode != 0 and not canary.exists()
 
 
 def test_the_exit_code_is_the_programs(tmp_path):
