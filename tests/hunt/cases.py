@@ -52,6 +52,10 @@ def _run(rng: random.Random, case: Case, root: bool) -> None:
     case["image"] = {"form": form} if form == "host" else {"form": form, **_image(rng)}
     case["flags"] = [name for name in ("upper", "linger", "signals", "flood") if rng.random() < 0.2]
     case["tries"] = [_try(rng, form, root) for _ in range(4)]
+    if root and rng.random() < 0.5:
+        # What an image reaches with the ids of a range that owns nothing is little: what it reaches as the host's root is what counts.
+        case["tries"][0]["options"] |= {"namespaces": {"user": "host"}, "profile": rng.choice(["default", "untrusted"])}
+        case["tries"][0]["options"].pop("cap_add", None)
 
 
 def _try(rng: random.Random, form: str, root: bool) -> Case:
@@ -117,8 +121,8 @@ def base() -> list[Entry]:
 def door(rng: random.Random, inside: str, slot: int | None = None) -> str:
     """A path that leads out through an open descriptor, if there is one. ``inside``: below the base."""
     slot = rng.choice([*range(3, 48), *range(15, 30)]) if slot is None else slot
-    ups = rng.choice([0, 1, 2, 3, 4, 5, 6, 12, 12, 12])
-    start = rng.choice(["/proc/self/fd", "/proc/self/fd", "/dev/fd", "/proc/thread-self/fd", "/proc/1/fd"])
+    ups = rng.choice([0, 1, 2, 3, 4, 5, 6, 6, 12, 12, 12, 12])
+    start = rng.choice(["/proc/self/fd", "/proc/self/fd", "/proc/self/fd", "/dev/fd", "/proc/thread-self/fd", "/proc/1/fd"])
     return f"{start}/{slot}{'/..' * ups}" + (f"{{base}}/{inside}" if ups == 12 else f"/{inside}")
 
 
@@ -133,17 +137,17 @@ def _image(rng: random.Random) -> Case:
     layers = [base()]
     config: dict[str, Any] = {"Entrypoint": ["/bin/probe"], "Env": []}
     choice = rng.randrange(10)
-    if choice < 2:
+    if choice < 3:
         program = rng.choice(PROGRAMS)
         config["Entrypoint"] = [program]
         config["Env"].append("PATH=" + ":".join([*_sweep(rng, "home/bin"), "/bin"]))
-    elif choice < 3:
+    elif choice < 4:
         # The layer's own files, by the descriptor of the layer: read-only, or they are everybody's.
         config["Entrypoint"] = ["probe"]
         first = rng.choice([3, 15])
         config["Env"].append("PATH=" + ":".join([*(f"/proc/self/fd/{slot}/bin" for slot in range(first, first + 30)), "/bin"]))
-    elif choice < 6:
-        script = choice < 5
+    elif choice < 8:
+        script = choice < 6
         paths = _sweep(rng, f"home/bin/{rng.choice(PROGRAMS if script else ('teller', 'tool'))}")
         layer = [["file", f"s/{n}/go", f"#!{path}\n" if script else f"<interpreter>{path}", 0o755, 0, 0] for n, path in enumerate(paths)]
         layers.append(layer)

@@ -85,6 +85,7 @@ def _general(text: str) -> str:
 
 def _said(options: dict[str, Any], out: str, form: str, on: Scene) -> Iterator[Finding]:
     readonly = options.get("root") == "readonly" or (options.get("profile") == "untrusted" and options.get("root", "disk") == "disk")
+    wanted = {posixpath.normpath(mount.split(":")[1]) for mount in options.get("mounts", ())}
     admin = not _ADMIN.isdisjoint(options.get("cap_add", ()))
     shares_ids = options.get("namespaces", {}).get("user") == "host"
     for line in out.splitlines():
@@ -114,12 +115,12 @@ def _said(options: dict[str, Any], out: str, form: str, on: Scene) -> Iterator[F
             yield Finding("exe", "a file of the host runs", line)
         elif kind == "cwd" and what.startswith("(unreachable)"):
             yield Finding("cwd", "outside of the root", line)
-        elif kind == "statfs" and not admin and what in _EXPECTED and int(data) not in _EXPECTED[what]:
+        elif kind == "statfs" and not admin and what not in wanted and what in _EXPECTED and int(data) not in _EXPECTED[what]:
             yield Finding("covered", what, line)
         elif kind == "made" and what == "/hunt-made" and readonly and form != "host":
             yield Finding("written", "a read-only root", line)
         elif kind == "mount":
-            yield from _mounted(what, on, {posixpath.normpath(mount.split(":")[1]) for mount in options.get("mounts", ())})
+            yield from _mounted(what, on, wanted)
 
 
 def _below(path: str) -> str:

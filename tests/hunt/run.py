@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -125,7 +126,7 @@ class Hunt:
         from dockless.sandbox.sandbox import remove_tree
 
         found = []
-        for pid in _children():
+        for pid in scene.children():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if f"dockless {scene.NEIGHBOUR}" not in command:
                 found.append(judge.Finding("left behind", "process", f"{pid} {command}"))
@@ -188,10 +189,6 @@ class Hunt:
             (self._keep / f"{name}.json").write_text(json.dumps(document, indent=1))
 
 
-def _children() -> list[int]:
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-
-
 def hunt(options: argparse.Namespace) -> int:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes ours
     with canaries() as made:
@@ -207,7 +204,7 @@ def hunt(options: argparse.Namespace) -> int:
             number += 1
             found = work.judged(case)
             work.report(case, found)
-            if found and options.until and any(options.until in finding.key for finding in found):
+            if found and options.until and any(re.search(options.until, finding.key) for finding in found):
                 break
         print(f"hunt: {work.summary()}, seed {options.seed}: {len(work.found)} findings", flush=True)
         return 1 if work.found else 0
@@ -219,7 +216,7 @@ def main() -> int:
     parser.add_argument("--seed", default=time.strftime("%Y%m%d-%H%M%S"))
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--count", type=int, default=0, help="so many cases at most")
-    parser.add_argument("--until", default="", help="stop at a finding whose name holds this")
+    parser.add_argument("--until", default="", help="stop at a finding whose name this regular expression finds")
     parser.add_argument("--whole", action="store_true", help="do not look for the smallest case that shows a finding")
     parser.add_argument("--keep", type=Path, default=TOP / "build/hunt/findings")
     parser.add_argument("--replay", type=Path, nargs="*", help="files of findings instead of new cases")

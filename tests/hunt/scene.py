@@ -17,11 +17,16 @@ import secrets
 import shutil
 import socket
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hunt import build, stage
+from support import residue
+from support.requires import cgroup2_mount
+
+from dockless.images import erofs
 
 NEIGHBOUR = "neighbour"
 FOREIGN = 54321
@@ -116,6 +121,44 @@ def loosen(scene: Scene) -> None:
     (scene.base / "loose").mkdir()
     (scene.base / "loose").chmod(0o777)
     (scene.base / "loose/.hunt").write_text("HUNT-\n")
+
+
+# -- what stays behind -------------------------------------------------------------------------------------------------------------------
+
+
+def traces(id: str) -> set[str]:
+    """What this process holds, and what on the machine is called after a sandbox: mounts, descriptors, children, cgroups. Other programs
+    run here, too: theirs do not count."""
+    erofs.let_go(everything=True)
+    found = set()
+    with open("/proc/self/mountinfo") as stream:
+        found.update(f"mount {' '.join(line.split()[3:5])}" for line in stream)
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+        if not residue.KEPT.match(target):
+            found.add(f"descriptor {fd} {target}")
+    found.update(f"process {pid}" for pid in children())
+    top = cgroup2_mount()
+    for directory, names, _ in os.walk(top) if top else ():
+        found.update(f"cgroup {directory}/{name}" for name in names if id in name)
+    return found
+
+
+def children() -> list[int]:
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def left(before: set[str], id: str, seconds: float = 3.0) -> list[str]:
+    """What is there that was not there before, once everything that was ending had its time."""
+    end = time.monotonic() + seconds
+    found = traces(id) - before
+    while found and time.monotonic() < end:
+        time.sleep(0.02)
+        found &= traces(id) - before
+    return sorted(found)
 
 
 # -- what is there ---------------------------------------------------------------------------------------------------------------------

@@ -14,13 +14,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hunt import build, scene, stage
 from hunt.cases import Case
 from hunt.scene import Scene
-from support import make_image, residue
+from support import make_image
 
 import dockless
 from dockless import gpus
@@ -43,13 +42,13 @@ def perform(case: Case, on: Scene, id: str) -> dict[str, Any]:
     scene.loosen(on)
     with _told(record):
         image = _image(case, on)
-        before, here = scene.picture(on), residue.snapshot()
+        before, here = scene.picture(on), scene.traces(id)
         try:
             with _told(record):
                 _DEEDS[case["kind"]](case, on, image, id, record)
         finally:
             _volumes_gone(on)
-            record["left"] = [line for line in residue.leftovers(here, 2.0) if _ours(line, id)]
+            record["left"] = scene.left(here, id)
             record["changes"] = scene.differences(before, scene.picture(on))
     return record
 
@@ -62,19 +61,6 @@ def _told(record: dict[str, Any]) -> Iterator[None]:
         record["error"] = f"{type(error).__name__}: {error}"
     except Exception:
         record["crash"] = traceback.format_exc()
-
-
-def _ours(line: str, id: str) -> bool:
-    """Whether what is left is this case's: other programs run on the machine."""
-    kind = line.split()[0]
-    return id in line if kind == "cgroup" else _child(line.split()[1]) if kind == "process" else kind != "path"
-
-
-def _child(pid: str) -> bool:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
-    except OSError:
-        return False
 
 
 def _filled(value: Any, base: str) -> Any:
