@@ -1,7 +1,8 @@
 /* Remove a tree that strangers made: of any depth, with any permissions, never following a link.
  *
  * One fd is enough for any depth: go down where a directory is not empty, up when it is, and read each directory from its start again, where the child just
- * left is now an empty directory that goes like a file. Nobody else works in the tree: the sandbox that made it is dead.
+ * left is now an empty directory that goes like a file. The sandbox that made it should be dead, but a process of it may just be finishing a rename: so the way
+ * up ends at the directory where it began, and never goes up more often than it went down.
  */
 #include "ops.h"
 
@@ -18,13 +19,32 @@ static int is_dots(const char *name) {
     return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]));
 }
 
-/* A directory of ours to work in, whatever its mode was. */
+/* A directory of ours to work in, whatever its mode was. The mode is changed by descriptor: fchmodat(2) would follow a link. */
 static sysret enter(int parent, const char *name) {
     const uint64_t flags = O_DIRECTORY_ | O_NOFOLLOW_ | O_CLOEXEC_;
     sysret fd = sys(NR_openat, parent, name, flags, 0);
     if (fd != -E_ACCES) return fd;
-    sysret err = sys(NR_fchmodat, parent, name, 0700);
-    return err < 0 ? err : sys(NR_openat, parent, name, flags, 0);
+    sysret closed = sys(NR_openat, parent, name, flags | O_PATH_, 0);
+    if (closed < 0) return closed;
+    static const char prefix[] = "/proc/self/fd/";
+    char room[40], *path = room + sizeof room - 1;
+    *path = 0;
+    for (sysret left = closed; left || !path[0]; left /= 10) *--path = (char)('0' + left % 10);
+    for (uint64_t i = sizeof prefix - 1; i; i--) *--path = prefix[i - 1];
+    sysret err = sys(NR_fchmodat, AT_FDCWD_, path, 0700);
+    fd = err < 0 ? err : sys(NR_openat, AT_FDCWD_, path, O_DIRECTORY_ | O_CLOEXEC_, 0);
+    sys(NR_close, closed);
+    return fd;
+}
+
+struct identity {
+    uint64_t device, inode;
+};
+
+static struct identity identify(sysret fd) {
+    uint64_t st[18] = {0}; /* struct stat begins with these two */
+    sys(NR_newfstatat, fd, "", st, AT_EMPTY_PATH_);
+    return (struct identity){st[0], st[1]};
 }
 
 /* 0: gone. 1: a directory that is not empty. */
@@ -60,11 +80,13 @@ static sysret sweep(int directory) {
 int remove_tree(int parent, const char *name) {
     sysret current = enter(parent, name);
     if (current == -E_NOENT) return 0;
+    const struct identity top = identify(current);
     for (uint64_t depth = 0; current >= 0;) {
         sysret next = sweep((int)current);
         if (next == 0) {
-            if (!depth--) break;
-            next = sys(NR_openat, current, "..", O_DIRECTORY_ | O_CLOEXEC_, 0);
+            const struct identity here = identify(current);
+            if (here.device == top.device && here.inode == top.inode) break;
+            next = depth-- ? sys(NR_openat, current, "..", O_DIRECTORY_ | O_CLOEXEC_, 0) : -E_AGAIN;
         } else if (next > 0) {
             depth++;
         }

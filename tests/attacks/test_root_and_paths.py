@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from dockless import paths
-from dockless.errors import SandboxError
+from dockless.errors import DocklessError, SandboxError
 from dockless.sandbox import detached
+from dockless.sandbox.sandbox import remove_tree
 from dockless.sandbox.spec import Spec, Volume
 from dockless.sandbox.volumes import volume_path
 
@@ -192,3 +193,30 @@ def test_her_volume_is_hers_inside_and_out_of_reach_outside(home):
 
     with as_anna(made.parent.parent, knock):
         pass
+
+
+def shuffle(ready: Callable[[], None]) -> None:
+    """Move a deep directory up and down again, for ever: what a process of a dying sandbox does to its upper."""
+    ready()
+    deep, high = b"a/b/c/d/e/f", b"f"
+    while True:
+        _libc.rename(deep, high)
+        _libc.rename(high, deep)
+
+
+def test_a_tree_that_moves_while_it_is_removed(home):
+    """The way up from a directory that was moved leads past the top: what lies beside the tree must not go with it."""
+    place = paths.state() / "trees"
+    beside = place / "beside"
+    beside.mkdir(parents=True)
+    (beside / "canary").write_text("mine")
+    for number in range(150):
+        tree = place / f"tree-{number}"
+        (tree / "a/b/c/d/e/f/g/h").mkdir(parents=True)
+        for path in [tree, *tree.rglob("*")]:
+            os.chown(path, ANNA, ANNA)
+        with as_anna(tree, shuffle), contextlib.suppress(DocklessError):
+            remove_tree(tree)
+        assert (beside / "canary").exists(), number
+        remove_tree(tree)
+        assert not tree.exists()
