@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dockless.errors import BadInput
 from dockless.units import format_size, parse_cores, parse_count, parse_duration, parse_rate, parse_size
@@ -203,6 +203,10 @@ class Limits:
                 )
         for disk in self.io_max:
             find_device(disk.target)
+
+    def by_number(self) -> Limits:
+        """The same limits with each disk named ``MAJOR:MINOR``, so that whoever enforces them follows no path. Raises ``BadInput``."""
+        return replace(self, io_max=tuple(replace(disk, target=find_device(disk.target)) for disk in self.io_max)) if self.io_max else self
 
     def writes(self) -> tuple[Write, ...]:
         """What to write, in the order in which the kernel accepts it. Paths in io_max are looked up (stat only). Raises ``BadInput``."""

@@ -180,7 +180,7 @@ def _refuse(found: Found, userxattr: bool) -> None:
         return
     mark = "redirect" if kind == stat.S_IFDIR else "metacopy"
     try:
-        os.getxattr(found.place, f"{'user' if userxattr else 'trusted'}.overlay.{mark}")
+        os.getxattr(found.place, f"{'user' if userxattr else 'trusted'}.overlay.{mark}", follow_symlinks=False)
     except OSError:
         return
     raise ImageError(

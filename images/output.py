@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,8 +61,17 @@ def opened(destination: Destination) -> Iterator[Output]:
     except FileNotFoundError:
         special = False
     if special:  # a pipe, /dev/stdout: nothing that could be replaced
-        with open(path, "wb") as out:
+        with open(_open_special(path), "wb") as out:
             yield out
         return
     with replacing(path.resolve(), 0o666) as out:
         yield out
+
+
+def _open_special(path: Path) -> int:
+    """Without making or cutting anything: whoever owns the directory may have put a link to a file there since we looked."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise BadInput(f"{path} was replaced by a file just now", subject=str(path), hint="write where nobody else can")
+    return fd

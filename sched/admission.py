@@ -7,6 +7,7 @@ settings, the caller's uid from the kernel.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ from dockless.sched.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
 from dockless.sched.queue import NewJob, storable
 from dockless.sched.shares import Shares
+
+_NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
 
 
 class Admission:
@@ -105,6 +108,10 @@ class Admission:
         ):
             if wrong:
                 raise NotPermitted(f"{what} is for root", subject=caller.user, hint="leave it out")
+        for disk in spec.limits.io_max:
+            if not _NUMBER.fullmatch(disk.target):
+                # A path would be followed with root's rights, and the answer would tell what is there.
+                raise NotPermitted("an io limit names its disk by a path", subject="io_max", hint="give its number, MAJOR:MINOR: see lsblk")
 
     def _quota(self, caller: Caller, job: JobSpec, count: int, groups: tuple[str, ...]) -> None:
         quotas = self.config.quotas

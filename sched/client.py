@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -79,18 +80,14 @@ class Client:
 
     def submit_many(self, jobs: Iterable[JobSpec]) -> list[int]:
         """Queue several in one transaction, all or none; their ids in order."""
-        from dockless.sched.codec import job_to_plain
-
-        plain = [job_to_plain(job) for job in jobs]
+        plain = [_plain(job) for job in jobs]
         if not plain:
             return []
         return [int(i) for i in self._call("submit", jobs=plain)["ids"]]
 
     def submit_array(self, job: JobSpec, count: int) -> list[int]:
         """Queue ``count`` copies that know their place: DOCKLESS_ARRAY_ID (the first id) and DOCKLESS_ARRAY_INDEX (0 …)."""
-        from dockless.sched.codec import job_to_plain
-
-        answer = self._call("submit", jobs=[job_to_plain(job)], array=count)
+        answer = self._call("submit", jobs=[_plain(job)], array=count)
         return list(range(int(answer["first"]), int(answer["first"]) + count)) if "first" in answer else [int(i) for i in answer["ids"]]
 
     def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> list[Job]:
@@ -264,3 +261,10 @@ class Client:
             subject=str(self.path),
             hint="running jobs go on without it; start it again with `dockless daemon`",
         )
+
+
+def _plain(job: JobSpec) -> dict[str, Any]:
+    """As it travels. A disk that is named by a path is looked up here, with the rights of whoever asks."""
+    from dockless.sched.codec import job_to_plain
+
+    return job_to_plain(replace(job, spec=replace(job.spec, limits=job.spec.limits.by_number())))

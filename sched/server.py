@@ -79,13 +79,11 @@ class Server:
         """Listen. The lock that makes this daemon the only one is held, so a socket that lies there is a dead one's."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
-        before = os.umask(0o177)
+        before = os.umask(0o111 if os.geteuid() == 0 else 0o177)
         try:
             self._server = await asyncio.start_unix_server(self._connected, self.path, limit=PIECE, backlog=256)
         finally:
             os.umask(before)
-        if os.geteuid() == 0:
-            os.chmod(self.path, 0o666)
 
     async def close(self) -> None:
         if self._server is not None:

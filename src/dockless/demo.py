@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -446,6 +445,7 @@ def _judge(stage: Stage, user: str, job: Job, code: int, lines: list[str]) -> No
 
 def _strike(stage: Stage, keep: bool) -> list[str]:
     """End what runs, remove everything; what could not be removed."""
+    from dockless.images.files import remove_tree
     from dockless.sandbox import detached
 
     left: list[str] = []
@@ -465,18 +465,11 @@ def _strike(stage: Stage, keep: bool) -> list[str]:
     if keep:
         print(f"kept: {stage.home} (DOCKLESS_HOME={shlex.quote(str(stage.home))} dockless images)")
         return left
-    _remove(stage.home)
+    with contextlib.suppress(OSError):
+        remove_tree(stage.home)
     if stage.home.exists():
         left.append(str(stage.home))
     return left
-
-
-def _remove(place: Path) -> None:
-    """An image may hold directories without write permission for their owner."""
-    for folder, _, _ in os.walk(place):
-        with contextlib.suppress(OSError):
-            os.chmod(folder, 0o700)
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def _daemon_log(stage: Stage) -> None:

@@ -82,7 +82,12 @@ def _make(directory: Path, mode: int, parents: int) -> None:
             path.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        path.chmod(mode if path == directory else parents)
+        # Not by its name: the directory above may be somebody else's, who puts a link there.
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, mode if path == directory else parents)
+        finally:
+            os.close(fd)
 
 
 @contextlib.contextmanager

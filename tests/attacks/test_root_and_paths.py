@@ -14,13 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.scheduling import DaemonProcess, as_user
 
 from dockless import paths
-from dockless.errors import DocklessError, SandboxError
+from dockless.cgroups import IoMax, Limits
+from dockless.errors import BadInput, DocklessError, SandboxError
+from dockless.images import output
 from dockless.sandbox import detached
 from dockless.sandbox.sandbox import remove_tree
 from dockless.sandbox.spec import Spec, Volume
 from dockless.sandbox.volumes import volume_path
+from dockless.sched import JobSpec
 
 pytestmark = pytest.mark.requires("root", "userns")
 
@@ -220,3 +224,44 @@ def test_a_tree_that_moves_while_it_is_removed(home):
         assert (beside / "canary").exists(), number
         remove_tree(tree)
         assert not tree.exists()
+
+
+def test_a_pipe_that_becomes_a_link_while_an_archive_is_written(home, secret, monkeypatch):
+    """Between the look and the opening her directory is hers: nothing is cut, nothing is written."""
+    place = paths.state() / "hers"
+    place.mkdir(parents=True)
+    os.mkfifo(place / "out")
+    looked = Path.stat
+
+    def stat_and_swap(self: Path, **how: bool) -> os.stat_result:
+        found = looked(self, **how)
+        if self == place / "out" and stat.S_ISFIFO(found.st_mode):
+            self.unlink()
+            self.symlink_to(secret)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_dir", lambda self: False)
+        patched.setattr(Path, "stat", stat_and_swap)
+        with pytest.raises(BadInput, match="replaced"), output.opened(place / "out"):
+            pass
+    assert secret.read_text() == "nobody's business"
+
+
+def test_a_disk_is_looked_up_with_the_rights_of_whoever_asks(home, secret):
+    """Root's answer would tell what lies in directories that are closed to her."""
+    (secret.parent / "closed").mkdir(mode=0o700)
+    daemon = DaemonProcess(home).start()
+    try:
+        answers = []
+        for path in (secret.parent / "closed", secret.parent / "closed" / "nothing"):
+            limits = {"io_max": [{"target": str(path), "rbps": 1}]}
+            job = {"spec": {"argv": ["true"], "limits": limits, "best_effort": True}}
+            answers.append(as_user(ANNA, daemon.socket.parent, lambda q, job=job: q._call("submit", jobs=[job])))
+        assert answers[0] == answers[1] and answers[0][:2] == ("error", "NotPermitted")
+        own = JobSpec(Spec(argv=("true",), limits=Limits(io_max=(IoMax(str(secret.parent / "closed/nothing"), rbps=1),)), best_effort=True))
+        outcome = as_user(ANNA, daemon.socket.parent, lambda q: q.submit(own))
+        assert outcome[:2] == ("error", "BadInput") and "Permission denied" in outcome[2]
+    finally:
+        daemon.stop()
+        (secret.parent / "closed").rmdir()
