@@ -224,6 +224,7 @@ def main() -> int:
     options.keep = options.keep.resolve()
     options.replay = [path.resolve() for path in options.replay or ()]
     os.chdir("/")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the neighbour and the canaries go, whoever ends this
     print(f"hunt: seed {options.seed}", flush=True)
     return hunt(options)
 
