@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from dockless.checks import check_record
 from dockless.errors import BadInput
 from dockless.units import format_size, parse_cores, parse_count, parse_duration, parse_rate, parse_size
 
@@ -69,6 +70,7 @@ class IoMax:
     wiops: int | None = None
 
     def __post_init__(self) -> None:
+        check_record(self)
         if not self.target or "\0" in self.target:
             raise BadInput("io limit without a disk", hint=_IO_HINT)
         given = self.settings()
@@ -126,6 +128,7 @@ class Limits:
     dmem: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        check_record(self)
         _check_cpu(self)
         _check_memory(self)
         _check_rest(self)
@@ -164,18 +167,18 @@ class Limits:
 
         return cls(
             cpu_max=None if cpus is None else parse_cores(cpus),
-            cpu_weight=count("cpu weight", cpu_weight),
-            cpu_burst=None if cpu_burst is None else parse_duration(cpu_burst, "cpu burst"),
+            cpu_weight=count("cpu_weight", cpu_weight),
+            cpu_burst=None if cpu_burst is None else parse_duration(cpu_burst, "cpu_burst"),
             cpuset_cpus=cpuset,
             cpuset_mems=mems,
             memory_max=size("memory", memory),
-            memory_high=size("memory high", memory_high),
-            memory_low=size("memory low", memory_low),
-            memory_min=size("memory min", memory_min),
+            memory_high=size("memory_high", memory_high),
+            memory_low=size("memory_low", memory_low),
+            memory_min=size("memory_min", memory_min),
             memory_swap_max=size("swap", swap),
             memory_oom_group=oom_group,
             io_max=tuple(i if isinstance(i, IoMax) else IoMax.parse(i) for i in ([io] if isinstance(io, str) else io)),
-            io_weight=count("io weight", io_weight),
+            io_weight=count("io_weight", io_weight),
             pids_max=count("pids", pids),
             hugetlb=_parse_pairs("hugetlb", hugetlb),
             dmem=_parse_pairs("dmem", dmem),
@@ -378,7 +381,7 @@ def _check_cpu(limits: Limits) -> None:
                 subject=str(burst),
                 hint="the kernel saves up at most one period's quota",
             )
-    for name, weight in (("cpu weight", limits.cpu_weight), ("io weight", limits.io_weight)):
+    for name, weight in (("cpu_weight", limits.cpu_weight), ("io_weight", limits.io_weight)):
         if weight is not None and not 1 <= weight <= 10000:
             raise BadInput(f"{name} {weight} is not between 1 and 10000", subject=str(weight), hint="the default is 100")
     if limits.cpuset_cpus is not None:
@@ -388,13 +391,13 @@ def _check_cpu(limits: Limits) -> None:
 
 
 def _check_memory(limits: Limits) -> None:
-    for name, value in (("memory", limits.memory_max), ("memory high", limits.memory_high)):
+    for name, value in (("memory", limits.memory_max), ("memory_high", limits.memory_high)):
         if value is not None and value < PAGE:
             raise BadInput(f"{name} {value}: less than one page ({PAGE} bytes) runs nothing", subject=str(value), hint="give at least 1M")
-    for name, value in (("memory low", limits.memory_low), ("memory min", limits.memory_min), ("swap", limits.memory_swap_max)):
+    for name, value in (("memory_low", limits.memory_low), ("memory_min", limits.memory_min), ("swap", limits.memory_swap_max)):
         if value is not None and value < 0:
             raise BadInput(f"{name} {value} is negative", subject=str(value), hint="leave it out for the kernel's default")
-    for name, value in (("memory low", limits.memory_low), ("memory min", limits.memory_min)):
+    for name, value in (("memory_low", limits.memory_low), ("memory_min", limits.memory_min)):
         if value is not None and limits.memory_max is not None and value > limits.memory_max:
             raise BadInput(
                 f"{name} {format_size(value)} is more than the limit {format_size(limits.memory_max)}: it could never be kept",

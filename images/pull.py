@@ -46,6 +46,7 @@ from dockless.images.registry.remote import Document, Remote, first_of
 from dockless.images.room import reserved
 from dockless.images.store import Store
 from dockless.images.transfer import Pace
+from dockless.text import shown
 
 if TYPE_CHECKING:
     from dockless.images.registry.configuration import Configuration
@@ -89,7 +90,7 @@ def pull(
     from dockless.images.registry.policy import check as check_policy
 
     if policy not in POLICIES:
-        raise BadInput(f"there is no pull policy {policy!r}", subject=policy, hint=f"one of {', '.join(POLICIES)}")
+        raise BadInput(f"there is no pull policy {shown(policy)}", subject="policy", hint=f"one of {', '.join(POLICIES)}")
     at = platforms.parse(platform) if platform else platforms.host()
     configuration = configuration or Configuration.load()
     credentials = credentials or Credentials.load(configuration=configuration)

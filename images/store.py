@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dockless import paths
+from dockless.checks import checked
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images import config, digest, manifest, platforms, reference
 from dockless.images.config import ImageConfig
@@ -60,6 +61,7 @@ _ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")
 # What get() answered last, by store and reference: starting the same image again must not read the store again.
 _kept: dict[tuple[str, str], tuple[tuple[int, ...], Image]] = {}
 _KEPT_AT_MOST = 256
+StrPath = str | os.PathLike[str]
 
 
 class Store:
@@ -68,13 +70,17 @@ class Store:
     ``index``: whether layers are indexed rather than written (see ``unpacking``); None: where this kernel and this user can.
     """
 
-    def __init__(self, root: Path | None = None, *, limits: UnpackLimits | None = None, index: bool | None = None) -> None:
-        self.root = (root or paths.store()).absolute()
+    @checked
+    def __init__(
+        self, root: str | os.PathLike[str] | None = None, *, limits: UnpackLimits | None = None, index: bool | None = None
+    ) -> None:
+        self.root = (paths.store() if root is None else Path(root)).absolute()
         self._list_path = str(self.root / "images.json")
         self.limits = limits or UnpackLimits()
         self.index = index
 
-    def load(self, source: str | Path, *, name: str | None = None, progress: Callable[[Progress], None] | None = None) -> list[Image]:
+    @checked
+    def load(self, source: StrPath, *, name: str | None = None, progress: Callable[[Progress], None] | None = None) -> list[Image]:
         """Load every image of ``source``: an OCI layout (directory or tar) or a docker-save archive, in any compression.
 
         ``name`` replaces the reference of a source with one image. Layers that the store has are not unpacked again. Tags are set when
@@ -84,6 +90,7 @@ class Store:
 
         return load(self, Path(source), self.check_name(name) if name is not None else None, progress)
 
+    @checked
     def pull(
         self, ref: str, *, platform: str | None = None, policy: Policy = "always", progress: Callable[[Progress], None] | None = None
     ) -> Image:
@@ -92,12 +99,14 @@ class Store:
 
         return pull(self, ref, platform=platform, policy=policy, progress=progress)
 
+    @checked
     def push(self, ref: str, destination: str | None = None, *, progress: Callable[[Progress], None] | None = None) -> Pushed:
         """Send the image ``ref`` to a registry. See ``push.push``."""
         from dockless.images.push import push
 
         return push(self, ref, destination, progress=progress)
 
+    @checked
     def get(self, ref: str) -> Image:
         """The image of a reference, a digest (``sha256:…``), or the beginning of one (8 digits or more); ``host`` is the host itself."""
         if ref == HOST:
@@ -134,6 +143,7 @@ class Store:
         except (UnknownImage, BadImage, BadDigest):
             return None
 
+    @checked
     def find(self, ref: str) -> Image:
         """As ``get``, but also an image that lacks a layer; it cannot be run, only removed or repaired. ``UnknownImage``"""
         with self._reading():
@@ -142,6 +152,7 @@ class Store:
             raise _unknown(ref)
         return Image(reference=tag, digest=found, config=ImageConfig(), layers=())
 
+    @checked
     def tag(self, ref: str, name: str) -> str:
         """Give the image ``ref`` another name; its full form. It moves from where it was. ``BadInput``, ``UnknownImage``"""
         full, image = self.check_name(name), self.get(ref)
@@ -151,12 +162,14 @@ class Store:
             self.register({}, {full: image.digest})
         return full
 
+    @checked
     def remove(self, ref: str, *, force: bool = False) -> Freed:
         """Take a tag away, and with its last tag the image. See ``room.remove``."""
         from dockless.images.room import remove
 
         return remove(self, ref, force=force)
 
+    @checked
     def prune(
         self,
         *,
@@ -192,6 +205,7 @@ class Store:
 
         keep(self, image, link)
 
+    @checked
     def check(self, *, repair: bool = False, tell: Callable[[str], None] | None = None) -> Report:
         """Whether everything is what its name says. See ``check.check``."""
         from dockless.images.check import check
@@ -379,6 +393,7 @@ class Store:
         return index  # type: ignore[no-any-return]
 
     @staticmethod
+    @checked
     def check_name(name: str) -> str:
         """The full form of a name to tag an image with; ``BadInput`` if it is none, has a digest, or is ``host``."""
         parsed = reference.parse(name)

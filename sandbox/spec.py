@@ -6,6 +6,7 @@ A ``Spec`` is complete in itself: with an image, the features of a kernel and th
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dockless.cgroups import Limits
+from dockless.checks import check_record
 from dockless.errors import BadInput
 from dockless.units import NOT_FOR_STOP
 
@@ -20,6 +22,7 @@ Profile = Literal["default", "untrusted", "privileged"]
 Network = Literal["none", "host"]
 RootMode = Literal["disk", "tmpfs", "readonly"]
 Share = Literal["new", "host"]
+StrPath = str | os.PathLike[str]
 
 _RLIMITS = "cpu fsize data stack core rss nproc nofile memlock as locks sigpending msgqueue nice rtprio rttime"
 RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
@@ -44,21 +47,35 @@ class Mount:
     size: int = 0
     mode: int = 0o1777
 
+    def __post_init__(self) -> None:
+        check_record(self)
 
-def Bind(source: str, target: str, *, readonly: bool = False, recursive: bool = True, idmap: bool | None = None) -> Mount:
+
+def _path(value: StrPath) -> str:
+    return value if isinstance(value, str) or not isinstance(value, os.PathLike) else os.fspath(value)
+
+
+def Bind(
+    source: StrPath,
+    target: StrPath,
+    *,
+    readonly: bool = False,
+    recursive: bool = True,
+    idmap: bool | None = None,
+) -> Mount:
     """A host file or directory shown inside. ``idmap`` True: owners on disk are ids of the inside, so that the sandbox's root is root
     there (needs root, Linux 5.12); False: nothing is mapped; None: as root what is safe, see ``sandbox.binds``."""
-    return Mount("bind", target, source, readonly, recursive, idmap)
+    return Mount("bind", _path(target), _path(source), readonly, recursive, idmap)
 
 
-def Tmpfs(target: str, *, size: int = 0, mode: int = 0o1777) -> Mount:
+def Tmpfs(target: StrPath, *, size: int = 0, mode: int = 0o1777) -> Mount:
     """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory."""
-    return Mount("tmpfs", target, size=size, mode=mode)
+    return Mount("tmpfs", _path(target), size=size, mode=mode)
 
 
-def Volume(name: str, target: str, *, readonly: bool = False) -> Mount:
+def Volume(name: str, target: StrPath, *, readonly: bool = False) -> Mount:
     """A named directory that dockless keeps between sandboxes."""
-    return Mount("volume", target, name, readonly)
+    return Mount("volume", _path(target), name, readonly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,9 @@ class Namespaces:
     cgroup: Share = "new"
     time: Share = "host"
 
+    def __post_init__(self) -> None:
+        check_record(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Rlimit:
@@ -81,6 +101,9 @@ class Rlimit:
     name: str
     soft: int
     hard: int
+
+    def __post_init__(self) -> None:
+        check_record(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +150,7 @@ class Spec:
     log_size: int = 0
 
     def __post_init__(self) -> None:
+        check_record(self)
         _check(self)
 
 
@@ -142,21 +166,16 @@ def check_id(value: str, what: str = "sandbox id") -> str:
 
 
 def _check(spec: Spec) -> None:
-    for text in (*spec.argv, *(spec.entrypoint or ()), *(p for pair in spec.env for p in pair), spec.workdir, spec.user):
-        if "\0" in text:
-            raise BadInput(f"{text[:40]!r} contains a NUL byte", hint="arguments, environment and paths are C strings")
     for name, _ in spec.env:
         if not name or "=" in name:
             raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name)
     if spec.workdir and not spec.workdir.startswith("/"):
         raise BadInput(f"working directory {spec.workdir!r} is not absolute", subject=spec.workdir, hint="start it with '/'")
     for mount in spec.mounts:
-        if not mount.target.startswith("/") or "\0" in mount.target:
+        if not mount.target.startswith("/"):
             raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")
         if mount.kind == "volume":
             check_id(mount.source, "volume name")
-        if "\0" in mount.source:
-            raise BadInput(f"mount source {mount.source!r} contains a NUL byte", subject=mount.source, hint="paths are C strings")
         if posixpath.normpath(mount.target).strip("/") == "":
             raise BadInput("nothing can be mounted on the root itself", subject=mount.target, hint="mount below it, or run another image")
     _check_numbers(spec)
@@ -172,14 +191,15 @@ def _check_numbers(spec: Spec) -> None:
         ("root_size", spec.root_size, 0, _MAX_BYTES),
         ("timeout", spec.timeout, 0, _MAX_SECONDS),
         ("grace", spec.grace, 0, _MAX_SECONDS),
-        ("stop signal", spec.stop_signal, 0, signal.SIGRTMAX),
-        *(("group", group, 0, _MAX_ID) for group in spec.groups),
+        ("stop_signal", spec.stop_signal, 0, signal.SIGRTMAX),
+        ("time_offset", spec.time_offset, -_MAX_SECONDS, _MAX_SECONDS),
+        *(("groups", group, 0, _MAX_ID) for group in spec.groups),
         *(("size of a tmpfs", mount.size, 0, _MAX_BYTES) for mount in spec.mounts),
         *(("mode of a tmpfs", mount.mode, 0, 0o7777) for mount in spec.mounts),
         *((f"limit {limit.name}", value, -1, _MAX_BYTES) for limit in spec.rlimits for value in (limit.soft, limit.hard)),
     ):
         if number is not None and not low <= number <= high:
-            raise BadInput(f"{what} {number} cannot be", subject=str(number), hint=f"it goes from {low} to {high:d}")
+            raise BadInput(f"{what} {number} cannot be", subject=what, hint=f"it goes from {low} to {high:d}")
     if spec.stop_signal in NOT_FOR_STOP:
         raise BadInput(
             f"{signal.Signals(spec.stop_signal).name} ends no program, so it is no stop signal",

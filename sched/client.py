@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from dockless import paths
+from dockless.checks import check, checked
 from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched import protocol
 from dockless.sched.jobs import Job, JobSpec
@@ -85,33 +86,41 @@ class Client:
             return []
         return [int(i) for i in self._call("submit", jobs=plain)["ids"]]
 
+    @checked
     def submit_array(self, job: JobSpec, count: int) -> list[int]:
         """Queue ``count`` copies that know their place: DOCKLESS_ARRAY_ID (the first id) and DOCKLESS_ARRAY_INDEX (0 …)."""
         answer = self._call("submit", jobs=[_plain(job)], array=count)
         return list(range(int(answer["first"]), int(answer["first"]) + count)) if "first" in answer else [int(i) for i in answer["ids"]]
 
+    @checked
     def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> list[Job]:
         """Waiting and running jobs in the order they will start; with ``ended`` also those that have ended, newest first, after them.
         ``limit``: at most so many waiting and so many ended ones, up to 100,000; 0 for 1,000."""
         answer = self._call("queue", ended=ended, user=user, limit=limit)
         return [Job.from_dict(item) for item in answer["jobs"]]
 
+    @checked
     def job(self, job: int) -> Job:
         """One job with its attempts. Raises UnknownJob."""
         return Job.from_dict(self._call("job", job=job)["job"])
 
+    @checked
     def cancel(self, job: int, *, grace: float | None = None) -> Job:
         """End a job: a waiting one at once, a running one by its stop signal and, ``grace`` seconds later, SIGKILL.
         Returns as soon as the wish is on disk; ``wait`` for the end. Raises UnknownJob, NotPermitted."""
         return Job.from_dict(self._call("cancel", job=job, grace=grace)["job"])
 
+    @checked
     def wait(self, job: int, *, timeout: float | None = None) -> Job:
         """Block until the job has ended. Raises TimeoutError after ``timeout`` seconds, UnknownJob, NotPermitted."""
         return self.wait_many([job], timeout=timeout)[0]
 
     def wait_many(self, jobs: Iterable[int], *, timeout: float | None = None) -> list[Job]:
         """Block until all of them have ended; they come in the order asked for."""
-        ids = list(jobs)
+        check("jobs", jobs, Iterable[int])
+        ids = tuple(jobs)
+        check("jobs", ids, tuple[int, ...])
+        check("timeout", timeout, float | None)
         deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, Job] = {}
         once = list(dict.fromkeys(ids))
@@ -140,6 +149,7 @@ class Client:
                     raise
                 time.sleep(0.1)
 
+    @checked
     def logs(self, job: int, *, follow: bool = False, attempt: int = 0) -> Iterator[LogLine]:
         """What the job wrote, in order; with ``follow`` until it has ended, also over a restart of the daemon. ``attempt`` 0: the newest.
         A line with ``dropped`` stands for output that is not kept any more."""

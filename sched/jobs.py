@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from dockless.checks import check_record
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
 
@@ -100,6 +101,7 @@ class JobSpec:
     on_reboot: OnReboot = "fail"
 
     def __post_init__(self) -> None:
+        check_record(self)
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise BadInput(f"priority {self.priority} is out of range", subject="priority", hint=f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if not math.isfinite(self.time_limit) or not 0 <= self.time_limit <= MAX_TIME_LIMIT:

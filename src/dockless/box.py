@@ -19,6 +19,7 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
+from dockless.checks import checked
 from dockless.errors import BadInput, SandboxGone
 from dockless.options import image_and_args, make_spec
 from dockless.pulling import check_policy, present
@@ -46,6 +47,7 @@ class Sandbox:
     was given.
     """
 
+    @checked
     def __init__(
         self,
         image: str | Spec | Sequence[str] | None = None,
@@ -65,9 +67,6 @@ class Sandbox:
 
         self.gpus: tuple[str, ...] = ()
         self.simulated = False
-        self._wanted_gpus = options.get("gpus")
-        self._pull = options.get("pull", "missing")
-        check_policy(self._pull)
         self._given_up = False
         if isinstance(image, Spec):
             if args is not None or options:
@@ -76,6 +75,9 @@ class Sandbox:
         else:
             name, arguments = image_and_args(image, args)
             self.spec = make_spec(name, arguments, **options)
+        self._wanted_gpus = options.get("gpus")
+        self._pull = options.get("pull") or "missing"
+        check_policy(self._pull)
         self.stdin: IO[Any] | None = None
         self.stdout: IO[Any] | None = None
         self.stderr: IO[Any] | None = None
@@ -228,6 +230,7 @@ class Sandbox:
     def __await__(self) -> Generator[Any, None, Exit]:
         return self.wait_async().__await__()
 
+    @checked
     async def wait_async(self, timeout: float | None = None) -> Exit:
         """``wait`` that lets the event loop go on."""
         from dockless.waiting import until
@@ -235,6 +238,7 @@ class Sandbox:
         await until(self.fileno(), (), None, timeout)
         return self._running.wait()
 
+    @checked
     async def communicate_async(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
         """``communicate`` that lets the event loop go on."""
         from dockless.waiting import until
@@ -249,10 +253,12 @@ class Sandbox:
         """How it ended, None while it runs."""
         return self._running.wait() if self.process.poll() is not None else None
 
+    @checked
     def wait(self, timeout: float | None = None) -> Exit:
         """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on. Reads no pipe: see ``communicate``."""
         return self._running.wait(timeout)
 
+    @checked
     def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
         """Feed ``input``, read stdout and stderr to their ends, wait: ``(stdout, stderr)``, None where there is no pipe.
 
@@ -295,6 +301,7 @@ class Sandbox:
         out, err = (None if reader is None else self._text.decode(reader.finish()) for reader in readers)
         return out, err
 
+    @checked
     def send_signal(self, number: int) -> None:
         """A signal to the job's own process."""
         self._running.send_signal(number)

@@ -13,6 +13,10 @@ import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dockless.checks import checked
+from dockless.errors import BadInput
+from dockless.text import shown
+
 if TYPE_CHECKING:
     from dockless.box import Sandbox
     from dockless.images import Image
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from dockless.sandbox.detached import Detached
 
 
+@checked
 def diff(sandbox: str | Detached | Sandbox, *, pause: bool = True) -> list[Change]:
     """Added (A), changed (C) and deleted (D) paths, sorted.
 
@@ -30,6 +35,7 @@ def diff(sandbox: str | Detached | Sandbox, *, pause: bool = True) -> list[Chang
     return _changes(sandbox).changes(pause=pause)
 
 
+@checked
 def commit(
     sandbox: str | Detached | Sandbox,
     reference: str | None = None,
@@ -56,7 +62,10 @@ def commit(
 def _changes(sandbox: str | Detached | Sandbox) -> Changes:
     from dockless.box import Sandbox
     from dockless.sandbox import commit
+    from dockless.sandbox.detached import Detached
 
     if isinstance(sandbox, str):
         return commit.find(sandbox)
+    if not isinstance(sandbox, (Sandbox, Detached)):
+        raise BadInput(f"sandbox is {shown(sandbox)}, not a sandbox", subject="sandbox", hint="give its id, or a Sandbox that runs")
     return commit.changes_of(sandbox.room if isinstance(sandbox, Sandbox) else sandbox)

@@ -1,14 +1,25 @@
-"""The keywords of a sandbox, for type checkers and for people: what ``run``, ``arun``, ``Sandbox`` and ``submit`` take beside their own."""
+"""The keywords of a sandbox: what ``run``, ``arun``, ``Sandbox`` and ``submit`` take beside their own. One table, for people, for type
+checkers and for ``options``, which checks values against it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
+
+from dockless.cgroups import IoMax, Limits
+from dockless.pulling import Policy
+from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode, StrPath
 
 if TYPE_CHECKING:
-    from dockless.cgroups import IoMax, Limits
-    from dockless.images.pull import Policy
-    from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
+    from typing import TypedDict
+else:
+
+    class TypedDict(dict):
+        """Only its annotations are needed when a program runs, and as text: making a real one takes as long as all of ``make_spec``."""
+
+        def __init_subclass__(cls, total: bool = True) -> None:
+            pass
+
 
 Size = str | int
 
@@ -25,7 +36,7 @@ class Options(TypedDict, total=False):
     """
 
     env: Mapping[str, str] | Iterable[str]
-    workdir: str
+    workdir: StrPath
     user: str | int
     group_add: Iterable[int | str]
     hostname: str
@@ -40,10 +51,10 @@ class Options(TypedDict, total=False):
     network: Network
     namespaces: Namespaces | Mapping[str, str]
     time_offset: int
-    cap_add: Iterable[str]
-    cap_drop: Iterable[str]
-    seccomp: str
-    ulimits: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit]
+    cap_add: str | Iterable[str]
+    cap_drop: str | Iterable[str]
+    seccomp: StrPath
+    ulimits: Mapping[str, int | str | Sequence[int | str]] | Iterable[str | Rlimit]
     umask: int | str | None
     oom_score_adj: int | None
     cpu_affinity: str | Iterable[int]

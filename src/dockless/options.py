@@ -8,47 +8,67 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from dockless.checks import annotation, check
 from dockless.errors import BadInput
+from dockless.text import shown
 from dockless.units import parse_duration, parse_signal, parse_size
 
 if TYPE_CHECKING:
     from dockless.cgroups import Limits
-    from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec
+    from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec, StrPath
 
 _LIMITS = (
     "cpus", "cpu_weight", "cpu_burst", "cpuset", "mems", "memory", "memory_high", "memory_low", "memory_min", "swap", "oom_group", "io",
     "io_weight", "pids", "hugetlb", "dmem",
 )  # fmt: skip
-_AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_offset", "oom_score_adj", "workdir")
-
-
-KEYWORDS = frozenset(
-    """
-    best_effort cap_add cap_drop cpu_affinity cpu_burst cpu_weight cpus cpuset dmem entrypoint env gpus grace group_add hostname
-    hugetlb io io io_weight limits log_size memory memory_high memory_low memory_min mems mounts mounts namespaces network oom_group
-    oom_score_adj pids profile pull root root_size seccomp shm_size stop_signal swap time_offset timeout timeout tmpfs ulimits umask user
-    workdir
-    """.split()
-)
-"""The names of ``keywords.Options``, which only type checkers need: making that class takes as long as all that is done here."""
+_MOST_ITEMS = 1_000_000
+_AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_offset", "oom_score_adj")
 
 
 def image_and_args(image: str | Sequence[str] | None, args: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
     """``("python:3.12", [...])``, or arguments alone for the pseudo-image ``host``. A shell string is never meant. ``BadInput``"""
     if image is not None and not isinstance(image, str):
-        if args is not None:
-            raise BadInput("the image is not a name", subject=str(image)[:80], hint='give run("IMAGE", [arguments]) or run([arguments])')
+        if args is not None or not isinstance(image, Iterable) or isinstance(image, (bytes, Mapping)):
+            hint = 'give run("IMAGE", [arguments]) or run([arguments])'
+            raise BadInput(f"image is {shown(image)}, not a name", subject="image", hint=hint)
         image, args = None, image
+    if image is not None:
+        check("image", image, str)
+        if not image:
+            raise BadInput("image is empty", subject="image", hint="leave it out for the host's own system")
     if isinstance(args, (str, bytes)):
-        raise BadInput(
-            f"the command {str(args)[:60]!r} is one text, not a list",
-            subject=str(args)[:80],
-            hint='give a list; for a shell: ["sh", "-c", …]',
-        )
-    return image or "host", tuple(os.fsdecode(argument) for argument in args or ())
+        raise BadInput(f"args is one text, {shown(args)}, not a list", subject="args", hint='give a list; for a shell: ["sh", "-c", …]')
+    arguments = given_items(args) if args is not None else ()
+    check("args", arguments, Sequence[str | bytes | os.PathLike[Any]])
+    return image or "host", tuple(os.fsdecode(argument) for argument in arguments)
+
+
+def given_items(value: object) -> Any:
+    """An iterator's items as a tuple, to be looked at more than once; anything else as it is. ``BadInput`` if it does not end."""
+    if not isinstance(value, Iterator):
+        return value
+    items = tuple(islice(value, _MOST_ITEMS + 1))
+    if len(items) > _MOST_ITEMS:
+        raise BadInput(f"an iterator gives more than {_MOST_ITEMS} items", subject="iterator", hint="give a list")
+    return items
+
+
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that say something, checked against ``keywords.Options``. ``TypeError`` for an unknown one, ``BadInput``."""
+    from dockless.keywords import Options
+
+    known = Options.__annotations__
+    unknown = sorted(set(options) - known.keys())
+    if unknown:
+        raise TypeError(f"unknown keyword {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    given = {name: given_items(value) for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        check(name, value, annotation(known[name], Options.__module__))
+    return given
 
 
 def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
@@ -56,16 +76,14 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
     unknown keyword, ``BadInput``."""
     from dockless.sandbox.spec import Spec
 
-    unknown = sorted(set(options) - KEYWORDS)
-    if unknown:
-        raise TypeError(f"unknown keyword {unknown[0]!r}; known are {', '.join(sorted(KEYWORDS))}")
-    values: dict[str, Any] = {name: options[name] for name in _AS_THEY_ARE if options.get(name) is not None}
-    _check_choices(values)
+    options = given_options(options)
+    values: dict[str, Any] = {name: options[name] for name in _AS_THEY_ARE if name in options}
     return Spec(
         argv=tuple(args),
         image=image,
         entrypoint=_entrypoint(options.get("entrypoint")),
         env=_environment(options.get("env", ())),
+        workdir=os.fspath(options.get("workdir", "")),
         user=str(options.get("user", "")),
         groups=tuple(_group(item) for item in options.get("group_add", ())),
         root_size=_size(options, "root_size"),
@@ -83,28 +101,16 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
         rlimits=_rlimits(options.get("ulimits", ())),
         umask=_umask(options.get("umask")),
         cpus=_processors(options.get("cpu_affinity", ())),
-        stop_signal=parse_signal(options.get("stop_signal") or "", "stop signal"),
+        stop_signal=parse_signal(options.get("stop_signal") or "", "stop_signal"),
         timeout=_seconds(options, "timeout"),
         grace=_seconds(options, "grace"),
         **values,
     )
 
 
-def _check_choices(values: Mapping[str, Any]) -> None:
-    for name, known in (
-        ("profile", ("default", "untrusted", "privileged")),
-        ("root", ("disk", "tmpfs", "readonly")),
-        ("network", ("none", "host")),
-    ):
-        if name in values and values[name] not in known:
-            raise BadInput(
-                f"{name} {str(values[name])[:60]!r} is unknown", subject=str(values[name])[:80], hint=f"one of {', '.join(known)}"
-            )
-
-
 def _size(options: Mapping[str, Any], name: str) -> int:
     value = options.get(name)
-    return 0 if value is None else parse_size(value, name.replace("_", " "))
+    return 0 if value is None else parse_size(value, name)
 
 
 def _seconds(options: Mapping[str, Any], name: str) -> float:
@@ -142,10 +148,15 @@ def _environment(value: Mapping[str, str] | Iterable[str]) -> tuple[tuple[str, s
 
 
 def _group(item: int | str) -> int:
-    text = str(item)
-    if not text.isdecimal() or int(text) > 0xFFFFFFFE:
-        raise BadInput(f"group {text[:60]!r} is not a number", subject=text[:80], hint="give the group's id as the sandbox knows it")
-    return int(text)
+    number = _decimal(str(item))
+    if number is None or number > 0xFFFFFFFE:
+        raise BadInput(f"group_add: {shown(item)} is not a group's number", subject="group_add", hint="give its id as the sandbox knows it")
+    return number
+
+
+def _decimal(text: str) -> int | None:
+    """A whole number of plain digits, None if it is anything else or larger than all that is counted."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def parse_mount(text: str) -> Mount:
@@ -207,7 +218,8 @@ def _capabilities(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _seccomp(value: str) -> str:
+def _seccomp(value: StrPath) -> str:
+    value = os.fspath(value)
     return os.path.abspath(os.path.expanduser(value)) if value and value != "unconfined" else value
 
 
@@ -221,17 +233,17 @@ def _rlimit(name: str, setting: int | str | tuple[int, int]) -> Rlimit:
     from dockless.sandbox.spec import Rlimit
 
     parts = [str(part) for part in setting] if isinstance(setting, (tuple, list)) else str(setting).split(":")
-    values = [-1 if part in ("unlimited", "infinity", "-1") else int(part) if part.isdecimal() else None for part in parts]
-    if not name or None in values or len(values) > 2:
+    values = [-1 if part in ("unlimited", "infinity", "-1") else _decimal(part) for part in parts]
+    if not name or None in values or not 1 <= len(values) <= 2:
         raise BadInput(
-            f"resource limit {name}={setting} cannot be read",
-            subject=name,
+            f"ulimits: {shown(name)} = {shown(setting)} cannot be read",
+            subject="ulimits",
             hint="write nofile=1024 or nofile=1024:4096; 'unlimited' is a value",
         )
     soft, hard = values[0], values[-1]
     assert soft is not None and hard is not None
     if hard != -1 and (soft == -1 or soft > hard):
-        raise BadInput(f"resource limit {name}: the soft limit is above the hard one", subject=name, hint="write SOFT:HARD")
+        raise BadInput(f"ulimits: {name}: the soft limit is above the hard one", subject="ulimits", hint="write SOFT:HARD")
     return Rlimit(name.lower().removeprefix("rlimit_"), soft, hard)
 
 
@@ -240,7 +252,7 @@ def _umask(value: int | str | None) -> int | None:
         return None
     number = int(value, 8) if isinstance(value, str) and value and set(value) <= set("01234567") else value
     if not isinstance(number, int) or not 0 <= number <= 0o777:
-        raise BadInput(f"umask {value!r} cannot be meant", subject=str(value), hint="write it in octal, like 022")
+        raise BadInput(f"umask {shown(value)} cannot be meant", subject="umask", hint="write it in octal, like 022")
     return number
 
 

@@ -11,14 +11,16 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dockless.errors import BadInput, DocklessError, UnknownImage
+from dockless.text import shown
 
 if TYPE_CHECKING:
     from dockless.images.progress import Progress
     from dockless.sched.protocol import DaemonInfo
 
+Policy = Literal["always", "missing", "newer", "never"]
 POLICIES = ("always", "missing", "newer", "never")
 Tell = Callable[["Progress"], None]
 _ID = re.compile(r"sha256:[0-9a-f]{8,64}\Z|[0-9a-f]{64}\Z")
@@ -27,7 +29,7 @@ _ID = re.compile(r"sha256:[0-9a-f]{8,64}\Z|[0-9a-f]{64}\Z")
 def check_policy(policy: str) -> None:
     """``BadInput``"""
     if policy not in POLICIES:
-        raise BadInput(f"there is no pull policy {str(policy)[:40]!r}", subject=str(policy)[:80], hint=f"one of {', '.join(POLICIES)}")
+        raise BadInput(f"there is no pull policy {shown(policy)}", subject="pull", hint=f"one of {', '.join(POLICIES)}")
 
 
 def present(image: str, policy: str = "missing", progress: Tell | None = None) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dockless.errors import BadInput
+from dockless.text import shown
 
 PIPE, STDOUT, DEVNULL = -1, -2, -3
 """The same numbers as ``subprocess`` has."""
@@ -50,9 +51,14 @@ class Stdio:
             if number != 2:
                 raise BadInput("STDOUT is only for stderr", subject="STDOUT", hint="stderr=STDOUT joins the two")
             return self.theirs[1]
-        if isinstance(given, int) and given >= 0:
-            return given
-        return int(given.fileno())
+        name = ("stdin", "stdout", "stderr")[number]
+        try:
+            fd = given if isinstance(given, int) else int(given.fileno())
+        except (OSError, ValueError):  # closed, or no file of the system's
+            raise BadInput(f"{name} is a file without a descriptor", subject=name, hint="give an open file, PIPE or DEVNULL") from None
+        if not 0 <= fd < 1 << 31 or not _is_open(fd):
+            raise BadInput(f"{name}: descriptor {fd} is not open", subject=name, hint="give an open file, PIPE or DEVNULL")
+        return fd
 
     def _keep(self, fd: int) -> int:
         self._opened.append(fd)
@@ -179,10 +185,25 @@ def exchange(end: int, readers: Iterable[Reader], writer: Writer | None, timeout
                 return True
 
 
+def _look_up(encoding: str, errors: str) -> None:
+    import codecs
+
+    for name, value, find in (("encoding", encoding, "".encode), ("errors", errors, codecs.lookup_error)):
+        try:
+            find(value)
+        except (LookupError, ValueError):
+            raise BadInput(
+                f"{name} {shown(value)} is unknown", subject=name, hint="as str.encode has them: utf-8, surrogateescape"
+            ) from None
+
+
 class Text:
     """``text``, ``encoding`` and ``errors`` as ``subprocess`` has them: bytes in and out unless one of them is given."""
 
     def __init__(self, text: bool | None, encoding: str | None, errors: str | None) -> None:
+        """``BadInput`` for an encoding or a way to treat errors that nobody knows."""
+        if encoding or errors:
+            _look_up(encoding or "utf-8", errors or "strict")
         self.on = bool(text or encoding or errors)
         self.encoding = encoding
         self.errors = errors or "strict"
@@ -192,11 +213,19 @@ class Text:
             self.encoding = locale.getencoding()
 
     def encode(self, data: Any) -> bytes:
-        """What goes to stdin. ``TypeError`` for text without ``text=True`` and the other way round."""
-        if isinstance(data, str) != self.on:
-            wanted, got = ("str", "bytes") if self.on else ("bytes", "str")
-            raise TypeError(f"input must be {wanted}, not {got}: text=True {'is' if self.on else 'is not'} given")
-        return data.encode(self.encoding or "utf-8", self.errors) if isinstance(data, str) else bytes(data)
+        """What goes to stdin. ``BadInput`` for text without ``text=True`` and the other way round."""
+        if not isinstance(data, str if self.on else (bytes, bytearray, memoryview)):
+            wanted = "a text: text=True is given" if self.on else "bytes: text=True is not given"
+            raise BadInput(
+                f"input is {shown(data)}, not {wanted}", subject="input", hint="give text=True for a text, leave it out for bytes"
+            )
+        if not isinstance(data, str):
+            return bytes(data)
+        try:
+            return data.encode(self.encoding or "utf-8", self.errors)
+        except UnicodeError as error:
+            hint = "give another encoding, or errors='surrogateescape'"
+            raise BadInput(f"input cannot be written in {self.encoding}: {error}", subject="input", hint=hint) from None
 
     def decode(self, data: bytes) -> str | bytes:
         if not self.on:

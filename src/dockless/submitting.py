@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dockless.options import image_and_args, make_spec
+from dockless.options import given_options, image_and_args, make_spec
 from dockless.pulling import present_for, told_whose_store
 from dockless.units import parse_duration
 
@@ -67,12 +67,13 @@ def make_job(
     """The job of these keywords; GPUs are asked for here and leased by the daemon."""
     from dockless.sched import JobSpec
 
+    options = given_options(options)
     gpus = options.pop("gpus", None)
     return JobSpec(
         make_spec(image, args, **options),
         gpus="" if gpus is None else str(gpus),
         priority=priority,
-        time_limit=0.0 if time_limit is None else parse_duration(time_limit, "time limit"),
+        time_limit=0.0 if time_limit is None else parse_duration(time_limit, "time_limit"),
         name=name,
         group=group,
         on_reboot=on_reboot,
@@ -97,7 +98,7 @@ def submit(
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
     """
     reference, arguments = image_and_args(image, args)
-    policy = options.pop("pull", "missing")
+    policy = options.get("pull") or "missing"
     job = make_job(
         reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot
     )

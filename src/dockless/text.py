@@ -1,4 +1,4 @@
-"""Text of others made safe to show: names, commands and messages must not drive the terminal of whoever reads them."""
+"""Text of others made safe to show: names, commands and messages must not drive the terminal of whoever reads them; values in messages."""
 
 from __future__ import annotations
 
@@ -9,3 +9,14 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: short, and of no type whose representation could be anything."""
+    if value is None or isinstance(value, (bool, float)):
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if abs(value) < 10**20 else "a number of more than 20 digits"
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= 60 else repr(value[:57]) + "..."
+    return f"of type {type(value).__name__}"

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import NoReturn
 
 from dockless.errors import BadInput
+from dockless.text import shown
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _SIZE = re.compile(_NUMBER + r" ?(?:([kmgtpe])(i?b)?|b)?", re.IGNORECASE)
@@ -27,18 +28,26 @@ _CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+(?:\.[0-9]+)?)
 
 _POWERS = "kmgtpe"
 _LARGEST = (1 << 63) - 1
+_LONGEST = 64
 _SIZE_HINT = "write bytes, or a number with K, M, G or T: 512M, 4G, 1.5GiB"
 _DURATION_HINT = "write seconds, or 90s, 1h30m, 2:00:00, 1-12:00:00"
 
 
 def _bad(what: str, value: object, hint: str) -> NoReturn:
-    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
-    raise BadInput(f"{what} {shown} cannot be read", subject=str(value)[:80], hint=hint)
+    raise BadInput(f"{what} {shown(value)} cannot be read", subject=what, hint=hint)
+
+
+def _words(what: str, value: str, hint: str) -> str:
+    """Without blanks around it. No number that is meant has more characters, and no arithmetic on one that has need be thought about."""
+    text = value.strip(" ")
+    if len(text) > _LONGEST:
+        _bad(what, value, hint)
+    return text
 
 
 def _whole(what: str, value: Decimal, given: object, hint: str) -> int:
     if value > _LARGEST:
-        raise BadInput(f"{what} {str(given)[:60]!r} is more than any kernel counts (2**63-1)", subject=str(given)[:80], hint=hint)
+        raise BadInput(f"{what} {shown(given)} is more than any kernel counts (2**63-1)", subject=what, hint=hint)
     return int(value)
 
 
@@ -50,7 +59,7 @@ def parse_size(value: str | int, what: str = "size") -> int:
         if value < 0:
             _bad(what, value, _SIZE_HINT)
         return _whole(what, Decimal(value), value, _SIZE_HINT)
-    match = _SIZE.fullmatch(value.strip(" "))
+    match = _SIZE.fullmatch(_words(what, value, _SIZE_HINT))
     if match is None:
         _bad(what, value, _SIZE_HINT)
     number, unit = Decimal(match[1]), match[2]
@@ -62,7 +71,7 @@ def parse_rate(value: str | int, what: str = "rate") -> int:
     hint = "write bytes per second: 50MB/s, 1G/s, 1048576"
     if isinstance(value, str):
         try:
-            return parse_size(value.strip(" ").removesuffix("/s"), what)
+            return parse_size(_words(what, value, hint).removesuffix("/s"), what)
         except BadInput:
             _bad(what, value, hint)
     return parse_size(value, what)
@@ -75,11 +84,11 @@ def parse_count(value: str | int, what: str = "count") -> int:
         _bad(what, value, hint)
     if isinstance(value, int):
         return _whole(what, Decimal(value), value, hint)
-    match = _COUNT.fullmatch(value.strip(" "))
+    match = _COUNT.fullmatch(_words(what, value, hint))
     if match is None:
         _bad(what, value, hint)
     number = Decimal(match[1]) * (1000 ** (_POWERS.index(match[2].lower()) + 1) if match[2] else 1)
-    if number % 1:
+    if number != number.to_integral_value():
         _bad(what, value, hint)
     return _whole(what, number, value, hint)
 
@@ -90,7 +99,7 @@ def parse_cores(value: str | float, what: str = "cpus") -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         _bad(what, value, hint)
     if isinstance(value, str):
-        match = _CORES.fullmatch(value.strip(" "))
+        match = _CORES.fullmatch(_words(what, value, hint))
         if match is None:
             _bad(what, value, hint)
         value = float(Decimal(match[1]) / (1000 if match[2] else 1))
@@ -99,7 +108,7 @@ def parse_cores(value: str | float, what: str = "cpus") -> float:
     except OverflowError:
         _bad(what, value, hint)
     if not math.isfinite(cores) or cores <= 0:
-        raise BadInput(f"{what} {cores:g}: a job needs some processor time", subject=str(value)[:80], hint=hint)
+        raise BadInput(f"{what} {cores:g}: a job needs some processor time", subject=what, hint=hint)
     return cores
 
 
@@ -108,7 +117,7 @@ def parse_duration(value: str | float, what: str = "duration") -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         _bad(what, value, _DURATION_HINT)
     if isinstance(value, str):
-        return _parse_duration_text(value.strip(" "), what)
+        return _parse_duration_text(_words(what, value, _DURATION_HINT), what)
     try:
         seconds = float(value)
     except OverflowError:

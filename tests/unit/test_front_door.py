@@ -13,7 +13,7 @@ import pytest
 
 import dockless
 from dockless.errors import BadInput
-from dockless.options import KEYWORDS, image_and_args, make_spec, parse_mount
+from dockless.options import image_and_args, make_spec, parse_mount
 from dockless.result import Result
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
@@ -105,10 +105,6 @@ def test_a_shell_string_and_two_commands_are_refused(given):
 # -- keywords
 
 
-def test_the_keywords_are_those_that_type_checkers_know():
-    assert set(dockless.Options.__annotations__) == KEYWORDS
-
-
 def test_an_unknown_keyword_is_a_type_error():
     with pytest.raises(TypeError, match="memroy"):
         make_spec("host", ["true"], memroy="1G")
@@ -138,21 +134,7 @@ def test_keywords_in_human_units():
 
 
 def test_none_means_not_said():
-    never = {
-        "env",
-        "group_add",
-        "mounts",
-        "tmpfs",
-        "cap_add",
-        "cap_drop",
-        "ulimits",
-        "cpu_affinity",
-        "stop_signal",
-        "seccomp",
-        "user",
-        "gpus",
-    }
-    assert make_spec("host", ["a"], **dict.fromkeys(KEYWORDS - never)) == make_spec("host", ["a"])
+    assert make_spec("host", ["a"], **dict.fromkeys(dockless.Options.__annotations__)) == make_spec("host", ["a"])
 
 
 @pytest.mark.parametrize(
@@ -277,8 +259,8 @@ def test_stdio_opens_what_was_asked_and_closes_it(tmp_path):
 def test_text_and_bytes():
     text = Text(True, "utf-8", None)
     assert text.decode("ä\r\nb\r".encode()) == "ä\nb\n" and text.encode("ä") == "ä".encode()
-    with pytest.raises(TypeError):
+    with pytest.raises(BadInput):
         text.encode(b"x")
-    with pytest.raises(TypeError):
+    with pytest.raises(BadInput):
         Text(None, None, None).encode("x")
     assert Text(None, None, "replace").on

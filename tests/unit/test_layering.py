@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dockless"
-FLOOR = {"errors", "paths", "settings", "text", "units"}
+FLOOR = {"checks", "errors", "paths", "settings", "text", "units"}
 ROOMS = ("native", "cgroups", "images", "sandbox", "sched")
 BELOW = {
     "native": FLOOR,

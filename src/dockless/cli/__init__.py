@@ -116,6 +116,9 @@ def dispatch(arguments: list[str]) -> int:
     """Find the verb, parse its options, call it."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         return _help(arguments[1:])
+    from dockless.checks import check
+
+    check("the command line", arguments, list[str])
     name, *rest = arguments
     if name in ("-V", "--version"):
         name = "version"

@@ -169,8 +169,10 @@ def wait_options(parser: Parser) -> None:
 
 def wait(options: Namespace) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
-    numbers = [int(name) for name in options.ids if name.isdecimal()]
-    names = [name for name in options.ids if not name.isdecimal()]
+    from dockless.cli.boxes import is_job
+
+    numbers = [int(name) for name in options.ids if is_job(name)]
+    names = [name for name in options.ids if not is_job(name)]
     if numbers and names:
         raise BadInput("jobs and sandboxes together", subject=names[0], hint="wait for them one after the other")
     if names:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dockless.cli.boxes import find
+from dockless.cli.boxes import find, is_job
 from dockless.cli.output import err, json_text, out
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import SandboxGone
@@ -30,7 +30,7 @@ def logs_options(parser: Parser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    if options.id.isdecimal():
+    if is_job(options.id):
         lines, theirs = _job(options), _foreign(int(options.id))
     else:
         box = find(options.id)

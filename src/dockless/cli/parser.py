@@ -6,7 +6,7 @@ import argparse
 import os
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dockless.errors import BadInput
 
@@ -41,6 +41,11 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(name, self._option_string_actions, 1)
         self.error(f"there is no option {name}", f"did you mean {near[0]}? `{self.prog} --help` lists the options" if near else "")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if "--" in arg_strings:  # argparse would drop it; the one before the command is not here any more
+            self.error(f"'--' is no value of {action.option_strings[-1] if action.option_strings else action.dest}")
+        return super()._get_values(action, arg_strings)
 
     def json(self) -> None:
         self.add_argument("--json", action="store_true", help="print JSON, errors too")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dockless.checks import check
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.pulling import POLICIES, present
@@ -204,8 +205,10 @@ def _environment(files: Sequence[str], entries: Sequence[str]) -> dict[str, str]
         try:
             with open(path, encoding="utf-8", errors="surrogateescape") as stream:
                 lines += [line for raw in stream if (line := raw.strip("\r\n").lstrip()) and not line.startswith("#")]
-        except OSError as error:
-            raise BadInput(f"--env-file {path}: {error.strerror}", subject=path, hint="give a file of NAME=VALUE lines") from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise BadInput(f"--env-file {path}: {why}", subject="--env-file", hint="give a file of NAME=VALUE lines") from None
+    check("--env", entries, Sequence[str])
     found: dict[str, str] = {}
     for entry in (*lines, *entries):
         name, equals, value = entry.partition("=")
