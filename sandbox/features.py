@@ -62,6 +62,10 @@ class Features:
             )
 
 
+_FILES = 64
+"""Files that a start may have open: the slots of its plan are descriptors of these numbers."""
+
+
 def _capabilities() -> int:
     """The effective set of this process, capabilities(7)."""
     with open("/proc/self/status") as status:
@@ -144,13 +148,20 @@ def _user_namespaces_work() -> bool:
     try:
         with native.hold_userns():
             return True
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no answer, and the next one may be another
+            raise Unsupported(
+                f"cannot ask the kernel what it can do: {error.strerror}", subject="user namespace", hint="raise ulimit -n, or start fewer"
+            ) from error
         return False
 
 
 @functools.cache
 def probe() -> Features:
-    """The features of the running kernel for this user; asked once per process."""
+    """The features of the running kernel for this user; asked once per process. ``Unsupported`` where too few files may be open."""
+    allowed = os.sysconf("SC_OPEN_MAX")
+    if 0 <= allowed < _FILES:
+        raise Unsupported(f"{allowed} files may be open at once, a sandbox needs {_FILES}", subject="RLIMIT_NOFILE", hint="raise ulimit -n")
     uname = os.uname()
     missing = tuple((name, since) for number, name, since in _FLOOR if native.syscall(number, -1, 0, 0, 0) == -errno.ENOSYS)
     capabilities = _capabilities()

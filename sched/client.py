@@ -211,6 +211,7 @@ class Client:
     def _open(self) -> None:
         if self._socket is not None:
             return
+        protocol.check_address(self.path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.settimeout(self.timeout)
         try:

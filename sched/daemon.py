@@ -34,6 +34,7 @@ from dockless.sched.engine import Engine
 from dockless.sched.faults import describe
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.housekeeping import keep_house
+from dockless.sched.protocol import check_address
 from dockless.sched.server import Server
 from dockless.text import escaped
 
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dockless daemon", description="Start queued jobs; stays in the foreground.")
     parser.add_argument("--socket", type=Path, help="where to listen (default: %(default)s)", default=paths.runtime() / "daemon.sock")
     options = parser.parse_args(list(argv))
+    check_address(options.socket)
     state = paths.state()
     _directory(state)
     _directory(options.socket.parent)

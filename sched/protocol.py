@@ -10,7 +10,9 @@ JSON by the standard library in its ASCII form: a log line that is not UTF-8 tra
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dockless.errors import BadInput, DocklessError, SchedError
@@ -20,6 +22,8 @@ MAX_REQUEST = 1 << 20
 """Bytes of one request line: some thousand different jobs. An array of 10,000 is one job and a count."""
 MAX_JOBS_PER_SUBMIT = 10_000
 MAX_JOBS_PER_WAIT = 10_000
+_LONGEST_ADDRESS = 107
+"""Bytes of a socket's path, unix(7): 108 with the NUL."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -91,6 +95,14 @@ class DaemonInfo:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def check_address(path: Path) -> None:
+    """``BadInput`` for a path that no socket can have, unix(7)."""
+    size = len(os.fsencode(path))
+    if size > _LONGEST_ADDRESS:
+        hint = "set DOCKLESS_HOME to a shorter path, or DOCKLESS_SOCKET (dockless daemon --socket)"
+        raise BadInput(f"the socket's path has {size} bytes, at most {_LONGEST_ADDRESS} are possible", subject=str(path)[:200], hint=hint)
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dockless import paths
 from dockless.errors import BadInput, RegistryError
 from dockless.images import manifest
 from dockless.images.reference import Reference
@@ -46,7 +47,7 @@ def check(reference: Reference, *, env: Mapping[str, str] | None = None, system:
 
 
 def _path(env: Mapping[str, str], system: Path) -> Path | None:
-    home = Path(env["HOME"]) if env.get("HOME") else Path.home()
+    home = Path(env["HOME"]) if env.get("HOME") else paths.user_home()
     base = env.get("XDG_CONFIG_HOME", "")
     own = (Path(base) if os.path.isabs(base) else home / ".config") / "containers" / _NAME
     return next((path for path in (own, system / _NAME) if path.exists()), None)

@@ -159,6 +159,15 @@ def _decimal(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
+def absolute(path: str, what: str) -> str:
+    """A path of the host as people write it: relative to the current directory, or with ``~``. ``BadInput`` where there is none."""
+    try:
+        return os.path.abspath(os.path.expanduser(path))
+    except FileNotFoundError:
+        hint = "go to a directory that exists, or write the whole path"
+        raise BadInput(f"{what}: {path[:80]!r} is relative, and the current directory is gone", subject=what, hint=hint) from None
+
+
 def parse_mount(text: str) -> Mount:
     """``SOURCE:TARGET[:ro,rw,idmap,norecursive]``: a path on the host (``/…``, ``./…``, ``~/…``) or the name of a volume."""
     from dockless.sandbox.spec import Bind, Volume
@@ -173,7 +182,7 @@ def parse_mount(text: str) -> Mount:
             f"mount {text[:80]!r} {what}", subject=text[:80], hint="write /on/the/host:/inside, with :ro for read-only, or volume:/inside"
         )
     if source[0] in "/.~":
-        path = os.path.abspath(os.path.expanduser(source))
+        path = absolute(source, "mounts")
         recursive = not names & {"norecursive", "bind"}
         return Bind(path, target, readonly="ro" in names, recursive=recursive, idmap="idmap" in names or None)
     if "idmap" in names:
@@ -220,7 +229,7 @@ def _capabilities(names: Iterable[str]) -> tuple[str, ...]:
 
 def _seccomp(value: StrPath) -> str:
     value = os.fspath(value)
-    return os.path.abspath(os.path.expanduser(value)) if value and value != "unconfined" else value
+    return absolute(value, "seccomp") if value and value != "unconfined" else value
 
 
 def _rlimits(value: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit]) -> tuple[Rlimit, ...]:

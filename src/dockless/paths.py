@@ -11,12 +11,29 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dockless.errors import Unwritable
+from dockless.errors import BadInput, Unwritable
+
+_LONGEST_PATH, _LONGEST_NAME = 2048, 255
+"""Bytes: half of what the kernel takes, so that what lies below has room; limits.h(0p)."""
 
 
 def _home() -> Path | None:
     value = os.environ.get("DOCKLESS_HOME")
-    return Path(value) if value else None
+    if not value:
+        return None
+    name = os.fsencode(value)
+    if len(name) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in name.split(b"/")):
+        raise BadInput(f"DOCKLESS_HOME is too long a path: {len(name)} bytes", subject="DOCKLESS_HOME", hint="set it to a shorter one")
+    return Path(value)
+
+
+def user_home() -> Path:
+    """The user's own directory. ``BadInput`` where neither HOME nor the system's list of users knows one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        hint = "set HOME, or DOCKLESS_HOME for all that dockless keeps"
+        raise BadInput(f"user {os.getuid()} has no home directory", subject="HOME", hint=hint) from None
 
 
 def _place(name: str, as_root: str, xdg: str, fallback: str) -> Path:
@@ -26,7 +43,7 @@ def _place(name: str, as_root: str, xdg: str, fallback: str) -> Path:
     if os.geteuid() == 0:
         return Path(as_root)
     base = os.environ.get(xdg)
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / fallback) / "dockless"
+    return (Path(base) if base and os.path.isabs(base) else user_home() / fallback) / "dockless"
 
 
 def store() -> Path:

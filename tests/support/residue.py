@@ -77,7 +77,7 @@ def _cgroups() -> frozenset[str]:
 
 
 def _lived_in_by_another_run(group: Path) -> bool:
-    pids = [pid for file in group.rglob("cgroup.procs") for pid in _text(file).split()]
+    pids = [pid for directory, _, _ in os.walk(group) for pid in _text(Path(directory, "cgroup.procs")).split()]
     return bool(pids) and all(map(apart.is_another_runs, pids))
 
 

@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _guarded(list(argv))
     arguments = sys.argv[1:]
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _fill_standard_streams()
     if arguments[:1] == ["run"]:
         import gc
 
@@ -91,6 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (OSError, ValueError, AttributeError):  # closed, or never open
             pass
     os._exit(code)  # taking the interpreter apart would take as long as a sandbox lives
+
+
+def _fill_standard_streams() -> None:
+    """Descriptors 0 to 2 that were closed become /dev/null: the next file we open would otherwise get such a number, and be the job's."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd < 2:
+        fd = os.dup(fd)
+    if fd > 2:
+        os.close(fd)
 
 
 def _guarded(arguments: list[str]) -> int:
@@ -177,6 +188,10 @@ def _help(rest: list[str]) -> int:
 def _nearest(name: str) -> str:
     import difflib
 
+    from dockless.cli import docker_words
+
+    if name in docker_words.VERBS:
+        return docker_words.VERBS[name].hint
     near = difflib.get_close_matches(name, VERBS, 1)
     return f"did you mean `dockless {near[0]}`?" if near else "`dockless help` lists the verbs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dockless import paths
 from dockless.cli.output import cut, each, out, print_json, short, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone, UnknownImage
@@ -30,6 +31,7 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
     from dockless.cli.boxes import describe
     from dockless.sandbox import detached
 
+    paths.store()  # where nothing can be looked up, that is what there is to say
     if kind != "sandbox":
         try:
             return about_image(name)

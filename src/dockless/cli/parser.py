@@ -38,7 +38,12 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{unknown[0]!r} is one argument too many")
         import difflib
 
+        from dockless.cli import docker_words
+
         name = unknown[0].partition("=")[0]
+        word = docker_words.flag(self.prog.removeprefix("dockless "), name)
+        if word is not None:
+            self.error(f"there is no option {name}", word.hint)
         near = difflib.get_close_matches(name, self._option_string_actions, 1)
         self.error(f"there is no option {name}", f"did you mean {near[0]}? `{self.prog} --help` lists the options" if near else "")
 

@@ -58,6 +58,8 @@ def image_and_command(options: Namespace) -> tuple[str, list[str]]:
 def sandbox_options(parser: Parser) -> None:
     """What run and submit share, in groups for --help."""
     job = parser.add_argument_group("the command")
+    job.add_argument("--rm", action="store_true", help="the default: nothing is left of it when it has ended")
+    job.add_argument("--init", action="store_true", help="the default: an init process reaps what others leave")
     job.add_argument(
         "-e", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="set a variable; without a value: the caller's"
     )
@@ -221,7 +223,7 @@ def _environment(files: Sequence[str], entries: Sequence[str]) -> dict[str, str]
 
 def _mount(text: str) -> Any:
     """Docker's long form: ``type=bind,source=/a,target=/b,ro``."""
-    from dockless.options import parse_mount, parse_tmpfs
+    from dockless.options import absolute, parse_mount, parse_tmpfs
 
     settings: dict[str, str] = {}
     for part in text.split(","):
@@ -256,7 +258,7 @@ def _mount(text: str) -> Any:
         return parse_tmpfs(f"{settings['target']}:{','.join(sizes)}")
     source = settings.get("source", "")
     if kind == "bind":
-        source = os.path.abspath(source)
+        source = absolute(source, "--mount")
     elif not source or source[0] in "/.~":
         raise BadInput(f"--mount {text[:80]!r}: a volume has a name, not a path", subject=text[:80], hint="use type=bind for a host path")
     flags = [name for name in ("ro", "idmap") if name in settings] + (["norecursive"] if "bind-nonrecursive" in settings else [])

@@ -1,0 +1,314 @@
+"""Docker's (and Podman's) verbs and options that dockless does not have, and what to use here instead, as data.
+
+Words that mean the same here are simply accepted and stand in no table. ``use`` is a line for ``dockless`` that the parser takes (a test
+parses each), empty where there is nothing yet. Source: the reference of docker's command line and podman(1), 2025.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Word(NamedTuple):
+    """``say``: what that means here, without a full stop."""
+
+    say: str
+    use: str = ""
+
+    @property
+    def hint(self) -> str:
+        return f"{self.say}: dockless {self.use}" if self.use else self.say
+
+
+NOT_YET = "dockless has no such thing yet"
+_NETWORKS = "there are no networks but the host's own and none (loopback alone)"
+_PORTS = "no ports are published; with the host's network the job listens there itself"
+_HEALTH = "there are no health checks yet; wait for the job, or ask inside it"
+_LABELS = "labels exist on images alone"
+_FORMAT = "there are no templates; take the fields from JSON"
+_FILTER = "there are no filters; take what is wanted from JSON"
+_PLATFORM = "the platform is chosen when the image is pulled"
+_KEPT_LOGS = "output is always kept, see logs; there are no drivers"
+_TLS = "registries.conf says how a registry is reached (insecure = true)"
+_SERVICES = "dockless starts one host's jobs; services and clusters are for other tools"
+
+VERBS: dict[str, Word] = {
+    "attach": Word("a sandbox's output can be followed", "logs -f NAME"),
+    "artifact": Word(NOT_YET),
+    "auto-update": Word("nothing is updated by itself; pull what a name means now", "pull IMAGE"),
+    "build": Word("dockless builds no Dockerfiles; run the steps and keep what they changed", "commit NAME IMAGE"),
+    "builder": Word("dockless builds no Dockerfiles; unneeded layers go with", "prune"),
+    "buildx": Word("dockless builds no Dockerfiles; run the steps and keep what they changed", "commit NAME IMAGE"),
+    "checkpoint": Word(NOT_YET),
+    "compose": Word(_SERVICES),
+    "config": Word(_SERVICES),
+    "container": Word("say the verb alone, like ps, logs, stop", "ps --all"),
+    "context": Word("dockless works on this host; there is no engine to choose"),
+    "cp": Word("copying into and out of a sandbox is not there yet; give it a directory", "run -v ./here:/there IMAGE"),
+    "create": Word("a sandbox starts when it is made", "run -d IMAGE"),
+    "events": Word("there is no stream of events yet; list what there is", "queue --json"),
+    "exec": Word("a second command in a running sandbox is not there yet; start both with one shell", "run IMAGE -- sh -c COMMANDS"),
+    "farm": Word(NOT_YET),
+    "generate": Word(_SERVICES),
+    "healthcheck": Word(_HEALTH),
+    "image": Word("say the verb alone, like images, pull, rmi", "images"),
+    "init": Word("every sandbox has an init process"),
+    "kube": Word(_SERVICES),
+    "ls": Word("sandboxes and images are listed apart", "ps"),
+    "machine": Word("dockless needs no virtual machine; what this host can do", "doctor"),
+    "manifest": Word("manifests are read, not made", "inspect --raw manifest IMAGE"),
+    "mount": Word("an image's files can be had as a tar", "export IMAGE -o FILE"),
+    "network": Word(_NETWORKS, "run --network host IMAGE"),
+    "node": Word(_SERVICES),
+    "pause": Word("a sandbox is not paused yet; end it", "stop NAME"),
+    "play": Word(_SERVICES),
+    "plugin": Word("there are no plugins"),
+    "pod": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
+    "port": Word(_PORTS, "run --network host IMAGE"),
+    "quadlet": Word(_SERVICES),
+    "rename": Word("a sandbox gets its name at the start", "run -d --name NAME IMAGE"),
+    "restart": Word("a sandbox runs once; start another one", "run -d IMAGE"),
+    "secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
+    "service": Word(_SERVICES),
+    "stack": Word(_SERVICES),
+    "start": Word("a sandbox runs once; start another one", "run -d IMAGE"),
+    "stats": Word("what a sandbox used is in its result", "run --json IMAGE"),
+    "swarm": Word(_SERVICES),
+    "system": Word("say the verb alone: df, prune, info", "df"),
+    "top": Word("sandboxes are seen by the host's own ps; their first process is told", "ps --json"),
+    "trust": Word("signatures are not checked yet; policy.json refuses what needs them"),
+    "umount": Word("nothing stays mounted"),
+    "unmount": Word("nothing stays mounted"),
+    "unpause": Word("a sandbox is never paused"),
+    "unshare": Word("a namespace of your own, with the host's system", "run -- sh"),
+    "untag": Word("a name is taken away with", "rmi IMAGE"),
+    "update": Word("limits are set at the start", "run --memory 4G IMAGE"),
+    "volume": Word("a named volume is made when it is first used", "run -v NAME:/data IMAGE"),
+}  # fmt: skip
+
+_RUN: dict[str, Word] = {
+    "--add-host": Word("there is no list of hosts yet; bind a file", "run -v ./hosts:/etc/hosts:ro IMAGE"),
+    "--annotation": Word(_LABELS),
+    "-a --attach": Word("without -d all three standard streams are yours", "run IMAGE"),
+    "--arch": Word(_PLATFORM, "pull --platform linux/amd64 IMAGE"),
+    "--authfile": Word("logins are read from where login keeps them", "login REGISTRY"),
+    "--blkio-weight": Word("the share of a disk is", "run --io-weight 100 IMAGE"),
+    "--blkio-weight-device": Word("the share holds for all disks", "run --io-weight 100 IMAGE"),
+    "--cert-dir": Word(_TLS),
+    "--cgroup-conf": Word("the limits have names of their own", "run --help"),
+    "--cgroup-parent": Word("dockless chooses the control group; what this host offers", "doctor"),
+    "--cgroups": Word("a control group is used where there is one", "doctor"),
+    "--cidfile": Word("-d prints the id", "run -d -q IMAGE"),
+    "--conmon-pidfile": Word("the first process is in", "ps --json"),
+    "--cpu-count": Word("cores are", "run --cpus 2 IMAGE"),
+    "--cpu-percent": Word("cores are", "run --cpus 0.5 IMAGE"),
+    "--cpu-period": Word("quota and period are one number of cores", "run --cpus 1.5 IMAGE"),
+    "--cpu-quota": Word("quota and period are one number of cores", "run --cpus 1.5 IMAGE"),
+    "--cpu-rt-period": Word("cgroup v2 has no real-time budgets"),
+    "--cpu-rt-runtime": Word("cgroup v2 has no real-time budgets"),
+    "-c --cpu-shares": Word("shares are weights of 1 to 10000 here, 100 by default", "run --cpu-weight 100 IMAGE"),
+    "--creds": Word("log in first", "login REGISTRY"),
+    "--detach-keys": Word("there is nothing to detach from; begin detached", "run -d IMAGE"),
+    "--device": Word("GPUs are the only devices that can be given", "run --gpus 1 IMAGE"),
+    "--device-cgroup-rule": Word("GPUs are the only devices that can be given", "run --gpus 1 IMAGE"),
+    "--disable-content-trust": Word("signatures are not checked; policy.json refuses what needs them"),
+    "--dns": Word("the network is the host's or none; bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
+    "--dns-opt --dns-option": Word("bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
+    "--dns-search": Word("bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
+    "--domainname": Word("the host name may have the domain", "run --hostname web.example.org IMAGE"),
+    "--env-host": Word("name the variables that are to be taken along", "run -e HOME IMAGE"),
+    "--env-merge": Word("write the value out", "run -e PATH=/bin IMAGE"),
+    "--expose": Word(_PORTS, "run --network host IMAGE"),
+    "--gidmap": Word("ids are mapped by /etc/subgid; see", "doctor"),
+    "--gpu": Word("several or one", "run --gpus 1 IMAGE"),
+    "--health-cmd": Word(_HEALTH),
+    "--health-interval": Word(_HEALTH),
+    "--health-log-destination": Word(_HEALTH),
+    "--health-max-log-count": Word(_HEALTH),
+    "--health-max-log-size": Word(_HEALTH),
+    "--health-on-failure": Word(_HEALTH),
+    "--health-retries": Word(_HEALTH),
+    "--health-start-interval": Word(_HEALTH),
+    "--health-start-period": Word(_HEALTH),
+    "--health-startup-cmd": Word(_HEALTH),
+    "--health-timeout": Word(_HEALTH),
+    "--hooks-dir": Word("there are no hooks"),
+    "--hosts-file": Word("bind it", "run -v ./hosts:/etc/hosts:ro IMAGE"),
+    "--http-proxy": Word("name the variables that are to be taken along", "run -e http_proxy IMAGE"),
+    "--image-volume": Word("an image's volumes are a part of its root"),
+    "-i --interactive": Word("standard input is passed on anyway; leave it out", "run IMAGE"),
+    "--io-maxbandwidth": Word("a limit for a disk is", "run --io /data:rbps=50M IMAGE"),
+    "--io-maxiops": Word("a limit for a disk is", "run --io /data:riops=1000 IMAGE"),
+    "--ip": Word(_NETWORKS, "run --network host IMAGE"),
+    "--ip6": Word(_NETWORKS, "run --network host IMAGE"),
+    "--isolation": Word("that is for Windows; here there are profiles", "run --profile untrusted IMAGE"),
+    "--kernel-memory": Word("cgroup v2 counts the kernel's memory with the rest", "run --memory 4G IMAGE"),
+    "-l --label": Word(_LABELS),
+    "--label-file": Word(_LABELS),
+    "--link": Word(_NETWORKS, "run --network host IMAGE"),
+    "--link-local-ip": Word(_NETWORKS, "run --network host IMAGE"),
+    "--log-driver": Word(_KEPT_LOGS, "logs NAME"),
+    "--log-opt": Word(_KEPT_LOGS, "logs NAME"),
+    "--mac-address": Word(_NETWORKS, "run --network host IMAGE"),
+    "--memory-reservation": Word("memory that is protected, or from which on it is slowed down", "run --memory-low 1G IMAGE"),
+    "--memory-swappiness": Word("cgroup v2 has none; swap itself can be limited", "run --memory 4G --memory-swap 4G IMAGE"),
+    "--net": Word("write it out", "run --network host IMAGE"),
+    "--network-alias --net-alias": Word(_NETWORKS, "run --network host IMAGE"),
+    "--no-healthcheck": Word("there are no health checks; leave it out", "run IMAGE"),
+    "--no-hosts": Word("the image's own /etc/hosts stays as it is; leave it out", "run IMAGE"),
+    "--no-hostname": Word("the image's own /etc/hostname stays as it is; leave it out", "run IMAGE"),
+    "--oom-kill-disable": Word("cgroup v2 cannot; slow it down before instead", "run --memory-high 3G IMAGE"),
+    "--os": Word(_PLATFORM, "pull --platform linux/amd64 IMAGE"),
+    "--passwd": Word("the image's own /etc/passwd stays as it is"),
+    "--personality": Word(NOT_YET),
+    "--pidfile": Word("the first process is in", "ps --json"),
+    "--platform": Word(_PLATFORM, "pull --platform linux/amd64 IMAGE"),
+    "--pod": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
+    "--preserve-fds": Word("standard input, output and error alone are passed on"),
+    "--privileged": Word("every capability and device is a profile", "run --profile privileged IMAGE"),
+    "-p --publish": Word(_PORTS, "run --network host IMAGE"),
+    "-P --publish-all": Word(_PORTS, "run --network host IMAGE"),
+    "--rdt-class": Word(NOT_YET),
+    "--replace": Word("remove the old one first", "rm -f NAME"),
+    "--requires": Word("wait for the other one first", "wait NAME"),
+    "--restart": Word("a sandbox runs once; a job of the queue can be queued again after a reboot", "submit --on-reboot requeue IMAGE"),
+    "--rmi": Word("remove the image afterwards", "rmi IMAGE"),
+    "--rootfs": Word("make an image of it", "import FILE IMAGE"),
+    "--runtime": Word("there is one, dockless's own"),
+    "--sdnotify": Word(NOT_YET),
+    "--secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
+    "--sig-proxy": Word("signals are always passed on; leave it out", "run IMAGE"),
+    "--stop-timeout": Word("the time between stop signal and kill is", "run --grace 10s IMAGE"),
+    "--storage-opt": Word("a root in memory can have a size", "run --root tmpfs --root-size 10G IMAGE"),
+    "--subgidname": Word("ids are mapped by /etc/subgid; see", "doctor"),
+    "--subuidname": Word("ids are mapped by /etc/subuid; see", "doctor"),
+    "--sysctl": Word("there are no settings of the kernel's for one sandbox yet"),
+    "--systemd": Word("no init system runs inside"),
+    "--tls-verify": Word(_TLS),
+    "-t --tty": Word("there is no terminal of its own yet; the job has the caller's standard streams", "run IMAGE"),
+    "--tz": Word("say it by the variable", "run -e TZ=Europe/Berlin IMAGE"),
+    "--uidmap": Word("ids are mapped by /etc/subuid; see", "doctor"),
+    "--unsetenv": Word("a variable can be set to nothing", "run -e NAME= IMAGE"),
+    "--unsetenv-all": Word("a variable can be set to nothing", "run -e NAME= IMAGE"),
+    "--use-api-socket": Word("there is no engine and no socket of one"),
+    "--volume-driver": Word("there are no drivers; a named volume is a directory", "run -v NAME:/data IMAGE"),
+    "--volumes-from": Word("name the same volume twice", "run -v NAME:/data IMAGE"),
+}  # fmt: skip
+
+
+def _listed(verb: str) -> dict[str, Word]:
+    return {"-f --filter": Word(_FILTER, f"{verb} --json"), "--format": Word(_FORMAT, f"{verb} --json")}
+
+
+FLAGS: dict[str, dict[str, Word]] = {
+    "run": _RUN,
+    "submit": {
+        **_RUN,
+        "-d --detach": Word("a job of the queue always is; leave it out", "submit IMAGE"),
+        "--id": Word("the queue gives the number; a name is", "submit --name NAME IMAGE"),
+    },
+    "ps": {
+        **_listed("ps"),
+        "-n --last": Word("the list is short; all of them are", "ps --all"),
+        "-l --latest": Word("all of them are", "ps --all"),
+        "--no-trunc": Word("nothing is cut in", "ps --json"),
+        "-s --size": Word("what an image takes is in", "df"),
+        "--sort": Word("sort the JSON", "ps --json"),
+        "--watch -w": Word("watch(1) repeats it", "ps"),
+        "--external --pod -p --sync --noheading --ns": Word(NOT_YET),
+    },
+    "images": {
+        **_listed("images"),
+        "-a --all": Word("all of them are listed anyway; leave it out", "images"),
+        "--digests": Word("the digests are in", "images --json"),
+        "--no-trunc": Word("nothing is cut in", "images --json"),
+        "--tree": Word("layers of one image are in", "history IMAGE"),
+        "--sort --noheading -n --history": Word("take the fields from JSON", "images --json"),
+    },
+    "logs": {
+        "--details": Word(_LABELS),
+        "--since": Word("filter the times", "logs -t NAME"),
+        "--until": Word("filter the times", "logs -t NAME"),
+        "-n --tail": Word("tail(1) takes the last lines of it", "logs NAME"),
+        "--color --names": Word("one at a time", "logs NAME"),
+        "-l --latest": Word("name it; the newest are in", "ps --all"),
+    },
+    "stop": {
+        "-t --time --timeout": Word("the time before it is ended by force is", "stop --grace 10s NAME"),
+        "-s --signal": Word("the stop signal is set at the start; any other is sent with", "kill -s HUP NAME"),
+        "-a --all": Word("name them", "ps -q"),
+        "-l --latest --cidfile --filter -f -i --ignore": Word("name them", "ps -q"),
+    },
+    "kill": {"-a --all": Word("name them", "ps -q"), "-l --latest --cidfile": Word("name them", "ps -q")},
+    "rm": {
+        "-v --volumes": Word("a sandbox's own files go with it; named volumes stay"),
+        "-l --link": Word(_NETWORKS),
+        "-a --all --latest --cidfile --filter --depend -i --ignore": Word("name them", "ps -aq"),
+        "-t --time": Word("stop it first", "stop --grace 10s NAME"),
+    },
+    "rmi": {
+        "--no-prune": Word("what other images need stays anyway; leave it out", "rmi IMAGE"),
+        "--platform": Word("an image of the store has one platform; leave it out", "rmi IMAGE"),
+        "-a --all": Word("all that nothing uses", "prune --all"),
+        "-i --ignore": Word("an error about one leaves the others done", "rmi IMAGE"),
+    },
+    "pull": {
+        "-a --all-tags": Word("name the tags", "pull IMAGE"),
+        "--disable-content-trust": Word("signatures are not checked; leave it out", "pull IMAGE"),
+        "--tls-verify --cert-dir": Word(_TLS),
+        "--creds --authfile": Word("log in first", "login REGISTRY"),
+        "--arch --os --variant": Word("the platform is one word", "pull --platform linux/arm64 IMAGE"),
+    },
+    "push": {
+        "-a --all-tags": Word("name the tags", "push IMAGE"),
+        "--disable-content-trust": Word("nothing is signed; leave it out", "push IMAGE"),
+        "--platform": Word("an image of the store has one platform; leave it out", "push IMAGE"),
+        "--tls-verify --cert-dir": Word(_TLS),
+        "--creds --authfile": Word("log in first", "login REGISTRY"),
+    },
+    "save": {"--platform": Word("an image of the store has one platform; leave it out", "save IMAGE -o FILE")},
+    "load": {"--platform": Word("what runs here is taken; leave it out", "load FILE")},
+    "history": {
+        "--format": Word(_FORMAT, "history --json IMAGE"),
+        "-H --human": Word("sizes are shown so anyway; bytes are in", "history --json IMAGE"),
+        "--platform": Word("an image of the store has one platform; leave it out", "history IMAGE"),
+    },
+    "inspect": {
+        "-f --format": Word(_FORMAT, "inspect --json IMAGE"),
+        "-s --size": Word("what an image takes is in", "df"),
+        "--platform": Word("an image of the store has one platform; leave it out", "inspect IMAGE"),
+        "-l --latest": Word("name it", "ps --all"),
+    },
+    "search": {
+        "-f --filter": Word(_FILTER, "search --local --json TEXT"),
+        "--format": Word(_FORMAT, "search --local --json TEXT"),
+        "--limit --no-trunc --list-tags": Word("the store alone is searched", "search --local TEXT"),
+    },
+    "info": {"-f --format": Word(_FORMAT, "info --json")},
+    "version": {"-f --format": Word(_FORMAT, "version --json")},
+    "df": {"-v --verbose": Word("each image has a line anyway; leave it out", "df"), "--format": Word(_FORMAT, "df --json")},
+    "prune": {
+        "--filter": Word("what was not used for so long", "prune --older-than 7d"),
+        "--volumes": Word("named volumes are never removed by themselves"),
+        "--external --build": Word("what no image needs goes anyway", "prune"),
+    },
+    "diff": {"--format": Word(_FORMAT, "diff --json NAME")},
+    "commit": {
+        "-p --pause": Word("it stands still meanwhile anyway; the opposite is", "commit --no-pause NAME IMAGE"),
+        "-f --format": Word("the image has the OCI format; a docker archive comes from", "save IMAGE -o FILE"),
+    },
+    "wait": {
+        "--condition": Word("the end is waited for", "wait NAME"),
+        "-i --interval": Word("nothing is polled", "wait NAME"),
+    },
+}  # fmt: skip
+
+
+def flag(verb: str, name: str) -> Word | None:
+    """What to use instead of Docker's option ``name``, with its dashes; None if Docker has no such option either, or dockless has it."""
+    table = {one: word for names, word in FLAGS.get(verb, {}).items() for one in names.split()}
+    if name in table:
+        return table[name]
+    if name.startswith("-") and not name.startswith("--"):
+        return next((table[f"-{letter}"] for letter in name[1:] if f"-{letter}" in table), None)
+    return None

@@ -1,0 +1,136 @@
+"""Whoever types what Docker or Podman would take gets one line: what to use here, or that it does not exist yet."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from dockless.cli import VERBS, main, parser_of, split
+from dockless.cli.docker_words import FLAGS
+from dockless.cli.docker_words import VERBS as ELSEWHERE
+from dockless.cli.sandbox_options import image_and_command, keywords
+from dockless.options import make_spec
+
+ROWS = [*((f"verb {name}", word) for name, word in ELSEWHERE.items())]
+ROWS += [(f"{verb} {names}", word) for verb, table in FLAGS.items() for names, word in table.items()]
+
+DOCKER_VERBS = """attach build builder buildx commit compose config container context cp create diff events exec export history image images
+import info inspect kill load login logout logs manifest network node pause plugin port ps pull push rename restart rm rmi run save search
+secret service stack start stats stop swarm system tag top trust unpause update version volume wait""".split()
+DOCKER_RUN = """
+--add-host --annotation -a --attach --blkio-weight --blkio-weight-device --cap-add --cap-drop --cgroup-parent --cgroupns
+--cidfile --cpu-count --cpu-percent --cpu-period --cpu-quota --cpu-rt-period --cpu-rt-runtime -c --cpu-shares --cpus
+--cpuset-cpus --cpuset-mems -d --detach --detach-keys --device --device-cgroup-rule --device-read-bps --device-read-iops
+--device-write-bps --device-write-iops --disable-content-trust --dns --dns-option --dns-search --domainname --entrypoint
+-e --env --env-file --expose --gpus --group-add --health-cmd --health-interval --health-retries --health-start-interval
+--health-start-period --health-timeout --help -h --hostname --init -i --interactive --io-maxbandwidth --io-maxiops --ip
+--ip6 --ipc --isolation --kernel-memory -l --label --label-file --link --link-local-ip --log-driver --log-opt
+--mac-address -m --memory --memory-reservation --memory-swap --memory-swappiness --mount --name --network
+--network-alias --no-healthcheck --oom-kill-disable --oom-score-adj --pid --pids-limit --platform --privileged -p
+--publish -P --publish-all --pull -q --quiet --read-only --restart --rm --runtime --security-opt --shm-size --sig-proxy
+--stop-signal --stop-timeout --storage-opt --sysctl --tmpfs -t --tty --ulimit --use-api-socket -u --user --userns --uts
+-v --volume --volume-driver --volumes-from -w --workdir
+""".split()
+DOCKER_FLAGS = {
+    "run": DOCKER_RUN,
+    "ps": "-a --all -f --filter --format -n --last -l --latest --no-trunc -q --quiet -s --size".split(),
+    "images": "-a --all --digests -f --filter --format --no-trunc -q --quiet --tree".split(),
+    "logs": "--details -f --follow --since -n --tail -t --timestamps --until".split(),
+    "stop": "-s --signal -t --timeout --time".split(),
+    "kill": "-s --signal".split(),
+    "rm": "-f --force -l --link -v --volumes".split(),
+    "rmi": "-f --force --no-prune --platform".split(),
+    "pull": "-a --all-tags --disable-content-trust --platform -q --quiet".split(),
+    "push": "-a --all-tags --disable-content-trust --platform -q --quiet".split(),
+    "save": "-o --output --platform".split(),
+    "load": "-i --input --platform -q --quiet".split(),
+    "export": "-o --output".split(),
+    "import": "-c --change -m --message --platform".split(),
+    "commit": "-a --author -c --change -m --message -p --pause".split(),
+    "history": "--format -H --human --no-trunc -q --quiet --platform".split(),
+    "inspect": "-f --format -s --size --type".split(),
+    "search": "-f --filter --format --limit --no-trunc".split(),
+    "info": "-f --format".split(),
+    "version": "-f --format".split(),
+    "login": "-u --username -p --password --password-stdin".split(),
+}
+
+
+@pytest.mark.parametrize(("name", "word"), ROWS, ids=[name for name, _ in ROWS])
+def test_what_is_suggested_is_taken(name, word):
+    assert word.say and not word.say.endswith(".") and word.hint.isprintable()
+    if not word.use:
+        return
+    verb, *rest = shlex.split(word.use)
+    before, command = split(rest)
+    if "--help" in rest:
+        assert verb in VERBS
+        return
+    options = parser_of(verb).parse(before)
+    if verb in ("run", "submit"):
+        options.command = command
+        image, arguments = image_and_command(options)
+        wanted = keywords(options)
+        wanted.pop("gpus", None)
+        make_spec(image, arguments, **wanted)
+
+
+@pytest.mark.parametrize("verb", DOCKER_VERBS)
+def test_every_verb_of_docker(verb, capsys):
+    if verb in VERBS:
+        assert verb not in ELSEWHERE
+        return
+    assert main([verb]) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"dockless: unknown verb '{verb}'", f"  hint: {ELSEWHERE[verb].hint}"]
+
+
+def test_no_verb_of_ours_is_said_to_be_missing():
+    assert not set(ELSEWHERE) & set(VERBS)
+    assert set(FLAGS) <= set(VERBS)
+
+
+@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, names in DOCKER_FLAGS.items() for name in names])
+def test_every_option_of_docker(verb, name, capsys):
+    """It is taken, or one line says what to use here."""
+    known = parser_of(verb)._option_string_actions
+    rows = {one: word for names, word in FLAGS.get(verb, {}).items() for one in names.split()}
+    if name in known:
+        return
+    assert name in rows, f"{verb} {name} is neither served nor explained"
+    assert main([verb, name, "x", "y"]) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"dockless: {verb}: there is no option {name}", f"  hint: {rows[name].hint}"]
+
+
+@pytest.mark.parametrize(("verb", "names"), [(verb, names) for verb, table in FLAGS.items() for names in table])
+def test_no_option_of_ours_is_said_to_be_missing(verb, names):
+    assert not set(names.split()) & set(parser_of(verb)._option_string_actions)
+
+
+@pytest.mark.parametrize(("line", "word"), [("-it", "-i"), ("-ti", "-t"), ("-itd", "-i"), ("--tty=true", "-t"), ("-p8080:80", "-p")])
+def test_letters_together(line, word, capsys):
+    rows = {one: row for names, row in FLAGS["run"].items() for one in names.split()}
+    assert main(["run", line, "busybox"]) == 125
+    said = capsys.readouterr().err
+    assert rows[word].hint in said and "did you mean" not in said
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_what_is_the_default_is_taken(verb, capsys):
+    options = parser_of(verb).parse(["--rm", "--init", "busybox"])
+    assert options.rm and options.init and options.image == ["busybox"]
+    assert "--rm" not in FLAGS[verb] and "--init" not in FLAGS[verb]
+
+
+def test_a_detached_sandbox_is_kept(capsys):
+    assert main(["run", "-d", "--rm", "--", "true"]) == 125
+    assert "dockless rm" in capsys.readouterr().err
+
+
+def test_a_slip_of_the_pen_is_still_found(capsys):
+    assert main(["run", "--memroy", "1G", "x"]) == 125
+    assert "did you mean --memory?" in capsys.readouterr().err
+    assert main(["ruN"]) == 125
+    assert "did you mean `dockless run`?" in capsys.readouterr().err
