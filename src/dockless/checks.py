@@ -155,12 +155,12 @@ def _items_problem(name: str, value: Mapping[Any, Any], inner: tuple[Any, ...]) 
 def _bounds_problem(name: str, value: object) -> str | None:
     if isinstance(value, str):
         if "\0" in value:
-            return f"{name} {shown(value)} contains a NUL byte"
+            return f"{name} contains a NUL byte"
         if not value.isascii():
             try:
                 value.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError:
-                return f"{name} {shown(value)} contains half a character (a lone surrogate)"
+                return f"{name} contains half a character (a lone surrogate)"
     elif isinstance(value, int):
         if not -_LARGEST <= value < _LARGEST:
             return f"{name} is larger than 64 bits"

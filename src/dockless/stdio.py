@@ -215,17 +215,16 @@ class Text:
     def encode(self, data: Any) -> bytes:
         """What goes to stdin. ``BadInput`` for text without ``text=True`` and the other way round."""
         if not isinstance(data, str if self.on else (bytes, bytearray, memoryview)):
+            got = "a text" if isinstance(data, str) else "bytes" if isinstance(data, bytes) else shown(data)
             wanted = "a text: text=True is given" if self.on else "bytes: text=True is not given"
-            raise BadInput(
-                f"input is {shown(data)}, not {wanted}", subject="input", hint="give text=True for a text, leave it out for bytes"
-            )
+            raise BadInput(f"input is {got}, not {wanted}", subject="input", hint="give text=True for a text, leave it out for bytes")
         if not isinstance(data, str):
             return bytes(data)
         try:
             return data.encode(self.encoding or "utf-8", self.errors)
-        except UnicodeError as error:
+        except UnicodeError:
             hint = "give another encoding, or errors='surrogateescape'"
-            raise BadInput(f"input cannot be written in {self.encoding}: {error}", subject="input", hint=hint) from None
+            raise BadInput(f"input cannot be written in {self.encoding}", subject="input", hint=hint) from None
 
     def decode(self, data: bytes) -> str | bytes:
         if not self.on:

@@ -29,7 +29,7 @@ def test_any_other_is_taken(number):
 
 @pytest.mark.parametrize("number", [-1, 65, 1000])
 def test_no_signal_at_all(number):
-    with pytest.raises(BadInput, match="stop signal"):
+    with pytest.raises(BadInput, match="stop_signal"):
         Spec(stop_signal=number)
 
 
