@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from dockless.cli.output import out, plain, print_json
+from dockless.cli.output import out, plain, print_json, raw
 from dockless.sandbox.explain import Row, rows, text
 from dockless.units import format_duration
 
@@ -34,9 +34,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
     if as_script:
         from dockless.sandbox.script import script
 
-        text_of_it = script(ready.resolved, ready.plan, [f"limit {write.file} to {write.value}" for write in writes])
-        sys.stdout.flush()
-        sys.stdout.buffer.write(os.fsencode(text_of_it))
+        raw(os.fsencode(script(ready.resolved, ready.plan, [f"limit {write.file} to {write.value}" for write in writes])))
         return 0
     table = rows(ready.plan)
     if as_json:

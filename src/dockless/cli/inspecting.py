@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dockless import paths
-from dockless.cli.output import cut, each, out, print_json, short, table
+from dockless.cli.output import cut, each, out, print_json, raw, short, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone, UnknownImage
 from dockless.units import format_size
@@ -104,8 +104,6 @@ def history_of(config: bytes) -> list[dict[str, Any]]:
 
 
 def _raw(options: Namespace) -> int:
-    import sys
-
     from dockless.images import Store
 
     if len(options.names) > 1:
@@ -114,14 +112,8 @@ def _raw(options: Namespace) -> int:
     image = store.get(options.names[0])
     if image.is_host:
         raise BadInput("the host is no image with documents", subject="host", hint="name an image of 'dockless images'")
-    raw, parsed, _ = store.documents(image.digest, f"image {image.name}")
-    document = raw if options.raw == "manifest" else store.read_blob(parsed.config.digest, image.name)
-    if sys.stdout is None or sys.stdout.isatty():
-        out(*document.decode(errors="backslashreplace").split("\n"))
-        return 0
-    sys.stdout.flush()
-    sys.stdout.buffer.write(document)
-    sys.stdout.buffer.flush()
+    manifest, parsed, _ = store.documents(image.digest, f"image {image.name}")
+    raw(manifest if options.raw == "manifest" else store.read_blob(parsed.config.digest, image.name))
     return 0
 
 

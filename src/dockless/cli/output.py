@@ -31,6 +31,16 @@ def warn(text: str, *, hint: str = "") -> None:
     err(f"dockless: {text}", *([f"  hint: {hint}"] if hint else ()))
 
 
+def raw(document: bytes) -> None:
+    """A whole document on standard output: byte for byte into a pipe or a file, escaped line by line on a terminal."""
+    if sys.stdout is None or sys.stdout.isatty():
+        out(*document.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(document)
+    sys.stdout.buffer.flush()
+
+
 def status(text: str) -> None:
     """Replace the line of the terminal on standard error; "" clears it."""
     sys.stderr.write("\r\033[K" + escaped(text))
