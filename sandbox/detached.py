@@ -200,7 +200,10 @@ class Detached:
         except OSError:
             return
         parent = int(rest.split()[1])
-        if (name, parent) == ("dockless-keeper", os.getpid()) and command in ("", f"dockless {self.id}"):  # a zombie has no command line
+        if (name, parent) == ("dockless-keeper", os.getpid()) and command in (
+            "",
+            f"dockless {_group_name(self.directory)}",
+        ):  # a zombie has no command line
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED)
 
@@ -339,13 +342,11 @@ def _gone(id: str, why: str = "") -> SandboxGone:
 
 
 def _keeper_by_name(directory: Path) -> int:
-    """The living keeper of a sandbox whose ``started`` is no use, by the name that the host gave it and the directory that it holds; 0 if
-    there is none."""
-    name = f"dockless {directory.name}".encode()
+    """The living keeper of a sandbox whose ``started`` is no use, by the name that the host gave it; 0 if there is none."""
+    name = f"dockless {_group_name(directory)}".encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            named = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == name
-            if named and os.path.samefile(f"/proc/{pid}/fd/{SLOT_STATE}", directory):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == name and os.stat(f"/proc/{pid}").st_uid in (os.geteuid(), 0):
                 return int(pid)
     return 0
 
@@ -436,7 +437,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         slots |= {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
         slots |= ready.slots(group, opened)
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
-        running = process.start(ready.plan, raw, slots, name=f"dockless {made.id}")
+        running = process.start(ready.plan, raw, slots, name=f"dockless {_group_name(made.directory)}")
         try:
             _await_started(made, running)
         finally:
