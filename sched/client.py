@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -213,12 +214,16 @@ class Client:
             return
         protocol.check_address(self.path)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.settimeout(self.timeout)
+        # In a blocking connect(2) the kernel waits for a place among the calls that the daemon has not taken yet; others fail at once.
+        seconds = max(self.timeout, 0.001)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
         try:
             connection.connect(str(self.path))
         except OSError as error:
             connection.close()
-            reason = {2: "no socket there", 111: "nobody listens", 13: "it is not yours"}.get(error.errno or 0, str(error))
+            reason = {2: "no socket there", 11: "it takes no call in time", 111: "nobody listens", 13: "it is not yours"}.get(
+                error.errno or 0, str(error)
+            )
             raise DaemonUnavailable(
                 f"no daemon answers at {self.path}: {reason}",
                 subject=str(self.path),

@@ -90,8 +90,8 @@ def mallory(daemon: DaemonProcess, attack: Callable[[], list[socket.socket]]) ->
 
 def dial() -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE)
     connection.connect("daemon.sock")
+    connection.settimeout(PATIENCE)
     return connection
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-STEPS = ("send_stop", "kill_once", "exit", "pidfd", "state_once", "patience")
+STEPS = ("send_stop", "kill_once", "exit_once", "pidfd", "state_once", "patience")
 
 
 def main(steps: list[str]) -> int:
@@ -34,8 +34,8 @@ def main(steps: list[str]) -> int:
         fail("send_stop", False, PermissionError(1, "planted"))
     if "kill_once" in steps:
         fail("kill", True, PermissionError(1, "planted"))
-    if "exit" in steps:
-        fail("exit", False, KeyError("planted"))
+    if "exit_once" in steps:
+        fail("exit", True, KeyError("planted"))
     if "pidfd" in steps:
         fail("pidfd", False, OSError(24, "planted"))
     if "state_once" in steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,18 @@ def test_hanging_up_without_a_word(listening):
         listener.accept()[0].close()
         with pytest.raises(DaemonUnavailable, match="went away"):
             client.ping()
+
+
+def test_a_daemon_that_has_many_calls_waiting_is_waited_for(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        with connect(tmp_path / "s"):  # takes the only place
+            with pytest.raises(DaemonUnavailable, match="no call in time"):
+                connect(tmp_path / "s", timeout=0.05)
+            taker = threading.Thread(target=lambda: (waiting.wait(), listener.accept()[0].close()))
+            waiting = threading.Event()
+            taker.start()
+            waiting.set()
+            with connect(tmp_path / "s", timeout=60):
+                taker.join()
