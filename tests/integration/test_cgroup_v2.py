@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.boxes import until
 from support.requires import cgroup2_mount, requires
 
 from dockless.cgroups import Cgroup, Limits, OomEvent, Populated, Rounding, find_delegation, release, unavailable
@@ -177,10 +178,21 @@ def test_without_a_limit_nothing_is_throttled(make):
 def test_weights_share_one_processor(make):
     light, heavy = make(cpu_weight=100), make(cpu_weight=1000)
     cpu = min(os.sched_getaffinity(0))
-    code = f"import os, time\nos.sched_setaffinity(0, [{cpu}])\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass"
-    processes = [start(group, sys.executable, "-S", "-c", code) for group in (light, heavy)]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0]
-    share = heavy.usage().cpu_seconds / light.usage().cpu_seconds
+    code = f"import os\nos.sched_setaffinity(0, [{cpu}])\nprint(1, flush=True)\nwhile True: pass"
+    groups = (light, heavy)
+    processes = [start(group, sys.executable, "-S", "-c", code, stdout=subprocess.PIPE) for group in groups]
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == "1\n"
+        # Only while both turn: what each has used, from one moment to another.
+        before = [group.usage().cpu_seconds for group in groups]
+        until(lambda: heavy.usage().cpu_seconds > before[1] + 2, "two seconds of the heavy one", 120)
+        used = [group.usage().cpu_seconds - at for group, at in zip(groups, before, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    share = used[1] / used[0]
     print(f"cpu.weight 1000 beside 100: {share:.1f} times the processor time")
     assert share > 2.5, f"ten times the weight had {share:.1f} times the time"
 
