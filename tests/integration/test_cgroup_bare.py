@@ -481,3 +481,20 @@ def test_filters_hold_for_the_groups_below(group):
 def test_the_longest_filter_passes_the_verifier(group):
     group.allow_devices([*STANDARD_DEVICES, *(DeviceRule("b", 4000, minor, "r") for minor in range(492))])
     assert python(group, opens("/dev/null", "/dev/kmsg")).stdout.splitlines() == ["open /dev/null", "1 /dev/kmsg"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_does_not_freeze_in_time_is_thawed_again(group, monkeypatch, frozen):
+    """A process in an uninterruptible wait cannot be had here; what the wait would then say can."""
+    from dockless.cgroups import group as module
+
+    monkeypatch.setattr(module, "wait_for", lambda *_: frozen)
+    process = sleeper(group)
+    if frozen:
+        group.freeze(0.1)
+    else:
+        with pytest.raises(CgroupError, match=r"did not freeze in 0\.1 s"):
+            group.freeze(0.1)
+    assert (group.path / "cgroup.freeze").read_text() == ("1\n" if frozen else "0\n")
+    group.kill()
+    ended(process)

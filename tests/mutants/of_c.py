@@ -34,7 +34,8 @@ def _all(code: bytes, source: bytes) -> Iterator[tuple[str, int, int, bytes]]:
     for match in _FLAG.finditer(code):
         yield "dropped flag", *match.span(), b""
     for match in _NUMBER.finditer(code):
-        yield "changed constant", *match.span(1), b"%d" % (int(match[1], 0) + 1) if not match[1].startswith(b"0x") else b"0"
+        decimal = match[1] == b"0" or not match[1].startswith(b"0")  # others are flags, masks and modes
+        yield "changed constant", *match.span(1), b"%d" % (int(match[1]) + 1) if decimal else b"0"
     for match in _CALL.finditer(code):
         if not match[1].startswith((b"return", b"if", b"for", b"while", b"switch")):
             yield "dropped call", *match.span(1), b"(void)0"

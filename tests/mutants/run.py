@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ _NOT_THE_PROGRAM = ("native/build.py", "src/dockless/demo.py", "src/dockless/dem
 class Verdict:
     mutant: str
     diff: str
-    state: str = "survived"  # or noticed, timed out, not built
+    state: str = "survived"  # or noticed; or neither: undecided (no time left), not built
     by: str = ""
     seconds: float = 0.0
     asked: list[str] = field(default_factory=list)
@@ -58,7 +57,7 @@ def main() -> int:
         judge = _Judge(place, python, chosen)
         for mutant in found:
             source = (TOP / mutant.path).read_bytes()
-            if len([one for one in verdicts if one.state != "not built"]) >= count:
+            if sum(one.state in ("noticed", "survived") for one in verdicts) >= count:
                 break
             if (mutant.path, *mutant.change(source)) in known:
                 continue
@@ -153,7 +152,7 @@ class _Judge:
         left = self.chosen.time - (time.monotonic() - start)
         status, said = self._pytest(suite, max(left, 10))
         if status is None:
-            verdict.state, verdict.by = "timed out", f"after {self.chosen.time:g} s"
+            verdict.state, verdict.by = "undecided", f"{self.chosen.time:g} s are over"
         elif status:
             failed = [line.split(" ", 2)[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
             verdict.state, verdict.by = "noticed", failed[0] if failed else said.strip()[-200:].replace("\n", " ")
@@ -170,27 +169,27 @@ class _Judge:
     def _pytest(self, tests: list[str], seconds: float) -> tuple[int | None, str]:
         command = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--no-header"]
         command += [f"--basetemp={self.place.parent / 'pytest'}", *(f"--deselect={name}" for name in sorted(self.failing_anyway))]
-        process = subprocess.Popen(
-            ["nice", str(self.python), "-P", *command, *(f"tests/{name}" for name in tests)],
-            cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}, start_new_session=True,
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=seconds)
-            status: int | None = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said, status = "", None
-        finally:
+        env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", "DOCKLESS_TEST_TIME_LIMIT": "40"}
+        with tempfile.TemporaryFile() as out:  # not a pipe: whatever a mutant leaves running would keep that open
+            process = subprocess.Popen(
+                ["nice", str(self.python), "-P", *command, *(f"tests/{name}" for name in tests)],
+                cwd=self.place, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            try:
+                status: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = None
             leftovers.end(process.pid)
-            process.wait()
-        return (0 if status == 5 else status), said  # 5: nothing was collected
+            out.seek(0)
+            return (0 if status == 5 else status), out.read().decode(errors="replace")  # 5: nothing was collected
 
 
 def _report(verdicts: list[Verdict], chosen: argparse.Namespace) -> int:
     states = Counter(verdict.state for verdict in verdicts)
-    judged = sum(states.values()) - states["not built"]
-    noticed = judged - states["survived"]
+    noticed = states["noticed"]
+    judged = noticed + states["survived"]
     print(f"\n{noticed} of {judged} noticed ({100 * noticed / max(judged, 1):.0f} %): {dict(states)}")
     if chosen.json:
         rows = [{name: getattr(verdict, name) for name in Verdict.__slots__} for verdict in verdicts]

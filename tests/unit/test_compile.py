@@ -168,3 +168,34 @@ def test_explained_commands_are_quoted():
     plan = _plan(argv=("sh", "-c", "echo 'a b'; $(x)"), env=(("A", "b; rm"),))
     last = explain.environment(plan) + explain.rows(plan)[-1].shell
     assert "'A=b; rm'" in last and "'\"'\"'" in last
+
+
+@pytest.mark.parametrize(("owner", "named", "refused"), [(1000, True, True), (1000, False, False), (None, True, False), (0, True, False)])
+def test_only_root_names_a_file_with_a_seccomp_profile(tmp_path, owner, named, refused, monkeypatch):
+    """For a user's sandbox root would read whatever file of the host she names, and say what is wrong in it."""
+    from dockless.sandbox import resolve
+
+    spec = Spec(argv=("true",), seccomp=str(tmp_path / "profile.json") if named else "unconfined")
+    features = Features("6.18.0", "x86_64", sys_admin=True, user_namespaces=True)
+    if refused:
+        with pytest.raises(Unsupported, match="only root can name a seccomp profile"):
+            resolve._refuse(spec, features, True, owner)
+        return
+    resolve._refuse(spec, features, True, owner)
+
+
+@pytest.mark.parametrize("fields", [{"user": "70000"}, {"user": "0:70000"}, {"groups": (70000,)}])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_an_id_that_is_not_mapped_is_refused_by_name(fields, mapped):
+    from dockless.native.userns import IdMap, Range
+    from dockless.sandbox import resolve
+
+    count = 100_000 if mapped else 65536
+    idmap = IdMap((Range(0, 200_000, count),), (Range(0, 200_000, count),))
+    spec = Spec(argv=("true",), **fields)
+    if mapped:
+        account = resolve._account(spec, _image(), idmap)
+        assert 70000 in (account.uid, account.gid, *account.groups)
+        return
+    with pytest.raises(DocklessError, match="70000"):
+        resolve._account(spec, _image(), idmap)

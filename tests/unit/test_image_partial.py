@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dockless.images import partial
@@ -212,6 +212,10 @@ class Dead(BaseException):
     dies=st.integers(0, 60),
     halfway=st.booleans(),
 )
+@example(writes=[(0, 50)], dies=2, halfway=False)  # behind the head and the size: between a chunk's bytes and their count
+@example(writes=[(0, 50)], dies=3, halfway=False)
+@example(writes=[(0, 50)], dies=1, halfway=False)
+@example(writes=[(0, 50)], dies=0, halfway=False)
 def test_killed_at_any_write(tmp_path_factory, writes, dies, halfway):
     """After any number of writes, the last of them cut short: no byte is counted that is not in the file, none that was counted is lost."""
     path = tmp_path_factory.mktemp("p") / "x"

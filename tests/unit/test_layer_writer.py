@@ -12,7 +12,7 @@ import pytest
 from support import make_image as make
 from support.layers import members
 
-from dockless.errors import ImageError, NoRoom
+from dockless.errors import BadImage, ImageError, NoRoom
 from dockless.images.layer import Writer, explain, unpack
 from dockless.images.layers import Layer
 from dockless.native.layers import Fault, LayerWriter, TarLister
@@ -252,3 +252,23 @@ def test_names_in_errors_are_harmless(tmp_path):
     with pytest.raises(ImageError) as caught:
         write(tmp_path / "x", make.file("a\x1b[31m\n\u202e'\\ä/../b"))
     assert "'a\\x1b[31m\\n\\u202e\\'\\\\ä/../b' is not safe" in str(caught.value)
+
+
+@pytest.mark.parametrize(("hidden", "refused"), [(False, False), (True, True)], ids=["merged", "opaque"])
+@pytest.mark.parametrize("deep", ["d", "d/e"])
+def test_a_hard_link_reaches_no_deeper_than_an_opaque_directory(tmp_path, hidden, refused, deep):
+    """Three layers: what the second hides from the first is not there for the third to link to."""
+    write(
+        tmp_path / "first",
+        *[make.directory("/".join(deep.split("/")[: n + 1])) for n in range(deep.count("/") + 1)],
+        make.file(f"{deep}/f", "one"),
+    )
+    below = [Layer(tmp_path / "first")]
+    write(tmp_path / "second", make.directory("d"), *([make.opaque("d")] if hidden else []), make.file("d/other", "two"), lower=below)
+    below.append(Layer(tmp_path / "second"))
+    if refused:
+        with pytest.raises(BadImage, match="h"):
+            write(tmp_path / "third", make.hardlink("h", f"{deep}/f"), lower=below)
+        return
+    write(tmp_path / "third", make.hardlink("h", f"{deep}/f"), lower=below)
+    assert (tmp_path / "third" / "h").read_text() == "one"
