@@ -99,6 +99,29 @@ with running(Spec(argv=("sh", "-c", script), mounts=(Bind(place + "/data", "/dat
 
 
 @requires("root")
+@pytest.mark.parametrize(
+    "fields", [{}, {"namespaces": {"user": "host"}}, {"profile": "privileged"}], ids=["default", "host's user namespace", "privileged"]
+)
+def test_a_start_below_a_shared_tree(fields):
+    """systemd shares /: there a start works as elsewhere, and nothing that it mounts is to be seen on the host."""
+    code = f"""
+import subprocess
+from dockless.options import make_spec
+from support.boxes import running, until
+subprocess.run(["mount", "--make-rshared", "/"], check=True)
+before = open("/proc/self/mountinfo").read()
+with running(make_spec("host", ["sh", "-c", "echo up; sleep 1000"], **{fields!r})) as (box, said):
+    until(lambda: "up" in said(), "it runs")
+    print(open("/proc/self/mountinfo").read() == before)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", sys.executable, "-P", "-c", code], capture_output=True, text=True, env=env
+    )
+    assert done.stdout == "True\n", done
+
+
+@requires("root")
 def test_a_device_that_is_not_what_its_name_says_is_not_given(tmp_path):
     """/dev/zero in the place of /dev/null: whoever made it so could have made it a disk."""
     code = """

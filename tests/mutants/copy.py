@@ -22,13 +22,19 @@ def make(top: Path, place: Path) -> Path:
         if source.is_symlink() or source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
+    unbuild(top, place)
+    return _environment(top, place)
+
+
+def unbuild(top: Path, place: Path) -> None:
+    """The native part as it was built in the working tree."""
     for name in _BUILT:
         source = top / name
         if source.is_dir():
-            shutil.copytree(source, place / name)
+            shutil.copytree(source, place / name, dirs_exist_ok=True)
         else:
+            (place / name).unlink(missing_ok=True)  # a process that a mutant left may still run it
             shutil.copy2(source, place / name)
-    return _environment(top, place)
 
 
 def _environment(top: Path, place: Path) -> Path:

@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+MOST = 8
+"""Files that are the nearest."""
 _ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
 DOOR = "door"
 _WORDS = {
@@ -29,10 +31,13 @@ _WORDS = {
     "native/shim": "launch_threads launcher",
     "native/simulated": "gpu_nvml",
     "native/tar": "image_tarstream layer_writer",
+    "src/dockless/cli/bars": "cli_images",
+    "src/dockless/cli/progress": "cli_images",
     "sandbox/detached": "detached stale_records damaged",
     "sandbox/resolve": "compile bad_input sandbox",
     "sandbox/rootfs": "plan_golden plan_effects sandbox_root runtime",
     "sched/attempts": "sched_engine sched_daemon",
+    "sched/entry": "sched_engine stop_signals sched_daemon",
     "sched/engine": "sched_engine sched_daemon",
 }
 """Further words by which a file's tests may be called."""
@@ -61,7 +66,7 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     """(nearest, wider): test files, relative to ``tests``."""
     files = sorted(str(file.relative_to(tests)) for file in tests.glob("*/test_*.py"))
     scores = {file: _score(tests, file, path) for file in files}
-    near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))
+    near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
     room = _WIDE[room_of(path)]
     wide = [file for prefix in room.split() for file in files if file.startswith(prefix) and file not in near]
     return near, wide
@@ -72,20 +77,36 @@ def _cost(file: str) -> int:
 
 
 def _score(tests: Path, file: str, path: str) -> int:
-    """3 for a name that says it, 2 more for a module that is imported itself."""
+    """4 for a name that says it, 3 more for a module that is imported itself, up to 2 for the names of its own functions and classes."""
     stem = path.rsplit(".", 1)[0]
     words = {word for key, more in _WORDS.items() if stem.startswith(key) for word in more.split()}
     own = stem.split("/")[-1]
     if len(own) > 3 and own != "__init__":
         words.add(own.replace("_", ""))
     name = file.split("/")[-1]
-    score = 3 * any(word.replace("_", "") in name.replace("_", "") for word in words)
-    return score + 2 * (_module(path) in _imports(tests / file))
+    score = 4 * any(word.replace("_", "") in name.replace("_", "") for word in words)
+    score += 3 * (_module(path) in _imports(tests / file))
+    return score + min(2, len(_defined(tests.parent / path) & _said(tests / file)))
 
 
 def _module(path: str) -> str:
     dotted = re.sub(r"(/__init__)?\.\w+$", "", path.removeprefix("src/dockless/")).replace("/", ".")
     return f"dockless.{dotted}"
+
+
+@cache
+def _defined(path: Path) -> frozenset[str]:
+    """Names that only this file is likely to use."""
+    if path.suffix != ".py":
+        return frozenset()
+    nodes = ast.parse(path.read_bytes()).body
+    found = (node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)))
+    return frozenset(name for name in found if len(name) > 5)
+
+
+@cache
+def _said(file: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", file.read_text()))
 
 
 @cache

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent)]
 
-from mutants import copy, leftovers, nearest, of_c, of_python  # noqa: E402
+from mutants import copy, known, leftovers, nearest, of_c, of_python  # noqa: E402
 from mutants.mutation import Mutant  # noqa: E402
 
 _ROOMS = {
@@ -43,11 +43,12 @@ class Verdict:
 
 def main() -> int:
     chosen = _arguments()
-    files = _files(chosen)
-    dice = random.Random(chosen.seed)
-    found = [mutant for file in files for mutant in _mutants(file)]
-    dice.shuffle(found)
-    known = _equivalent()
+    tests = known.read() if chosen.known else {}
+    files = sorted({mutant.path for mutant in tests} or _files(chosen))
+    found = list(tests) or [mutant for file in files for mutant in _mutants(file) if chosen.line in (0, mutant.line)]
+    if not chosen.known:
+        random.Random(chosen.seed).shuffle(found)
+    equivalent = _equivalent()
     count = chosen.count or len(found)
     print(f"{len(found)} mutants in {len(files)} files; trying {min(count, len(found))}, seed {chosen.seed}", flush=True)
     verdicts: list[Verdict] = []
@@ -59,9 +60,9 @@ def main() -> int:
             source = (TOP / mutant.path).read_bytes()
             if sum(one.state in ("noticed", "survived") for one in verdicts) >= count:
                 break
-            if (mutant.path, *mutant.change(source)) in known:
+            if (mutant.path, *mutant.change(source)) in equivalent:
                 continue
-            verdict = judge.of(mutant, source)
+            verdict = judge.of(mutant, source, tests.get(mutant) or chosen.tests)
             verdicts.append(verdict)
             print(f"{verdict.state:9} {verdict.seconds:5.0f} s  {verdict.mutant}{'  by ' + verdict.by if verdict.by else ''}", flush=True)
             if verdict.state == "survived":
@@ -73,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description="Change the program a little, and see whether a test notices.")
     parser.add_argument("files", nargs="*", help="files, relative to the repository")
     parser.add_argument("--room", choices=sorted(_ROOMS), help="all files of a room")
+    parser.add_argument("--known", action="store_true", help="those that once survived, each with the tests that notice it now")
     parser.add_argument("--base", default="HEAD", help="without files: those that differ from this commit (default: %(default)s)")
     parser.add_argument("--count", type=int, default=0, help="a random choice of so many")
     parser.add_argument("--seed", type=int, default=1)
@@ -114,11 +116,11 @@ class _Judge:
         self.failing_anyway: set[str] = set()
         self.sound: set[str] = set()
 
-    def of(self, mutant: Mutant, source: bytes) -> Verdict:
+    def of(self, mutant: Mutant, source: bytes, tests: list[str]) -> Verdict:
         verdict = Verdict(mutant.name, mutant.diff(source))
         start = time.monotonic()
         near, wide = nearest.tests_for(self.place / "tests", mutant.path)
-        suites = [self.chosen.tests] if self.chosen.tests else [near] if self.chosen.near else [near, wide]
+        suites = [tests] if tests else [near] if self.chosen.near else [near, wide]
         target = self.place / mutant.path
         try:
             target.write_bytes(mutant.applied(source))
@@ -130,10 +132,10 @@ class _Judge:
         finally:
             target.write_bytes(source)
             if mutant.path.endswith(".c"):
-                copy.build(self.python, self.place)
+                copy.unbuild(TOP, self.place)
         if verdict.state == "noticed" and not self._is_sound(verdict.by):
             self.failing_anyway.add(verdict.by)
-            return self.of(mutant, source)
+            return self.of(mutant, source, tests)
         verdict.seconds = time.monotonic() - start
         return verdict
 
