@@ -61,8 +61,6 @@ def test_settings_of_the_kernel_are_on_a_readonly_mount(path, fields):
         assert fields == {} or "Read-only file system" in said
 
 
-# See below: binds still join the host's peer group.
-@pytest.mark.xfail(reason="a clone of a shared mount stays its peer", strict=True)
 @requires("root")
 @pytest.mark.parametrize("fields", [{}, {"profile": "privileged"}], ids=["default", "privileged"])
 def test_no_mount_travels_in_either_direction(tmp_path, fields):
