@@ -22,19 +22,28 @@ def make(top: Path, place: Path) -> Path:
         if source.is_symlink() or source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    unbuild(top, place)
+    _built(top, _pristine(place))
+    unbuild(place)
     return _environment(top, place)
 
 
-def unbuild(top: Path, place: Path) -> None:
-    """The native part as it was built in the working tree."""
+def unbuild(place: Path) -> None:
+    """The native part as it was built in the working tree, when the copy was made."""
+    _built(_pristine(place), place)
+
+
+def _pristine(place: Path) -> Path:
+    return place.parent / "built"
+
+
+def _built(source: Path, target: Path) -> None:
+    (target / "native").mkdir(parents=True, exist_ok=True)
     for name in _BUILT:
-        source = top / name
-        if source.is_dir():
-            shutil.copytree(source, place / name, dirs_exist_ok=True)
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, dirs_exist_ok=True)
         else:
-            (place / name).unlink(missing_ok=True)  # a process that a mutant left may still run it
-            shutil.copy2(source, place / name)
+            (target / name).unlink(missing_ok=True)  # a process that a mutant left may still run it
+            shutil.copy2(source / name, target / name)
 
 
 def _environment(top: Path, place: Path) -> Path:

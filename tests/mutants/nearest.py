@@ -9,6 +9,7 @@ from pathlib import Path
 
 MOST = 8
 """Files that are the nearest."""
+_KINDS = ("unit", "native", "attacks", "integration")
 _ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
 DOOR = "door"
 _WORDS = {
@@ -64,7 +65,7 @@ def room_of(path: str) -> str:
 
 def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     """(nearest, wider): test files, relative to ``tests``."""
-    files = sorted(str(file.relative_to(tests)) for file in tests.glob("*/test_*.py"))
+    files = sorted(str(file.relative_to(tests)) for kind in _KINDS for file in (tests / kind).glob("test_*.py"))
     scores = {file: _score(tests, file, path) for file in files}
     near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
     room = _WIDE[room_of(path)]
@@ -73,7 +74,7 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
 
 
 def _cost(file: str) -> int:
-    return ("unit", "native", "attacks", "integration").index(file.split("/")[0])
+    return _KINDS.index(file.split("/")[0])
 
 
 def _score(tests: Path, file: str, path: str) -> int:

@@ -57,7 +57,7 @@ def main() -> int:
         python = copy.make(TOP, place)
         judge = _Judge(place, python, chosen)
         for mutant in found:
-            source = (TOP / mutant.path).read_bytes()
+            source = (place / mutant.path).read_bytes()
             if sum(one.state in ("noticed", "survived") for one in verdicts) >= count:
                 break
             if (mutant.path, *mutant.change(source)) in equivalent:
@@ -132,7 +132,7 @@ class _Judge:
         finally:
             target.write_bytes(source)
             if mutant.path.endswith(".c"):
-                copy.unbuild(TOP, self.place)
+                copy.unbuild(self.place)
         if verdict.state == "noticed" and not self._is_sound(verdict.by):
             self.failing_anyway.add(verdict.by)
             return self.of(mutant, source, tests)
@@ -143,8 +143,11 @@ class _Judge:
         if mutant.path.endswith(".c"):
             problem = copy.build(self.python, self.place)
         else:
-            done = subprocess.run([str(self.python), "-P", "-m", "py_compile", mutant.path], cwd=self.place, capture_output=True, text=True)
-            problem = done.stderr
+            try:
+                compile((self.place / mutant.path).read_bytes(), mutant.path, "exec")
+                problem = ""
+            except SyntaxError as error:
+                problem = str(error)
         if problem:
             verdict.state, verdict.by = "not built", problem.strip().splitlines()[-1][:100]
         return not problem
