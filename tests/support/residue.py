@@ -18,12 +18,14 @@ import socket
 import subprocess
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from support import apart
 from support.requires import cgroup2_mount
 
+from dockless import paths
 from dockless.images import erofs
 
 DEADLINE = 3.0  # seconds that ends may take
@@ -72,13 +74,19 @@ def _cgroups() -> frozenset[str]:
     for directory, names, _ in os.walk(top):
         if "/dockless" in directory.removeprefix(str(top)):
             paths = (Path(directory, name) for name in names)
-            found.update(f"cgroup {path}" for path in paths if not _of_another_user(path) and not _lived_in_by_another_run(path))
+            found.update(f"cgroup {path}" for path in paths if not _of_another_user(path) and not _another_runs(path))
     return frozenset(found)
 
 
-def _lived_in_by_another_run(group: Path) -> bool:
+def _another_runs(group: Path) -> bool:
     pids = [pid for directory, _, _ in os.walk(group) for pid in _text(Path(directory, "cgroup.procs")).split()]
-    return bool(pids) and all(map(apart.is_another_runs, pids))
+    return all(map(apart.is_another_runs, pids)) if pids else _named_by_another_home(group.name)
+
+
+def _named_by_another_home(name: str) -> bool:
+    """A detached sandbox's group stays, empty, until it is removed; its name says under which state directory that is."""
+    found = re.fullmatch(r".+\.([0-9a-f]{8})", name)
+    return found is not None and int(found[1], 16) != zlib.crc32(os.fsencode(paths.state() / "sandboxes"))
 
 
 def _text(path: Path) -> str:
