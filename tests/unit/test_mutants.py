@@ -1,0 +1,71 @@
+"""The mutants themselves: each a change of meaning that is still a program, and none where only words are."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from mutants import nearest, of_c, of_python
+
+TESTS = Path(__file__).resolve().parents[1]
+PYTHON = b'''"""Docstring > 1."""
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import x
+def f(a: int = 3, *, keep=True) -> int:
+    if a < 1 and keep:
+        return 0
+    if not a:
+        raise ValueError(f"{a + 1} is wrong", 7)
+    os.fsync(a)
+    g(a, 2, mode=0o600, hint="say " + "so")
+    return a + 1
+'''
+C = b"""/* if (x < 1) return 2; */
+#define ONE 1
+static int f(int fd, unsigned flags) {
+    if (fd < 0) return -1;
+    close(fd);
+    return open("a < b", O_RDONLY | O_NOFOLLOW, 0755) == 0 && flags ? 4 : fd + 1;
+}
+"""
+
+
+def changed(found, source):
+    return {(one.kind, one.line, *one.change(source)) for one in found}
+
+
+def test_python():
+    found = of_python.mutants("a.py", PYTHON)
+    for one in found:
+        ast.parse(one.applied(PYTHON))
+        assert one.applied(PYTHON) != PYTHON
+    kinds = {(one.kind, one.line) for one in found}
+    assert {("dropped check", 6), ("negated condition", 6), ("swapped comparison", 6), ("and for or", 6), ("dropped operand", 6)} <= kinds
+    assert {("dropped not", 8), ("dropped call", 10), ("removed keyword", 11), ("swapped arguments", 11), ("swapped operator", 12)} <= kinds
+    assert not {line for _, line in kinds} & {1, 2, 3, 4, 9}
+    assert ("removed keyword", 11, 'g(a, 2, mode=0o600, hint="say " + "so")', 'g(a, 2, hint="say " + "so")') in changed(found, PYTHON)
+
+
+def test_c():
+    found = of_c.mutants("a.c", C)
+    kinds = {(one.kind, one.line) for one in found}
+    assert {("dropped check", 4), ("swapped comparison", 4), ("negated condition", 4), ("dropped call", 5), ("dropped flag", 6)} <= kinds
+    assert {("and for or", 6), ("changed constant", 6), ("swapped operator", 6)} <= kinds
+    assert not {line for _, line in kinds} & {1, 2, 3}
+    assert all(b'"a < b"' in one.applied(C) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("path", "test"),
+    [
+        ("sched/policy.py", "unit/test_policy.py"), ("native/plan.c", "native/test_validator.py"),
+        ("cgroups/limits.py", "unit/test_limits.py"),
+        ("images/files.py", "unit/test_publishing.py"), ("src/dockless/options.py", "unit/test_option_grammar.py"),
+        ("sandbox/reconcile.py", "integration/test_reconcile.py"),
+    ],
+)  # fmt: skip
+def test_nearest(path, test):
+    near, wide = nearest.tests_for(TESTS, path)
+    assert test in near and not set(near) & set(wide)
