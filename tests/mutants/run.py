@@ -120,7 +120,7 @@ class _Judge:
         verdict = Verdict(mutant.name, mutant.diff(source))
         start = time.monotonic()
         near, wide = nearest.tests_for(self.place / "tests", mutant.path)
-        suites = [tests] if tests else [near] if self.chosen.near else [near, wide]
+        suites = [tests] if tests else [near or wide] if self.chosen.near else [near, wide]
         target = self.place / mutant.path
         try:
             target.write_bytes(mutant.applied(source))
