@@ -29,9 +29,7 @@ def carried_out(*ops: Op) -> tuple[int, ...]:
 
 def exit_code(script: str, *ops: Op) -> int:
     """How a shell ended that was started behind these operations."""
-    plan = Plan(
-        (Op("CLONE"), Op("SPAWN"), *ops, Op("CLOSE_FROM", x=3)), Command(("/bin/sh",), ("sh", "-c", script), ("PATH=/usr/bin:/bin",))
-    )
+    plan = Plan((Op("CLONE"), Op("SPAWN"), *ops), Command(("/bin/sh",), ("sh", "-c", script), ("PATH=/usr/bin:/bin",)))
     _, reports, _ = _launch(encode(plan))
     assert reports[-1][0] == STATUS, reports
     return reports[-1][2] >> 8
@@ -61,13 +59,27 @@ def test_hiding_a_path_follows_no_link(tmp_path, code, deep):
 # -- the working directory
 
 
-@requires("root", "userns")
-def test_a_working_directory_outside_of_the_root_is_refused(tmp_path):
-    """In a mount that hangs nowhere: chdir(2) takes it from root, getcwd(2) calls it unreachable."""
-    detached = Op("OPEN_TREE", slot_out=16, a=str(tmp_path), x=1)
-    ops = (Op("UNSHARE", x=NEW_USER_AND_MOUNTS), detached)
-    assert carried_out(*ops, Op("CHDIR", a="/proc/self/fd/16")) == (FAILED, 2, EACCES)
+@in_a_namespace
+def test_a_working_directory_is_not_reached_by_a_magic_link(tmp_path):
+    ops = (Op("UNSHARE", x=NEW_USER_AND_MOUNTS), Op("OPEN_TREE", slot_out=16, a=str(tmp_path), x=1))
+    assert carried_out(*ops, Op("CHDIR", a="/proc/self/fd/16")) == (FAILED, 2, ELOOP)
     assert carried_out(*ops, Op("CHDIR", a=str(tmp_path)))[0] == STATUS
+
+
+@requires("root")
+def test_a_working_directory_outside_of_the_root_is_refused(tmp_path):
+    """In a mount that hangs nowhere: it can be entered, and getcwd(2) calls it unreachable."""
+    here = os.open(".", O_PATH)
+    outside = native.syscall(428, -100, os.fsencode(tmp_path), 0x80001)  # open_tree(2), a clone
+    try:
+        os.fchdir(outside)
+        ended = carried_out(Op("CHDIR", a="."))
+    finally:
+        os.fchdir(here)
+        os.close(here)
+        os.close(outside)
+    assert ended == (FAILED, 0, EACCES)
+    assert carried_out(Op("CHDIR", a="."))[0] == STATUS
 
 
 # -- devices
