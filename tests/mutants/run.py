@@ -159,7 +159,7 @@ class _Judge:
         if status is None:
             verdict.state, verdict.by = "undecided", f"{self.chosen.time:g} s are over"
         elif status:
-            failed = [line.split(" ", 2)[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            failed = [line.split(" ", 1)[1].split(" - ")[0] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
             verdict.state, verdict.by = "noticed", failed[0] if failed else said.strip()[-200:].replace("\n", " ")
 
     def _is_sound(self, test: str) -> bool:
