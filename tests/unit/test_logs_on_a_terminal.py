@@ -13,7 +13,7 @@ LOGS = """
 import sys
 from types import SimpleNamespace
 from dockless.cli import logs
-lines = [("T1", "stdout", b"one\\x1b[31m", False), ("T2", "stderr", b"two\\x1b[32m", False)]
+lines = [logs.Row("T1", "stdout", b"one\\x1b[31m", False, 0), logs.Row("T2", "stderr", b"two\\x1b[32m", False, 0)]
 logs._job = lambda options: iter(lines)
 logs._foreign = lambda number: sys.argv[1] == "theirs"
 sys.exit(logs.logs(SimpleNamespace(id="1", json=False, timestamps=sys.argv[2] == "times", follow=False, attempt=0)))
