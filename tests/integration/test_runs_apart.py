@@ -58,7 +58,7 @@ def test_what_another_run_starts_is_not_ours(request):
 
 
 def _called(name):
-    return {pid for pid in filter(str.isdigit, os.listdir("/proc")) if _command(pid) == name}
+    return {pid for pid in filter(str.isdigit, os.listdir("/proc")) if _command(pid).partition(".")[0] == name}
 
 
 def _command(pid):

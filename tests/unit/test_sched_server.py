@@ -14,7 +14,7 @@ from dockless.sched import server
 @pytest.mark.parametrize(("uid", "mode"), [(0, 0o666), (1000, 0o600)])
 @pytest.mark.parametrize("mask", [0, 0o777])
 def test_whose_socket_it_is(tmp_path, monkeypatch, uid, mode, mask):
-    """Root's daemon serves everybody, a user's serves her alone, whatever the umask is: never is it open to others in between."""
+    """Root's daemon serves everybody, a user's serves her alone, whatever the umask is, from the first moment."""
     monkeypatch.setattr(server.os, "geteuid", lambda: uid)
     listening = server.Server.__new__(server.Server)
     listening.path = tmp_path / "daemon.sock"
@@ -38,4 +38,4 @@ def test_whose_socket_it_is(tmp_path, monkeypatch, uid, mode, mask):
         assert os.umask(mask) == mask
     finally:
         os.umask(before)
-    assert born == [0o600] and stat.S_IMODE(os.stat(listening.path).st_mode) == mode
+    assert born == [mode] and stat.S_IMODE(os.stat(listening.path).st_mode) == mode
