@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from support.requires import requires
 
 from dockless.cli import explained, main

@@ -8,12 +8,13 @@ import threading
 import pytest
 from support.stand_in import DEADLINE, Box, StandIn, engine, until
 
-from dockless.errors import SchedError
+from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State, attempts, queue
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
+from dockless.sched.config import Config
 from dockless.sched.jobs import JobSpec, sandbox_id
 from dockless.sched.lease import Lease, held
 from dockless.sched.queue import Live
@@ -76,6 +77,33 @@ def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):
             finally:
                 gate.set()
             await until(lambda: launcher.boxes)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "not started"])
+def test_who_waits_for_a_program_hears_that_it_never_ran(tmp_path, launcher, monkeypatch, how):
+    """A follower of its output, say: it waits until the program runs, or is known not to."""
+    gate = threading.Event()
+
+    def never(*_, **__):
+        gate.wait(DEADLINE)
+        raise CommandNotFound("no such program")
+
+    monkeypatch.setattr(launcher, "start", never)
+
+    async def play():
+        async with engine(tmp_path, launcher, Config(cpu_jobs=1)) as running:
+            first, second = await running.submit(ME, [plain(), plain()], None)
+            await until(lambda: running.entries[first].job.state is State.STARTING)
+            number = second if how == "cancelled" else first
+            waiting = asyncio.get_running_loop().create_future()
+            running.entries[number].up.append(waiting)
+            if how == "cancelled":
+                await running.cancel(second, "root", None)
+            gate.set()
+            await asyncio.wait_for(waiting, DEADLINE)
+            await until(lambda: not running.entries)
 
     asyncio.run(play())
 
