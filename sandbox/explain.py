@@ -119,12 +119,14 @@ def _text(value: str | bytes | int) -> str:
 def _attributes(op: _Said, plan: Plan) -> tuple[str, str]:
     name = _label(plan, op.slot_in) if op.slot_in >= 0 else op.a
     where = _variable(plan, op.slot_in) if op.slot_in >= 0 else shlex.quote(op.a)
-    if op.b != "0":
-        return f"make every mount below {name} private: nothing mounted here shows outside", f"mount --make-rprivate {where}"
     said, done = [], []
+    recursive = op.c & RECURSIVE
+    if op.b != "0":
+        said.append(f"make {'every mount below ' if recursive else ''}{name} private: nothing mounted here shows outside")
+        done.append(f"mount --make-{'r' if recursive else ''}private {where}")
     if options := _options(op.x):
         said.append(f"make {name} {options}")
-        done.append(f"flags {options} {where}{' -R' if op.c & RECURSIVE else ''}")
+        done.append(f"flags {options} {where}{' -R' if recursive else ''}")
     if op.x & IDMAP:
         said.append(f"shift the owners of {name} by the id map of the {_label(plan, op.slot_out)}")
         done.append(f"idmap {_variable(plan, op.slot_out)} {where}")
