@@ -104,6 +104,14 @@ def test_every_option_of_docker(verb, name, capsys):
     assert lines == [f"dockless: {verb}: there is no option {name}", f"  hint: {rows[name].hint}"]
 
 
+@pytest.mark.parametrize(("verb", "name"), [(verb, name) for verb, table in FLAGS.items() for names in table for name in names.split()])
+def test_every_word_answers_where_the_name_is_left_out(verb, name, capsys):
+    rows = {one: word for names, word in FLAGS[verb].items() for one in names.split()}
+    assert main([verb, name]) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"dockless: {verb}: there is no option {name}", f"  hint: {rows[name].hint}"]
+
+
 @pytest.mark.parametrize(("verb", "names"), [(verb, names) for verb, table in FLAGS.items() for names in table])
 def test_no_option_of_ours_is_said_to_be_missing(verb, names):
     assert not set(names.split()) & set(parser_of(verb)._option_string_actions)

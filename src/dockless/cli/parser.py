@@ -31,16 +31,28 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> Namespace:
         """The values of a line without its command. ``BadInput``; ``SystemExit`` for --help, after printing it."""
-        found, unknown = self.parse_known_args(words)
+        try:
+            found, unknown = self.parse_known_args(words)
+        except BadInput:
+            for action in self._actions:
+                action.required = False  # an unknown option says more than what is missing
+            unknown = self.parse_known_args(words)[1]
+            if unknown and unknown[0].startswith("-"):
+                self._refuse(unknown[0])
+            raise
         if not unknown:
             return found
         if not unknown[0].startswith("-"):
             self.error(f"{unknown[0]!r} is one argument too many")
+        self._refuse(unknown[0])
+
+    def _refuse(self, option: str) -> NoReturn:
+        """An option that is not ours: what to use instead, where Docker has it, or what was probably meant."""
         import difflib
 
         from dockless.cli import docker_words
 
-        name = unknown[0].partition("=")[0]
+        name = option.partition("=")[0]
         word = docker_words.flag(self.prog.removeprefix("dockless "), name)
         if word is not None:
             self.error(f"there is no option {name}", word.hint)
