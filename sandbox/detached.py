@@ -383,10 +383,11 @@ def start(
 ) -> Detached:
     """Start a sandbox that goes on without us. Returns when its program has been exec'd; on an error nothing is left behind.
 
-    ``owner``: the host user it runs for (root only). Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s.
+    Reads no settings: 128 MiB of output are kept where the spec does not say. ``owner``: the host user it runs for (root only).
+    Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s.
     """
     id = check_id(id) if id else sandbox.new_id()
-    spec = replace(spec, log_size=spec.log_size or settings.load()["logs.size"])
+    spec = replace(spec, log_size=spec.log_size or settings.LOG_SIZE)
     image = sandbox.find_image(spec.image)
     directory = _root(state_root) / id
     made = Detached(id, directory)

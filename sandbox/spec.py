@@ -115,7 +115,8 @@ class Spec:
     ``stop_signal``: asks the program to end, 0 for the image's; ``grace``: seconds between it and SIGKILL. ``gpus``: UUIDs of leased
     GPUs, never a wish. ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
     profile in the format that Docker and Podman share, ``unconfined``, or empty for dockless's own.
-    ``log_size``: how many bytes of a detached sandbox's output are kept, the newest; 0 for the setting ``logs.size``.
+    ``log_size``: how many bytes of a detached sandbox's output are kept, the newest; 0 for 128 MiB, or for the setting
+    ``logs.size`` on the command line and in the queue.
     """
 
     argv: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ class Config:
     keep_jobs: int = 10_000
     logs_per_user: int = 4 << 30
     log_size_limit: int = 1 << 30
+    log_size: int = settings.LOG_SIZE
 
 
 def load(path: Path) -> Config:
@@ -43,4 +44,5 @@ def load(path: Path) -> Config:
         found["queue.keep_jobs"],
         found["logs.per_user"],
         found["logs.size_limit"],
+        found["logs.size"],
     )

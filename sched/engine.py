@@ -19,6 +19,7 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,7 @@ class Engine:
     def _spec(self, entry: Entry, attempt: int, gpus: tuple[str, ...]) -> Spec:
         """What is launched; notes what of it concerns the end."""
         submitted = job_from_plain(json.loads(queue.spec(self.reader, entry.job.id))).spec
+        submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
         spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
         entry.grace = spec.grace or GRACE
         entry.limit = spec.timeout + spec.grace if spec.timeout else None

@@ -27,6 +27,8 @@ from dockless.units import parse_size
 Kind = Literal["count", "size", "names"]
 _KINDS = {"count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names"}
 _MOST = 1_000_000_000
+LOG_SIZE = 128 << 20
+"""Bytes of output that are kept where neither the job nor ``logs.size`` says."""
 _LONGEST = 1 << 20
 """Bytes of a settings file."""
 
@@ -64,7 +66,7 @@ SETTINGS = (
     Setting(
         "logs.size",
         "size",
-        128 << 20,
+        LOG_SIZE,
         "how much of a detached sandbox's or a job's output is kept, the newest, where it does not say",
         8192,
     ),

@@ -82,13 +82,36 @@ def test_every_byte_is_there_or_counted(kept: int):
 
 def test_the_setting_and_what_is_below_it(home: Path):
     (home / "dockless.toml").write_text('[logs]\nsize = "20K"\n')
-    box = detached.start(Spec(argv=COUNT))
+    assert main(["run", "-d", "--name", "counts", "host", "--", *COUNT]) == 0
+    box = detached.find("counts")
+    assert box is not None
     try:
         box.wait(60)
         assert rows_of(box.directory)[0].dropped > 0
         assert sum(path.stat().st_size for path in box.log_paths) < 30_000
     finally:
         box.remove()
+
+
+def test_a_mistake_in_the_settings_keeps_no_job_from_starting(home: Path):
+    daemon = DaemonProcess(home, settings='[logs]\nsize = "20K"\n').start()
+    try:
+        (home / "dockless.toml").write_text("[qutoa]\ndefault = 2\n")
+        with daemon.client() as queue:
+            number = queue.submit(JobSpec(Spec(argv=COUNT)))
+            assert queue.wait(number, timeout=60).exit_code == 0
+            assert next(iter(queue.logs(number))).dropped > 0  # the setting that the daemon has
+        box = detached.start(Spec(argv=("true",)))
+        assert box.wait(60).code == 0
+        box.remove()
+        assert main(["run", "-d", "--name", "says", "--log-size", "20K", "host", "--", "true"]) == 0
+        box = detached.find("says")
+        assert box is not None
+        box.remove()
+        assert main(["run", "-d", "host", "--", "true"]) == 125
+        assert detached.list_all() == []
+    finally:
+        daemon.stop()
 
 
 def test_nothing_is_said_where_nothing_was_dropped():

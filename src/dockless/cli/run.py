@@ -95,10 +95,12 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
     import contextlib
     from dataclasses import replace
 
+    from dockless import settings
     from dockless.options import make_spec
     from dockless.sandbox import detached
 
     spec = make_spec(image, command, **wanted)
+    spec = replace(spec, log_size=spec.log_size or settings.load()["logs.size"])
     labels: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if wanted.get("gpus") is not None:
