@@ -203,6 +203,16 @@ def test_what_a_shell_cannot_say_is_marked(tmp_path):
     assert text.count("# not sayable in shell: ") >= 2
 
 
+def test_limits_are_said_as_the_script_says_them():
+    words = ["--best-effort", "--memory", "1G", "host", "--", "true"]
+    text, script = (
+        subprocess.run([*COMMAND, "run", "--explain", *more, *words], capture_output=True, text=True, check=True).stdout
+        for more in ([], ["--script"])
+    )
+    said = [[line.strip() for line in lines.splitlines() if "memory.max" in line] for lines in (text, script)]
+    assert said[0] == said[1] == ["# not sayable in shell: limit memory.max to 1073741824"]
+
+
 @pytest.mark.parametrize("more", [["--time"], ["--json"]])
 def test_it_is_alone(more):
     ended = subprocess.run([*COMMAND, "run", "--explain", "--script", *more, "--", "true"], capture_output=True, text=True)

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from dockless.cli.output import out, plain, print_json, raw
-from dockless.sandbox.explain import Row, rows, text
+from dockless.sandbox.explain import UNSAYABLE, Row, rows, text
 from dockless.units import format_duration
 
 
@@ -31,10 +31,11 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
             gpus = lease.gpus
             ready = explain(replace(spec, gpus=lease.uuids))
     writes = [] if spec.limits is None else list(spec.limits.writes())
+    notes = [f"limit {write.file} to {write.value}" for write in writes]
     if as_script:
         from dockless.sandbox.script import script
 
-        raw(os.fsencode(script(ready.resolved, ready.plan, [f"limit {write.file} to {write.value}" for write in writes])))
+        raw(os.fsencode(script(ready.resolved, ready.plan, notes)))
         return 0
     table = rows(ready.plan)
     if as_json:
@@ -42,10 +43,10 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         return 0
     for gpu in gpus:
         out(f"gpu: {gpu}")
-    if writes:
+    if notes:
         out("before anything runs, in a control group of its own:")
-        for write in writes:
-            out(f"      limit {write.file} to {write.value}", f"        $ echo {write.value} > $cgroup/{write.file}")
+        for note in notes:
+            out(f"      {UNSAYABLE}{note}")
         out("")
     out(*text(table).split("\n"))
     return 0
