@@ -31,7 +31,7 @@ from dockless.errors import DocklessError, SchedError
 from dockless.sched import config
 from dockless.sched.attempts import Launcher
 from dockless.sched.engine import Engine
-from dockless.sched.faults import describe
+from dockless.sched.faults import describe, say
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.housekeeping import keep_house
 from dockless.sched.protocol import check_address
@@ -185,10 +185,6 @@ def _fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
     what = context["message"] if error is None else describe(error)
     say(f"fault: {what}")
-
-
-def say(text: str) -> None:
-    print(f"dockless daemon: {escaped(text)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 import time
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +33,7 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.codec import job_from_plain
 from dockless.sched.config import Config
 from dockless.sched.entry import GRACE, Entry, just_submitted, wake
-from dockless.sched.faults import describe
+from dockless.sched.faults import describe, say
 from dockless.sched.hostgpus import HostGpus
 from dockless.sched.housekeeping import AFTER_ENDS
 from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
@@ -121,7 +120,7 @@ class Engine:
             except SchedError as error:
                 if error.subject != "jobs.db":
                     raise
-                _say(f"{describe(error)}; trying again")
+                say(f"{describe(error)}; trying again")
                 await asyncio.sleep(1.0)
 
     def _spawn(self, work: Awaitable[None]) -> None:
@@ -132,7 +131,7 @@ class Engine:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _say(f"fault: {describe(error)}")
+            say(f"fault: {describe(error)}")
 
     # -- coming back
 
@@ -310,7 +309,7 @@ class Engine:
         try:
             await self.write(lambda db: queue.begin_attempt(db, lease, self._name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
-            _say(f"job {job.id} cannot start: {describe(error)}; trying again")
+            say(f"job {job.id} cannot start: {describe(error)}; trying again")
             await asyncio.sleep(1.0)
             self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
@@ -380,7 +379,7 @@ class Engine:
         entry.pidfd = -1
 
     def _overdue(self, entry: Entry) -> None:
-        _say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
+        say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
         self._stop(entry, 0.0)
 
     async def _surely(self, entry: Entry, work: Awaitable[None]) -> None:
@@ -394,7 +393,7 @@ class Engine:
     async def _give_up(self, entry: Entry, error: BaseException) -> None:
         """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
         what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
-        _say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
+        say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
         name = self._name(entry.job.id, entry.job.attempt)
         while not self.closing:
             try:
@@ -405,7 +404,7 @@ class Engine:
                 if await self._in_thread(self._ending, handle.state) not in ("starting", "running"):
                     break
             except Exception as again:
-                _say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
+                say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
             await asyncio.sleep(KILL_AGAIN)
         else:
             return
@@ -463,7 +462,7 @@ class Engine:
         try:
             await self._in_thread(self._removing, handle.remove)
         except Exception as error:  # whatever it is, the job's end is recorded
-            _say(f"{handle.id} is not removed yet: {describe(error)}")
+            say(f"{handle.id} is not removed yet: {describe(error)}")
             self._left.append(handle)
 
     async def remove_left(self) -> None:
@@ -528,7 +527,7 @@ class Engine:
         except SandboxGone:  # it is just ending
             pass
         except Exception as error:
-            _say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
+            say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
 
     def _kill(self, entry: Entry) -> None:
         handle = entry.handle or self.launcher.find(self._name(entry.job.id, entry.job.attempt))
@@ -578,7 +577,3 @@ def _settle(outcome: list[tuple[asyncio.Future[Any], Any, BaseException | None]]
             future.set_exception(error)
         else:
             future.set_result(result)
-
-
-def _say(text: str) -> None:
-    print(f"dockless daemon: {text}", file=sys.stderr, flush=True)

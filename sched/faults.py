@@ -7,11 +7,18 @@ Everybody who may read the service's journal reads this.
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 
 from dockless.errors import SchedError
+from dockless.text import escaped
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def say(text: str) -> None:
+    """One line of the daemon's log."""
+    print(f"dockless daemon: {escaped(text)}", file=sys.stderr, flush=True)
 
 
 def describe(error: BaseException) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from dockless.errors import SchedError
 from dockless.sched import queue
-from dockless.sched.faults import describe
+from dockless.sched.faults import describe, say
 
 if TYPE_CHECKING:
     from dockless.sched.engine import Engine
@@ -35,7 +34,7 @@ async def keep_house(engine: Engine) -> None:
         try:
             await one_round(engine)
         except (SchedError, OSError) as error:
-            print(f"dockless daemon: housekeeping: {describe(error)}; trying again in an hour", file=sys.stderr, flush=True)
+            say(f"housekeeping: {describe(error)}; trying again in an hour")
         engine.ends = 0
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.many_ended.wait(), EVERY)

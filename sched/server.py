@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from array import array
 from collections import Counter
@@ -25,7 +24,7 @@ from dockless.sched import logs
 from dockless.sched.answers import Answers
 from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
-from dockless.sched.faults import describe
+from dockless.sched.faults import describe, say
 from dockless.sched.jobs import Job, State
 from dockless.sched.protocol import MAX_JOBS_PER_SUBMIT, MAX_JOBS_PER_WAIT, MAX_REQUEST, VERSION, DaemonInfo, decode, encode, error_message
 
@@ -160,7 +159,7 @@ class Server:
             except Exception as error:  # a fault of ours: the caller is told, the daemon goes on
                 op = request.get("op")
                 what = op if op in self._verbs or op == "logs" else "a request"
-                print(f"dockless daemon: fault in {what} of uid {uid}: {describe(error)}", file=sys.stderr, flush=True)
+                say(f"fault in {what} of uid {uid}: {describe(error)}")
                 fault = SchedError(f"the daemon failed: {describe(error)}", hint="this is a fault in dockless; please report it")
                 writer.write(encode(error_message(fault)))
             await writer.drain()

@@ -18,7 +18,8 @@ from dockless import doctor
 from dockless.cli import main, report
 from dockless.cli.jobs import _detail, print_queue
 from dockless.cli.output import cut, err, json_text, out, print_json, status, table, warn
-from dockless.errors import BadInput, DocklessError, RegistryError
+from dockless.errors import BadInput, DocklessError, RegistryError, SchedError
+from dockless.sched import faults
 from dockless.sched.jobs import Attempt, Job, State
 from dockless.text import escaped
 
@@ -112,17 +113,33 @@ def test_a_hint_cannot_forge_one_either(capsys):
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_nothing_of_the_command_line_prints_past_the_output_module():
-    """A new verb that calls print, or writes to a stream, is found here. What is left writes bytes that were asked for as they are."""
-    wrong = []
-    for path in sorted(CLI.glob("*.py")):
+def printing(directory: Path) -> list[str]:
+    """Every call that prints or writes to a stream."""
+    found = []
+    for path in sorted(directory.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)
             if name == "print" or (name.startswith(("sys.stdout.", "sys.stderr.")) and name.endswith(("write", "writelines"))):
-                wrong.append(f"{path.name}: {name}")
-    assert sorted(wrong) == [*["output.py: sys.stderr.write"] * 2, "output.py: sys.stdout.buffer.write"]
+                found.append(f"{path.name}: {name}")
+    return sorted(found)
+
+
+def test_nothing_of_the_command_line_prints_past_the_output_module():
+    """A new verb that calls print, or writes to a stream, is found here. What is left writes bytes that were asked for as they are."""
+    assert printing(CLI) == [*["output.py: sys.stderr.write"] * 2, "output.py: sys.stdout.buffer.write"]
+
+
+def test_nothing_of_the_daemon_prints_past_its_log():
+    """``daemon.py`` prints why it does not begin."""
+    assert printing(Path(faults.__file__).parent) == ["daemon.py: print", "faults.py: print"]
+
+
+def test_the_daemons_log_is_escaped(capsys):
+    faults.say(f"job 1 cannot start: {faults.describe(SchedError(RAW))}")
+    said = capsys.readouterr().err
+    assert harmless(said) and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
