@@ -3,7 +3,10 @@
 ::
 
     everybody may do what is asked          the kernel's answer is enough: nothing is mapped
-    it belongs to a user and her group      the sandbox's root acts there as that user, and nobody else has a number there
+    it belongs to a user, read-only         the sandbox's root acts there as that user and her own group, and nobody else has a number
+                                            there, where only she and root can say what lies at that path
+    it belongs to a user, writable          the same, where besides that nobody else can reach it: what is made there may be a
+                                            set-user-id program of hers
     it belongs to root, read-only           as root, where only root can say what lies at that path
     it belongs to root, writable            as root, where besides that nobody but root can reach it: what is made there
                                             may be a set-user-id program of the host's root
@@ -58,14 +61,15 @@ def grant(mount: Mount, idmap: IdMap, *, untrusted: bool) -> Grant:
         return Grant(warning=_warning(mount, found, "the untrusted profile gives no rights over it"))
     if not accepts_idmap(mount.source, namespace_fd(idmap)):
         return Grant(warning=_warning(mount, found, "its file system cannot map owners"))
-    if found.st_uid and found.st_gid:
-        return Grant(_only(found, idmap))
-    if not _roots_own(mount.source):
+    owner = _person(found.st_uid)
+    if owner is None:
+        return Grant(warning=_warning(mount, found, "its owner is no user of this host", helps=True))
+    if not _theirs(mount.source, owner):
         return Grant(warning=_warning(mount, found, "others may decide what lies at this path", helps=True))
-    if not mount.readonly and not _closed(mount.source):
-        why = "others can reach it, and would find a set-user-id program of root's that is made there"
+    if not mount.readonly and not _closed(mount.source, owner):
+        why = "others can reach it, and would find a set-user-id program of its owner's that is made there"
         return Grant(warning=_warning(mount, found, why, helps=True))
-    return Grant(idmap)
+    return Grant(_only(owner, idmap) if owner.uid else idmap)
 
 
 def _everybody_may(mode: int, readonly: bool) -> bool:
@@ -73,11 +77,36 @@ def _everybody_may(mode: int, readonly: bool) -> bool:
     return mode & wanted == wanted
 
 
-def _only(found: os.stat_result, idmap: IdMap) -> IdMap:
-    """The owner on disk is the sandbox's root; no other id of the disk exists."""
+@dataclass(frozen=True, slots=True)
+class _Person:
+    """An account of the host: its own group, and whether that group is its own alone."""
+
+    uid: int
+    gid: int
+    alone: bool
+
+
+def _person(uid: int) -> _Person | None:
+    import grp
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return None
+    try:
+        members = grp.getgrgid(entry.pw_gid).gr_mem
+    except KeyError:
+        members = []
+    others = [other for other in pwd.getpwall() if other.pw_gid == entry.pw_gid and other.pw_uid != uid]
+    return _Person(uid, entry.pw_gid, not others and set(members) <= {entry.pw_name})
+
+
+def _only(owner: _Person, idmap: IdMap) -> IdMap:
+    """The owner is the sandbox's root, with her own group, not the directory's, which she need not be in; no other id is there."""
     uid, gid = idmap.outside_uid(0), idmap.outside_gid(0)
     assert uid is not None and gid is not None
-    return IdMap((Range(found.st_uid, uid, 1),), (Range(found.st_gid, gid, 1),))
+    return IdMap((Range(owner.uid, uid, 1),), (Range(owner.gid, gid, 1),))
 
 
 def _above(path: str) -> Iterator[os.stat_result]:
@@ -86,17 +115,27 @@ def _above(path: str) -> Iterator[os.stat_result]:
         yield os.lstat(path)
 
 
-def _roots_own(path: str) -> bool:
-    """Whether only root can put something else at this path: no link on the way, every directory root's."""
+def _theirs(path: str, owner: _Person) -> bool:
+    """Whether only its owner and root can put something else at this path: no link on the way, no directory that others may write."""
     path = os.path.normpath(path)
-    return os.path.realpath(path) == path and all(
-        not above.st_uid and (not above.st_mode & 0o022 or above.st_mode & stat.S_ISVTX) for above in _above(path)
+
+    def safe(above: os.stat_result) -> bool:
+        forbidden = 0o022 & ~_own_bits(above, owner)
+        return above.st_uid in (0, owner.uid) and (not above.st_mode & forbidden or bool(above.st_mode & stat.S_ISVTX))
+
+    return os.path.realpath(path) == path and all(map(safe, _above(path)))
+
+
+def _closed(path: str, owner: _Person) -> bool:
+    """Whether a directory above it lets nobody but its owner and root through. Its own mode does not count: the sandbox may change that."""
+    return any(
+        above.st_uid in (0, owner.uid) and not above.st_mode & 0o011 & ~_own_bits(above, owner) for above in _above(os.path.normpath(path))
     )
 
 
-def _closed(path: str) -> bool:
-    """Whether a directory above it lets nobody but root through. Its own mode does not count: the sandbox may change that."""
-    return any(not above.st_mode & 0o011 for above in _above(os.path.normpath(path)))
+def _own_bits(above: os.stat_result, owner: _Person) -> int:
+    """The bits of a directory's group where nobody else is in that group."""
+    return 0o070 if owner.alone and above.st_gid == owner.gid else 0
 
 
 def _warning(mount: Mount, found: os.stat_result, why: str, *, helps: bool = False) -> str:

@@ -248,8 +248,12 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
             )
         else:
             mounts.append(replace(mount, target=target))
+    taken: set[str] = set()
+    for mount in mounts:
+        if mount.target in taken:
+            raise BadInput(f"two mounts at {mount.target}", subject="mounts", hint="the second would cover the first: leave one out")
+        taken.add(mount.target)
     if _hardened(spec).root == "readonly":
-        taken = {mount.target for mount in mounts}
         mounts += [
             Tmpfs(path, mode=0o755)
             for path in image.config.volumes

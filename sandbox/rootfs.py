@@ -337,12 +337,12 @@ def network_files(b: Builder, r: Resolved, root: int, scratch: int) -> None:
 
 
 def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int], empty: int) -> None:
-    """The caller's own mounts, in her order; what she wants below /dev comes later.
+    """The caller's own mounts, those above before those below; what she wants below /dev comes later.
 
     A link of the image may lead them anywhere in its root, but not onto /proc, /sys, /dev or the root itself: a read-only empty directory
     stands for each of the three until the real ones cover it, and MOVE_MOUNT refuses it as a target.
     """
-    wanted = [(index, mount) for index, mount in enumerate(r.mounts) if not _in_dev(mount)]
+    wanted = [(index, mount) for index, mount in _from_above(r) if not _in_dev(mount)]
     if not wanted:
         return
     for path in ("/proc", "/sys", "/dev"):
@@ -356,9 +356,14 @@ def requested_mounts(b: Builder, r: Resolved, root: int, sources: dict[int, int]
 
 def requested_devices(b: Builder, r: Resolved, dev: int, sources: dict[int, int]) -> None:
     """The caller's own mounts below /dev, where no link is but ours."""
-    for index, mount in enumerate(r.mounts):
+    for index, mount in _from_above(r):
         if _in_dev(mount):
             attach(b.init, _requested(b, mount, index, sources), dev, mount.target.removeprefix("/dev/"))
+
+
+def _from_above(r: Resolved) -> list[tuple[int, Mount]]:
+    """With their indexes. A mount never covers one that was asked for below it."""
+    return sorted(enumerate(r.mounts), key=lambda item: item[1].target.count("/"))
 
 
 def _in_dev(mount: Mount) -> bool:

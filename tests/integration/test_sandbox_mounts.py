@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from support.boxes import Ran, ok, running, sh
 from support.requires import requires
 
 from dockless import paths
-from dockless.errors import DocklessError, LaunchFailed
+from dockless.errors import BadInput, DocklessError, LaunchFailed
 from dockless.native.userns import default_map
 from dockless.sandbox import detached
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
@@ -58,9 +59,11 @@ def test_bind_of_a_file(tree):
     assert ok("cat /etc/passwd", mounts=(Bind(str(tree / "file"), "/etc/passwd"),)) == "from the host\n"
 
 
-def test_order_is_the_callers(tree):
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_mount_covers_none_below_it(tree, order):
     (tree / "sub/x").write_text("x")
-    mounts = (Tmpfs("/m"), Bind(str(tree), "/m/t"), Tmpfs("/m/t/sub"))
+    asked = (Tmpfs("/m"), Bind(str(tree), "/m/t"), Tmpfs("/m/t/sub"))
+    mounts = tuple(asked[i] for i in order)
     assert ok("ls -A /m /m/t/sub", mounts=mounts).split() == ["/m:", "t", "/m/t/sub:"]
 
 
@@ -353,21 +356,82 @@ def test_the_untrusted_profile_never_gets_rights(roots):
     assert caught.value.hint
 
 
+@pytest.fixture
+def hers(public, monkeypatch):
+    """A user's closed directory, in one that everybody can enter, and an account for her: the machine need not have one."""
+    entry = pwd.struct_passwd(("her", "x", 61234, 64321, "", "/", "/bin/false"))
+    others = [other for other in pwd.getpwall() if other.pw_uid != 61234]
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry if uid == 61234 else _unknown(uid, others))
+    home = public / "home"
+    place = home / "hers"
+    place.mkdir(parents=True)
+    home.chmod(0o700)
+    place.chmod(0o700)
+    (place / "f").write_text("hers\n")
+    for path in (home, place, place / "f"):
+        os.chown(path, 61234, 64321)
+    return place
+
+
+def _unknown(uid: int, others: list[pwd.struct_passwd]) -> pwd.struct_passwd:
+    for other in others:
+        if other.pw_uid == uid:
+            return other
+    raise KeyError(uid)
+
+
 @requires("root")
-def test_the_directory_of_a_user(public):
+def test_the_directory_of_a_user(hers):
     """The sandbox's root acts as its owner there, and as nobody else: what is root's stays out of reach."""
-    hers = public / "hers"
-    hers.mkdir(mode=0o700)
-    (hers / "f").write_text("hers\n")
-    for path in (hers, hers / "f"):
-        os.chown(path, 1234, 4321)
     (hers / "roots").write_text("root's\n")
     (hers / "roots").chmod(0o600)
     script = "cat /m/f; touch /m/made; chown 7 /m/f; chmod 4755 /m/roots; cat /m/roots; rm -f /m/missing; stat -c %u:%g /m /m/f /m/made"
     ran, warnings = _warned(script, mounts=(Bind(str(hers), "/m"),))
     assert ran.out.split() == ["hers", "0:0", "0:0", "0:0"] and warnings == ()
-    assert ((hers / "made").stat().st_uid, (hers / "made").stat().st_gid) == (1234, 4321)
-    assert (hers / "f").stat().st_uid == 1234 and stat.S_IMODE((hers / "roots").stat().st_mode) == 0o600
+    assert ((hers / "made").stat().st_uid, (hers / "made").stat().st_gid) == (61234, 64321)
+    assert (hers / "f").stat().st_uid == 61234 and stat.S_IMODE((hers / "roots").stat().st_mode) == 0o600
+
+
+@requires("root")
+@pytest.mark.parametrize("group", [42, 0])
+def test_the_directorys_group_is_not_hers(hers, group):
+    """She owns it, as users own their mail spools, and is not in its group: neither is the sandbox's root."""
+    (hers / "secret").write_text("the group's\n")
+    os.chown(hers, 61234, group)
+    os.chown(hers / "secret", 0, group)
+    hers.chmod(0o770)
+    (hers / "secret").chmod(0o640)
+    script = "cat /m/f /m/secret; cp /bin/true /m/t; chmod 2755 /m/t; exit 0"
+    ran, _ = _warned(script, mounts=(Bind(str(hers), "/m"),))
+    assert ran.out == "hers\n"
+    assert [p for p in hers.iterdir() if p.stat().st_mode & stat.S_ISGID and p.stat().st_gid == group] == []
+
+
+@requires("root")
+@pytest.mark.parametrize("readonly", [False, True])
+def test_no_setuid_file_of_a_users_where_others_can_reach_it(hers, readonly):
+    hers.parent.chmod(0o755)
+    hers.chmod(0o750)
+    script = "cat /m/f; chmod 755 /m; cp /bin/true /m/t; chmod 4755 /m/t /m/f; exit 0"
+    ran, warnings = _warned(script, mounts=(Bind(str(hers), "/m", readonly=readonly),))
+    assert (ran.out == "hers\n") is readonly and len(warnings) == (0 if readonly else 1)
+    assert [p for p in hers.rglob("*") if p.stat().st_mode & 0o6000] == [] and stat.S_IMODE(hers.stat().st_mode) == 0o750
+
+
+@requires("root")
+def test_an_owner_without_an_account(hers):
+    os.chown(hers, 61235, 61235)
+    os.chown(hers.parent, 61235, 61235)
+    ran, (warning,) = _warned("cat /m/f", mounts=(Bind(str(hers), "/m"),))
+    assert ran.out == "" and "no user" in warning
+
+
+@requires("root")
+@pytest.mark.parametrize("target", ["/m", "/m/", "//m"])
+def test_the_same_target_twice(tmp_path, target):
+    with pytest.raises(BadInput) as caught:
+        sh("true", mounts=(Tmpfs("/m"), Tmpfs(target)))
+    assert "/m" in str(caught.value) and caught.value.hint
 
 
 @requires("root")
@@ -423,9 +487,9 @@ def test_a_start_asks_again_who_owns_it(roots):
     mounts = (Bind(str(roots), "/m"),)
     assert ok("cat /m/file", mounts=mounts) == "root's\n"
     for path in (roots, roots / "file"):
-        os.chown(path, 1234, 1234)
+        os.chown(path, 1, 1)
     assert ok("cat /m/file; touch /m/made", mounts=mounts) == "root's\n"
-    assert (roots / "made").stat().st_uid == 1234
+    assert (roots / "made").stat().st_uid == 1
 
 
 @requires("root")
