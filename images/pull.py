@@ -27,7 +27,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dockless.errors import BadDigest, BadImage, BadInput, NotFound, NotRunnable, RegistryError, RegistryUnavailable, UnknownImage
 from dockless.images import choose, digest, manifest, platforms
@@ -44,7 +44,7 @@ from dockless.images.progress import Progress
 from dockless.images.reference import Reference
 from dockless.images.registry.remote import Document, Remote, first_of
 from dockless.images.room import reserved
-from dockless.images.store import Store
+from dockless.images.store import Policy, Store
 from dockless.images.transfer import Pace
 from dockless.text import shown
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from dockless.images.registry.credentials import Credentials
     from dockless.images.registry.transport import Timeouts
 
-Policy = Literal["always", "missing", "newer", "never"]
 POLICIES = ("always", "missing", "newer", "never")
 _TELL_BYTES = 1 << 20
 _TELL_SECONDS = 0.1

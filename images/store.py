@@ -32,7 +32,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from dockless import paths
 from dockless.checks import checked
@@ -48,10 +48,11 @@ from dockless.images.progress import Progress
 
 if TYPE_CHECKING:
     from dockless.images.check import Report
-    from dockless.images.pull import Policy
     from dockless.images.push import Pushed
     from dockless.images.room import Freed, Room
 
+Policy = Literal["always", "missing", "newer", "never"]
+"""Of a pull: when the registry is asked."""
 LAYER_FILE = "layer.json"
 _PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "uploads", "locks", "tmp")
 _SHARED = ("blobs", "diffs")

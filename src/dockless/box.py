@@ -23,6 +23,7 @@ from dockless.checks import checked
 from dockless.errors import BadInput, SandboxGone
 from dockless.options import image_and_args, make_spec
 from dockless.pulling import check_policy, present
+from dockless.sandbox.spec import Spec
 from dockless.stdio import Reader, Stdio, Text, Writer, exchange
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dockless.keywords import Options
     from dockless.sandbox.process import Exit, Process
     from dockless.sandbox.sandbox import Sandbox as Inner
-    from dockless.sandbox.spec import Spec
 
 
 class Cancelled(Exception):
@@ -50,7 +50,7 @@ class Sandbox:
     @checked
     def __init__(
         self,
-        image: str | Spec | Sequence[str] | None = None,
+        image: str | Spec | Sequence[Any] | None = None,  # whose items are checked as args
         args: Sequence[str] | None = None,
         *,
         id: str | None = None,
@@ -63,8 +63,6 @@ class Sandbox:
         measure: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        from dockless.sandbox.spec import Spec
-
         self.gpus: tuple[str, ...] = ()
         self.simulated = False
         self._given_up = False

@@ -51,11 +51,12 @@ def _fields(kind: type) -> tuple[tuple[str, Any, str], ...]:
 
 
 def checked(function: F) -> F:
-    """A function that checks its arguments against its annotations before anything happens. Names that only type checkers import are not
-    looked into, and neither are iterators: their items are whoever's that consumes them."""
+    """A function that checks its arguments against its annotations before anything happens. What an annotation names must be imported for
+    programs, not for type checkers alone. Iterators are not looked into: their items are whoever's that consumes them."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
-    wanted = function.__annotations__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    wanted = {name: text for name, text in function.__annotations__.items() if name in known}
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -68,11 +69,14 @@ def checked(function: F) -> F:
 
 
 class _Names(dict[str, Any]):
-    """What an annotation's names mean: those of the module it is in; of what only type checkers import, nothing is known."""
+    """What an annotation's names mean: those of the module it is in, and Python's own. ``NameError`` for what only type checkers import."""
 
     def __missing__(self, name: str) -> Any:
         places = (vars(builtins), vars(typing), vars(collections.abc))
-        return next((place[name] for place in places if name in place), object)
+        for place in places:
+            if name in place:
+                return place[name]
+        raise KeyError(name)
 
 
 @lru_cache(maxsize=512)

@@ -13,17 +13,15 @@ import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dockless.box import Sandbox
 from dockless.checks import checked
-from dockless.errors import BadInput
-from dockless.text import shown
+from dockless.images.packing import Compression
+from dockless.sandbox.detached import Detached
 
 if TYPE_CHECKING:
-    from dockless.box import Sandbox
     from dockless.images import Image
     from dockless.images.diff import Change
-    from dockless.images.packing import Compression
     from dockless.sandbox.commit import Changes
-    from dockless.sandbox.detached import Detached
 
 
 @checked
@@ -60,12 +58,8 @@ def commit(
 
 
 def _changes(sandbox: str | Detached | Sandbox) -> Changes:
-    from dockless.box import Sandbox
     from dockless.sandbox import commit
-    from dockless.sandbox.detached import Detached
 
     if isinstance(sandbox, str):
         return commit.find(sandbox)
-    if not isinstance(sandbox, (Sandbox, Detached)):
-        raise BadInput(f"sandbox is {shown(sandbox)}, not a sandbox", subject="sandbox", hint="give its id, or a Sandbox that runs")
     return commit.changes_of(sandbox.room if isinstance(sandbox, Sandbox) else sandbox)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import itertools
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 import dockless
 from dockless import units
 from dockless.cgroups import IoMax, Limits
-from dockless.checks import check
+from dockless.checks import annotation, check
 from dockless.cli import VERBS, main, parser_of
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.errors import BadInput, DocklessError
@@ -236,6 +239,44 @@ def test_what_is_no_sandbox(call):
     for value in (1, None, b"x", object(), "", "\0", "\ud800", ["x"]):
         with pytest.raises(DocklessError):
             call(value)
+
+
+def annotations(path):
+    """What is checked by its annotation in a file: (line, text). Parameters of ``@checked``, fields of records, keywords."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if "checked" in map(ast.unparse, node.decorator_list):
+                found = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                yield from ((one.lineno, ast.unparse(one.annotation)) for one in found if one.annotation)
+        elif isinstance(node, ast.ClassDef) and ("check_record(self)" in ast.unparse(node) or node.name == "Options"):
+            yield from ((one.lineno, ast.unparse(one.annotation)) for one in node.body if isinstance(one, ast.AnnAssign))
+
+
+def test_every_name_in_an_annotation_is_known_when_a_program_runs():
+    root = Path(dockless.__file__).parent
+    count = 0
+    for top, _, names in os.walk(root, followlinks=True):
+        for path in (Path(top, name) for name in names if name.endswith(".py")):
+            module = ".".join(("dockless", *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+            for _, text in annotations(path):
+                importlib.import_module(module)
+                annotation(text, module)
+                count += 1
+    assert count > 150
+
+
+@pytest.mark.parametrize("value", [5, [], object(), "lzma", b"gzip"])
+def test_a_compression_that_there_is_not(value):
+    with pytest.raises(BadInput) as caught:
+        dockless.commit("nobody", compression=value)
+    assert caught.value.subject == "compression"
+
+
+@pytest.mark.parametrize("value", [5, object(), b"x"])
+def test_what_is_no_image(value):
+    with pytest.raises(BadInput) as caught:
+        dockless.Sandbox(value)
+    assert caught.value.subject == "image"
 
 
 @given(odd(), st.sampled_from([str, int, float, bool, str | None, list[str], tuple[int, ...], dict[str, int], tuple[str, int], Path]))
