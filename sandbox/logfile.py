@@ -6,11 +6,16 @@ says that N bytes of output came before it: where fewer were read, the rest was 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 _CHUNK = 1 << 16
+_NO_LOG = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+"""Nothing is there, or something that is no plain file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,26 @@ def parse(line: bytes) -> Row:
     if stream not in (b"stdout", b"stderr") or tag not in (b"F", b"P"):
         return Row("", "stdout", line)
     return Row(at.decode("ascii", "replace"), stream.decode(), text, tag == b"P")
+
+
+def open_log(directory: Path, name: str) -> int | None:
+    """A descriptor of a plain file with one name in a plain directory, None if there is none such: a link that somebody put there leads
+    nowhere, and a FIFO keeps nobody waiting (attack A55). ``OSError`` where it is there and cannot be opened."""
+    try:
+        parent = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        if error.errno in _NO_LOG:
+            return None
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        return None
+    return fd
 
 
 class Log:

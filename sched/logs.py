@@ -1,10 +1,7 @@
 """What a job wrote, served to its owner: read and followed without polling and without trusting a path.
 
 A running attempt's output lies in its sandbox's directory (``log``, and ``log.1`` once it was rotated), an ended one's in the daemon's own
-(``job-7-1.log``). Every file is opened with O_NOFOLLOW below a directory opened with O_NOFOLLOW, and must be a plain file with one name: a
-symlink or a hard link that a user put there leads nowhere (attack A55).
-
-What a file says is read by ``dockless.sandbox.logfile``.
+(``job-7-1.log``). Both are opened and read by ``dockless.sandbox.logfile``.
 """
 
 from __future__ import annotations
@@ -12,34 +9,14 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import stat
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from dockless.sandbox.logfile import Log, Row
+from dockless.sandbox.logfile import Log, Row, open_log
 
 _IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF = 0x2, 0x80, 0x100, 0x200, 0x400
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-
-
-def open_log(directory: Path, name: str) -> int | None:
-    """A descriptor of a plain file in a plain directory, None if there is none such."""
-    try:
-        parent = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-    except OSError:
-        return None
-    finally:
-        os.close(parent)
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(fd)
-        return None
-    return fd
 
 
 async def ended(base: Path, after: int = 0) -> AsyncIterator[list[Row]]:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from dockless import errors
+from dockless.cli.logs import _box
 from dockless.errors import NotPermitted
+from dockless.sandbox.detached import Detached
 from dockless.sandbox.logfile import Row, parse
 from dockless.sched import config, logs
 from dockless.sched.callers import Callers
@@ -68,6 +70,7 @@ def test_only_plain_files_are_served(tmp_path, bait):
         (tmp_path / "link").symlink_to(place)
         place = tmp_path / "link"
     assert logs.open_log(place, "log") is None
+    assert list(_box(Detached("box", place), follow=False)) == []
 
 
 def test_following_over_a_rotation_and_the_end(tmp_path):

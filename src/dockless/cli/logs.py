@@ -6,14 +6,13 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dockless.cli.boxes import find, is_job
 from dockless.cli.output import err, json_text, out
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import SandboxGone
-from dockless.sandbox.logfile import Log, Row
+from dockless.sandbox.logfile import Log, Row, open_log
 
 if TYPE_CHECKING:
     from dockless.sandbox.detached import Detached
@@ -78,7 +77,7 @@ def _box(box: Detached, follow: bool) -> Iterator[Row]:
             alive = box.pidfd()
         except SandboxGone:
             follow = False
-    log = Log(lambda name: _open(box.directory / name))
+    log = Log(lambda name: open_log(box.directory, name))
     try:
         while True:
             over = not follow or bool(select.select([alive], [], [], 0)[0])
@@ -91,10 +90,3 @@ def _box(box: Detached, follow: bool) -> Iterator[Row]:
         log.close()
         if alive >= 0:
             os.close(alive)
-
-
-def _open(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
