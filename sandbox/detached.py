@@ -41,7 +41,7 @@ from dockless.sandbox.prepared import prepared
 from dockless.sandbox.process import Exit
 from dockless.sandbox.reconcile import end
 from dockless.sandbox.resolve import stop_signal
-from dockless.sandbox.spec import Spec, check_id
+from dockless.sandbox.spec import Spec, check_id, is_job
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -367,7 +367,9 @@ def _root(state_root: Path | None) -> Path:
 
 
 def find(id: str, state_root: Path | None = None) -> Detached | None:
-    """The sandbox of that id, if its directory exists."""
+    """The sandbox of that id, if its directory exists; None for a job's number. ``BadInput`` for what is no id."""
+    if is_job(id):
+        return None
     directory = _root(state_root) / check_id(id)
     return Detached(id, directory) if directory.is_dir() else None
 

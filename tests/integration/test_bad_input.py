@@ -260,6 +260,24 @@ def test_names_that_are_no_names(name):
             detached.find(name)
 
 
+@pytest.mark.parametrize("name", ["7", "0", "012", "9" * 18])
+def test_a_jobs_number_names_no_sandbox(name):
+    for start in (Sandbox, detached.start):
+        with pytest.raises(BadInput, match=f"^{name} as a name would mean a job"):
+            start(Spec(argv=("true",)), id=name)
+    assert detached.find(name) is None
+    assert check_id(name, "volume name") == name
+
+
+def test_a_number_too_long_for_a_job_names_a_sandbox():
+    assert check_id("9" * 20) == "9" * 20
+    box = detached.start(Spec(argv=("true",)), id="9" * 20)
+    try:
+        assert detached.find("9" * 20) == box
+    finally:
+        box.remove()
+
+
 def test_error_documents():
     """What --json prints of an error."""
     with pytest.raises(CommandNotFound) as caught, Sandbox(Spec(argv=("there-is-no-such-program",))):

@@ -87,11 +87,6 @@ def _state(row: dict[str, Any]) -> str:
     return f"{how}, {span(ended['ended'] - ended['started'])}"
 
 
-def is_job(name: str) -> bool:
-    """Whether a name means a job of the queue: those have numbers."""
-    return name.isascii() and name.isdecimal() and len(name) < 19
-
-
 def find(name: str) -> Detached:
     """The detached sandbox of that id. ``SandboxGone``"""
     from dockless.sandbox import detached

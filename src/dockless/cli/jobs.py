@@ -169,7 +169,7 @@ def wait_options(parser: Parser) -> None:
 
 def wait(options: Namespace) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
-    from dockless.cli.boxes import is_job
+    from dockless.sandbox.spec import is_job
 
     numbers = [int(name) for name in options.ids if is_job(name)]
     names = [name for name in options.ids if not is_job(name)]

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dockless.cli.boxes import find, is_job
+from dockless.cli.boxes import find
 from dockless.cli.output import err, json_text, out
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import SandboxGone
 from dockless.sandbox.logfile import Log, Row, open_log
+from dockless.sandbox.spec import is_job
 
 if TYPE_CHECKING:
     from dockless.sandbox.detached import Detached

@@ -31,8 +31,6 @@ def run_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     image, command = image_and_command(options)
     wanted = keywords(options)
-    if options.name and options.name.isdecimal():
-        raise BadInput(f"{options.name} as a name would mean a job", subject=options.name, hint="begin the name with a letter")
     for flag in ("time", "script"):
         if getattr(options, flag) and not options.explain:
             raise BadInput(f"--{flag} without --explain", subject=f"--{flag}", hint=f"dockless run --explain --{flag} …")
