@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dockless import native
 from dockless.errors import Unsupported
+from dockless.sandbox.locks import CANNOT_TELL
 
 if TYPE_CHECKING:
     from dockless.sandbox.plan import Op
@@ -149,7 +150,7 @@ def _user_namespaces_work() -> bool:
         with native.hold_userns():
             return True
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no answer, and the next one may be another
+        if error.errno in CANNOT_TELL:  # no answer, and the next one may be another
             raise Unsupported(
                 f"cannot ask the kernel what it can do: {error.strerror}", subject="user namespace", hint="raise ulimit -n, or start fewer"
             ) from error

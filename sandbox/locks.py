@@ -10,7 +10,8 @@ import fcntl
 import os
 from pathlib import Path
 
-_DAMAGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EIO)
+CANNOT_TELL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of us who ask, which say nothing about what is asked."""
 
 
 def mark_in_use(fd: int) -> None:
@@ -25,9 +26,9 @@ def is_locked(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno in _DAMAGED:
-            return False
-        raise
+        if error.errno in CANNOT_TELL:
+            raise
+        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

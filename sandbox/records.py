@@ -15,14 +15,13 @@ from pathlib import Path
 
 from dockless.cgroups import Usage
 from dockless.sandbox import process, sandbox
+from dockless.sandbox.locks import CANNOT_TELL
 from dockless.sandbox.process import Exit
 
 ROOM = {"started.tmp": 4096, "exit.tmp": 16384}
 """Bytes of each record at most: a block, and ``RECORD_ROOM`` of native/launcher.h."""
 MOST = 1 << 20
 """Bytes that are read of any file of a sandbox's directory: more than this none of them has."""
-CANNOT_TELL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of us who ask, which say nothing about a file."""
 _END = b"[end]\n"
 _NUMBERS = ("status", "outcome", "user_us", "system_us", "max_rss_kb", "started_ns", "ended_ns")
 _LARGEST = 1 << 64

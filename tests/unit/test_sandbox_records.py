@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dockless.sandbox import records
+from dockless.sandbox.locks import is_locked
 
 NUMBERS = (
     b"status 768\noutcome 0\nuser_us 12\nsystem_us 3\nmax_rss_kb 400\nstarted_ns 1700000000000000000\nended_ns 1700000001000000000\n"
@@ -116,11 +117,25 @@ def test_damaged_files_are_not_read(tmp_path):
         records.read(tmp_path / "none")
 
 
-def test_too_many_open_files_say_nothing_about_a_file(tmp_path, monkeypatch):
-    def refuse(*how: object) -> int:
-        raise OSError(errno.EMFILE, "too many")
+@pytest.mark.parametrize("number", errno.errorcode.values())
+def test_what_cannot_be_opened_is_damaged_unless_the_error_is_ours(tmp_path, monkeypatch, number):
+    code = getattr(errno, number)
+    ours = code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    path = tmp_path / "exit"
+    path.write_bytes(NEW)
 
-    (tmp_path / "exit").write_bytes(NEW)
+    def refuse(*how: object) -> int:
+        raise OSError(code, "refused")
+
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(OSError, match="too many"):
-        records.read(tmp_path / "exit")
+    with pytest.raises(OSError if ours or code == errno.ENOENT else ValueError, match="refused"):
+        records.read(path)
+    if ours:
+        with pytest.raises(OSError, match="refused"):
+            is_locked(path)
+    else:
+        assert not is_locked(path)
+
+
+def test_a_path_that_cannot_be_is_locked_by_nobody(tmp_path):
+    assert not is_locked(tmp_path / ("x" * 300))
