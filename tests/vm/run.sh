@@ -90,7 +90,9 @@ case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
 left_out=()
 rounds=()
 if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
-  left_out=('*/test_image_*' '*/test_layers_*' '*/test_pull_*' '*/test_push_*' '*/test_registry_*' '*/tests/fuzz/*')
+  left_out=('*/test_image_*' '*/test_layers_*' '*/test_pull_*' '*/test_push_*' '*/test_registry_*' '*/tests/fuzz/*'
+    '*/test_documents*' '*/test_exec_descriptors*' '*/test_explain*' '*/test_fault_points*' '*/test_not_utf8*' '*/test_odd_surroundings*' '*/test_process_pool*'
+    '*/test_runs_apart*')
   rounds=(DOCKLESS_STRESS_STARTS=40)
   echo "test-vm: emulated, so left to the host's run: ${left_out[*]}; for the user also the daemon's tests (DOCKLESS_VM_ALL=1 runs all)"
 fi
