@@ -111,7 +111,9 @@ def test_digest_traversal(tmp_path, evil, where):
         document = json.loads(blobs[entry["digest"]])
         (document["config"] if where == "config" else document["layers"][0])["digest"] = evil
         entry = blobs.add(make.to_json(document), make.OCI_MANIFEST)
-    with pytest.raises(BadDigest, match="is not a digest"):
+    # An index may list images whose digests cannot be computed here, beside others: alone they are none.
+    unknown = where == "index" and evil.startswith(("md5:", "sha1:"))
+    with pytest.raises(BadImage, match="lists no images") if unknown else pytest.raises(BadDigest, match="is not a digest"):
         Store().load(blobs.write(tmp_path / "x", [entry]))
     assert Store().list() == []
     assert not (tmp_path / "victim").exists()

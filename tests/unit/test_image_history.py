@@ -8,7 +8,7 @@ import pytest
 from support import make_image as make
 from support.layers import load
 
-from dockless.errors import BadInput, UnknownImage
+from dockless.errors import BadImage, BadInput, UnknownImage
 from dockless.images import Store
 from dockless.images.history import history, inspect, search
 
@@ -19,7 +19,7 @@ def test_history_is_told_with_its_layers(tmp_path):
     told = [
         {"created": "2020-01-01T00:00:00Z", "created_by": "ADD a"},
         {"created": "2020-01-02T00:00:00Z", "created_by": "ENV x", "empty_layer": True},
-        {"created": "2020-01-03T00:00:00Z", "created_by": "ADD b", "comment": "c", "author": 5},
+        {"created": "2020-01-03T00:00:00Z", "created_by": "ADD b", "comment": "c"},
     ]
     image = load(tmp_path, LAYERS, history=told)
     steps = history(Store(), image)
@@ -31,10 +31,16 @@ def test_history_is_told_with_its_layers(tmp_path):
     assert steps[1].digest == "" and steps[0].stored > 0 and steps[0].digest.startswith("sha256:")
 
 
-@pytest.mark.parametrize("told", [None, [], [{"created_by": "one"}], "text", [{"created_by": "x", "empty_layer": True}] * 3, [5, 6]])
+@pytest.mark.parametrize("told", [None, [], [{"created_by": "one"}], [{"created_by": "x", "empty_layer": True}] * 3])
 def test_a_history_that_does_not_fit(tmp_path, told):
     steps = history(Store(), load(tmp_path, LAYERS, history=told))
     assert [(step.created_by, step.size) for step in steps] == [("", 1), ("", 5)]
+
+
+@pytest.mark.parametrize("told", ["text", [5, 6], [{"author": 5}]])
+def test_a_history_that_is_none(tmp_path, told):
+    with pytest.raises(BadImage, match="history"):
+        load(tmp_path, LAYERS, history=told)
 
 
 def test_inspection_is_plain_data(tmp_path):

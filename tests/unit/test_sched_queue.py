@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dockless.errors import SchedError
+from dockless.errors import SchedError, Unwritable
 from dockless.sched import State, queue
 from dockless.sched.jobs import AttemptState
 from dockless.sched.lease import Lease, held
@@ -110,7 +110,7 @@ def test_a_newer_or_damaged_queue_is_refused(path, db, tmp_path):
 
 def test_a_link_in_place_of_the_queue_is_not_followed(tmp_path):
     (tmp_path / "jobs.db").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError):
+    with pytest.raises(Unwritable):
         queue.open_queue(tmp_path / "jobs.db")
     assert not (tmp_path / "elsewhere").exists()
 
