@@ -20,6 +20,14 @@ from dockless.sandbox.spec import RLIMITS
 UNSAYABLE = "# not sayable in shell: "
 NOTHING = "# nothing to do in shell: "
 
+_BEGIN = (
+    'until [ "$1" = -- ]; do (export "$1") 2> /dev/null && export "$1"; shift; done; '  # a shell keeps some to itself, such as bash UID
+    'shift; cd -P "$0" && exec "$@"'
+)
+"""Of the image's shell, which alone may see the image's environment: variables, ``--``, the program and its arguments."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+"""What a shell can export."""
+
 _RLIMIT_NAMES = {number: name for name, number in RLIMITS.items()}
 _FLAGS = ((RDONLY, "ro"), (NOSUID, "nosuid"), (NODEV, "nodev"), (NOEXEC, "noexec"))
 _UNSHARE = {
@@ -267,16 +275,17 @@ def _clone(op: _Said, plan: Plan) -> tuple[str, str]:
 
 
 def environment(plan: Plan) -> str:
-    """The beginning of the last command: a root and an environment of its own. Its middle is said by the operations before EXEC."""
-    assert plan.command is not None
+    """The beginning of the last command: a root of its own, and no environment, for a program of the host runs here. Its middle is said by
+    the operations before EXEC."""
     root = next((_variable(plan, op.slot_in) for op in plan.ops if op.name == "PIVOT"), "/")
-    return f'env -i {" ".join(map(shlex.quote, plan.command.envp))} "$capsh" --chroot={root}'
+    return f'env -i "$capsh" --chroot={root}'
 
 
 def _exec(op: _Said, plan: Plan) -> tuple[str, str]:
     assert plan.command is not None
-    arguments = shlex.join(plan.command.argv)
-    return f"run {plan.command.argv[0]}", f'--shell=/bin/sh -- -c \'cd -P "$0" && exec "$@"\' "$workdir" {arguments}'
+    variables = [entry for entry in plan.command.envp if _VARIABLE.match(entry)]
+    arguments = shlex.join([*variables, "--", *plan.command.argv])
+    return f"run {plan.command.argv[0]}", f'--shell=/bin/sh -- -c {shlex.quote(_BEGIN)} "$workdir" {arguments}'
 
 
 def _rlimit(op: _Said, plan: Plan) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,6 +189,25 @@ def test_an_image_puts_no_command_into_the_script(tmp_path):
     assert "mount" in words and "touch" not in words
     ended = subprocess.run(["/bin/sh", str(tmp_path / "x.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert ended.returncode != 0 and not canary.exists()
+
+
+@requires("program:gcc")
+def test_the_images_environment_reaches_no_program_of_the_host(tmp_path):
+    """LD_PRELOAD of an image, with a path of the host: only what runs below the new root may follow it."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        library = Path(place) / "canary.so"
+        source = '__attribute__((constructor)) static void canary(void) { write(2, "CANARY", 6); }'
+        compiler = ["gcc", "-shared", "-fPIC", "-include", "unistd.h", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(compiler, input=source, text=True, check=True)
+        seen = subprocess.run(["true"], env={"LD_PRELOAD": str(library)}, capture_output=True, check=True)
+        assert seen.stderr == b"CANARY"
+        load(tmp_path, name="preload:1", env={"LD_PRELOAD": str(library), "UID": "7", "PPID": "7", "A.B": "c", "GOOD": "x 'y'\nz"})
+        arguments = [*COMMAND, "run", "--explain", "--script", "preload:1", "--", "sh", "-c", 'echo "$LD_PRELOAD $GOOD"']
+        (tmp_path / "x.sh").write_bytes(subprocess.run(arguments, capture_output=True, check=True).stdout)
+        ended = subprocess.run(["/bin/sh", str(tmp_path / "x.sh")], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/")
+        assert (ended.returncode, ended.stdout) == (0, f"{library} x 'y'\nz\n"), ended.stderr
+        assert "CANARY" not in ended.stderr
 
 
 def test_the_exit_code_is_the_programs(tmp_path):
