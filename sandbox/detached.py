@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _GLANCE = 0.0005
 """Seconds between looks for a file that is there already nearly always."""
+_LATEST = 1 << 40
+"""Seconds since 1970 that a sandbox may say it was made at: any later, infinite or not a number is damage."""
 State = Literal["starting", "running", "exited", "vanished"]
 
 
@@ -79,7 +81,10 @@ def _document_of(raw: bytes) -> Document:
 
     data = json.loads(raw)
     with _converting:
-        return msgspec.convert(data, Document)
+        document = msgspec.convert(data, Document)
+    if not 0 <= document.created < _LATEST:
+        raise ValueError(f"{document.created} is no time of creation")
+    return document
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CHUNK = 1 << 16
+_DIGITS = 20
+"""Of the largest number of bytes that a keeper can write, an unsigned one of 64 bits."""
 _NO_LOG = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 """Nothing is there, or something that is no plain file."""
 
@@ -113,7 +115,7 @@ class Log:
     def _rows(self, line: bytes) -> list[Row]:
         words = line.split(b" ", 3)
         before = max(self.position, self._after)
-        if len(words) == 4 and words[1:3] == [b"log", b"D"] and words[3].isdigit():
+        if len(words) == 4 and words[1:3] == [b"log", b"D"] and words[3].isdigit() and len(words[3]) <= _DIGITS:
             self.position = max(self.position, int(words[3]))
             gap = self.position - before
             return [Row(words[0].decode("ascii", "replace"), "", b"", dropped=gap)] if gap > 0 else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -92,6 +93,21 @@ def test_a_damaged_record(sound, capfd, record: str, damage: str):
     assert gpu_lease.detached() == frozenset() and reconcile() == []
     box.remove()
     assert [found.id for found in detached.list_all()] == [SOUND]
+
+
+@pytest.mark.parametrize("created", ["1e400", "-1e400", "NaN", "1e300", "-1", "9" * 400, "9" * 5000])
+def test_a_document_that_says_no_possible_time(sound, capfd, created: str):
+    box = detached.start(Spec(argv=("true",)), id=DAMAGED)
+    box.wait(20)
+    place = box.directory / "spec.json"
+    place.write_text(re.sub(r'"created":[^,]+', f'"created":{created}', place.read_text(), count=1))
+    with pytest.raises(SandboxGone, match=r"spec\.json cannot be read"):
+        _ = box.document
+    capfd.readouterr()
+    assert main(["ps", "-a"]) == 0
+    listed = capfd.readouterr().out
+    assert SOUND in listed and DAMAGED in listed
+    box.remove()
 
 
 @pytest.mark.parametrize("damage", ["empty", "garbage", "a directory", "none"])

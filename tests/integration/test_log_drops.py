@@ -208,3 +208,10 @@ def test_following_over_a_restart(home: Path, tmp_path: Path, how: str):
     reader.join(60)
     assert seen == ["line 1", "line 2", "line 3", "done"]
     daemon.stop()
+
+
+@pytest.mark.parametrize("digits", [21, 5000])
+def test_a_count_that_no_keeper_writes_is_a_line_like_any_other(tmp_path, digits):
+    line = b"2026 log D " + b"9" * digits
+    (tmp_path / "log").write_bytes(line + b"\n2026 stdout F said\n")
+    assert rows_of(tmp_path) == [Row("", "stdout", line), Row("2026", "stdout", b"said")]
