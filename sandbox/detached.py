@@ -188,7 +188,12 @@ class Detached:
                 fd = os.pidfd_open(pid)
             except ProcessLookupError:
                 raise _gone(self.id) from None
-            if is_locked(self.directory / "lock"):
+            try:
+                held = is_locked(self.directory / "lock")
+            except OSError:
+                os.close(fd)
+                raise
+            if held:
                 return fd
             os.close(fd)
             self._collect(pid)

@@ -62,6 +62,9 @@ class Callers:
             # All ids that a foreign user namespace does not map look like this one: nobody in particular.
             raise NotPermitted(f"uid {uid} stands for ids that are not mapped here", subject=f"uid {uid}", hint="call from the host itself")
         user, groups, account = self._look_up(uid)
+        if not account and uid not in (0, self._owner):
+            # Each user has thousands of subordinate ids, subuid(5): limits that hold for each id would not hold for her.
+            raise NotPermitted(f"uid {uid} has no account on this host", subject=f"uid {uid}", hint="see `getent passwd`")
         return Caller(uid, user, groups, uid in (0, self._owner) or (account and user in self.config.admins), account)
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from dockless import paths
 from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SandboxGone, SchedError
+from dockless.sandbox.records import CANNOT_TELL
 from dockless.sandbox.spec import Spec
 from dockless.sched import attempts, policy, queue
 from dockless.sched.admission import Admission
@@ -50,6 +51,8 @@ OVERDUE = 10.0
 """Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
 KILL_AGAIN = 2.0
 """Seconds until what should be dead is killed again."""
+LOOK_AT_JOB_AGAIN = 1.0
+"""Seconds until a job is looked at again for which the daemon had no descriptor or no memory."""
 LOOK_AGAIN = 5.0
 """Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
 
@@ -354,7 +357,7 @@ class Engine:
 
     async def _watch(self, entry: Entry) -> None:
         assert entry.handle is not None
-        fd = await self._in_thread(self._ending, attempts.wait_gone, entry.handle)
+        fd = await self._looked_at(attempts.wait_gone, entry.handle)
         if fd is None:
             if not self.closing:
                 await self._finish(entry)
@@ -416,11 +419,11 @@ class Engine:
         """The keeper has ended: what it wrote about the end, or LOST if it could not."""
         handle = entry.handle
         assert handle is not None
-        attempts.reap(handle)
-        exit = await self._in_thread(self._ending, handle.exit)
+        await self._looked_at(attempts.reap, handle)
+        exit = await self._looked_at(handle.exit)
         if exit is None:
-            await self._in_thread(self._ending, handle.kill)  # nothing of it may go on while its GPUs go to the next
-            reason = await self._in_thread(self._ending, handle.loss)
+            await self._looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
+            reason = await self._looked_at(handle.loss)
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
             return
         record = attempts.exit_record(exit)
@@ -433,7 +436,7 @@ class Engine:
         wake(entry.gone)
         if entry.handle is not None:
             with contextlib.suppress(OSError):
-                await self._in_thread(self._ending, attempts.keep_log, entry.handle, self.log_base(job.id, job.attempt))
+                await self._looked_at(attempts.keep_log, entry.handle, self.log_base(job.id, job.attempt))
                 self.kept.add(job.uid, self._name(job.id, job.attempt))
                 self.kept.trim(job.uid, self.config.logs_per_user)
         now = time.time()
@@ -564,6 +567,20 @@ class Engine:
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()
+
+    async def _looked_at(self, work: Callable[..., Any], *args: Any) -> Any:
+        """``work``, again until the daemon has the descriptors and the memory for it: a job is not LOST for want of them."""
+        said = False
+        while True:
+            try:
+                return await self._in_thread(self._ending, work, *args)
+            except OSError as error:
+                if error.errno not in CANNOT_TELL or self.closing:
+                    raise
+                if not said:
+                    said = True
+                    say(f"a job cannot be looked at: {describe(error)}; trying again")
+            await asyncio.sleep(LOOK_AT_JOB_AGAIN)
 
     async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
         return await self._loop.run_in_executor(pool, work, *args)

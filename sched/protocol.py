@@ -20,6 +20,8 @@ from dockless.errors import BadInput, DocklessError, SchedError
 VERSION = 1
 MAX_REQUEST = 1 << 20
 """Bytes of one request line: some thousand different jobs. An array of 10,000 is one job and a count."""
+MAX_PARTS = 150_000
+"""Arrays, objects and further elements of one request. Each is an object in memory when it is decoded, and nobody is served meanwhile."""
 MAX_JOBS_PER_SUBMIT = 10_000
 MAX_JOBS_PER_WAIT = 10_000
 _LONGEST_ADDRESS = 107
@@ -119,6 +121,19 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise BadInput("a message is not a JSON object", subject="protocol", hint="send one JSON object per line")
     return message
+
+
+def check_parts(line: bytes) -> None:
+    """``BadInput`` for a request of more than ``MAX_PARTS`` values; what stands in strings does not count."""
+    if _parts(line) <= MAX_PARTS:
+        return
+    plain = line.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if _parts(b"".join(plain.split(b'"')[::2])) > MAX_PARTS:
+        raise BadInput(f"a request has more than {MAX_PARTS} values", subject="protocol", hint="submit in parts")
+
+
+def _parts(text: bytes) -> int:
+    return sum(map(text.count, (b"[", b"{", b",")))
 
 
 def error_message(error: DocklessError) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
+import socket
 import time
 from array import array
 from collections import Counter
@@ -26,15 +28,28 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
 from dockless.sched.faults import describe, say
 from dockless.sched.jobs import Job, State
-from dockless.sched.protocol import MAX_JOBS_PER_SUBMIT, MAX_JOBS_PER_WAIT, MAX_REQUEST, VERSION, DaemonInfo, decode, encode, error_message
+from dockless.sched.protocol import (
+    MAX_JOBS_PER_SUBMIT,
+    MAX_JOBS_PER_WAIT,
+    MAX_REQUEST,
+    VERSION,
+    DaemonInfo,
+    check_parts,
+    decode,
+    encode,
+    error_message,
+)
 
 T = TypeVar("T")
 
 PER_USER = 64
-IN_ALL = 300
+IN_ALL = 200
 OWN = 8
-"""Connections: of one user, and in all; those that each user has in any case. One that follows a log takes three descriptors, and the usual
-limit of 1,024 is left alone: jobs inherit it."""
+EVERYBODY = 280
+"""Connections: of one user; in all; those that each user has also beyond that; all of all users but root. One that follows a log takes
+three descriptors, and the usual limit of 1,024 is left alone: jobs inherit it."""
+KEPT_BACK = 128
+"""Descriptors below the limit that connections do not get: for root's calls and for the engine."""
 PIECE = 1 << 16
 """Bytes of a request that a connection may keep in memory freely; what is more counts against its user:"""
 UNFINISHED = 8 << 20
@@ -80,7 +95,11 @@ class Server:
             self.path.unlink()
         before = os.umask(0o111 if os.geteuid() == 0 else 0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, self.path, limit=PIECE, backlog=256)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(os.fspath(self.path))
+            # asyncio tries to accept as often as its backlog says, also where no descriptor is left: the queue is made longer afterwards.
+            self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=PIECE, backlog=1)
+            listening.listen(256)
         finally:
             os.umask(before)
 
@@ -104,11 +123,12 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
-        uid = self.engine.callers.peer_uid(writer.get_extra_info("socket"))
+        connection = writer.get_extra_info("socket")
+        uid = self.engine.callers.peer_uid(connection)
         self._connections[uid] += 1
         try:
             caller = self.engine.callers.caller(uid)
-            self._room_for(caller)
+            self._room_for(caller, connection.fileno())
             await self._serve(uid, reader, writer)
         except DocklessError as error:
             writer.write(encode(error_message(error)))
@@ -127,11 +147,18 @@ class Server:
             line = await self._line(uid, reader)
             if not line:
                 return
+            size = len(line)
             await self._turn(uid)
             request: dict[str, Any] = {}
             try:
-                request = decode(line)
-                del line
+                try:
+                    check_parts(line)
+                    request = decode(line)
+                finally:
+                    del line
+                    self._over(uid, size)
+                if size > PIECE:
+                    await self._turn(uid, size // PIECE)
                 if request.get("v") != VERSION:
                     raise BadInput(
                         f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
@@ -164,10 +191,15 @@ class Server:
                 writer.write(encode(error_message(fault)))
             await writer.drain()
 
-    def _room_for(self, caller: Caller) -> None:
-        """Refused: too many connections. Whatever the others have, each user can have a few."""
-        mine, all = self._connections[caller.uid], self._connections.total()
-        if caller.root or mine <= OWN:
+    def _room_for(self, caller: Caller, descriptor: int) -> None:
+        """Refused: too many connections. Whatever one user has, the others can have a few; root can always call."""
+        if caller.root:
+            return
+        mine, all = self._connections[caller.uid], self._connections.total() - self._connections[0]
+        # The kernel gives the lowest number that is free, open(2).
+        if all > EVERYBODY or descriptor >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_BACK:
+            raise Refused("the daemon has as many connections as it can serve", subject=caller.user, hint="try again later")
+        if mine <= OWN:
             return
         if mine > PER_USER:
             raise Refused(
@@ -183,20 +215,23 @@ class Server:
             )
 
     async def _line(self, uid: int, reader: asyncio.StreamReader) -> bytes:
-        """The next request as it came; empty at the end of the connection. ``BadInput``, ``Refused`` for one that is too long."""
+        """The next request as it came; empty at the end of the connection. ``BadInput``, ``Refused`` for one that is too long.
+
+        Its bytes count as unfinished until ``_over``."""
         parts = bytearray()
-        counted = 0
         try:
             while True:
                 try:
-                    parts += await reader.readuntil(b"\n")
+                    last = await reader.readuntil(b"\n")
+                    self._unfinished[uid] += len(last)
+                    parts += last
                     return bytes(parts)
                 except asyncio.IncompleteReadError:
+                    self._over(uid, len(parts))
                     return b""
                 except asyncio.LimitOverrunError as error:
                     piece = await reader.readexactly(error.consumed)
                 parts += piece
-                counted += len(piece)
                 self._unfinished[uid] += len(piece)
                 if len(parts) > MAX_REQUEST:
                     raise BadInput(f"a request is longer than {MAX_REQUEST} bytes", subject="protocol", hint="submit in parts")
@@ -206,15 +241,21 @@ class Server:
                         subject=f"uid {uid}",
                         hint="send them one after the other",
                     )
-        finally:
-            self._unfinished[uid] -= counted
-            if not self._unfinished[uid]:
-                del self._unfinished[uid]
+        except BaseException:
+            self._over(uid, len(parts))
+            raise
 
-    async def _turn(self, uid: int) -> None:
-        """Of each user's connections one goes on in each round of the loop: work is divided among users, not among connections."""
+    def _over(self, uid: int, size: int) -> None:
+        self._unfinished[uid] -= size
+        if not self._unfinished[uid]:
+            del self._unfinished[uid]
+
+    async def _turn(self, uid: int, rounds: int = 1) -> None:
+        """Of each user's connections one goes on in each round of the loop: work is divided among users, not among connections.
+        ``rounds``: what a long request costs its user afterwards."""
         async with self._turns.setdefault(uid, asyncio.Lock()):
-            await asyncio.sleep(0)
+            for _ in range(rounds):
+                await asyncio.sleep(0)
 
     async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: Iterator[Job]) -> None:
         """One line, however long, that is never in memory as a whole."""

@@ -269,3 +269,95 @@ def test_ended_jobs_are_forgotten_while_it_runs(home):
             until(lambda: len(queue.queue(ended=True, limit=100_000)) <= 5, "the oldest are forgotten")
     finally:
         daemon.stop()
+
+
+def descriptors(daemon: DaemonProcess, most: int) -> tuple[int, int]:
+    """Let the daemon have so many; returns what its limit was."""
+    assert daemon.process is not None
+    before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    return before
+
+
+def subordinate() -> list[socket.socket]:
+    """Connections of ids that a user namespace of hers could map; no account has them."""
+    os.setresuid(0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    held = []
+    for uid in range(3_000_000_000, 3_000_000_300):
+        os.setresuid(uid, uid, 0)
+        for _ in range(4):
+            held.append(dial())
+            with held[-1].makefile("rb") as answer:
+                assert b"no account" in answer.readline() and not answer.read()
+        os.setresuid(0, 0, 0)
+    return held
+
+
+def test_ids_without_an_account_have_no_connections(daemon, monkeypatch):
+    descriptors(daemon, 1024)
+    monkeypatch.setitem(globals(), "MALLORY", 0)  # so that the child can take one id after the other
+    with mallory(daemon, subordinate):
+        with daemon.client() as queue:
+            assert queue.job(1).state.value == "RUNNING"
+        assert as_user(ANNA, daemon.socket.parent, a_day)[0] == "ok"
+    assert "open files" not in daemon.errors()
+
+
+def test_descriptors_are_kept_back_for_root(daemon):
+    def sixty(queue: Client) -> bytes:
+        held = [dial() for _ in range(60)]
+        for connection in held[:-1]:
+            ask(connection, op="ping")
+        os.write(told, b"x")
+        os.read(hold, 1)
+        with held[-1].makefile("rb") as answer:
+            return answer.readline()
+
+    descriptors(daemon, server.KEPT_BACK + 50)
+    ready, told = os.pipe()
+    hold, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        kind, last = as_user(ANNA, daemon.socket.parent, sixty)
+        os._exit(0 if kind == "ok" and b"as many connections as it can serve" in last else 1)
+    try:
+        assert os.read(ready, 1) == b"x"
+        with daemon.client() as queue:
+            assert len(a_day(queue)) == 3
+    finally:
+        os.close(go)
+        status = os.waitpid(child, 0)[1]
+        for fd in (ready, told, hold):
+            os.close(fd)
+    assert status == 0
+    assert "open files" not in daemon.errors()
+
+
+def test_a_job_is_not_lost_for_want_of_descriptors(daemon):
+    with daemon.client() as queue:
+        argv = ("sh", "-c", "trap 'exit 7' TERM; echo up; while :; do sleep 0.1; done")
+        number = queue.submit(JobSpec(Spec(argv=argv)))
+        until(lambda: [line.text for line in queue.logs(number)] == ["up"], "the job runs")
+        (box,) = (box for box in detached.list_all() if box.labels["job"] == str(number))
+        before = descriptors(daemon, 3)
+        box.send_stop()
+        until(lambda: "trying again" in daemon.errors() or queue.job(number).state.ended, "the daemon sees the end")
+        descriptors(daemon, before[0])
+        job = queue.wait(number, timeout=PATIENCE)
+        assert (job.state.value, job.exit_code) == ("FAILED", 7), job
+        assert [line.text for line in queue.logs(number)] == ["up"]
+
+
+def test_a_request_of_very_many_values_is_refused_before_it_is_decoded(daemon):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(daemon.socket))
+        with connection.makefile("rb") as answers:
+            for values in (b"[]," * 340_000, b"0," * 500_000, b'{"":0},' * 140_000, b'"\\\\",[],' * 100_000):
+                connection.sendall(b'{"v":1,"op":"x","y":[' + values + b"0]}\n")
+                answer = json.loads(answers.readline())
+                assert answer["error"]["code"] == "bad_input" and str(protocol.MAX_PARTS) in answer["error"]["message"]
+    with daemon.client() as queue:
+        for text in ("," * 900_000, '"[' * 250_000, "\\,{" * 200_000):  # strings cost nothing
+            queue.submit(JobSpec(Spec(argv=("true",), env=(("X", text),)), gpus="1"))
