@@ -25,7 +25,7 @@ from typing import Any
 
 from dockless import paths
 from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SandboxGone, SchedError
-from dockless.sandbox.records import CANNOT_TELL
+from dockless.sandbox.locks import CANNOT_TELL
 from dockless.sandbox.spec import Spec
 from dockless.sched import attempts, policy, queue
 from dockless.sched.admission import Admission
