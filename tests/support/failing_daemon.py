@@ -37,7 +37,7 @@ def main(steps: list[str]) -> int:
     if "exit_once" in steps:
         fail("exit", True, KeyError("planted"))
     if "pidfd" in steps:
-        fail("pidfd", False, OSError(24, "planted"))
+        fail("pidfd", False, OSError(5, "planted"))
     if "state_once" in steps:
         fail("state", True, ValueError("planted"))
     return daemon.main()
