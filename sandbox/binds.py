@@ -79,27 +79,32 @@ def _everybody_may(mode: int, readonly: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Person:
-    """An account of the host: its own group, and whether that group is its own alone."""
+    """An account of the host and its own group."""
 
     uid: int
     gid: int
-    alone: bool
+    name: str
+
+    def is_alone(self) -> bool:
+        """Whether nobody else is in that group. It looks through all accounts: asked only where a directory's group could do something."""
+        import grp
+        import pwd
+
+        try:
+            members = grp.getgrgid(self.gid).gr_mem
+        except KeyError:
+            members = []
+        return set(members) <= {self.name} and all(other.pw_gid != self.gid or other.pw_uid == self.uid for other in pwd.getpwall())
 
 
 def _person(uid: int) -> _Person | None:
-    import grp
     import pwd
 
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
         return None
-    try:
-        members = grp.getgrgid(entry.pw_gid).gr_mem
-    except KeyError:
-        members = []
-    others = [other for other in pwd.getpwall() if other.pw_gid == entry.pw_gid and other.pw_uid != uid]
-    return _Person(uid, entry.pw_gid, not others and set(members) <= {entry.pw_name})
+    return _Person(uid, entry.pw_gid, entry.pw_name)
 
 
 def _only(owner: _Person, idmap: IdMap) -> IdMap:
@@ -135,7 +140,7 @@ def _closed(path: str, owner: _Person) -> bool:
 
 def _own_bits(above: os.stat_result, owner: _Person) -> int:
     """The bits of a directory's group where nobody else is in that group."""
-    return 0o070 if owner.alone and above.st_gid == owner.gid else 0
+    return 0o070 if above.st_mode & 0o030 and above.st_gid == owner.gid and owner.is_alone() else 0
 
 
 def _warning(mount: Mount, found: os.stat_result, why: str, *, helps: bool = False) -> str:
