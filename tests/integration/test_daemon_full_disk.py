@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.boxes import until
+from support.disks import fill
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
@@ -28,18 +29,6 @@ def state(home: Path):
     subprocess.run(["umount", place], check=True)
 
 
-def _fill(state: Path) -> Path:
-    ballast = state / "ballast"
-    with open(ballast, "ab", buffering=0) as stream:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    stream.write(bytes(size))
-            except OSError:
-                continue
-    return ballast
-
-
 def test_full_and_well_again(home: Path, state: Path):
     marks = home / "marks"
     marks.mkdir()
@@ -50,7 +39,7 @@ def test_full_and_well_again(home: Path, state: Path):
     with daemon.client() as queue:
         first = queue.submit(JobSpec(spec, gpus="1"))
         until(lambda: queue.job(first).state is State.RUNNING, "the first job runs")
-        ballast = _fill(state)
+        ballast = fill(state)
         acknowledged = [first]
         refused = None
         while refused is None:

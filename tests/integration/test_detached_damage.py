@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.boxes import alive, children_of, until
+from support.disks import fill
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
@@ -160,19 +161,6 @@ def disk(home: Path):
     subprocess.run(["umount", state], check=True)
 
 
-def _fill(disk: Path) -> Path:
-    """A file that takes what is left."""
-    ballast = disk / "ballast"
-    with open(ballast, "ab", buffering=0) as stream:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    stream.write(bytes(size))
-            except OSError:
-                continue
-    return ballast
-
-
 def _use_up_inodes(disk: Path) -> Path:
     place = disk / "many"
     place.mkdir()
@@ -185,7 +173,7 @@ def _use_up_inodes(disk: Path) -> Path:
 
 
 @requires("root")
-@pytest.mark.parametrize("fill", [_fill, _use_up_inodes])
+@pytest.mark.parametrize("fill", [fill, _use_up_inodes])
 def test_how_it_ended_has_its_room(disk: Path, tmp_path: Path, fill: Callable[[Path], Path]):
     """The disk is full when the job ends: the exit record is whole."""
     gate = tmp_path / "gate"
@@ -207,7 +195,7 @@ def test_a_job_that_fills_the_disk_through_its_log(disk: Path):
 
 
 @requires("root")
-@pytest.mark.parametrize("fill", [_fill, _use_up_inodes])
+@pytest.mark.parametrize("fill", [fill, _use_up_inodes])
 def test_no_start_without_room_for_its_records(disk: Path, fill: Callable[[Path], Path]):
     """Refused with the next step, nothing has run, nothing is left; with room again it starts."""
     paths.make(disk / "sandboxes")
