@@ -92,20 +92,16 @@ def explained(doing: str, subject: str, hint: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_directory(parent: Path) -> Iterator[Path]:
-    """A fresh 0700 directory below ``parent``, locked while we live; whatever is left of it goes at the end."""
+    """A fresh 0700 directory below ``parent``, in use while we live; whatever is left of it goes at the end."""
     while True:
         path = parent / os.urandom(8).hex()
         path.mkdir(mode=0o700)
-        # A sweeper may be quicker: it takes a directory that is not locked yet for a crash's left-over.
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A sweeper may be quicker: it takes a directory that is not in use yet for a crash's left-over.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            fd = in_use(path)
             if os.path.exists(path):
                 break
-        os.close(fd)
+            os.close(fd)
     try:
         yield path
     finally:
@@ -113,8 +109,19 @@ def temporary_directory(parent: Path) -> Iterator[Path]:
         os.close(fd)
 
 
+def in_use(path: Path) -> int:
+    """A descriptor: no sweeper takes the directory ``path`` while it, or a copy of it, is open. ``BlockingIOError``: one has it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def sweep(parent: Path) -> None:
-    """Remove the temporary directories below ``parent`` whose makers are gone."""
+    """Remove the temporary directories below ``parent`` that nobody uses: neither who made them nor a process that writes there."""
     for name in os.listdir(parent):
         path = parent / name
         try:
@@ -123,6 +130,7 @@ def sweep(parent: Path) -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a process that removes it for us uses it too
             remove_tree(path)
         except BlockingIOError:
             pass

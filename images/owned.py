@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dockless.errors import ImageError
-from dockless.images.files import RESERVE
+from dockless.images.files import RESERVE, in_use
 from dockless.images.layer import Unpacked, explained
 from dockless.images.layers import Layer, opened
 from dockless.images.limits import UnpackLimits
@@ -47,12 +47,13 @@ def ids() -> userns.IdMap | None:
 
 
 class OwnedWriter:
-    """As ``layer.Writer``, by a process inside."""
+    """As ``layer.Writer``, by a process inside. Killed, we are outlived by it for a moment: ``scratch``, around ``target``, is in use."""
 
-    def __init__(self, idmap: userns.IdMap, target: Path, what: str, limits: UnpackLimits) -> None:
+    def __init__(self, idmap: userns.IdMap, scratch: Path, target: Path, what: str, limits: UnpackLimits) -> None:
         self._what = what
         self._aborted = False
         self._control, control = socket.socketpair()
+        use = in_use(scratch)
         fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         request = {
             "op": "write",
@@ -64,13 +65,14 @@ class OwnedWriter:
         }
         try:
             self._process = inside.start(
-                userns.namespace_fd(idmap), INSIDE, request, fds=(fd, control.fileno()), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                userns.namespace_fd(idmap), INSIDE, request, fds=(use, fd, control.fileno()), stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
         except OSError as error:
             self._control.close()
             raise ImageError(f"{what}: cannot start the layer's writer: {error.strerror}", subject=what) from error
         finally:
             os.close(fd)
+            os.close(use)
             control.close()
 
     def look_below(self, lower: Sequence[Layer]) -> None:
@@ -134,7 +136,14 @@ class OwnedWriter:
 
 def remove(path: Path, idmap: userns.IdMap) -> None:
     """Remove a tree with files of the map's ids. ``OSError``"""
-    with inside.start(userns.namespace_fd(idmap), INSIDE, {"op": "remove", "tree": str(path)}, stdout=subprocess.PIPE) as process:
+    with contextlib.ExitStack() as stack:
+        uses = []
+        for place in (path.parent, path):  # one of them is the temporary directory
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                uses.append(in_use(place))
+                stack.callback(os.close, uses[-1])
+        process = inside.start(userns.namespace_fd(idmap), INSIDE, {"op": "remove", "tree": str(path)}, fds=uses, stdout=subprocess.PIPE)
+    with process:
         answer, _ = process.communicate()
     if process.returncode or answer:
         raise OSError(int(answer or 5), f"cannot remove {path}: {os.strerror(int(answer or 5))}")

@@ -57,7 +57,7 @@ def unpacking(store: Store, scratch: Path, base: bool, what: str) -> Iterator[Un
     if indexes(store):
         form = _Indexing(store, scratch, base, what)
     elif (idmap := owned.ids()) is not None:
-        form = _Owned(store, scratch / "layer" / "fs", what, idmap)
+        form = _Owned(store, scratch, scratch / "layer" / "fs", what, idmap)
     else:
         form = _Writing(store, scratch / "layer" / "fs", what)
     try:
@@ -173,6 +173,6 @@ class _Owned(owned.OwnedWriter):
     form = "written"
     tar: Path | None = None
 
-    def __init__(self, store: Store, root: Path, what: str, idmap: IdMap) -> None:
+    def __init__(self, store: Store, scratch: Path, root: Path, what: str, idmap: IdMap) -> None:
         root.mkdir(mode=0o700)
-        super().__init__(idmap, root, what, store.limits)
+        super().__init__(idmap, scratch, root, what, store.limits)

@@ -16,7 +16,7 @@ from support.layers import load
 from support.requires import requires
 
 from dockless.errors import BadImage, ImageError, UnsafeLayer
-from dockless.images import Store, owned
+from dockless.images import Store, files, owned
 from dockless.images.check import check
 
 pytestmark = requires("user", "subuid", "userns", "overlay")
@@ -97,16 +97,17 @@ def test_the_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 WAIT = """
 import os, sys
 from pathlib import Path
-from dockless.images import owned
+from dockless.images import files, owned
 from dockless.images.limits import UnpackLimits
-os.mkdir(sys.argv[1])
-writer = owned.OwnedWriter(owned.ids(), Path(sys.argv[1]), "test", UnpackLimits())
-writer.feed(bytes(1024))
-try:
-    print(writer._process.pid, flush=True)
-    input()
-except KeyboardInterrupt:
-    pass
+with files.temporary_directory(Path(sys.argv[1])) as scratch:
+    (scratch / "fs").mkdir()
+    writer = owned.OwnedWriter(owned.ids(), scratch, scratch / "fs", "test", UnpackLimits())
+    writer.feed(bytes(1024))
+    try:
+        print(writer._process.pid, flush=True)
+        input()
+    except KeyboardInterrupt:
+        pass
 """
 
 
@@ -114,7 +115,8 @@ except KeyboardInterrupt:
 def starter(tmp_path: Path):
     """A process that has started a writer, and the writer's process id."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", WAIT, tmp_path / "fs"], process_group=0, **pipes) as process:
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen([sys.executable, "-c", WAIT, tmp_path / "tmp"], process_group=0, **pipes) as process:
         yield process, int(process.stdout.readline())
         process.kill()
 
@@ -127,6 +129,22 @@ def test_the_writer_does_not_outlive_its_starter(starter):
     assert select.select([pidfd], [], [], boxes.DEADLINE)[0]
     os.close(pidfd)
     assert errors == b""
+
+
+def test_what_is_still_written_is_not_swept(starter, tmp_path: Path):
+    """Killed at once, the writer may live a moment longer than its starter: a sweeper between the two must not meet its files."""
+    process, writer = starter
+    pidfd = os.pidfd_open(writer)
+    os.kill(writer, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    files.sweep(tmp_path / "tmp")
+    assert len(os.listdir(tmp_path / "tmp")) == 1
+    os.kill(writer, signal.SIGCONT)
+    assert select.select([pidfd], [], [], boxes.DEADLINE)[0]
+    os.close(pidfd)
+    files.sweep(tmp_path / "tmp")
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_ctrl_c_is_the_starters(starter):
