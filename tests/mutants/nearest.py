@@ -57,6 +57,15 @@ _WIDE = {
 }
 """What runs the room for real, the quickest first."""
 
+_SLOW = (
+    "attacks/test_layers_bombs.py attacks/test_registry_endless.py attacks/test_sched_fairness.py"
+    " integration/test_daemon_crash.py integration/test_daemon_full_disk.py integration/test_documents.py"
+    " integration/test_fault_points.py integration/test_image_concurrency.py integration/test_image_erofs.py"
+    " integration/test_image_interop.py integration/test_pull_chaos.py integration/test_pull_crashes.py"
+    " integration/test_registry_interop.py integration/test_stress.py"
+).split()
+"""Half a minute and more each: asked after all others, however near they are."""
+
 
 def room_of(path: str) -> str:
     first = path.split("/")[0]
@@ -70,7 +79,8 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
     room = _WIDE[room_of(path)]
     wide = [file for prefix in room.split() for file in files if file.startswith(prefix) and file not in near]
-    return near, wide
+    late = [file for file in (*near, *wide) if file in _SLOW]
+    return [file for file in near if file not in late], [file for file in wide if file not in late] + late
 
 
 def _cost(file: str) -> int:

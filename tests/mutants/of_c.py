@@ -1,4 +1,4 @@
-"""Mutants of C, from its tokens. What does not compile afterwards is none."""
+"""Mutants of C, from its tokens. What does not compile afterwards is none, and nobody could see ``fd < 1`` for ``fd < 0``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from mutants.mutation import Mutant
 
 _IGNORED = re.compile(rb'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:\\\n|[^\n])*', re.DOTALL | re.MULTILINE)
+_DESCRIPTOR = re.compile(rb"(?<=fd) (?:<|>=) 0\b")
 _COMPARISON = re.compile(rb" (<=|>=|==|!=|<|>) ")
 _FLIPPED = {b"<": b"<=", b"<=": b"<", b">": b">=", b">=": b">", b"==": b"!=", b"!=": b"=="}
 _LOGIC = re.compile(rb" (&&|\|\|) ")
@@ -22,6 +23,7 @@ _LEAVES = re.compile(rb"\s*(return|goto|continue|break)\b[^;{}]*;")
 def mutants(path: str, source: bytes) -> list[Mutant]:
     """Of functions' bodies and tables; comments, strings and the preprocessor's lines are left alone."""
     code = _IGNORED.sub(lambda match: re.sub(rb"[^\n]", b"\0", match[0]), source)
+    code = _DESCRIPTOR.sub(lambda match: b"\0" * len(match[0]), code)
     found = [Mutant(path, source.count(b"\n", 0, start) + 1, kind, start, end, new) for kind, start, end, new in _all(code, source)]
     return [one for one in found if b"\0" not in code[one.start : one.start + 1]]
 

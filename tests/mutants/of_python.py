@@ -1,12 +1,13 @@
 """Mutants of Python, from the syntax tree.
 
 Left alone: docstrings and other strings, annotations, what only type checkers run, ``raise`` statements (their text is for people),
-``assert`` and imports.
+``assert`` and imports. So is what nobody could see: ``>`` for ``>=`` beside a clock, 1 for 0 where a descriptor is compared with it.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from mutants.mutation import Mutant
@@ -25,6 +26,8 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
 }
 _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 _FOR_PEOPLE = ("hint", "help", "metavar", "description")
+_BOUND = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_UNSEEN = re.compile(r"\b(monotonic|time)\(\)|^[\w.]*\bfd$|^[\w.]*_fd$")
 _SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 
@@ -35,6 +38,7 @@ def mutants(path: str, source: bytes) -> list[Mutant]:
 class _Finder:
     def __init__(self, path: str, source: bytes) -> None:
         self.path, self.source = path, source
+        self.left_alone: set[ast.AST] = set()
         self.lines = [0]
         for line in source.splitlines(keepends=True):
             self.lines.append(self.lines[-1] + len(line))
@@ -42,7 +46,8 @@ class _Finder:
     def walk(self, node: ast.AST) -> Iterator[Mutant]:
         if isinstance(node, _SKIPPED) or (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")):
             return
-        yield from self.of(node)
+        if node not in self.left_alone:
+            yield from self.of(node)
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
@@ -60,6 +65,8 @@ class _Finder:
                 yield self.replaced(test, "negated condition", f"not ({self.text(test)})")
             case ast.While(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Constant):
                 yield self.replaced(test, "negated condition", f"not ({self.text(test)})")
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if isinstance(op, _BOUND) and self._unseen(left, right):
+                self.left_alone.update((left, right))
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
                 yield self.replaced(node, "swapped comparison", f"{self.text(left)} {_COMPARISONS[type(op)]} {self.text(right)}")
             case ast.BoolOp(op=op, values=values):
@@ -123,6 +130,9 @@ class _Finder:
 
     def made(self, node: ast.AST, kind: str, start: int, end: int, new: bytes, line: int = 0) -> Mutant:
         return Mutant(self.path, line or node.lineno, kind, start, end, new)  # type: ignore[attr-defined]
+
+    def _unseen(self, *sides: ast.expr) -> bool:
+        return any(_UNSEEN.search(self.text(side)) for side in sides)
 
     def _is_elif(self, node: ast.If) -> bool:
         start, _ = self.span(node)

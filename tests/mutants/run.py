@@ -129,11 +129,12 @@ class _Judge:
                     self._ask(suite, verdict, start)
                     if verdict.state != "survived":
                         break
+            again = verdict.state == "noticed" and self._fails(verdict.by)
         finally:
             target.write_bytes(source)
             if mutant.path.endswith(".c"):
                 copy.unbuild(self.place)
-        if verdict.state == "noticed" and not self._is_sound(verdict.by):
+        if verdict.state == "noticed" and not (again and self._is_sound(verdict.by)):
             self.failing_anyway.add(verdict.by)
             return self.of(mutant, source, tests)
         verdict.seconds = time.monotonic() - start
@@ -162,14 +163,15 @@ class _Judge:
             failed = [line.split(" ", 1)[1].split(" - ")[0] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
             verdict.state, verdict.by = "noticed", failed[0] if failed else said.strip()[-200:].replace("\n", " ")
 
+    def _fails(self, test: str) -> bool:
+        """Whether a test that failed does so again. A run that ended otherwise is not asked again."""
+        return "::" not in test or self._pytest([test.removeprefix("tests/")], 300)[0] != 0
+
     def _is_sound(self, test: str) -> bool:
-        """Whether a test that failed passes without the mutant. A run that ended otherwise is not asked again."""
-        if "::" not in test or test in self.sound:
-            return True
-        status, _ = self._pytest([test.removeprefix("tests/")], 300)
-        if status == 0:
+        """Whether a test that failed passes without the mutant."""
+        if "::" not in test or test in self.sound or not self._fails(test):
             self.sound.add(test)
-        return status == 0
+        return test in self.sound
 
     def _pytest(self, tests: list[str], seconds: float) -> tuple[int | None, str]:
         command = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--no-header"]

@@ -21,12 +21,15 @@ def f(a: int = 3, *, keep=True) -> int:
     os.fsync(a)
     g(a, 2, mode=0o600, hint="say " + "so")
     return a + 1
+def unseen(end):
+    return time.monotonic() > end or self.fd < 0 or 1 > own_fd
 '''
 C = b"""/* if (x < 1) return 2; */
 #define ONE 1
 static int f(int fd, unsigned flags) {
-    if (fd < 0) return -1;
+    if (flags < 4) return -1;
     close(fd);
+    if (here.fd >= 0) here.fd = gone;
     return open("a < b", O_RDONLY | O_NOFOLLOW, 0755) == 0 && flags ? 4 : fd + 1;
 }
 """
@@ -45,15 +48,17 @@ def test_python():
     assert {("dropped check", 6), ("negated condition", 6), ("swapped comparison", 6), ("and for or", 6), ("dropped operand", 6)} <= kinds
     assert {("dropped not", 8), ("dropped call", 10), ("removed keyword", 11), ("swapped arguments", 11), ("swapped operator", 12)} <= kinds
     assert not {line for _, line in kinds} & {1, 2, 3, 4, 9}
+    assert {kind for kind, line in kinds if line == 14} == {"and for or", "dropped operand"}
     assert ("removed keyword", 11, 'g(a, 2, mode=0o600, hint="say " + "so")', 'g(a, 2, hint="say " + "so")') in changed(found, PYTHON)
 
 
 def test_c():
     found = of_c.mutants("a.c", C)
     kinds = {(one.kind, one.line) for one in found}
-    assert {("dropped check", 4), ("swapped comparison", 4), ("negated condition", 4), ("dropped call", 5), ("dropped flag", 6)} <= kinds
-    assert {("and for or", 6), ("changed constant", 6), ("swapped operator", 6)} <= kinds
+    assert {("dropped check", 4), ("swapped comparison", 4), ("negated condition", 4), ("dropped call", 5), ("dropped flag", 7)} <= kinds
+    assert {("and for or", 7), ("changed constant", 7), ("swapped operator", 7)} <= kinds
     assert not {line for _, line in kinds} & {1, 2, 3}
+    assert [(kind, line) for kind, line in kinds if line == 6] == [("negated condition", 6)]
     assert all(b'"a < b"' in one.applied(C) for one in found)
 
 

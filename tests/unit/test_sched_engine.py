@@ -217,16 +217,18 @@ def test_a_commit_that_fails_answers_nobody_with_success(tmp_path):
     db.execute("CREATE TABLE parent(id INTEGER PRIMARY KEY)")
     db.execute("CREATE TABLE child(of INTEGER REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)")
     writer = Writer(db)
-    gate = threading.Event()
-    together = [
-        writer.write(lambda db: gate.wait(DEADLINE)),
-        writer.write(lambda db: db.execute("INSERT INTO parent VALUES(1)")),
-        writer.write(lambda db: db.execute("INSERT INTO child VALUES(77)")),
-    ]
-    together.append(writer.write(lambda db: db.execute("INSERT INTO parent VALUES(2)")))
+    busy, gate = threading.Event(), threading.Event()
+
+    def hold(_):
+        busy.set()
+        gate.wait(DEADLINE)
+
+    writer.write(hold)
+    assert busy.wait(DEADLINE)  # what comes now waits for the next transaction, and shares it
+    inserts = ("parent VALUES(1)", "child VALUES(77)", "parent VALUES(2)")
+    together = [writer.write(lambda db, row=row: db.execute(f"INSERT INTO {row}")) for row in inserts]
     gate.set()
-    # The first may have had a transaction of its own; the three behind it share one.
-    for future in together[1:]:
+    for future in together:
         error = future.exception(DEADLINE)
         assert isinstance(error, SchedError) and "the queue cannot be written" in str(error) and error.subject == "jobs.db"
     assert writer.write(lambda db: db.execute("SELECT count(*) FROM parent").fetchone()).result(DEADLINE) == (0,)
