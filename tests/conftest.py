@@ -24,6 +24,7 @@ hypothesis.settings.load_profile("dockless")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/* from what the tests produce now")
+    parser.addoption("--needing", metavar="WORDS", help="only tests that require one of these words; cgroup2 covers every cgroup2:…")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,10 +41,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.needing:
+        _keep_needing(set(config.option.needing.split(",")), config, items)
     limit = apart.TIME_LIMIT * apart.slowness()
     for item in items:
         own = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(own.args[0] * limit / apart.TIME_LIMIT if own else limit), append=False)
+
+
+def _keep_needing(words: set[str], config: pytest.Config, items: list[pytest.Item]) -> None:
+    def kept(item: pytest.Item) -> bool:
+        required = {word for mark in item.iter_markers("requires") for word in mark.args}
+        return not words.isdisjoint(required | {word.partition(":")[0] for word in required})
+
+    config.hook.pytest_deselected(items=[item for item in items if not kept(item)])
+    items[:] = filter(kept, items)
 
 
 @pytest.hookimpl(wrapper=True)

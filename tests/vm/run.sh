@@ -85,17 +85,17 @@ if [ -z "$accelerator" ]; then
 fi
 case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
 
-# An emulated processor is six times slower. Then only those files run in which a test needs a controller, a device filter or a disk of its own, and those
-# that start sandboxes on this older kernel; the host's own run has all others. What repeats itself does so less often.
+# An emulated processor is six times slower. Then only those tests run that need a controller, a device filter, a disk or accounts of their own, and
+# those of sandboxes on this older kernel; the host's own run has all others. What repeats itself does so less often.
 rounds=()
 if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
-  mapfile -t files < <(cd "$top" && {
-    grep -rlE 'requires\(.*"(cgroup2|device-filter|psi|virtio-disk|two-accounts)' tests/integration tests/attacks --include='test_*.py'
-    find tests/integration -name 'test_sandbox_*.py'
-  } | sort -u)
-  set -- "${files[@]}"
+  needing=$(cd "$top" && "$python" -m pytest --collect-only -q --needing cgroup2,device-filter,psi,virtio-disk,two-accounts "$@" | sed -n 's/\(.*::[^[]*\).*/\1/p')
+  [ -n "$needing" ] || { echo "test-vm: no test was found that needs the guest" >&2; exit 1; }
+  mapfile -t needing < <(sort -u <<<"$needing")
+  set -- "${needing[@]}"
+  for file in "$top"/tests/integration/test_sandbox_*.py; do set -- "$@" "tests/integration/${file##*/}"; done
   rounds=(DOCKLESS_STRESS_STARTS=40)
-  echo "test-vm: emulated, so these alone: $* (DOCKLESS_VM_ALL=1 runs all)"
+  echo "test-vm: emulated, so only the $# tests and files that a host without cgroup v2 cannot answer for (DOCKLESS_VM_ALL=1 runs all)"
 fi
 
 # ---- the payload: wheel and tests of now ----------------------------------------------------------------------------------------------
