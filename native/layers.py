@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dockless.native import _extension
+from dockless.text import escaped
 
 Kind = Literal["file", "hardlink", "symlink", "char", "block", "directory", "fifo"]
 _KINDS: tuple[Kind, ...] = ("file", "hardlink", "symlink", "char", "block", "directory", "fifo")
@@ -49,7 +50,7 @@ def fault(error: Any) -> Fault:
 def _text(raw: Any) -> str:
     """Words from C. Names in them are escaped as far as C knows letters; what is no printable letter in Unicode goes here."""
     text: str = _extension().ffi.string(raw).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escaped(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dockless import native
 from dockless.errors import BadInput
 from dockless.images.layers import Layer
 from dockless.native.userns import IdMap
+from dockless.text import escaped
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
 SLOT_IMAGE = 14
@@ -79,13 +80,8 @@ class Plan:
     def text(self) -> str:
         """One line per operation, stable: what golden tests compare."""
         return "".join(f"{_line(op, self.slots)}\n" for op in self.ops) + (
-            f"EXEC {' '.join(map(_visible, self.command.argv))}\n" if self.command else ""
+            f"EXEC {' '.join(map(escaped, self.command.argv))}\n" if self.command else ""
         )
-
-
-def _visible(text: str) -> str:
-    """On one line, whatever is in it."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _line(op: Op, slots: dict[int, str]) -> str:
@@ -96,7 +92,7 @@ def _line(op: Op, slots: dict[int, str]) -> str:
         if isinstance(value, bytes):
             parts.append(f"[{len(value)} bytes]" if op.name == "SECCOMP" else repr(value)[1:])
         elif isinstance(value, str):
-            parts.append(_visible(value) or '""')
+            parts.append(escaped(value) or '""')
         elif value:
             parts.append(f"unless <{slots.get(value, value)}>" if op.name == "MOVE_MOUNT" else str(value))
     if op.x:

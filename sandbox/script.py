@@ -23,6 +23,7 @@ from dockless.sandbox.compile import USERNS_LABEL
 from dockless.sandbox.explain import UNSAYABLE, Row, environment, name_of, rows
 from dockless.sandbox.plan import Plan
 from dockless.sandbox.resolved import Resolved
+from dockless.text import escaped
 
 _CHAINED = ("SETSID", "SIGNALS", "SETNS", "UNSHARE", "CLONE", "PDEATHSIG", "SET_IDS")
 """Commands that run another one, in another state: the rest of the script."""
@@ -180,11 +181,7 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
 
 def _comment(row: Row) -> str:
     """On one line, whatever is in it: an image may have put a newline and a command into a path."""
-    return f"    # {_visible(row.words)}"
-
-
-def _visible(text: str) -> str:
-    return text if text.isprintable() else ascii(text)
+    return f"    # {escaped(row.words)}"
 
 
 def _continued(commands: list[str]) -> list[str]:
@@ -201,7 +198,7 @@ def _head(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     maps = plan.maps | {slot: resolved.idmap for slot, label in plan.slots.items() if label == USERNS_LABEL and resolved.idmap is not None}
     filled = {op.slot_out for op in plan.ops if op.name not in ("MOVE_MOUNT", "MKTARGET", "MASK", "MOUNT_ATTR") and op.slot_out >= 0}
     head = _HEAD.format(
-        command=_visible(command),
+        command=escaped(command),
         tools=", iproute2" if "LOOPBACK_UP" in names else "",
         user="root" if resolved.rootful else f"user {os.geteuid()}",
         maps=_MAPS["denied" if resolved.setgroups_denied else "written" if resolved.rootful else "helped"],

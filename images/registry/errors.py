@@ -1,4 +1,4 @@
-"""A registry's refusal as one of ours: status, its own words (cleaned: they end on a terminal), and what to do next.
+"""A registry's refusal as one of ours: status, its own words (escaped: they end on a terminal), and what to do next.
 
 https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from dockless.errors import NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized
+from dockless.text import escaped
 
 BODY_MAX = 64 << 10
 """Bytes of an error's body that are read."""
@@ -20,9 +21,8 @@ NO_LOGIN_GOES_THERE = "the registry led there, and logins do not go along; try a
 
 
 def printable(text: str, limit: int = 300) -> str:
-    """Foreign text without control characters and line ends, cut to ``limit`` characters."""
-    cleaned = "".join(character if character.isprintable() else " " for character in text[: limit * 4])
-    cleaned = " ".join(cleaned.split())
+    """Foreign text on one line: white space is a blank, other control characters are escaped, cut to ``limit`` characters."""
+    cleaned = escaped(" ".join(text[: limit * 4].split()))
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
