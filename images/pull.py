@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from dockless.errors import BadDigest, BadImage, BadInput, NotFound, NotRunnable, RegistryError, RegistryUnavailable, UnknownImage
+from dockless.errors import BadDigest, BadImage, NotFound, NotRunnable, RegistryError, RegistryUnavailable, UnknownImage
 from dockless.images import choose, digest, manifest, platforms
 from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
@@ -41,19 +41,18 @@ from dockless.images.ingest import ingest
 from dockless.images.manifest import Descriptor, Index, Manifest
 from dockless.images.platforms import Platform
 from dockless.images.progress import Progress
+from dockless.images.pull_policy import PullPolicy
 from dockless.images.reference import Reference
 from dockless.images.registry.remote import Document, Remote, first_of
 from dockless.images.room import reserved
-from dockless.images.store import Policy, Store
+from dockless.images.store import Store
 from dockless.images.transfer import Pace
-from dockless.text import shown
 
 if TYPE_CHECKING:
     from dockless.images.registry.configuration import Configuration
     from dockless.images.registry.credentials import Credentials
     from dockless.images.registry.transport import Timeouts
 
-POLICIES = ("always", "missing", "newer", "never")
 _TELL_BYTES = 1 << 20
 _TELL_SECONDS = 0.1
 _MIRROR = 60.0
@@ -67,7 +66,7 @@ def pull(
     ref: str,
     *,
     platform: str | None = None,
-    policy: Policy = "always",
+    policy: PullPolicy = "always",
     progress: Tell | None = None,
     configuration: Configuration | None = None,
     credentials: Credentials | None = None,
@@ -76,20 +75,16 @@ def pull(
 ) -> Image:
     """The image that ``ref`` means, in the store and tagged.
 
-    ``policy``: ``always`` asks the registry what the tag points to now; ``missing`` takes what the store has; ``newer`` is ``always``, but
-    where no registry can be reached it takes what the store has; ``never`` does not touch the network. ``platform``: ``os/arch[/variant]``,
-    this host's by default. ``progress`` is called from several threads, one call at a time. ``configuration`` and ``credentials`` None:
-    what the files of this user and system say.
+    ``platform``: ``os/arch[/variant]``, this host's by default. ``progress`` is called from several threads, one call at a time.
+    ``configuration`` and ``credentials`` None: what the files of this user and system say.
 
     Raises ``BadInput``, ``UnknownImage`` (``never``), ``RegistryError`` and its kin, ``BadImage``, ``BadDigest``, ``UnsafeLayer``,
     ``NotRunnable`` (no image for the platform), ``NoRoom``, ``ImageError``. Whatever happens, the store stays sound and what has come is
     kept for the next try.
     """
     from dockless.images.registry import Configuration, Credentials, short_names
-    from dockless.images.registry.policy import check as check_policy
+    from dockless.images.registry import policy as trust
 
-    if policy not in POLICIES:
-        raise BadInput(f"there is no pull policy {shown(policy)}", subject="policy", hint=f"one of {', '.join(POLICIES)}")
     at = platforms.parse(platform) if platform else platforms.host()
     configuration = configuration or Configuration.load()
     credentials = credentials or Credentials.load(configuration=configuration)
@@ -106,7 +101,7 @@ def pull(
         refusals: list[RegistryError] = []
         for name in names:
             try:
-                check_policy(name)
+                trust.check(name)
                 with contextlib.ExitStack() as stack:
                     remotes = _remotes(stack, name, configuration, credentials, timeouts)
                     return _Pull(store, name, remotes, at, bool(platform), _serial(progress), pace).run()

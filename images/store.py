@@ -32,7 +32,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dockless import paths
 from dockless.checks import checked
@@ -45,14 +45,13 @@ from dockless.images.image import HOST, Image, host_image
 from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
+from dockless.images.pull_policy import PullPolicy
 
 if TYPE_CHECKING:
     from dockless.images.check import Report
     from dockless.images.push import Pushed
     from dockless.images.room import Freed, Room
 
-Policy = Literal["always", "missing", "newer", "never"]
-"""Of a pull: when the registry is asked."""
 LAYER_FILE = "layer.json"
 _PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "uploads", "locks", "tmp")
 _SHARED = ("blobs", "diffs")
@@ -93,7 +92,7 @@ class Store:
 
     @checked
     def pull(
-        self, ref: str, *, platform: str | None = None, policy: Policy = "always", progress: Callable[[Progress], None] | None = None
+        self, ref: str, *, platform: str | None = None, policy: PullPolicy = "always", progress: Callable[[Progress], None] | None = None
     ) -> Image:
         """The image that ``ref`` means, brought from its registry as far as the store lacks it. See ``pull.pull``."""
         from dockless.images.pull import pull

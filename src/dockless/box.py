@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dockless.checks import checked
 from dockless.errors import BadInput, SandboxGone
 from dockless.options import image_and_args, make_spec
-from dockless.pulling import check_policy, present
+from dockless.pulling import present
 from dockless.sandbox.spec import Spec
 from dockless.stdio import Reader, Stdio, Text, Writer, exchange
 
@@ -75,7 +75,6 @@ class Sandbox:
             self.spec = make_spec(name, arguments, **options)
         self._wanted_gpus = options.get("gpus")
         self._pull = options.get("pull") or "missing"
-        check_policy(self._pull)
         self.stdin: IO[Any] | None = None
         self.stdout: IO[Any] | None = None
         self.stderr: IO[Any] | None = None

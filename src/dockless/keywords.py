@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dockless.cgroups import IoMax, Limits
-from dockless.pulling import Policy
+from dockless.images.pull_policy import PullPolicy
 from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode, StrPath
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Options(TypedDict, total=False):
     grace: str | float | None
     gpus: str | int | None
     best_effort: bool
-    pull: Policy
+    pull: PullPolicy
     limits: Limits | None
     cpus: str | float | None
     cpu_weight: str | int | None

@@ -1,8 +1,6 @@
-"""The image of a run or a job: in the store, or brought there first.
+"""The image of a run or a job: in the store, or brought there first, as its ``PullPolicy`` says.
 
-``missing`` pulls what the store lacks, ``always`` asks the registry what the tag means now, ``newer`` does so where one can be reached,
-``never`` leaves the network alone. A job's image is pulled by whoever submits it, before it is queued: nothing holds a GPU while bytes
-travel.
+A job's image is pulled by whoever submits it, before it is queued: nothing holds a GPU while bytes travel.
 """
 
 from __future__ import annotations
@@ -11,30 +9,21 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dockless.errors import BadInput, DocklessError, UnknownImage
-from dockless.text import shown
 
 if TYPE_CHECKING:
     from dockless.images.progress import Progress
+    from dockless.images.pull_policy import PullPolicy
     from dockless.sched.protocol import DaemonInfo
 
-Policy = Literal["always", "missing", "newer", "never"]
-POLICIES = ("always", "missing", "newer", "never")
 Tell = Callable[["Progress"], None]
 _ID = re.compile(r"sha256:[0-9a-f]{8,64}\Z|[0-9a-f]{64}\Z")
 
 
-def check_policy(policy: str) -> None:
-    """``BadInput``"""
-    if policy not in POLICIES:
-        raise BadInput(f"there is no pull policy {shown(policy)}", subject="pull", hint=f"one of {', '.join(POLICIES)}")
-
-
-def present(image: str, policy: str = "missing", progress: Tell | None = None) -> str:
+def present(image: str, policy: PullPolicy = "missing", progress: Tell | None = None) -> str:
     """The name or digest by which the store has ``image`` now. Errors are those of a pull, and ``UnknownImage``."""
-    check_policy(policy)
     if image == "host" or policy == "never":
         return image
     from dockless.images import Store
@@ -52,16 +41,15 @@ def present(image: str, policy: str = "missing", progress: Tell | None = None) -
             return image
         raise missing
     try:
-        return store.pull(image, policy=policy, progress=progress).name  # type: ignore[arg-type]
+        return store.pull(image, policy=policy, progress=progress).name
     except DocklessError as error:
         if missing is not None:
             error.add_note(f"the store has no image {image!r}, so it was to be pulled")
         raise
 
 
-def present_for(daemon: DaemonInfo, image: str, policy: str = "missing", progress: Tell | None = None) -> str:
+def present_for(daemon: DaemonInfo, image: str, policy: PullPolicy = "missing", progress: Tell | None = None) -> str:
     """The same for a job of this daemon, as far as its store is ours to pull into."""
-    check_policy(policy)
     if daemon.owner_uid == os.geteuid():
         return present(image, policy, progress)
     if policy in ("always", "newer") and image != "host":

@@ -10,7 +10,7 @@ from dockless.cli.output import ask, each, out, print_json, short, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import Shown, resumable
 from dockless.errors import BadInput, Unauthorized
-from dockless.pulling import POLICIES
+from dockless.images.pull_policy import PULL_POLICIES
 from dockless.text import escaped
 from dockless.units import format_size
 
@@ -23,8 +23,8 @@ _DEFAULT = "docker.io"
 def pull_options(parser: Parser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="[registry/]name[:tag][@sha256:…]")
     parser.add_argument("--platform", metavar="OS/ARCH[/VARIANT]", help="instead of this host's: linux/arm64")
-    parser.add_argument("--policy", choices=POLICIES, default="always", help="always: ask what the tag means now (default); missing: only "
-                        "what the store lacks; newer: always, but be content where no registry answers; never: only look")  # fmt: skip
+    parser.add_argument("--policy", choices=PULL_POLICIES, default="always", help="always: ask what the tag means now (default); missing: "
+                        "only what the store lacks; newer: always, but be content where no registry answers; never: only look")  # fmt: skip
     parser.quiet("the full names alone, no progress")
     parser.json()
 

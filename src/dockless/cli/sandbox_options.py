@@ -9,7 +9,8 @@ from typing import Any
 from dockless.checks import check
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
-from dockless.pulling import POLICIES, present
+from dockless.images.pull_policy import PULL_POLICIES
+from dockless.pulling import present
 
 _SAME_NAME = (
     "workdir", "user", "entrypoint", "hostname", "umask", "oom_score_adj", "cpu_affinity", "timeout", "grace", "stop_signal", "root",
@@ -28,7 +29,9 @@ def image_options(parser: Parser, usage: str) -> None:
 
 
 def pull_option(parser: Any) -> None:
-    parser.add_argument("--pull", choices=POLICIES, help="missing: what the store lacks is pulled first (default); always; newer; never")
+    parser.add_argument(
+        "--pull", choices=PULL_POLICIES, help="missing: what the store lacks is pulled first (default); always; newer; never"
+    )
 
 
 def fetched(image: str, options: Namespace, bring: Callable[..., str] = present) -> str:
