@@ -22,8 +22,6 @@ void go_anywhere(void);
 /* report.c */
 void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x);
 void die(int code) __attribute__((noreturn));
-uint64_t put_text(char *to, uint64_t at, const char *text);
-uint64_t put_number(char *to, uint64_t at, uint64_t number, int width);
 sysret write_all(int fd, const char *bytes, uint64_t length); /* 0 or a negative errno */
 uint32_t crc32(const char *bytes, uint64_t length);
 

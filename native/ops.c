@@ -100,19 +100,6 @@ static int make_directory(const struct plan_op *op, const char *path) {
     return 0;
 }
 
-int facts_of(int fd, struct facts *facts) {
-#if defined(__x86_64__)
-    enum { MODE = 3, RDEV = 5 };
-#else
-    enum { MODE = 2, RDEV = 4 };
-#endif
-    uint64_t st[32];
-    sysret err = sys(NR_newfstatat, fd, "", st, AT_EMPTY_PATH_);
-    if (err < 0) return (int)err;
-    *facts = (struct facts){.dev = st[0], .ino = st[1], .rdev = st[RDEV], .size = st[6], .type = (uint32_t)st[MODE] & 0170000};
-    return 0;
-}
-
 /* Something to mount on: a directory for a directory, an empty file for anything else. What is there already is taken. */
 static int make_target(const struct plan_op *op, const char *path) {
     struct facts source = {0};
@@ -212,7 +199,7 @@ static int clone_tree(const struct plan_op *op, const char *path) {
 
 static int same_file(int one, int other) {
     struct facts a = {0}, b = {0};
-    return facts_of(one, &a) == 0 && facts_of(other, &b) == 0 && a.dev == b.dev && a.ino == b.ino;
+    return facts_of(one, &a) == 0 && facts_of(other, &b) == 0 && same(&a, &b);
 }
 
 /* b: a directory that stands for a place of ours. A target that turns out to be it, or the root itself, was reached through a link of the image. */

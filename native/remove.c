@@ -26,25 +26,12 @@ static sysret enter(int parent, const char *name) {
     if (fd != -E_ACCES) return fd;
     sysret closed = sys(NR_openat, parent, name, flags | O_PATH_, 0);
     if (closed < 0) return closed;
-    static const char prefix[] = "/proc/self/fd/";
-    char room[40], *path = room + sizeof room - 1;
-    *path = 0;
-    for (sysret left = closed; left || !path[0]; left /= 10) *--path = (char)('0' + left % 10);
-    for (uint64_t i = sizeof prefix - 1; i; i--) *--path = prefix[i - 1];
+    char path[40];
+    path[put_number(path, put_text(path, 0, "/proc/self/fd/"), (uint64_t)closed, 1)] = 0;
     sysret err = sys(NR_fchmodat, AT_FDCWD_, path, 0700);
     fd = err < 0 ? err : sys(NR_openat, AT_FDCWD_, path, O_DIRECTORY_ | O_CLOEXEC_, 0);
     sys(NR_close, closed);
     return fd;
-}
-
-struct identity {
-    uint64_t device, inode;
-};
-
-static struct identity identify(sysret fd) {
-    uint64_t st[18] = {0}; /* struct stat begins with these two */
-    sys(NR_newfstatat, fd, "", st, AT_EMPTY_PATH_);
-    return (struct identity){st[0], st[1]};
 }
 
 /* 0: gone. 1: a directory that is not empty. */
@@ -80,12 +67,13 @@ static sysret sweep(int directory) {
 int remove_tree(int parent, const char *name) {
     sysret current = enter(parent, name);
     if (current == -E_NOENT) return 0;
-    const struct identity top = identify(current);
+    struct facts top = {0}, here = {0};
+    facts_of((int)current, &top);
     for (uint64_t depth = 0; current >= 0;) {
         sysret next = sweep((int)current);
         if (next == 0) {
-            const struct identity here = identify(current);
-            if (here.device == top.device && here.inode == top.inode) break;
+            facts_of((int)current, &here);
+            if (same(&here, &top)) break;
             next = depth-- ? sys(NR_openat, current, "..", O_DIRECTORY_ | O_CLOEXEC_, 0) : -E_AGAIN;
         } else if (next > 0) {
             depth++;

@@ -1,4 +1,4 @@
-/* What every part of the launcher needs: records to the host, text without a libc. */
+/* What every part of the launcher needs: records to the host, memory without a libc. */
 #include "launcher.h"
 
 void *memcpy(void *to, const void *from, unsigned long n) {
@@ -26,23 +26,6 @@ void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x) {
     /* A host that died does not read. Its SIGPIPE is blocked but pending here, and would be forwarded to the job: take it back. */
     if (sys(NR_write, SLOT_REPORT, &record, sizeof record) == -E_PIPE)
         sys(NR_rt_sigtimedwait, &sigpipe, 0, zero, 8);
-}
-
-uint64_t put_text(char *to, uint64_t at, const char *text) {
-    while (*text) to[at++] = *text++;
-    return at;
-}
-
-uint64_t put_number(char *to, uint64_t at, uint64_t number, int width) {
-    char digits[20];
-    int n = 0;
-    do {
-        digits[n++] = (char)('0' + number % 10);
-        number /= 10;
-    } while (number);
-    while (n < width) digits[n++] = '0';
-    while (n) to[at++] = digits[--n];
-    return at;
 }
 
 sysret write_all(int fd, const char *bytes, uint64_t length) {

@@ -149,6 +149,49 @@ static inline uint64_t str_length(const char *s) {
     return n;
 }
 
+/* Text without a libc: appended at `at`, without a NUL; the new end. */
+static __attribute__((noinline, unused)) uint64_t put_text(char *to, uint64_t at, const char *text) {
+    while (*text) to[at++] = *text++;
+    return at;
+}
+
+/* `width`: digits at least. */
+static __attribute__((noinline, unused)) uint64_t put_number(char *to, uint64_t at, uint64_t number, int width) {
+    char digits[20];
+    int n = 0;
+    do {
+        digits[n++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    while (n < width) digits[n++] = '0';
+    while (n) to[at++] = digits[--n];
+    return at;
+}
+
+/* What fstat(2) says of a descriptor, on either architecture. */
+struct facts { uint64_t dev, ino, rdev, size; uint32_t type; };
+
+enum { TYPE_PIPE = 0010000, TYPE_CHARACTER = 0020000, TYPE_DIRECTORY = 0040000 };
+
+/* 0 or a negative errno. */
+static __attribute__((noinline, unused)) int facts_of(int fd, struct facts *facts) {
+#if defined(__x86_64__)
+    enum { MODE = 3, RDEV = 5 };
+#else
+    enum { MODE = 2, RDEV = 4 };
+#endif
+    uint64_t st[32];
+    sysret err = sys(NR_newfstatat, fd, "", st, AT_EMPTY_PATH_);
+    if (err < 0) return (int)err;
+    *facts = (struct facts){.dev = st[0], .ino = st[1], .rdev = st[RDEV], .size = st[6], .type = (uint32_t)st[MODE] & 0170000};
+    return 0;
+}
+
+/* Whether both are of one file. */
+static inline int same(const struct facts *one, const struct facts *other) {
+    return one->dev == other->dev && one->ino == other->ino;
+}
+
 static inline uint64_t now_ns(int clock) {
     struct timespec_ ts;
     sys(NR_clock_gettime, clock, &ts);
