@@ -147,10 +147,11 @@ def why_not(store: Path) -> str:
 def _why_not(_device: int, store: str) -> str:
     from dockless.native.erofs_index import IndexBuilder
 
-    # A tar with one empty directory and one file: the smallest that needs both halves.
+    swept = Path(store, "tmp")  # of a store: what a disk refuses to remove goes from there with the next change
+    scratch = temporary_directory(swept) if swept.is_dir() else tempfile.TemporaryDirectory(prefix=".erofs-", dir=store)
     try:
-        scratch = Path(store, "tmp")  # of a store: what a disk refuses to remove is swept there
-        with temporary_directory(scratch) if scratch.is_dir() else tempfile.TemporaryDirectory(prefix=".erofs-", dir=store) as place:
+        # A tar with one empty directory and one file: the smallest that needs both halves.
+        with scratch as place:
             index, tar = Path(place, "index"), Path(place, "tar")
             raw = _header(b"d/", b"5", 0) + _header(b"d/f", b"0", 4) + b"here".ljust(512, b"\0") + bytes(1024)
             tar.write_bytes(raw)

@@ -34,7 +34,7 @@ def make_private(path: Path) -> Path:
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file that takes the place of ``path`` if the block ends well: durable, never seen half written."""
-    temporary = path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}")
+    temporary = path.with_name(f"{_prefix(path.name)}{os.urandom(6).hex()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as out:
             yield out
@@ -46,6 +46,15 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             os.unlink(temporary)
         raise
     sync_directory(path.parent)
+
+
+def _prefix(name: str) -> str:
+    return f".{name[:200]}."
+
+
+def is_left_over(path: Path, name: str) -> bool:
+    """Whether ``path`` is what ``replacing`` the file ``name`` leaves where the disk refuses to remove it."""
+    return path.name.startswith(_prefix(name))
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -30,7 +30,7 @@ from dockless.images.assemble import to_json
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
-from dockless.images.files import check_room, explained, make_private, replacing
+from dockless.images.files import check_room, explained, is_left_over, make_private, replacing
 from dockless.images.image import Image
 from dockless.images.lease import held
 from dockless.images.manifest import Manifest
@@ -187,7 +187,7 @@ def _into_directory(store: Store, saved: Sequence[_Saved], place: Path, told: _T
         if not isinstance(old, dict) or not isinstance(old.get("manifests"), list):
             raise BadImage(f"{index} is not an index", subject=str(place), hint="save to another directory")
         entries = old["manifests"]
-    elif place.is_dir() and not (place / "oci-layout").exists() and not all(_is_start(path) for path in place.iterdir()):
+    elif place.is_dir() and not (place / "oci-layout").exists() and not all(is_left_over(path, "oci-layout") for path in place.iterdir()):
         raise BadInput(f"{place} is neither empty nor an OCI layout", subject=str(place), hint="save to a new directory")
     place.mkdir(parents=True, exist_ok=True)
     sink = _Directory(place, told)
@@ -197,11 +197,6 @@ def _into_directory(store: Store, saved: Sequence[_Saved], place: Path, told: _T
     taken = {_ref(entry) for entry in new} - {None}
     kept = [entry for entry in entries if entry not in new and (_ref(entry) is None or _ref(entry) not in taken)]
     sink.small("index.json", to_json(_index([*kept, *new])))
-
-
-def _is_start(path: Path) -> bool:
-    """Left by a save whose disk became read-only at its first file."""
-    return path.name.startswith(".oci-layout.")
 
 
 def _ref(entry: dict[str, Any]) -> Any:

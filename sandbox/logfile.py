@@ -74,28 +74,31 @@ class Log:
 
     def read(self) -> list[Row]:
         """The rows that are complete by now, about a chunk of them; none at the end of what there is."""
+        if self._fd < 0:
+            first = self._part("log.1")
+            first = self._part("log") if first is None else first
+            if first is None:
+                return []
+            self._fd = first
         while True:
-            if self._fd < 0:
-                fd = self._part("log.1")
-                fd = self._part("log") if fd is None else fd
-                if fd is None:
-                    return []
-                self._fd = fd
-            while data := os.read(self._fd, _CHUNK):
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                if rows := [row for line in lines for row in self._rows(line)]:
-                    return rows
+            if rows := self._more():
+                return rows
             following = self._following()
             if following is None:
                 return []
-            if data := os.read(self._fd, _CHUNK):  # written between our last read and the rename
+            if rows := self._more():  # written between our last read and the rename
                 os.close(following)
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                if rows := [row for line in lines for row in self._rows(line)]:
-                    return rows
-                continue
+                return rows
             os.close(self._fd)
             self._fd, self._rest = following, b""
+
+    def _more(self) -> list[Row]:
+        """The rows of the next chunk of our file that completes any; none at its end."""
+        while data := os.read(self._fd, _CHUNK):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if rows := [row for line in lines for row in self._rows(line)]:
+                return rows
+        return []
 
     def _following(self) -> int | None:
         """The file after ours, None while ours is the newest. After two renames that is ``log.1``."""

@@ -142,13 +142,10 @@ class Client:
                 if answer.get("timeout"):
                     raise TimeoutError(f"{answer['left']} of {len(ids)} jobs have not ended after {timeout} s")
                 return [Job.from_dict(item) for item in answer["jobs"]]
-            except DaemonUnavailable:
-                # The jobs run on without the daemon, so a restart is no reason to stop waiting.
-                now = time.monotonic()
-                lost_since = lost_since or now
-                if now - lost_since > self.patience or (deadline is not None and now > deadline):
+            except DaemonUnavailable as error:
+                if deadline is not None and time.monotonic() > deadline:
                     raise
-                time.sleep(0.1)
+                lost_since = self._patient(error, lost_since)
 
     @checked
     def logs(self, job: int, *, follow: bool = False, attempt: int = 0) -> Iterator[LogLine]:
@@ -166,12 +163,10 @@ class Client:
                         after += line.dropped or len(line.text.encode(errors="surrogateescape")) + (not line.partial)
                         yield line
                 return
-            except DaemonUnavailable:
-                now = time.monotonic()
-                lost_since = lost_since or now
-                if not follow or now - lost_since > self.patience:
+            except DaemonUnavailable as error:
+                if not follow:
                     raise
-                time.sleep(0.1)
+                lost_since = self._patient(error, lost_since)
 
     # -- the host
 
@@ -192,6 +187,16 @@ class Client:
         self.close()
 
     # -- the wire
+
+    def _patient(self, error: DaemonUnavailable, lost_since: float | None) -> float:
+        """Wait a moment before the daemon is asked again: jobs run on without it, so a restart is no reason to stop waiting. Since when it
+        has been away; ``error`` where that is longer than ``patience``."""
+        now = time.monotonic()
+        lost_since = lost_since or now
+        if now - lost_since > self.patience:
+            raise error
+        time.sleep(0.1)
+        return lost_since
 
     def _call(self, op: str, *, read_timeout: float | None = -1.0, **fields: Any) -> dict[str, Any]:
         self._send(op, fields)

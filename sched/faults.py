@@ -13,7 +13,8 @@ import traceback
 from dockless.errors import SchedError
 from dockless.text import escaped
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+"""Where dockless's own modules are."""
 
 
 def say(text: str) -> None:
@@ -30,6 +31,6 @@ def describe(error: BaseException) -> str:
         text += f" ({os.strerror(error.errno)})"
     frames = traceback.extract_tb(error.__traceback__, limit=-32)
     if frames:
-        own = next((frame for frame in reversed(frames) if "dockless" in frame.filename or frame.filename.startswith(_OWN)), frames[-1])
+        own = next((frame for frame in reversed(frames) if frame.filename.startswith(_OWN)), frames[-1])
         text += f" in {os.path.basename(own.filename)}:{own.lineno} {own.name}"
     return text

@@ -122,17 +122,18 @@ def unwritable(what: str, place: Path, cause: OSError | None = None) -> Unwritab
     error = Unwritable(
         f"cannot write {what}: {cause.strerror if cause else 'it was refused'}",
         subject=str(place),
-        hint=_HINTS.get(number, f"look at the file system of {place}"),
+        hint=HINTS.get(number, f"look at the file system of {place}"),
     )
     error.errno = number
     return error
 
 
-_HINTS = {
+HINTS = {
     errno.ENOSPC: "the disk is full: make room (dockless prune), or move DOCKLESS_HOME",
     errno.EDQUOT: "your quota on this disk is used up: make room (dockless prune), or move DOCKLESS_HOME",
     errno.EROFS: "the file system is read-only: look at the kernel's log, or move DOCKLESS_HOME",
     errno.EIO: "the disk reports errors: look at the kernel's log (dmesg) before trying again",
-    errno.EACCES: "this user may not write there: see `dockless doctor`, or move DOCKLESS_HOME",
+    errno.EACCES: "this user may not do that there: see `dockless doctor`, or move DOCKLESS_HOME",
     errno.EMFILE: "too many open files: raise ulimit -n",
 }
+"""What to do next about an error of the operating system, by its errno."""

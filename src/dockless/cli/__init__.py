@@ -207,9 +207,15 @@ def report(error: Exception, *, as_json: bool) -> int:
     elif isinstance(error, TimeoutError):
         document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "it goes on"}, 124, []
     elif isinstance(error, OSError):
+        from dockless.paths import HINTS
+
         subject = str(error.filename or "")
         message = f"{subject}: {error.strerror}" if subject and error.strerror else str(error)
-        document, code, notes = {"error": "os", "message": message, "subject": subject, "hint": _os_hint(error)}, 125, []
+        document, code, notes = (
+            {"error": "os", "message": message, "subject": subject, "hint": HINTS.get(error.errno or 0, "see `dockless doctor`")},
+            125,
+            [],
+        )
     else:
         if os.environ.get("DOCKLESS_TRACEBACK"):
             raise error
@@ -228,14 +234,3 @@ def report(error: Exception, *, as_json: bool) -> int:
 _HINTS = dict.fromkeys(
     ("bad_image", "bad_digest", "unsafe_layer"), "give a sound OCI layout (directory or tar), or the output of `docker save`"
 )
-
-
-def _os_hint(error: OSError) -> str:
-    import errno
-
-    return {
-        errno.ENOSPC: "the disk is full: make room, or move DOCKLESS_HOME",
-        errno.EACCES: "this user may not do that; `dockless doctor` says what she may",
-        errno.EROFS: "the file system is read-only: move DOCKLESS_HOME",
-        errno.EMFILE: "too many open files: raise ulimit -n",
-    }.get(error.errno or 0, "see `dockless doctor`")
