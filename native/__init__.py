@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
+import select
+import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -83,6 +86,12 @@ def syscall(number: int, *arguments: int | bytes) -> int:
     words = [value if isinstance(value, int) else int(native.ffi.cast("intptr_t", value)) for value in kept]
     result: int = native.lib.shim_syscall(number, *[*words, 0, 0, 0, 0, 0, 0][:6])
     return result
+
+
+def timer(seconds: float, fd: int = -1) -> int:
+    """A timer that becomes readable in ``seconds``, ``math.inf`` for never: a new fd, or the one given, set again. timerfd_create(2)"""
+    nanoseconds = 0 if seconds == math.inf else max(1, min(int(seconds * 1e9), (1 << 62)))
+    return _check(_lib().shim_timer(fd, nanoseconds), "timerfd_create")
 
 
 def bpf_prog_load_cgroup_device(insns: bytes) -> int:
@@ -206,7 +215,13 @@ def hold_userns() -> Iterator[Holder]:
 
 
 def reap(pidfd: int) -> None:
-    """Wait for a child of ours by its pidfd; somebody else may have reaped it before."""
+    """Wait for a child of ours by its pidfd; somebody else may have reaped it before. It is about to end: one that somebody stopped is
+    woken."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    while not poller.poll(1000):
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | 0x40000000)
     except ChildProcessError:

@@ -22,6 +22,7 @@ ffi.cdef(
     int shim_bpf_load(const void *insns, int count, char *log, int log_size);
     int shim_bpf_attach(int cgroup_fd, int prog_fd, int flags);
     int shim_syscall(long number, long a, long b, long c, long d, long e, long f);
+    int shim_timer(int fd, uint64_t ns);
     int shim_op_count(void);
     const char *shim_op_name(int code);
     int shim_op_shape(int code, char *shape);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "plan.h"
@@ -75,6 +76,14 @@ int shim_bpf_attach(int cgroup_fd, int prog_fd, int flags) {
 /* For the feature probe, which asks the kernel with harmless arguments what it knows. */
 int shim_syscall(long number, long a, long b, long c, long d, long e, long f) {
     return (int)sys6(number, a, b, c, d, e, f);
+}
+
+/* Readable after so many nanoseconds of the monotonic clock, 0 for never; a new one for -1. Python has this since 3.13. */
+int shim_timer(int fd, uint64_t ns) {
+    struct itimerspec when = {.it_value = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)}};
+    if (fd < 0) fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (fd < 0 || timerfd_settime(fd, 0, &when, NULL) < 0) return -errno;
+    return fd;
 }
 
 static const struct { const char *name; char shape[4]; } ops[OP_END] = {

@@ -254,14 +254,27 @@ class Detached:
 
     def stop(self, grace: float = 10.0) -> None:
         """The stop signal, and after ``grace`` seconds the end of everything inside, or at once where the signal cannot be sent.
-        Returns when it has ended."""
+        Returns when it has ended. ``NotEnded`` where it does not."""
         with contextlib.suppress(TimeoutError, DocklessError, OSError):
             self.send_stop()
             self.wait(grace)
-        if self.state() in ("starting", "running"):
+        self._end()
+
+    def _end(self) -> None:
+        """End it where it has not ended, its keeper too if that does not see to it. ``NotEnded`` for what survives both."""
+        if self.state() not in ("starting", "running"):
+            return
+        keeper = self._keeper()
+        with contextlib.suppress(SandboxGone):
             self.kill()
-            with contextlib.suppress(SandboxGone):
-                self.wait()
+            try:
+                self.wait(process.KILLED_FOR)
+            except TimeoutError:
+                self._signal(keeper, signal.SIGKILL)
+                try:
+                    self.wait(process.AT_LAST)
+                except TimeoutError:
+                    raise process.not_ended(f"sandbox {self.id}", keeper) from None
 
     def kill(self) -> None:
         """SIGKILL to everything inside; the keeper records it. No error if it has ended."""
@@ -318,14 +331,10 @@ class Detached:
             return None
 
     def remove(self) -> None:
-        """End it if it still runs, and remove everything of it: processes, cgroup, upper, logs, records."""
+        """End it if it still runs, and remove everything of it: processes, cgroup, upper, logs, records. ``NotEnded`` where it does not
+        end; it then stays."""
         keeper = self._keeper()
-        if self.state() in ("starting", "running"):
-            self.kill()
-            try:
-                self.wait(10)
-            except (SandboxGone, TimeoutError):
-                pass
+        self._end()
         self._collect(keeper)
         group = self._cgroup()
         if group is not None:

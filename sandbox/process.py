@@ -9,11 +9,15 @@
      │◄──────────────────── READY(init) ───│ the program has been exec'd
      │ ── a byte, or the end of the leash ►│ kills the tree
      │◄───────────── STATUS(raw status) ───│ after everything inside is dead
+
+The keeper ends what is past its time limit. Where it does not, because somebody stopped it or the kernel does not wake it, whoever waits
+here does: first by the leash and SIGCONT, then with SIGKILL for the keeper and init. What survives that is said, ``NotEnded``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -25,7 +29,7 @@ from dataclasses import dataclass
 
 from dockless import native
 from dockless.cgroups import Usage
-from dockless.errors import BadInput, SandboxGone
+from dockless.errors import BadInput, NotEnded, SandboxGone
 from dockless.sandbox import failure
 from dockless.sandbox.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, read_record
 
@@ -33,6 +37,16 @@ _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS = 1, 2, 3
 TIMED_OUT, KILLED, INIT_DIED, LEASH = 1, 2, 4, 8
 EXIT_TIMED_OUT = 124
+LATE = 1.0
+"""Seconds that a keeper may be late in ending what is past its time limit."""
+KILLED_FOR = 10.0
+"""Seconds from a kill until the keeper is killed too: it is stopped or stuck, or much memory is given back."""
+AT_LAST = 20.0
+"""Seconds from then until nobody waits any more."""
+
+
+_LONGEST = 86400.0
+"""Seconds of one poll(2), whose argument has 31 bits of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +107,58 @@ class Process:
         self._plan_fd = plan_fd
         self._report_fd = report_fd
         self._leash_fd = leash_fd
-        self._lock = threading.Lock()
+        self._init_fd = -1
+        self._timer_fd = -1
+        self._either: select.epoll | None = None
+        self._lock = threading.RLock()
         self._exit: Exit | None = None
         self._started = started
         self._clock = time.monotonic()
+        self._kills = 0
+        self._late = False
+        self._due = self._limit()
         self.setup = 0.0
         self.pid = 0
+
+    def _limit(self) -> float:
+        """When the keeper must have ended it, on the monotonic clock."""
+        plan = self._plan
+        return time.monotonic() + plan.timeout + plan.grace + LATE if plan.timeout else math.inf
 
     @property
     def keeper_pid(self) -> int:
         return self._launched.pid
 
     def fileno(self) -> int:
-        """Readable when the sandbox has ended: for select, poll and asyncio."""
-        return self._report_fd
+        """Readable when ``poll`` has something to do: for select, poll and asyncio. Mostly it has ended then; ``poll`` knows."""
+        with self._lock:
+            if self._either is None:
+                self._timer_fd = native.timer(math.inf)
+                self._either = select.epoll()
+                for fd in (self._report_fd, self._timer_fd):
+                    self._either.register(fd, select.EPOLLIN)
+                self._set_due(self._due)
+            return self._either.fileno()
+
+    def _set_due(self, due: float) -> None:
+        self._due = due
+        if self._timer_fd >= 0:
+            native.timer(due - time.monotonic(), self._timer_fd)
 
     def _await_ready(self) -> None:
         """Until the program has been exec'd; else the error of the operation that failed."""
+        self._await(self._report_fd, math.inf)
         raw = _read_report(self._report_fd)
         if raw is None or raw[0] != _READY:
             record = self.record()
-            if not record.error and record.outcome & TIMED_OUT:
+            if self._late or (not record.error and record.outcome & TIMED_OUT):
                 raise failure.too_late(self._plan, record.pc)
             raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._init_fd = os.pidfd_open(self.pid)
         self.setup = time.monotonic() - self._clock
+        self._due = self._limit()
 
     def record(self) -> Record:
         """The flight recorder: where the launcher is, and the times of its operations if they were asked for."""
@@ -136,24 +177,56 @@ class Process:
         return ended
 
     def _collect(self, timeout: float | None) -> Exit | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self._exit is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._readable(left):
+            if not self._await(self._report_fd, deadline):
                 return None
             with self._lock:
-                if self._exit is None and self._readable(0):
+                if self._exit is None and _readable(self._report_fd, 0):
                     self._finish(_read_report(self._report_fd))
         return self._exit
 
-    def _readable(self, timeout: float | None) -> bool:
-        poller = select.poll()  # one for each caller: a poll object refuses a second thread
-        poller.register(self._report_fd, select.POLLIN)
-        return bool(poller.poll(None if timeout is None else timeout * 1000))
+    def _await(self, fd: int, deadline: float) -> bool:
+        """Until ``fd`` is readable. False at ``deadline``; ``NotEnded`` where what should have ended long ago has not."""
+        while True:
+            if _readable(fd, min(deadline, self._due) - time.monotonic()):
+                return True
+            now = time.monotonic()
+            if now >= self._due:
+                with self._lock:
+                    if now >= self._due:
+                        self._press()
+            if now >= deadline:
+                return _readable(fd, 0)
+
+    def _press(self) -> None:
+        """It should have ended by now: the next way to end it."""
+        if self._kills == 0:
+            self._late = True
+            self.kill()
+        elif self._kills == 1:
+            self._kills = 2
+            for fd in (self._init_fd, self._launched.pidfd):
+                _kill(fd)
+            self._set_due(time.monotonic() + AT_LAST)
+        else:
+            self._kills = 3
+            both = ((self.keeper_pid, self._launched.pidfd), (self.pid, self._init_fd))
+            raise not_ended("the sandbox", *(pid for pid, fd in both if _lives(fd)))
 
     def _finish(self, raw: tuple[int, int, int] | None) -> None:
         record = read_record(os.pread(self._plan_fd, HEADER_SIZE, 0))
-        status, outcome = (raw[2], raw[1]) if raw is not None and raw[0] == _STATUS else (signal.SIGKILL, KILLED)
+        if raw is not None and raw[0] == _STATUS:
+            status, outcome = raw[2], raw[1]
+        else:  # the keeper was killed, and the kernel kills init for that
+            _kill(self._init_fd)
+            if self._kills == 0:
+                self._kills, self._due = 2, time.monotonic() + AT_LAST
+            if self._init_fd >= 0:
+                self._await(self._init_fd, math.inf)
+            status, outcome = signal.SIGKILL, KILLED
+        if self._late:
+            outcome |= TIMED_OUT
         usage = Usage(cpu_seconds=record.user + record.system, user_seconds=record.user, system_seconds=record.system)
         self._exit = exit_of(
             status, outcome, started=self._started, ended=record.ended or time.time(), setup=self.setup, max_rss=record.max_rss, usage=usage
@@ -173,29 +246,64 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL to everything inside, at once. No error if it has ended."""
-        try:
-            os.write(self._leash_fd, b"K")
+        with self._lock:
+            if self._kills == 0:
+                self._kills = 1
+                self._set_due(time.monotonic() + KILLED_FOR)
+        with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+            if self._leash_fd >= 0:  # else the keeper has read its end
+                os.write(self._leash_fd, b"K")
             signal.pidfd_send_signal(self._launched.pidfd, signal.SIGCONT)  # somebody may have stopped the keeper
-        except (BrokenPipeError, ProcessLookupError):
-            pass
 
     def release(self) -> None:
         """Let go of a detached sandbox: it goes on by itself, and nobody of ours waits for it."""
-        for fd in (self._launched.pidfd, self._leash_fd, self._report_fd, self._plan_fd):
-            os.close(fd)
-        self._leash_fd = self._report_fd = self._plan_fd = -1
+        if self._either is not None:
+            self._either.close()
+        for name in ("_leash_fd", "_report_fd", "_plan_fd", "_init_fd", "_timer_fd"):
+            self._give_back(name)
+        os.close(self._launched.pidfd)
 
     def close(self) -> None:
-        """Let go of the leash, which ends the sandbox if it still runs, and give back every fd."""
-        for name in ("_leash_fd", "_report_fd", "_plan_fd"):
-            fd = getattr(self, name)
-            if fd < 0:
-                continue
-            if name == "_report_fd":
-                native.reap(self._launched.pidfd)
-                os.close(self._launched.pidfd)
-            os.close(fd)
+        """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""
+        if self._plan_fd < 0:
+            return
+        self._give_back("_leash_fd")
+        try:
+            self._due = min(self._due, time.monotonic() + LATE)
+            self._await(self._launched.pidfd, math.inf)
+            native.reap(self._launched.pidfd)
+        finally:
+            self.release()
+
+    def _give_back(self, name: str) -> None:
+        fd = getattr(self, name)
+        if fd >= 0:
             setattr(self, name, -1)
+            os.close(fd)
+
+
+def not_ended(what: str, *pids: int) -> NotEnded:
+    """The error for a sandbox that SIGKILL did not end."""
+    who = " and ".join(f"process {pid}" for pid in pids if pid) or "its keeper"
+    lives = "still live" if len(pids) > 1 else "still lives"
+    hint = "nothing ends a process that waits for a device or a network file system that does not answer: see its /proc/PID/stack"
+    return NotEnded(f"{what} was killed and has not ended: {who} {lives}", subject=str(next(iter(pids), "")), hint=hint)
+
+
+def _readable(fd: int, timeout: float) -> bool:
+    poller = select.poll()  # one for each caller: a poll object refuses a second thread
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout == math.inf else math.ceil(min(max(0.0, timeout), _LONGEST) * 1000)))
+
+
+def _lives(pidfd: int) -> bool:
+    return pidfd >= 0 and not _readable(pidfd, 0)
+
+
+def _kill(pidfd: int) -> None:
+    if pidfd >= 0:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _read_report(fd: int) -> tuple[int, int, int] | None:
@@ -246,8 +354,8 @@ def errand(plan: Plan, fds: Mapping[int, int]) -> None:
                 launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
             except OSError as error:
                 raise failure.not_started(error) from error
-        raw = _read_report(report)
         native.reap(launched.pidfd)
+        raw = _read_report(report)
         os.close(launched.pidfd)
     if raw is None or raw[0] != _STATUS:
         raise failure.explain(plan, -1 if raw is None else raw[1], 0 if raw is None else raw[2])

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dockless.errors import LimitError as LimitError
     from dockless.errors import LimitUnavailable as LimitUnavailable
     from dockless.errors import NoRoom as NoRoom
+    from dockless.errors import NotEnded as NotEnded
     from dockless.errors import NotEnoughGpus as NotEnoughGpus
     from dockless.errors import NotFound as NotFound
     from dockless.errors import NotPermitted as NotPermitted
@@ -93,7 +94,7 @@ _HOME = {
     "errors": (
         "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound", "DaemonUnavailable",
         "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
-        "LimitUnavailable", "NoRoom", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
+        "LimitUnavailable", "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
         "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError", "Unauthorized", "UnknownGpu", "UnknownImage",
         "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
     ),

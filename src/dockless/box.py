@@ -126,7 +126,7 @@ class Sandbox:
         return self._box
 
     def fileno(self) -> int:
-        """Readable when everything inside has ended: for select and event loops."""
+        """Readable when everything inside has ended, or ``poll`` has to see to it that it does: for select and event loops."""
         return self.process.fileno()
 
     # -- with
@@ -232,7 +232,7 @@ class Sandbox:
         """``wait`` that lets the event loop go on."""
         from dockless.waiting import until
 
-        await until(self.fileno(), (), None, timeout)
+        await until(self.process, (), None, timeout)
         return self._running.wait()
 
     @checked
@@ -241,7 +241,7 @@ class Sandbox:
         from dockless.waiting import until
 
         readers, writer = self._ends(input)
-        await until(self.fileno(), [r for r in readers if r is not None], writer, timeout)
+        await until(self.process, [r for r in readers if r is not None], writer, timeout)
         return self._collect(readers, writer)
 
     # -- what it does
@@ -262,7 +262,7 @@ class Sandbox:
         ``TimeoutError`` after ``timeout`` seconds; the sandbox then goes on, and what was read so far is lost.
         """
         readers, writer = self._ends(input)
-        if not exchange(self.fileno(), [r for r in readers if r is not None], writer, timeout):
+        if not exchange(self.process, [r for r in readers if r is not None], writer, timeout):
             raise TimeoutError(f"sandbox {self.id} still runs after {timeout} s")
         return self._collect(readers, writer)
 

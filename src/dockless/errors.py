@@ -28,7 +28,8 @@
      │    ├── CommandNotExecutable  exit code 126
      │    ├── Unsupported           this kernel or this user cannot do it
      │    ├── IdMapError            an id that the user namespace does not map
-     │    └── SandboxGone           no such sandbox, or it has ended
+     │    ├── SandboxGone           no such sandbox, or it has ended
+     │    └── NotEnded              it was killed, and still something of it lives
      ├── GpuError
      │    ├── GpuDriverMissing      no NVIDIA driver on this host
      │    ├── UnknownGpu            no GPU of that index or UUID
@@ -212,6 +213,10 @@ class IdMapError(SandboxError):
 
 class SandboxGone(SandboxError):
     code = "sandbox_gone"
+
+
+class NotEnded(SandboxError):
+    code = "not_ended"
 
 
 class GpuError(DocklessError):

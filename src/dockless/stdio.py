@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from dockless.errors import BadInput
 from dockless.text import shown
@@ -157,8 +157,15 @@ class Writer:
             self.fd = -1
 
 
-def exchange(end: int, readers: Iterable[Reader], writer: Writer | None, timeout: float | None = None) -> bool:
-    """Move bytes until the fd ``end`` is readable (everything inside is dead). False if ``timeout`` seconds passed before that."""
+class Ending(Protocol):
+    """What ends some time: readable when it has to be looked at; ``sandbox.process.Process``."""
+
+    def fileno(self) -> int: ...
+    def poll(self) -> object | None: ...
+
+
+def exchange(end: Ending, readers: Iterable[Reader], writer: Writer | None, timeout: float | None = None) -> bool:
+    """Move bytes until everything inside is dead. False if ``timeout`` seconds passed before that."""
     import selectors
     import time
 
@@ -178,7 +185,7 @@ def exchange(end: int, readers: Iterable[Reader], writer: Writer | None, timeout
             over = False
             for key, _ in ready:
                 if key.data is None:
-                    over = True
+                    over = end.poll() is not None
                 elif not key.data.step():
                     selector.unregister(key.fd)
             if over:

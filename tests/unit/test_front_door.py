@@ -23,7 +23,8 @@ PUBLIC = """
 BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
 DocklessError Exit
 GpuDriverMissing GpuError IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount
-Namespaces NoRoom NotEnoughGpus NotFound NotPermitted NotRunnable Options PIPE RateLimited Refused RegistryError RegistryUnavailable Result
+Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options PIPE RateLimited Refused RegistryError
+RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume __version__ arun commit diff run submit
 """
@@ -204,6 +205,19 @@ def test_result_reads_like_subprocess():
 # -- streams
 
 
+class Ends:
+    """Has ended when the pipe's other end is closed."""
+
+    def __init__(self, reader: int) -> None:
+        self.reader = reader
+
+    def fileno(self) -> int:
+        return self.reader
+
+    def poll(self) -> bytes:
+        return os.read(self.reader, 1)
+
+
 def test_exchange_moves_bytes_both_ways_without_deadlock():
     back_reader, back_writer = os.pipe()
     there_reader, there_writer = os.pipe()
@@ -214,7 +228,7 @@ def test_exchange_moves_bytes_both_ways_without_deadlock():
     for fd in (there_reader, back_writer, end_writer):
         os.close(fd)  # end_writer lives in the child: its end is the child's end
     reader, writer = Reader(back_reader), Writer(there_writer, data)
-    assert exchange(end_reader, [reader], writer, 30.0)
+    assert exchange(Ends(end_reader), [reader], writer, 30.0)
     assert reader.finish() == data
     child.wait()
     os.close(end_reader)
@@ -224,11 +238,11 @@ def test_exchange_gives_up_in_time_and_a_leaked_pipe_does_not_hold_it():
     end_reader, end_writer = os.pipe()
     pipe_reader, pipe_writer = os.pipe()
     reader = Reader(pipe_reader)
-    assert not exchange(end_reader, [reader], None, 0.01)
+    assert not exchange(Ends(end_reader), [reader], None, 0.01)
     os.write(pipe_writer, b"said")
     os.close(end_writer)
     before = time.monotonic()
-    assert exchange(end_reader, [reader], None)
+    assert exchange(Ends(end_reader), [reader], None)
     assert reader.finish() == b"said"  # pipe_writer is still open
     assert time.monotonic() - before < 5
     os.close(pipe_writer)

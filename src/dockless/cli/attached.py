@@ -72,8 +72,8 @@ class Signals:
             ready = {fd for fd, _ in poller.poll()}
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            if box.fileno() in ready:
-                return box.wait()
+            if box.fileno() in ready and (ended := box.poll()) is not None:
+                return ended
 
 
 def _pass_on(box: Sandbox, number: int) -> None:
