@@ -190,10 +190,7 @@ def _same_map(id: str, path: Path, idmap: IdMap) -> IdMap:
 
 
 def find(id: str) -> Changes:
-    """The changes of the detached sandbox of that id, the daemon's jobs among them. ``SandboxGone``"""
+    """The changes of the detached sandbox of that id, the daemon's jobs among them. ``BadInput``, ``SandboxGone``"""
     from dockless.sandbox import detached
 
-    box = detached.find(id)
-    if box is None:
-        raise SandboxGone(f"there is no sandbox {id}", subject=id, hint="'dockless ps --all' lists them")
-    return changes_of(box)
+    return changes_of(detached.get(id))

@@ -393,6 +393,17 @@ def find(id: str, state_root: Path | None = None) -> Detached | None:
     return Detached(id, directory) if directory.is_dir() else None
 
 
+def get(id: str) -> Detached:
+    """The sandbox of that id. ``BadInput`` for what is no id, a job's number among it; ``SandboxGone`` where there is none."""
+    if is_job(id):
+        hint = f"dockless cancel {id} ends it; dockless queue {id} shows it and its sandboxes"
+        raise BadInput(f"{id} is the number of a job, not a sandbox", subject=id, hint=hint)
+    found = find(id)
+    if found is None:
+        raise SandboxGone(f"there is no sandbox {id}", subject=id, hint="'dockless ps --all' lists them")
+    return found
+
+
 def list_all(state_root: Path | None = None) -> list[Detached]:
     """Every detached sandbox of this state directory, by id."""
     root = _root(state_root)

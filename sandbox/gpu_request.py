@@ -2,13 +2,14 @@
 
 The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, with the quotes left out where they are not needed::
 
-    2 | all | -1 | count=2        that many GPUs; all of them
+    2 | all | count=2             that many GPUs; all of them
     device=0,2                    these, by index (Docker: '"device=0,2"', accepted too), by UUID, or GPU:SLICE for MIG
     GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID
     capabilities=compute,utility  driver=nvidia  options=key=value     checked and kept
 
-One difference, on purpose: **N means N free GPUs**. Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
-nobody holds a lease on it, and no process computes on it. ``choose`` takes nearest neighbours among the free ones.
+Two differences, on purpose. **N means N free GPUs**: Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
+nobody holds a lease on it, and no process computes on it. ``choose`` takes nearest neighbours among the free ones. And Docker's ``-1``
+is refused: taking every GPU of a shared host is said with the word.
 
 A GPU that MIG divides is not given whole; its slices are GPUs of their own here (``units``), asked for by name.
 """
@@ -29,7 +30,7 @@ CAPABILITIES = frozenset({"gpu", "nvidia", "compute", "compat32", "graphics", "u
 
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _NAME = re.compile(rf"(?:(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
-_COUNT = re.compile(r"(all|-1|[0-9]{1,6})\Z")
+_COUNT = re.compile(r"[0-9]{1,6}\Z")
 _MORE_DEVICES = re.compile(r"(?!all\Z)")
 _MORE_CAPABILITIES = re.compile(r"(?!(all|-?[0-9]+)\Z)")
 _NEVER = re.compile(r"(?!)")
@@ -245,8 +246,10 @@ def _fields(text: str) -> Iterable[tuple[str, list[str]]]:
 
 
 def _count(text: str | int, value: str) -> int:
-    if value in ("all", "-1"):
+    if value == "all":
         return ALL
+    if value == "-1":
+        raise BadInput("-1 is no number of GPUs", subject="-1", hint='for every GPU of the host write: --gpus all (gpus="all")')
     if not _COUNT.match(value):
         raise _bad(text, f"has {value[:40]!r} where a number of GPUs or 'all' is meant")
     if int(value) == 0:

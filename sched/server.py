@@ -336,7 +336,9 @@ class Server:
         number, follow = _job_id(request.get("job")), bool(request.get("follow"))
         job = self.answers.own(caller, number)
         attempt = _integer(request, "attempt", 0, 1_000_000) or job.attempt
-
+        if attempt > job.attempt:
+            has = f"its newest attempt is {job.attempt}" if job.attempt else "it has not been started yet"
+            raise BadInput(f"job {number} has no attempt {attempt}", subject="attempt", hint=f"{has}: leave the attempt out for the newest")
         after = _integer(request, "after", 0, 1 << 62) or 0
 
         async def send(current: int, rows: AsyncIterator[list[Row]]) -> None:
@@ -385,7 +387,7 @@ def _integer(request: dict[str, Any], name: str, least: int, most: int) -> int |
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise BadInput(f"{name!r} is not a whole number from {least} to {most}", subject=name, hint="correct it")
+        raise BadInput(f"{name!r} is not a whole number from {least} to {most}", subject=name, hint=f"use {least} to {most}")
     return value
 
 

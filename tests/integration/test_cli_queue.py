@@ -96,6 +96,7 @@ def test_refused_at_submit(daemon, capfd):
         (["--gpus", "device=9"], "no GPU 9"),
         (["--pull", "never", "no-such-image"], "no image"),
         (["--gpus", "x"], "GPU request"),
+        (["--gpus", "-1"], "--gpus all"),
     ):
         assert main(["submit", *arguments, "--", "true"]) == 125
         err = capfd.readouterr().err
@@ -113,6 +114,19 @@ def test_arrays_and_waiting_submits(daemon, capfd):
     assert capfd.readouterr().out == "2\n"
     assert main(["submit", "--wait", "--json", "--", "sh", "-c", "exit 6"]) == 6
     assert json.loads(capfd.readouterr().out)[0]["exit_code"] == 6
+
+
+def test_an_attempt_that_there_is_not(daemon, capfd):
+    """It is an error, not an empty log."""
+    assert main(["submit", "-q", "--wait", "--", "echo", "out"]) == 0
+    (number,) = job_ids(capfd)
+    assert main(["logs", "--attempt", "9", str(number)]) == 125
+    assert capfd.readouterr().err.startswith(f"dockless: job {number} has no attempt 9\n  hint: its newest attempt is 1")
+    assert main(["logs", "--attempt", "1", str(number)]) == 0 and capfd.readouterr().out == "out\n"
+    assert main(["logs", "--attempt", "1", "web"]) == 125
+    assert "only jobs have attempts" in capfd.readouterr().err
+    with connect() as queue, pytest.raises(dockless.BadInput):
+        list(queue.logs(number, attempt=2))
 
 
 def test_submit_from_python(daemon):

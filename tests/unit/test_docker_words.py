@@ -7,17 +7,32 @@ import shlex
 import pytest
 
 from dockless.cli import VERBS, main, parser_of, split
-from dockless.cli.docker_words import FLAGS
+from dockless.cli.docker_words import BEFORE, FLAGS, HOST_NAME, VALUES, Word, value
 from dockless.cli.docker_words import VERBS as ELSEWHERE
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.options import make_spec
 
 ROWS = [*((f"verb {name}", word) for name, word in ELSEWHERE.items())]
-ROWS += [(f"{verb} {names}", word) for verb, table in FLAGS.items() for names, word in table.items()]
+for table in (FLAGS, VALUES):
+    ROWS += [(f"{where} {names}", word) for where, rows in table.items() for names, word in rows.items()]
+ROWS += [*BEFORE.items(), ("-h NAME", HOST_NAME)]
 
-DOCKER_VERBS = """attach build builder buildx commit compose config container context cp create diff events exec export history image images
-import info inspect kill load login logout logs manifest network node pause plugin port ps pull push rename restart rm rmi run save search
-secret service stack start stats stop swarm system tag top trust unpause update version volume wait""".split()
+DOCKER_VERBS = """
+ai app attach build builder buildx cloud commit compose config container context cp create debug desktop dev diff extension events
+exec export history image images import info init inspect kill load login logout logs manifest mcp model network node offload
+pause plugin port ps pull push rename restart rm rmi run sbom save scout search secret service stack start stats stop swarm system
+tag top trust unpause update version volume wait
+""".split()
+DOCKER_BEFORE = "--config -c --context -D --debug -H --host -l --log-level --tls --tlscacert --tlscert --tlskey --tlsverify".split()
+DOCKER_VALUES = {
+    "--network": ("bridge", "default", "my-net", "container:web", "ns:/run/x", "slirp4netns"),
+    "--net": ("bridge",),
+    "--ipc": ("private", "shareable", "none", "container:web"),
+    "--pid": ("container:web",),
+    "--userns": ("keep-id", "auto"),
+    "--cgroupns": ("private",),
+    "--pull": ("true",),
+}
 DOCKER_RUN = """
 --add-host --annotation -a --attach --blkio-weight --blkio-weight-device --cap-add --cap-drop --cgroup-parent --cgroupns
 --cidfile --cpu-count --cpu-percent --cpu-period --cpu-quota --cpu-rt-period --cpu-rt-runtime -c --cpu-shares --cpus
@@ -117,12 +132,110 @@ def test_no_option_of_ours_is_said_to_be_missing(verb, names):
     assert not set(names.split()) & set(parser_of(verb)._option_string_actions)
 
 
-@pytest.mark.parametrize(("line", "word"), [("-it", "-i"), ("-ti", "-t"), ("-itd", "-i"), ("--tty=true", "-t"), ("-p8080:80", "-p")])
-def test_letters_together(line, word, capsys):
+@pytest.mark.parametrize(
+    ("line", "letters"),
+    [
+        (["-it"], "it"),
+        (["-ti"], "ti"),
+        (["-itd"], "it"),
+        (["-dit"], "it"),
+        (["-di"], "i"),
+        (["-dt", "-m", "1G"], "t"),
+        (["-itp", "80:80"], "itp"),
+        (["--tty=true"], "t"),
+        (["-p8080:80"], "p"),
+        (["-lit"], "l"),
+    ],
+)
+def test_letters_together(line, letters, capsys):
+    """Each of them is answered; what follows a letter that takes a value is its value."""
     rows = {one: row for names, row in FLAGS["run"].items() for one in names.split()}
-    assert main(["run", line, "busybox"]) == 125
+    assert main(["run", *line, "busybox"]) == 125
     said = capsys.readouterr().err
-    assert rows[word].hint in said and "did you mean" not in said
+    assert [letter for letter in "itpl" if rows[f"-{letter}"].say in said] == sorted(letters, key="itpl".index)
+    assert "did you mean" not in said and len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", DOCKER_BEFORE)
+@pytest.mark.parametrize("line", ["{}", "{}=x"])
+def test_every_option_before_the_verb(name, line, capsys):
+    rows = {one: word for names, word in BEFORE.items() for one in names.split()}
+    assert main([line.format(name), "ps"]) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"dockless: there is no option {name} before the verb", f"  hint: {rows[name].hint}"]
+
+
+def test_options_before_the_verb_that_nobody_has(capsys):
+    assert main(["-Htcp://somewhere", "ps"]) == 125
+    assert "no engine" in capsys.readouterr().err
+    assert main(["--memory", "1G", "run"]) == 125
+    assert "behind the verb" in capsys.readouterr().err
+    assert main(["-v"]) == main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(("option", "text"), [(option, text) for option, texts in DOCKER_VALUES.items() for text in texts])
+def test_values_of_docker(option, text, capsys):
+    assert main(["run", option, text, "busybox"]) == 125
+    name = "--network" if option == "--net" else option
+    word = value(name, text)
+    assert isinstance(word, Word)
+    assert capsys.readouterr().err.splitlines() == [f"dockless: run: {name} cannot be {text!r}", f"  hint: {word.hint}"]
+
+
+def test_no_value_of_ours_is_said_to_be_missing(capsys):
+    actions = parser_of("run")._option_string_actions
+    for option, rows in VALUES.items():
+        assert not {one for names in rows for one in names.split()} & set(actions[option].choices)
+    assert main(["run", "--profile", "trusted", "x"]) == 125
+    assert "default, untrusted, privileged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("network", ["host", "none"])
+def test_the_short_name_of_network(network):
+    assert keywords(parser_of("run").parse(["--net", network, "x"]))["network"] == network
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_a_host_name_is_no_wish_for_help(verb, capsys):
+    assert main([verb, "-h", "web", "busybox"]) == 125
+    assert "--hostname" in capsys.readouterr().err
+    assert main([verb, "-h"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: dockless {verb}")
+
+
+@pytest.mark.parametrize("name", ["build", "nosuch", "--debug"])
+def test_help_of_what_is_no_verb(name, capsys):
+    assert main(["help", name]) == 125
+    helped = capsys.readouterr()
+    assert main([name]) == 125
+    assert helped.err == capsys.readouterr().err and not helped.out
+
+
+@pytest.mark.parametrize("verb", ["stop", "kill", "rm", "diff", "commit", "inspect", "export"])
+def test_the_number_of_a_job_for_a_sandbox(verb, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_HOME", str(tmp_path))
+    output = ["-o", str(tmp_path / "x")] if verb == "export" else []
+    assert main([verb, "3", *output]) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "dockless: 3 is the number of a job, not a sandbox" and "dockless cancel 3" in lines[1] and len(lines) == 2
+
+
+@pytest.mark.parametrize("verb", ["cancel", "queue"])
+def test_the_name_of_a_sandbox_for_a_job(verb, capsys):
+    assert main([verb, "web"]) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "dockless: 'web' is not the number of a job" and "dockless stop NAME" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["submit --array 0 x", "submit --array 1_0 x", "queue --limit -1", "queue --limit 0", "logs --attempt 0 1", "prune --keep-last -1"],
+)
+def test_numbers_that_cannot_be_meant(line, capsys):
+    """Before anybody asks a daemon."""
+    assert main(line.split()) == 125
+    lines = capsys.readouterr().err.splitlines()
+    assert "is not a whole number of" in lines[0] and line.split()[1] in lines[0] and len(lines) == 2
 
 
 @pytest.mark.parametrize("verb", ["run", "submit"])

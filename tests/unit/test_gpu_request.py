@@ -51,8 +51,6 @@ def host(count: int = 4, *, group: int = 1, mig: int = 0, foreign: frozenset[int
         (2, GpuRequest(2)),
         (" 3 ", GpuRequest(3)),
         ("all", GpuRequest(ALL)),
-        ("-1", GpuRequest(ALL)),
-        (-1, GpuRequest(ALL)),
         ("count=2", GpuRequest(2)),
         ("count=all", GpuRequest(ALL)),
         ("device=all", GpuRequest(ALL)),
@@ -91,6 +89,14 @@ def test_refuses(text):
     with pytest.raises(BadInput) as error:
         parse_request(text)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("text", ["-1", -1, "count=-1"])
+def test_docker_s_word_for_every_gpu(text):
+    """Nobody takes all of a shared host by a sign."""
+    with pytest.raises(BadInput) as caught:
+        parse_request(text)
+    assert "--gpus all" in caught.value.hint
 
 
 @given(st.text(max_size=40))

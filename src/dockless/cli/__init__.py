@@ -131,12 +131,9 @@ def dispatch(arguments: list[str]) -> int:
 
     check("the command line", arguments, list[str])
     name, *rest = arguments
-    if name in ("-V", "--version"):
+    if name in ("-v", "-V", "--version"):
         name = "version"
-    if name not in VERBS:
-        from dockless.errors import BadInput
-
-        raise BadInput(f"unknown verb {name[:60]!r}", subject=name[:80], hint=_nearest(name))
+    _known(name)
     parser = parser_of(name)
     before, command = split(rest)
     options = parser.parse(before)
@@ -145,6 +142,29 @@ def dispatch(arguments: list[str]) -> int:
         parser.error("takes no command after '--'")
     code = getattr(_module(name), VERBS[name].function or name)(options)
     return int(code or 0)
+
+
+def _known(name: str) -> None:
+    """``BadInput``, with what to use instead, unless that is a verb."""
+    if name in VERBS:
+        return
+    import difflib
+
+    from dockless.cli import docker_words
+    from dockless.errors import BadInput
+
+    if name[:1] == "-":
+        option = name.partition("=")[0][:60]
+        word = docker_words.before(option)
+        raise BadInput(
+            f"there is no option {option} before the verb",
+            subject=option,
+            hint=word.hint if word else "options stand behind the verb: dockless run --help lists those of run",
+        )
+    word = docker_words.VERBS.get(name)
+    near = difflib.get_close_matches(name, VERBS, 1)
+    nearest = f"did you mean `dockless {near[0]}`?" if near else "`dockless help` lists the verbs"
+    raise BadInput(f"unknown verb {name[:60]!r}", subject=name[:80], hint=word.hint if word else nearest)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -170,7 +190,8 @@ def _module(name: str) -> object:
 
 
 def _help(rest: list[str]) -> int:
-    if rest and rest[0] in VERBS:
+    if rest and rest[0] not in ("-h", "--help", "help"):
+        _known(rest[0])
         parser_of(rest[0]).print_help()
         return 0
     lines = [STORY]
@@ -183,17 +204,6 @@ def _help(rest: list[str]) -> int:
 
     out(*"\n".join(lines).split("\n"))
     return 0
-
-
-def _nearest(name: str) -> str:
-    import difflib
-
-    from dockless.cli import docker_words
-
-    if name in docker_words.VERBS:
-        return docker_words.VERBS[name].hint
-    near = difflib.get_close_matches(name, VERBS, 1)
-    return f"did you mean `dockless {near[0]}`?" if near else "`dockless help` lists the verbs"
 
 
 def report(error: Exception, *, as_json: bool) -> int:

@@ -87,16 +87,6 @@ def _state(row: dict[str, Any]) -> str:
     return f"{how}, {span(ended['ended'] - ended['started'])}"
 
 
-def find(name: str) -> Detached:
-    """The detached sandbox of that id. ``SandboxGone``"""
-    from dockless.sandbox import detached
-
-    box = detached.find(name)
-    if box is None:
-        raise SandboxGone(f"there is no sandbox {name}", subject=name, hint="'dockless ps --all' lists them")
-    return box
-
-
 def _several(parser: Parser, what: str = "sandboxes of `dockless ps`") -> None:
     parser.add_argument("ids", nargs="+", metavar="ID", help=what)
     parser.quiet("say nothing")
@@ -159,11 +149,13 @@ def _refuse_job(box: Detached) -> None:
 
 def _each(options: Namespace, action: Any) -> int:
     """Do it to every one; the first error is raised when all were tried, the others are said."""
+    from dockless.sandbox import detached
+
     first: Exception | None = None
     done = []
     for name in options.ids:
         try:
-            action(find(name))
+            action(detached.get(name))
             done.append(name)
         except Exception as error:
             if first is not None:

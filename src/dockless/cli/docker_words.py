@@ -31,6 +31,9 @@ _PLATFORM = "the platform is chosen when the image is pulled"
 _KEPT_LOGS = "output is always kept, see logs; there are no drivers"
 _TLS = "registries.conf says how a registry is reached (insecure = true)"
 _SERVICES = "dockless starts one host's jobs; services and clusters are for other tools"
+_SCANS = "dockless looks for no vulnerabilities; give a scanner the image's files"
+_DESKTOP = "that is a part of Docker Desktop or of its services; dockless has nothing of the kind"
+_ENGINE = "dockless works on this host; there is no engine to choose"
 
 VERBS: dict[str, Word] = {
     "attach": Word("a sandbox's output can be followed", "logs -f NAME"),
@@ -40,12 +43,14 @@ VERBS: dict[str, Word] = {
     "builder": Word("dockless builds no Dockerfiles; unneeded layers go with", "prune"),
     "buildx": Word("dockless builds no Dockerfiles; run the steps and keep what they changed", "commit NAME IMAGE"),
     "checkpoint": Word(NOT_YET),
+    **dict.fromkeys("ai app cloud desktop dev extension feedback mcp model offload pass sandbox".split(), Word(_DESKTOP)),
     "compose": Word(_SERVICES),
     "config": Word(_SERVICES),
     "container": Word("say the verb alone, like ps, logs, stop", "ps --all"),
-    "context": Word("dockless works on this host; there is no engine to choose"),
+    "context": Word(_ENGINE),
     "cp": Word("copying into and out of a sandbox is not there yet; give it a directory", "run -v ./here:/there IMAGE"),
     "create": Word("a sandbox starts when it is made", "run -d IMAGE"),
+    "debug": Word("a second command in a running sandbox is not there yet; a shell in the same image is", "run IMAGE -- sh"),
     "events": Word("there is no stream of events yet; list what there is", "queue --json"),
     "exec": Word("a second command in a running sandbox is not there yet; start both with one shell", "run IMAGE -- sh -c COMMANDS"),
     "farm": Word(NOT_YET),
@@ -68,6 +73,8 @@ VERBS: dict[str, Word] = {
     "quadlet": Word(_SERVICES),
     "rename": Word("a sandbox gets its name at the start", "run -d --name NAME IMAGE"),
     "restart": Word("a sandbox runs once; start another one", "run -d IMAGE"),
+    "sbom": Word(_SCANS, "export IMAGE -o FILE"),
+    "scout": Word(_SCANS, "export IMAGE -o FILE"),
     "secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
     "service": Word(_SERVICES),
     "stack": Word(_SERVICES),
@@ -85,6 +92,41 @@ VERBS: dict[str, Word] = {
     "update": Word("limits are set at the start", "run --memory 4G IMAGE"),
     "volume": Word("a named volume is made when it is first used", "run -v NAME:/data IMAGE"),
 }  # fmt: skip
+
+BEFORE: dict[str, Word] = {
+    "-c --context --connection": Word(_ENGINE),
+    "--cgroup-manager": Word("dockless chooses the control group; what this host offers", "doctor"),
+    "--config": Word(
+        "settings are read from dockless.toml; DOCKLESS_HOME moves all that dockless keeps, logins are read from REGISTRY_AUTH_FILE"
+    ),
+    "-D --debug": Word("each step of a start is printed by", "run --explain IMAGE"),
+    "-H --host --url --remote -r": Word(_ENGINE),
+    "-l --log-level": Word("each step of a start is printed by", "run --explain IMAGE"),
+    "--root --runroot --storage-driver --storage-opt --tmpdir --volumepath": Word("DOCKLESS_HOME moves all that dockless keeps"),
+    "--runtime": Word("there is one, dockless's own"),
+    "--tls --tlscacert --tlscert --tlskey --tlsverify": Word(_ENGINE),
+}
+"""Options that Docker and Podman take before the verb."""
+
+_OWN = "a namespace of its own is the default; leave it out"
+_JOIN = "a sandbox joins no other one's namespace yet; one sandbox may hold several processes"
+
+VALUES: dict[str, dict[str, Word]] = {
+    "--network": {
+        "bridge default private nat pasta slirp4netns": Word(_NETWORKS, "run --network host IMAGE"),
+        "container:": Word(_JOIN, "run IMAGE -- sh -c COMMANDS"),
+        "": Word(_NETWORKS, "run --network host IMAGE"),
+    },
+    "--userns": {"auto keep-id nomap remap private": Word("ids are mapped by /etc/subuid in any case; leave it out", "run IMAGE")},
+    **{
+        f"--{name}": {"private shareable none": Word(_OWN, "run IMAGE"), "container:": Word(_JOIN, "run IMAGE -- sh -c COMMANDS")}
+        for name in ("pid", "ipc", "uts", "cgroupns")
+    },
+    "--pull": {"true": Word("write the word", "run --pull always IMAGE"), "false": Word("write the word", "run --pull missing IMAGE")},
+}
+"""Values that Docker and Podman take for an option of ours; one that ends with a colon is the beginning of a value, an empty one is any."""
+
+HOST_NAME = Word("-h alone lists the options; the host name inside is", "run --hostname NAME IMAGE")
 
 _RUN: dict[str, Word] = {
     "--add-host": Word("there is no list of hosts yet; bind a file", "run -v ./hosts:/etc/hosts:ro IMAGE"),
@@ -136,7 +178,7 @@ _RUN: dict[str, Word] = {
     "--hosts-file": Word("bind it", "run -v ./hosts:/etc/hosts:ro IMAGE"),
     "--http-proxy": Word("name the variables that are to be taken along", "run -e http_proxy IMAGE"),
     "--image-volume": Word("an image's volumes are a part of its root"),
-    "-i --interactive": Word("standard input is passed on anyway; leave it out", "run IMAGE"),
+    "-i --interactive": Word("standard input is passed on anyway, leave it out", "run IMAGE"),
     "--io-maxbandwidth": Word("a limit for a disk is", "run --io /data:rbps=50M IMAGE"),
     "--io-maxiops": Word("a limit for a disk is", "run --io /data:riops=1000 IMAGE"),
     "--ip": Word(_NETWORKS, "run --network host IMAGE"),
@@ -152,7 +194,6 @@ _RUN: dict[str, Word] = {
     "--mac-address": Word(_NETWORKS, "run --network host IMAGE"),
     "--memory-reservation": Word("memory that is protected, or from which on it is slowed down", "run --memory-low 1G IMAGE"),
     "--memory-swappiness": Word("cgroup v2 has none; swap itself can be limited", "run --memory 4G --memory-swap 4G IMAGE"),
-    "--net": Word("write it out", "run --network host IMAGE"),
     "--network-alias --net-alias": Word(_NETWORKS, "run --network host IMAGE"),
     "--no-healthcheck": Word("there are no health checks; leave it out", "run IMAGE"),
     "--no-hosts": Word("the image's own /etc/hosts stays as it is; leave it out", "run IMAGE"),
@@ -185,7 +226,7 @@ _RUN: dict[str, Word] = {
     "--sysctl": Word("there are no settings of the kernel's for one sandbox yet"),
     "--systemd": Word("no init system runs inside"),
     "--tls-verify": Word(_TLS),
-    "-t --tty": Word("there is no terminal of its own yet; the job has the caller's standard streams", "run IMAGE"),
+    "-t --tty": Word("there is no terminal of its own yet, the job has the caller's standard streams", "run IMAGE"),
     "--tz": Word("say it by the variable", "run -e TZ=Europe/Berlin IMAGE"),
     "--uidmap": Word("ids are mapped by /etc/subuid; see", "doctor"),
     "--unsetenv": Word("a variable can be set to nothing", "run -e NAME= IMAGE"),
@@ -304,11 +345,40 @@ FLAGS: dict[str, dict[str, Word]] = {
 }  # fmt: skip
 
 
+_SWITCHES = "itdPq"
+"""Letters of ``docker run`` that take no value: what follows one in the same word is another option."""
+
+
 def flag(verb: str, name: str) -> Word | None:
-    """What to use instead of Docker's option ``name``, with its dashes; None if Docker has no such option either, or dockless has it."""
-    table = {one: word for names, word in FLAGS.get(verb, {}).items() for one in names.split()}
-    if name in table:
-        return table[name]
-    if name.startswith("-") and not name.startswith("--"):
-        return next((table[f"-{letter}"] for letter in name[1:] if f"-{letter}" in table), None)
-    return None
+    """What to use instead of Docker's option ``name``, with its dashes; None if Docker has no such option either, or dockless has it.
+    Of letters in one word, as in ``-it``, what each of them means here."""
+    table = _each(FLAGS.get(verb, {}))
+    if name in table or name.startswith("--"):
+        return table.get(name)
+    found: dict[str, Word] = {}
+    for letter in name[1:]:
+        if f"-{letter}" in table:
+            found[f"-{letter}"] = table[f"-{letter}"]
+        if letter not in _SWITCHES and found:
+            break
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    return Word("; ".join(f"{letter}: {word.say}" for letter, word in found.items()), next(iter(found.values())).use)
+
+
+def before(name: str) -> Word | None:
+    """What Docker's option before the verb means here; None where Docker has none of that name."""
+    table = _each(BEFORE)
+    return table.get(name) or (table.get(name[:2]) if name[:1] == "-" and name[:2] != "--" else None)
+
+
+def value(option: str, text: str) -> Word | None:
+    """What Docker's value of an option of ours means here; None where Docker has none either."""
+    rows = VALUES.get(option, {})
+    table = _each(rows)
+    joined = next((word for start, word in rows.items() if start.endswith(":") and text.startswith(start)), None)
+    return table.get(text) or joined or rows.get("")
+
+
+def _each(rows: dict[str, Word]) -> dict[str, Word]:
+    return {one: word for names, word in rows.items() for one in names.split()}

@@ -30,6 +30,7 @@ def inspect(options: Namespace) -> int:
 def _about(name: str, kind: str | None) -> dict[str, Any]:
     from dockless.cli.boxes import describe
     from dockless.sandbox import detached
+    from dockless.sandbox.spec import is_job
 
     paths.store()  # where nothing can be looked up, that is what there is to say
     if kind != "sandbox":
@@ -39,14 +40,13 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
             if kind == "image":
                 raise
     try:
-        box = detached.find(name)
-    except BadInput:
-        box = None
-    row = describe(box) if box is not None else None
+        row = describe(detached.get(name))
+    except (BadInput, SandboxGone):
+        if kind == "sandbox" or is_job(name):
+            raise
+        row = None
     if row is not None:
         return row
-    if kind == "sandbox":
-        raise SandboxGone(f"there is no sandbox {name}", subject=name, hint="'dockless ps --all' lists them")
     raise UnknownImage(
         f"there is neither an image nor a sandbox {name!r}", subject=name, hint="list them: dockless images, dockless ps --all"
     )

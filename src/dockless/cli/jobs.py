@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
-from dockless.cli.parser import Namespace, Parser
+from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
 from dockless.units import format_duration, parse_duration
@@ -23,7 +23,7 @@ def submit_options(parser: Parser) -> None:
     )
     queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
     queue.add_argument("--group", default="", help="one of your groups, for listings")
-    queue.add_argument("--array", type=int, metavar="N", help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1")
+    queue.add_argument("--array", type=whole(1), metavar="N", help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1")
     queue.add_argument(
         "--on-reboot", choices=("fail", "requeue"), default="fail", help="what becomes of it if the host reboots while it runs"
     )
@@ -72,20 +72,31 @@ def submit(options: Namespace) -> int:
 
 
 def queue_options(parser: Parser) -> None:
-    parser.add_argument("ids", nargs="*", type=int, metavar="ID", help="these jobs in full, with their attempts")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="these jobs in full, with their attempts")
     parser.add_argument("-a", "--all", action="store_true", help="those that have ended, too, the newest 50")
     parser.add_argument("--user", default="", help="one user's jobs")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many of each kind")
+    parser.add_argument("--limit", type=whole(1), default=0, metavar="N", help="at most so many of each kind")
     parser.quiet("ids alone")
     parser.json()
+
+
+def _number(name: str) -> int:
+    """The number of a job. ``BadInput``"""
+    from dockless.sandbox.spec import is_job
+
+    if not is_job(name):
+        hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
+        raise BadInput(f"{name[:60]!r} is not the number of a job", subject=name[:80], hint=hint)
+    return int(name)
 
 
 def queue(options: Namespace) -> int:
     from dockless.sched import connect
 
+    numbers = [*map(_number, options.ids)]
     with connect() as client:
-        if options.ids:
-            found = [client.job(number) for number in options.ids]
+        if numbers:
+            found = [client.job(number) for number in numbers]
         else:
             found = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
         simulated = any(job.gpu_count for job in found) and client.ping().simulated
@@ -199,13 +210,14 @@ def _wait(queue: Client, ids: list[int], timeout: float | None, *, quiet: bool, 
 def _wait_boxes(names: list[str], timeout: float | None, options: Namespace) -> int:
     import time
 
-    from dockless.cli.boxes import describe, find
+    from dockless.cli.boxes import describe
+    from dockless.sandbox import detached
 
     deadline = None if timeout is None else time.monotonic() + timeout
     code = 0
     rows = []
     for name in names:
-        box = find(name)
+        box = detached.get(name)
         ended = box.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         code = code or ended.exit_code
         rows.append(describe(box))
@@ -217,7 +229,7 @@ def _wait_boxes(names: list[str], timeout: float | None, options: Namespace) -> 
 
 
 def cancel_options(parser: Parser) -> None:
-    parser.add_argument("ids", nargs="*", type=int, metavar="ID", help="jobs of `dockless queue`")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="jobs of `dockless queue`")
     parser.add_argument("--mine", action="store_true", help="all of mine, waiting and running")
     parser.add_argument("--grace", metavar="TIME", help="between the stop signal and the kill (default: 10s)")
     parser.quiet("say nothing")
@@ -229,9 +241,10 @@ def cancel(options: Namespace) -> int:
 
     if bool(options.ids) == options.mine:
         raise BadInput("which jobs?", hint="dockless cancel ID …, or --mine")
+    numbers = [*map(_number, options.ids)]
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
-        ids = options.ids or [job.id for job in queue.queue(user=queue.ping().user, limit=100_000)]
+        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=100_000)]
         jobs = [queue.cancel(number, grace=grace) for number in ids]
     if options.json:
         print_json([job.as_dict() for job in jobs])

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dockless.cli.boxes import find
 from dockless.cli.output import err, json_text, out
-from dockless.cli.parser import Namespace, Parser
-from dockless.errors import SandboxGone
+from dockless.cli.parser import Namespace, Parser, whole
+from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox.logfile import Log, Row, open_log
 from dockless.sandbox.spec import is_job
 
@@ -25,15 +24,19 @@ def logs_options(parser: Parser) -> None:
     parser.add_argument("id", metavar="ID", help="a job of the queue (a number), or a detached sandbox")
     parser.add_argument("-f", "--follow", action="store_true", help="until it has ended")
     parser.add_argument("-t", "--timestamps", action="store_true", help="when each line was written, RFC 3339")
-    parser.add_argument("--attempt", type=int, default=0, metavar="N", help="of a job; the newest if left out")
+    parser.add_argument("--attempt", type=whole(1), default=0, metavar="N", help="of a job; the newest if left out")
     parser.json()
 
 
 def logs(options: Namespace) -> int:
+    from dockless.sandbox import detached
+
     if is_job(options.id):
         lines, theirs = _job(options), _foreign(int(options.id))
     else:
-        box = find(options.id)
+        if options.attempt:
+            raise BadInput(f"--attempt for the sandbox {options.id}", subject="--attempt", hint="leave it out: only jobs have attempts")
+        box = detached.get(options.id)
         lines, theirs = _box(box, options.follow), os.geteuid() == 0 and "queue" in box.labels
     for row in lines:
         at, stream, text, partial = row.at, row.stream, row.text, row.partial

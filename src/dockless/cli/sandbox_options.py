@@ -122,7 +122,7 @@ def sandbox_options(parser: Parser) -> None:
     walls.add_argument(
         "--profile", choices=("default", "untrusted", "privileged"), help="untrusted: no capabilities, no network, read-only"
     )
-    walls.add_argument("--network", choices=("none", "host"), help="none: loopback only (default)")
+    walls.add_argument("--network", "--net", choices=("none", "host"), help="none: loopback only (default)")
     for name, flag in (("user", "userns"), ("pid", "pid"), ("ipc", "ipc"), ("uts", "uts"), ("cgroup", "cgroupns"), ("time", "timens")):
         names = (f"--{flag}",)
         walls.add_argument(*names, dest=f"ns_{name}", choices=("new", "host"), help=f"{name} namespace: its own or the host's")

@@ -7,8 +7,7 @@ from typing import Any
 
 from dockless.cli.images import say_freed
 from dockless.cli.output import age, confirmed, err, out, print_json, short, table, warn
-from dockless.cli.parser import Namespace, Parser
-from dockless.errors import BadInput
+from dockless.cli.parser import Namespace, Parser, whole
 from dockless.units import format_size, parse_duration
 
 
@@ -57,7 +56,7 @@ def df(options: Namespace) -> int:
 def prune_options(parser: Parser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="images with names, too, and cut-off downloads")
     parser.add_argument("--older-than", metavar="TIME", help="images that were not used for so long: 12h, 7d")
-    parser.add_argument("--keep-last", type=int, metavar="N", help="of each repository all but the N used last")
+    parser.add_argument("--keep-last", type=whole(0), metavar="N", help="of each repository all but the N used last")
     parser.add_argument("--blobs", action="store_true", help="layers as they came, too: only push and save need them")
     parser.add_argument("--dry-run", action="store_true", help="say what would go")
     parser.add_argument("-y", "--yes", "-f", "--force", dest="yes", action="store_true", help="do not ask")
@@ -69,8 +68,6 @@ def prune(options: Namespace) -> int:
     """Without options only what nobody could name goes: images without a name, left-overs."""
     from dockless.images import Store
 
-    if options.keep_last is not None and options.keep_last < 0:
-        raise BadInput(f"--keep-last {options.keep_last}", subject="--keep-last", hint="give 0 or more")
     store = Store()
     wanted: dict[str, Any] = {
         "all_images": options.all,

@@ -10,7 +10,7 @@ from dockless.cli.images import print_images, record
 from dockless.cli.output import each, out, print_json, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import Shown
-from dockless.errors import BadInput, DocklessError, ImageError
+from dockless.errors import BadInput, DocklessError, ImageError, UnknownImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,6 +188,7 @@ def export(options: Namespace) -> int:
     from dockless.images import Store
     from dockless.images.export import export as write
     from dockless.sandbox import detached
+    from dockless.sandbox.spec import is_job
 
     how: dict[str, Any] = {"compression": options.compression, "level": options.level}
     with _destination(options, "dockless export -o FILE") as destination:
@@ -197,7 +198,13 @@ def export(options: Namespace) -> int:
 
             written = changes_of(box).export(destination, pause=not options.no_pause, **how)
         else:
-            written = write(Store().get(options.source), destination, **how)
+            try:
+                image = Store().get(options.source)
+            except UnknownImage:
+                if is_job(options.source):
+                    detached.get(options.source)  # says what such a number means
+                raise
+            written = write(image, destination, **how)
     for warning in () if options.quiet else written.warnings:
         warn(warning)
     if options.json and options.output not in (None, "-"):
