@@ -18,7 +18,7 @@ NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench bench-images fuzz hunt mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench bench-images faults fuzz hunt mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -38,6 +38,9 @@ bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benc
 
 fuzz: build $(V)/.fuzz  ## fuzz what reads strangers' bytes; FUZZ_SECONDS=60 each, ARGS="tar writer" for some; docs/fuzzing.md
 	@$(PY) -P tests/fuzz/run.py --seconds $(or $(FUZZ_SECONDS),60) $(ARGS)
+
+faults: build  ## each write of each operation on a failing disk (root); ARGS="--most 3 --only pull"; docs/faults.md
+	@$(PY) -P tests/faults/run.py $(ARGS)
 
 mutants: build  ## change the program a little: does a test notice? ARGS="--room sched --count 20 --seed 7"; docs/mutants.md
 	@$(PY) -P tests/mutants/run.py $(ARGS)

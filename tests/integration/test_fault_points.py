@@ -1,6 +1,6 @@
 """Every operation that writes, with its disk failing at one call after the other: full, out of inodes, read-only, I/O error.
 
-``DOCKLESS_FAULTS``: how many calls of each operation and kind (3; 0 for all of them, which ``benchmarks/fault_points.py`` tries). What must
+``DOCKLESS_FAULTS``: how many calls of each operation and kind (3; 0 for all of them, which ``make faults`` tries). What must
 hold after each is in ``support/fault_table.py``; the whole table is docs/faults.md.
 """
 

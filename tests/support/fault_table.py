@@ -1,5 +1,5 @@
 """Operations that write, and what must hold when their disk fails at any one call: for tests/integration/test_fault_points.py, and for
-benchmarks/fault_points.py, which writes docs/faults.md.
+tests/faults/run.py, which writes docs/faults.md.
 
 After each fault: the operation succeeded, or its error is a ``DocklessError`` with a hint; what was there before is there and sound;
 listings go on; the same operation succeeds on the disk that is well again, and leaves just what it leaves where nothing ever failed.

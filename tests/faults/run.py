@@ -1,6 +1,6 @@
-"""Every operation that writes, its disk failing at one call after the other: writes the table of docs/faults.md.
+"""Every operation that writes, its disk failing at one call after the other: ``make faults``; writes the table of docs/faults.md.
 
-    python benchmarks/fault_points.py [--most N] [--only WORD] [--markdown FILE]
+``python -P tests/faults/run.py [--most N] [--only WORD] [--markdown FILE]``
 
 ``--most``: calls of each operation and kind (0: all). Needs root. Ends with 1 if anything went wrong.
 """
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.fault_table import KINDS, OPERATIONS, Row, scenes
 
