@@ -101,7 +101,7 @@ def test_nothing_mounted_inside_shows_outside(tree):
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_idmapped_bind(tmp_path):
     """Owners on disk are the ids of the inside: what uid 0 inside writes is uid 0's on the host."""
     place = tmp_path / "owned"
@@ -109,12 +109,7 @@ def test_idmapped_bind(tmp_path):
     (place / "zero").touch()
     (place / "thousand").touch()
     os.chown(place / "thousand", 1000, 1000)
-    try:
-        text = ok("stat -c %u:%g /m/zero /m/thousand; touch /m/new", mounts=(Bind(str(place), "/m", idmap=True),))
-    except LaunchFailed as error:
-        if error.errno == 22:
-            pytest.skip(f"the file system of {tmp_path} cannot be idmapped")
-        raise
+    text = ok("stat -c %u:%g /m/zero /m/thousand; touch /m/new", mounts=(Bind(str(place), "/m", idmap=True),))
     assert text.split() == ["0:0", "1000:1000"]
     assert (place / "new").stat().st_uid == 0
 
@@ -307,7 +302,7 @@ def _warned(script: str, **fields) -> tuple[Ran, tuple[str, ...]]:
         return Ran(ended, output(), ""), box.warnings
 
 
-@requires("root")
+@requires("root", "idmap")
 @pytest.mark.parametrize("readonly", [False, True])
 def test_a_private_directory_of_roots(roots, readonly):
     """What pytest's tmp_path is to root: readable, and writable if that is asked."""
@@ -319,12 +314,12 @@ def test_a_private_directory_of_roots(roots, readonly):
     assert readonly or (roots / "made").stat().st_uid == 0
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_a_file_of_roots(roots):
     assert ok("cat /m", mounts=(Bind(str(roots / "file"), "/m"),)) == "root's\n"
 
 
-@requires("root")
+@requires("root", "idmap")
 @pytest.mark.parametrize("fields", [{}, {"user": "1000"}, {"profile": "untrusted"}])
 @pytest.mark.parametrize("readonly", [False, True])
 def test_no_setuid_file_of_roots_where_others_can_reach_it(reachable, fields, readonly):
@@ -334,7 +329,7 @@ def test_no_setuid_file_of_roots_where_others_can_reach_it(reachable, fields, re
     assert [p for p in reachable.rglob("*") if p.stat().st_mode & 0o6000] == [] and stat.S_IMODE(reachable.stat().st_mode) == 0o700
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_a_warning_says_why_and_what_helps(reachable, roots):
     ran, (warning,) = _warned("cat /m/file", mounts=(Bind(str(reachable), "/m"),))
     assert ran.exit.code != 0 and f"{reachable} belongs to 0:0 and cannot be read or changed" in warning and ":idmap" in warning
@@ -347,7 +342,7 @@ def test_a_warning_says_why_and_what_helps(reachable, roots):
     assert _warned("true", mounts=(Bind(str(reachable), "/m"),))[1] == ()
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_the_untrusted_profile_never_gets_rights(roots):
     ran, (*_, warning) = _warned("cat /m/file", mounts=(Bind(str(roots), "/m"),), profile="untrusted")
     assert ran.out == "" and "untrusted" in warning and "idmap" not in warning
@@ -380,7 +375,7 @@ def _unknown(uid: int, others: list[pwd.struct_passwd]) -> pwd.struct_passwd:
     raise KeyError(uid)
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_the_directory_of_a_user(hers):
     """The sandbox's root acts as its owner there, and as nobody else: what is root's stays out of reach."""
     (hers / "roots").write_text("root's\n")
@@ -392,7 +387,7 @@ def test_the_directory_of_a_user(hers):
     assert (hers / "f").stat().st_uid == 61234 and stat.S_IMODE((hers / "roots").stat().st_mode) == 0o600
 
 
-@requires("root")
+@requires("root", "idmap")
 @pytest.mark.parametrize("group", [42, 0])
 def test_the_directorys_group_is_not_hers(hers, group):
     """She owns it, as users own their mail spools, and is not in its group: neither is the sandbox's root."""
@@ -407,7 +402,7 @@ def test_the_directorys_group_is_not_hers(hers, group):
     assert [p for p in hers.iterdir() if p.stat().st_mode & stat.S_ISGID and p.stat().st_gid == group] == []
 
 
-@requires("root")
+@requires("root", "idmap")
 @pytest.mark.parametrize("readonly", [False, True])
 def test_no_setuid_file_of_a_users_where_others_can_reach_it(hers, readonly):
     hers.parent.chmod(0o755)
@@ -418,7 +413,7 @@ def test_no_setuid_file_of_a_users_where_others_can_reach_it(hers, readonly):
     assert [p for p in hers.rglob("*") if p.stat().st_mode & 0o6000] == [] and stat.S_IMODE(hers.stat().st_mode) == 0o750
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_an_owner_without_an_account(hers):
     os.chown(hers, 61235, 61235)
     os.chown(hers.parent, 61235, 61235)
@@ -434,7 +429,7 @@ def test_the_same_target_twice(tmp_path, target):
     assert "/m" in str(caught.value) and caught.value.hint
 
 
-@requires("root")
+@requires("root", "idmap")
 @pytest.mark.parametrize("door", ["a link", "a link on the way", "another's directory"])
 def test_who_can_move_what_is_bound_gets_no_rights_over_it(public, roots, door):
     """A user whose path root binds can put another directory there: root's, which she cannot read herself."""
@@ -452,7 +447,7 @@ def test_who_can_move_what_is_bound_gets_no_rights_over_it(public, roots, door):
     assert ran.out == "" and "others may decide" in warning
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_what_is_mounted_below_is_not_mapped(roots):
     """A file system that may be open to everybody elsewhere, or cannot map owners at all: neither an error nor a right."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", roots / "sub"], check=True)
@@ -464,7 +459,7 @@ def test_what_is_mounted_below_is_not_mapped(roots):
         subprocess.run(["umount", roots / "sub"], check=True)
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_a_file_system_that_cannot_map_owners(roots):
     """procfs is one. Left open it is a warning; asked for it is an error that names it, also where it is only mounted below."""
     _, (warning,) = _warned("true", mounts=(Bind("/proc/sys", "/m"),))
@@ -481,7 +476,7 @@ def test_a_file_system_that_cannot_map_owners(roots):
         subprocess.run(["umount", roots / "sub"], check=True)
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_a_start_asks_again_who_owns_it(roots):
     """A plan that is kept must not outlive what it was decided from."""
     mounts = (Bind(str(roots), "/m"),)
@@ -492,7 +487,7 @@ def test_a_start_asks_again_who_owns_it(roots):
     assert (roots / "made").stat().st_uid == 1
 
 
-@requires("root")
+@requires("root", "idmap")
 def test_detached_sandboxes_have_the_same_rights_and_warnings(roots, reachable):
     box = detached.start(Spec(argv=("cat", "/m/file"), mounts=(Bind(str(roots), "/m"), Bind(str(reachable), "/n"))))
     try:

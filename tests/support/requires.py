@@ -118,6 +118,17 @@ def _erofs() -> str:
     return said and f"no EROFS can be mounted from a file: {said}"
 
 
+def _idmap() -> str:
+    """Files of the temporary directory can be mounted with their owners mapped: on tmpfs since Linux 6.3."""
+    import tempfile
+
+    from dockless.native import userns
+    from dockless.sandbox import features
+
+    accepts = features.accepts_idmap(tempfile.gettempdir(), userns.namespace_fd(userns.default_map()))
+    return "" if accepts else f"the file system of {tempfile.gettempdir()} cannot map owners"
+
+
 def _netns() -> str:
     said = _in_child(lambda: _unshare(CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWUSER | CLONE_NEWNET))
     return said and f"no network namespace can be made: {said}"
@@ -324,6 +335,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "user": _user,
     "userns": _userns,
     "erofs": _erofs,
+    "idmap": _idmap,
     "netns": _netns,
     "overlay": _overlay,
     "subuid": _subuid,
