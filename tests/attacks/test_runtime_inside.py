@@ -409,7 +409,7 @@ SURVIVOR = (
 
 @pytest.mark.parametrize("how", ["kill", "leave", "timeout", "signal"])
 def test_nobody_survives(how):
-    with running(Spec(argv=("/bin/sh", "-c", SURVIVOR), timeout=0.5 if how == "timeout" else 0.0)) as (box, output):
+    with running(Spec(argv=("/bin/sh", "-c", SURVIVOR), timeout=2.0 if how == "timeout" else 0.0)) as (box, output):
         until(lambda: "up" in output(), "the survivor is up")
         tree = until(lambda: (t := children_of(box.process.keeper_pid)) and len(t) >= 3 and t, "its children are up")
         if how == "kill":
