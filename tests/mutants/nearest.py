@@ -37,9 +37,19 @@ _WORDS = {
     "sandbox/detached": "detached stale_records damaged",
     "sandbox/resolve": "compile bad_input sandbox",
     "sandbox/rootfs": "plan_golden plan_effects sandbox_root runtime",
+    "sched/admission": "sched_engine submit_fields sched_daemon",
+    "sched/answers": "sched_server sched_daemon",
     "sched/attempts": "sched_engine sched_daemon",
+    "sched/callers": "sched_server sched_daemon",
+    "sched/daemon": "sched_daemon",
     "sched/entry": "sched_engine stop_signals sched_daemon",
-    "sched/engine": "sched_engine sched_daemon",
+    "sched/engine": "sched_engine sched_retention sched_daemon",
+    "sched/hostgpus": "gpu_nvml sched_daemon",
+    "sched/housekeeping": "sched_retention sched_daemon",
+    "sched/kept": "sched_retention",
+    "sched/logs": "sched_client sched_daemon",
+    "sched/server": "sched_server sched_daemon",
+    "sched/shares": "sched_retention",
 }
 """Further words by which a file's tests may be called."""
 

@@ -27,7 +27,7 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
 _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 _FOR_PEOPLE = ("hint", "help", "metavar", "description")
 _BOUND = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_UNSEEN = re.compile(r"\b(monotonic|time)\(\)|^[\w.]*\bfd$|^[\w.]*_fd$")
+_UNSEEN = re.compile(r"\b(monotonic|time)\(\)|^[\w.]*fd$")
 _SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 

@@ -137,6 +137,46 @@ def test_a_cancel_outlives_the_daemon(tmp_path, launcher):
     asyncio.run(play())
 
 
+def test_cancelled_more_than_once(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher, Config(cpu_jobs=1)) as running:
+            first, number = await running.submit(ME, [plain(), plain()], None)
+            await until(lambda: running.entries[first].job.state is State.RUNNING)
+            await asyncio.gather(*(running.cancel(number, "root", None) for _ in range(3)))
+            assert number not in running.entries and not running.waiting
+            assert queue.job(running.reader, number).state is State.CANCELLED
+            await running.cancel(number, "root", None)
+            (box,) = launcher.boxes.values()
+            await asyncio.gather(*(running.cancel(first, "root", None) for _ in range(3)))
+            await until(lambda: first not in running.entries)
+            assert box.said[0] == "stop" and queue.job(running.reader, first).state is State.CANCELLED
+
+    asyncio.run(play())
+
+
+def test_what_must_not_be_lost_is_written_when_the_disk_has_room_again(tmp_path, launcher, monkeypatch, capfd):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            errors = [SchedError("the queue cannot be written: disk full", subject="jobs.db"), None, SchedError("the queue is closed")]
+            tried = []
+
+            def write(change):
+                tried.append(change)
+                future = running._loop.create_future()
+                error = errors[len(tried) - 1]
+                future.set_exception(error) if error else future.set_result(None)
+                return future
+
+            with monkeypatch.context() as patch:
+                patch.setattr(running, "write", write)
+                await running._write_surely(len)
+                assert tried == [len, len] and "trying again" in capfd.readouterr().err
+                with pytest.raises(SchedError, match="is closed"):
+                    await running._write_surely(len)
+
+    asyncio.run(play())
+
+
 def test_a_time_limit_counts_from_the_start_and_not_from_the_restart(tmp_path, launcher):
     ticks = queue.ticks() - 1000
     number, _ = left_running(tmp_path, launcher, ticks=ticks, time_limit=3600.0)

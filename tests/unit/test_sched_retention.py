@@ -215,5 +215,9 @@ def test_a_users_oldest_output_goes_first(tmp_path):
 def test_output_of_the_forgotten_and_of_old_queues_goes(tmp_path):
     for name, at in (("job-1-1-cafe", 9.0), ("job-2-1-cafe", 9.0), ("job-1-1-dead", 1.0), ("job-2-1-dead", 9.0)):
         write(tmp_path, name, 10, at)
-    Kept(tmp_path).look({2: 7}, "cafe", 5.0)
-    assert names(tmp_path) == {"job-2-1-cafe", "job-2-1-dead"}
+    for name in ("job-x-1-cafe", "note-2-1-cafe"):
+        write(tmp_path, name, 10, 9.0)
+    kept = Kept(tmp_path)
+    kept.look({2: 7}, "cafe", 5.0)
+    assert names(tmp_path) == {"job-2-1-cafe", "job-2-1-dead", "note-2-1-cafe"}
+    assert kept.prune(100.0) == 1 and names(tmp_path) == {"job-2-1-dead", "note-2-1-cafe"}

@@ -1,14 +1,17 @@
-"""The daemon's socket itself."""
+"""The daemon's socket itself, and how requests are read from it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import stat
+from collections import Counter
 
 import pytest
 
+from dockless.errors import BadInput, Refused
 from dockless.sched import server
+from dockless.sched.protocol import MAX_REQUEST
 
 
 @pytest.mark.parametrize(("uid", "mode"), [(0, 0o666), (1000, 0o600)])
@@ -39,3 +42,48 @@ def test_whose_socket_it_is(tmp_path, monkeypatch, uid, mode, mask):
     finally:
         os.umask(before)
     assert born == [mode] and stat.S_IMODE(os.stat(listening.path).st_mode) == mode
+
+
+def read(pieces, *, under_way=0):
+    """What a connection of user 7 gives that sends these pieces and hangs up, and what then counts as unfinished."""
+    it = server.Server.__new__(server.Server)
+    it._unfinished = Counter({7: under_way} if under_way else {})
+
+    async def play():
+        reader = asyncio.StreamReader(limit=server.PIECE)
+        for piece in pieces:
+            reader.feed_data(piece)
+        reader.feed_eof()
+        try:
+            return await it._line(7, reader)
+        except (BadInput, Refused) as error:
+            return error
+
+    return asyncio.run(play()), dict(it._unfinished), it
+
+
+def test_a_request_counts_until_it_is_done():
+    for line in (b"{}\n", b"x" * (3 * server.PIECE) + b"\n", b"x" * (MAX_REQUEST - 1) + b"\n"):
+        got, unfinished, it = read([line, b"the next"])
+        assert got == line and unfinished == {7: len(line)}
+        it._over(7, len(line))
+        assert dict(it._unfinished) == {}
+
+
+@pytest.mark.parametrize("pieces", [[], [b"half a request"], [b"x" * (3 * server.PIECE)]])
+def test_who_hangs_up_leaves_nothing_unfinished(pieces):
+    assert read(pieces)[:2] == (b"", {})
+
+
+def test_too_long_a_request_is_refused_and_forgotten():
+    got, unfinished, _ = read([b"x" * (MAX_REQUEST + server.PIECE)])
+    assert isinstance(got, BadInput) and str(MAX_REQUEST) in str(got) and unfinished == {}
+
+
+def test_long_requests_of_one_user_together_are_bounded():
+    others = server.UNFINISHED - 2 * server.PIECE
+    long = b"x" * (4 * server.PIECE) + b"\n"
+    got, unfinished, _ = read([long], under_way=others)
+    assert isinstance(got, Refused) and unfinished == {7: others}
+    got, unfinished, _ = read([long], under_way=others - 3 * server.PIECE)
+    assert got == long and unfinished == {7: others - 3 * server.PIECE + len(long)}
