@@ -71,7 +71,7 @@ class IoMax:
 
     def __post_init__(self) -> None:
         check_record(self)
-        if not self.target or "\0" in self.target:
+        if not self.target:
             raise BadInput("io limit without a disk", hint=_IO_HINT)
         given = self.settings()
         if not given:

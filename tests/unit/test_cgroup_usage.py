@@ -81,6 +81,7 @@ def test_mounts_are_found():
         ("/", "9:pids:/x\n0::/user.slice/a\n", "/m/user.slice/a"),
         ("/", "0::/\n", "/m"),
         ("/", "0::/../other\n", None),
+        ("/docker/1", "0::/docker/1/../2\n", None),
         ("/docker/1", "0::/docker/1\n", "/m"),
         ("/docker/1", "0::/docker/1/sub (deleted)\n", "/m/sub"),
         ("/docker/1", "0::/docker/12\n", None),

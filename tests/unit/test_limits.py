@@ -107,11 +107,42 @@ def test_impossible_limits_are_refused_without_parse_too():
         {"pids_max": 0},
         {"cpuset_cpus": "9-"},
         {"cpu_burst": 0.01},
+        {"cpuset_mems": "9-"},
+        {"memory_max": module.PAGE - 1},
+        {"memory_low": -1},
+        {"memory_min": -1},
+        {"memory_max": 1 << 30, "memory_low": (1 << 30) + 1},
+        {"pids_max": module.MOST_PIDS + 1},
+        {"cpu_max": module.MOST_CORES * 2.0},
+        {"cpu_max": 1.0, "cpu_burst": 0.11},
+        {"cpu_max": 1.0, "cpu_burst": -0.01},
+        {"hugetlb": (("2MB", -1),)},
+        {"dmem": (("drm/0", -1),)},
     ):
         with pytest.raises(BadInput):
             Limits(**wanted)
-    with pytest.raises(BadInput):
-        IoMax("/data")
+    for target, wanted in (("/data", {}), ("", {"rbps": 1}), ("/data", {"rbps": 0}), ("/data", {"rbps": 5, "wiops": 0})):
+        with pytest.raises(BadInput):
+            IoMax(target, **wanted)
+
+
+def test_the_edges_are_possible():
+    for wanted in (
+        {"cpu_max": 0.001},
+        {"cpu_max": float(module.MOST_CORES)},
+        {"cpu_max": 1.0, "cpu_burst": 0.1},
+        {"cpu_max": 1.0, "cpu_burst": 0.0},
+        {"cpu_weight": 1, "io_weight": 1},
+        {"cpu_weight": 10000, "io_weight": 10000},
+        {"memory_max": module.PAGE, "memory_high": module.PAGE, "memory_swap_max": 0},
+        {"memory_max": 1 << 30, "memory_low": 1 << 30, "memory_min": 1 << 30},
+        {"memory_low": 0, "memory_min": 0},
+        {"pids_max": 1},
+        {"pids_max": module.MOST_PIDS},
+        {"hugetlb": (("2MB", 0),), "dmem": (("drm/0", 0),)},
+        {"io_max": (IoMax("/data", 1, 1, 1, 1),)},
+    ):
+        assert Limits(**wanted) != Limits()
 
 
 def test_limits_this_host_cannot_have():

@@ -1,0 +1,220 @@
+"""Where groups may be made and what is switched on there, over made-up hierarchies of plain files; on real ones: test_cgroup_bare, test_cgroup_v2."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dockless.cgroups import Delegation, delegation, systemd
+from dockless.errors import CgroupError
+
+ALL = "cpuset cpu io memory pids"
+ME = str(os.getpid())
+
+
+class Tree:
+    """A cgroup2 mount. ``own``: our group's path in it, as /proc/self/cgroup says it."""
+
+    def __init__(self, top: Path, patch: pytest.MonkeyPatch) -> None:
+        self.top, self.own, self.root, self.elsewhere = top, "/", "/", ""
+        self.written: list[tuple[str, str]] = []
+        self.group("", type="")
+        read = delegation._text
+        proc = {
+            "/proc/self/mountinfo": lambda: f"41 31 0:38 {self.root} {top} rw - cgroup2 cgroup2 rw\n{self.elsewhere}",
+            "/proc/self/cgroup": lambda: f"0::{self.own}\n",
+        }
+        patch.setattr(delegation, "_text", lambda path: proc[path]() if path in proc else read(path))
+        patch.setattr(delegation, "_try_write", self.write)
+        patch.setattr(delegation, "_enabled", {})
+        patch.setattr(delegation, "_found", {})
+
+    def group(self, path: str, *, controllers=ALL, passes_on="", procs="", type="domain", ours=True, delegated=False) -> Path:
+        place = self.top / path
+        place.mkdir(exist_ok=True)
+        files = {"controllers": controllers, "procs": procs, "subtree_control": passes_on, "type": type}
+        for name, text in files.items():
+            if text or name not in ("type", *(() if ours else ("procs", "subtree_control"))):
+                (place / f"cgroup.{name}").write_text(text + "\n")
+        if delegated:
+            os.setxattr(place, "user.delegate", b"1")
+        return place
+
+    def write(self, path: Path, value: str) -> bool:
+        """What the kernel does with it."""
+        self.written.append((str(path.relative_to(self.top)), value))
+        if path.name == "cgroup.procs" and path.parent.is_dir():
+            (path.parents[2] / "cgroup.procs").write_text("")
+        if path.name == "cgroup.subtree_control":
+            words = delegation._words(path) | {value.removeprefix("+")}
+            path.write_text(" ".join(words))
+        return True
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    return Tree(tmp_path, monkeypatch)
+
+
+def as_user(patch, uid):
+    patch.setattr(delegation.os, "geteuid", lambda: uid)
+
+
+def found(ask_systemd=False) -> Delegation:
+    return delegation.find_delegation(ask_systemd=ask_systemd)
+
+
+def test_no_mount(tree, monkeypatch):
+    monkeypatch.setattr(delegation, "_text", lambda path: "")
+    place = found()
+    assert (place.path, place.kind, place.controllers) == (None, "none", frozenset()) and "cgroup2" in place.why and "mount" in place.hint
+
+
+def test_root_of_the_host(tree, monkeypatch):
+    as_user(monkeypatch, 0)
+    words = frozenset(ALL.split())
+    assert found() == Delegation(tree.top, words, words, "root", "root of cgroup v2")
+
+
+def test_root_where_cgroup_v1_holds_some(tree, monkeypatch):
+    as_user(monkeypatch, 0)
+    tree.group("", controllers="cpu pids", type="")
+    tree.elsewhere = "35 31 0:32 / /m rw - cgroup cgroup rw,memory\n"
+    place = found()
+    assert (place.kind, place.controllers, place.elsewhere) == ("root", {"cpu", "pids"}, {"memory"}) and "memory" in place.why
+
+
+def test_root_where_cgroup_v1_holds_all(tree, monkeypatch):
+    as_user(monkeypatch, 0)
+    tree.group("", controllers="hugetlb", type="")
+    place = found()
+    assert (place.kind, place.path, place.controllers) == ("bare", tree.top, {"hugetlb"}) and "hybrid" in place.why and place.hint
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_our_own_part_of_the_tree(tree, monkeypatch, uid):
+    """In a container root's "/" is an ordinary group, and an ordinary user's highest writable group is hers."""
+    as_user(monkeypatch, uid)
+    tree.group("", type="domain" if uid == 0 else "", ours=uid == 0)
+    tree.group("a", ours=uid == 0)
+    tree.group("a/b", controllers="cpu pids")
+    tree.group("a/b/c", controllers="pids", procs=ME)
+    tree.own = "/a/b/c"
+    place = found()
+    expected = (tree.top, set(ALL.split())) if uid == 0 else (tree.top / "a/b", {"cpu", "pids"})
+    assert (place.path, place.controllers, place.kind) == (*expected, "subtree") and place.available == set(ALL.split())
+
+
+def test_what_systemd_has_delegated_goes_before_what_is_above_it(tree, monkeypatch):
+    as_user(monkeypatch, 1000)
+    tree.group("", ours=False, type="")
+    tree.group("unit", delegated=True)
+    tree.group("unit/sub", procs=ME)
+    tree.own = "/unit/sub"
+    (tree.top / "cgroup.procs").write_text("")
+    (tree.top / "cgroup.subtree_control").write_text("")
+    place = found()
+    assert (place.path, place.kind) == (tree.top / "unit", "subtree") and "delegated unit" in place.why
+
+
+def test_a_scope_that_was_made_for_us(tree, monkeypatch):
+    as_user(monkeypatch, 1000)
+    tree.group("user@1000.service", delegated=True)
+    tree.group("user@1000.service/dockless-12-ab.scope", procs=ME)
+    tree.own = "/user@1000.service/dockless-12-ab.scope"
+    place = found()
+    assert (place.path.name, place.kind) == ("dockless-12-ab.scope", "systemd") and "dockless-12-ab.scope" in place.why
+
+
+@pytest.mark.parametrize("answer", [None, "the bus is deaf"])
+def test_a_user_manager_is_asked(tree, monkeypatch, answer):
+    """Its own groups are not ours; it moves us into a scope, or groups without controllers are made beside its."""
+    as_user(monkeypatch, 1000)
+    tree.group("", ours=False, type="")
+    tree.group("user@1000.service", delegated=True, ours=True)
+    tree.group("user@1000.service/app", procs=f"{ME}\n99")
+    tree.own = "/user@1000.service/app"
+    asked = []
+
+    def ask():
+        asked.append(1)
+        if answer is None:
+            tree.group("user@1000.service/dockless-1-2.scope", procs=ME)
+            tree.own = "/user@1000.service/dockless-1-2.scope"
+        return answer
+
+    monkeypatch.setattr(systemd, "request_scope", ask)
+    quiet = found()
+    assert (quiet.path.name, quiet.controllers, asked) == ("app", frozenset(), []) and "user manager" in quiet.why
+    place = found(ask_systemd=True)
+    assert asked == [1] and found(ask_systemd=True) is place and asked == [1]
+    if answer is None:
+        assert (place.kind, place.path.name, place.controllers) == ("systemd", "dockless-1-2.scope", set(ALL.split()))
+        assert found() is place
+    else:
+        assert (place.path.name, place.controllers) == ("app", frozenset()) and answer in place.why
+
+
+def test_nothing_is_ours(tree, monkeypatch):
+    as_user(monkeypatch, 1000)
+    tree.group("", ours=False, type="")
+    tree.group("a", ours=False, procs=ME)
+    tree.own = "/a"
+    monkeypatch.setattr(systemd, "request_scope", lambda: None)
+    place = found(ask_systemd=True)
+    assert (place.path, place.kind, place.available) == (None, "none", set(ALL.split()))
+    assert "new scope is not writable" in place.why and "log in" in place.hint
+
+
+def place_at(path: Path, controllers=ALL) -> Delegation:
+    return Delegation(path, frozenset(controllers.split()), frozenset(ALL.split()), "subtree", "a test")
+
+
+def test_controllers_are_switched_on_as_they_are_needed(tree):
+    place = place_at(tree.group("a"))
+    have = {"cpu", "memory", "io", "pids"}
+    assert delegation.enable(place, ["pids"]) == have == delegation._words(tree.top / "a/cgroup.subtree_control")
+    assert tree.written == [(f"a{below}/cgroup.subtree_control", f"+{name}") for below in ("", "/dockless") for name in sorted(have)]
+    tree.written.clear()
+    assert delegation.enable(place, ["memory"]) == have and tree.written == []
+    assert delegation.enable(place, ["cpuset", "hugetlb"]) == {*have, "cpuset"}
+    assert tree.written == [("a/cgroup.subtree_control", "+cpuset"), ("a/dockless/cgroup.subtree_control", "+cpuset")]
+    delegation.forget(place)
+    (tree.top / "a/dockless/cgroup.subtree_control").write_text("")
+    assert delegation.enable(place, []) == have
+
+
+def test_alone_in_the_group_we_step_aside(tree):
+    delegation.enable(place_at(tree.group("a", procs=ME)), [])
+    assert tree.written[0] == ("a/dockless/_caller/cgroup.procs", "0") and ("a/cgroup.subtree_control", "+cpu") in tree.written
+
+
+def test_beside_others_nobody_is_moved(tree):
+    """The group cannot pass controllers on: what it would take (cpu, pids) would leave groups below that can hold nobody."""
+    delegation.enable(place_at(tree.group("a", procs=f"{ME}\n99")), [])
+    assert {path for path, _ in tree.written} == {"a/dockless/cgroup.subtree_control"}
+    assert not (tree.top / "a/dockless/_caller").exists()
+
+
+def test_the_root_passes_on_what_it_likes(tree):
+    (tree.top / "cgroup.procs").write_text(f"{ME}\n99")
+    delegation.enable(place_at(tree.top), [])
+    assert ("cgroup.subtree_control", "+cpu") in tree.written and not (tree.top / "dockless/_caller").exists()
+
+
+def test_a_threaded_place_is_refused(tree):
+    tree.group("a")
+    tree.group("a/dockless", type="domain invalid")
+    with pytest.raises(CgroupError, match="threaded"):
+        delegation.enable(place_at(tree.top / "a"), [])
+
+
+def test_release_takes_what_is_empty(tree):
+    place = place_at(tree.group("a"))
+    (tree.top / "a/dockless/job").mkdir(parents=True)
+    assert delegation.release(place) is False
+    (tree.top / "a/dockless/job").rmdir()
+    assert delegation.release(place) is True and delegation.release(place) is False
+    assert delegation.release(Delegation(None, frozenset(), frozenset(), "none", "")) is False
