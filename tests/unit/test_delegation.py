@@ -1,4 +1,4 @@
-"""Where groups may be made and what is switched on there, over made-up hierarchies of plain files; on real ones: test_cgroup_bare, test_cgroup_v2."""
+"""Where groups may be made and what is switched on there, over made-up hierarchies. On real ones: test_cgroup_bare, test_cgroup_v2."""
 
 from __future__ import annotations
 
