@@ -154,14 +154,18 @@ def keep_log(handle: Handle, kept: Path) -> None:
     """Move an ended attempt's output out of its sandbox's directory, which is about to go. Repeating it is no error.
 
     ``kept``: the path without its suffix. rename(2) never follows a link, and what is no plain file is not served later."""
-    directory = os.open(handle.directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        directory = os.open(handle.directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
     try:
         for name, suffix in (("log.1", ".log.1"), ("log", ".log")):
             try:
-                if stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                    os.rename(name, str(kept) + suffix, src_dir_fd=directory)
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
                 continue
+            if stat.S_ISREG(found.st_mode):
+                os.rename(name, str(kept) + suffix, src_dir_fd=directory)
     finally:
         os.close(directory)
 

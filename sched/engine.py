@@ -25,9 +25,8 @@ from typing import Any
 
 from dockless import paths
 from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SandboxGone, SchedError
-from dockless.sandbox.locks import CANNOT_TELL
 from dockless.sandbox.spec import Spec
-from dockless.sched import attempts, policy, queue
+from dockless.sched import attempts, policy, queue, remains
 from dockless.sched.admission import Admission
 from dockless.sched.attempts import Handle, Launcher
 from dockless.sched.callers import Caller, Callers
@@ -42,6 +41,7 @@ from dockless.sched.kept import Kept
 from dockless.sched.lease import Lease
 from dockless.sched.queue import Live
 from dockless.sched.shares import Shares
+from dockless.sched.wants import is_the_hosts, waited_out
 from dockless.sched.writer import Change, Writer
 
 LAUNCHERS = 4
@@ -51,8 +51,10 @@ OVERDUE = 10.0
 """Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
 KILL_AGAIN = 2.0
 """Seconds until what should be dead is killed again."""
-LOOK_AT_JOB_AGAIN = 1.0
-"""Seconds until a job is looked at again for which the daemon had no descriptor or no memory."""
+LAUNCHES = 300
+"""Starts of an attempt, a second apart, that may fail for want of the host's descriptors, memory or processes."""
+GIVE_UP = 30
+"""Failures to end a job and to look at it, after which it is LOST, whatever of it still lives."""
 LOOK_AGAIN = 5.0
 """Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
 
@@ -74,7 +76,7 @@ class Engine:
         self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
         self._ending = ThreadPoolExecutor(16, "dockless-end")
-        self._removing = ThreadPoolExecutor(8, "dockless-remove")
+        self.removing = ThreadPoolExecutor(8, "dockless-remove")
         self._signalling = ThreadPoolExecutor(4, "dockless-signal")
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
@@ -83,7 +85,7 @@ class Engine:
         self.active: dict[int, Entry] = {}
         self.shares = Shares()
         self.kept = Kept(self.logs)
-        self._left: list[Handle] = []
+        self.left: list[Handle] = []
         self.ends = 0
         self.many_ended = asyncio.Event()
         self.decision: policy.Decision | None = None
@@ -153,12 +155,7 @@ class Engine:
         ):
             if error is not None:
                 self._spawn(self._give_up(entry, error))
-        alive = {self._name(entry.job.id, entry.job.attempt) for entry in self.active.values()}
-        ours = partial(queue.has_sandbox, self.reader)
-        for handle in await self._in_thread(self._ending, attempts.orphans, self.launcher, self.queue_id, alive.__contains__, ours):
-            await self._remove(handle)
-        with contextlib.suppress(OSError):
-            self.kept.look(queue.owners(self.reader), self.queue_id, time.time() - self.config.keep_days * 86400)
+        await remains.sweep(self)
         # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
         self._settled = True
         self.kick()
@@ -169,9 +166,7 @@ class Engine:
             self._spec(entry, job.attempt, job.devices)
         same_boot = live.boot == self._boot
         was_running = job.state is State.RUNNING
-        found = await self._in_thread(
-            self._launching, attempts.recover, self.launcher, self._name(job.id, job.attempt), was_running, same_boot
-        )
+        found = await self.looked_at(attempts.recover, self.launcher, self.name(job.id, job.attempt), was_running, same_boot)
         entry.handle = found.handle
         now = time.time()
         if found.what == "running":
@@ -193,7 +188,7 @@ class Engine:
         """The job waits again."""
         await self._write_surely(change)
         if entry.handle is not None:
-            await self._remove(entry.handle)
+            await remains.remove(self, entry.handle)
             entry.handle = None
         self.active.pop(entry.job.id, None)
         entry.ends = None
@@ -310,7 +305,7 @@ class Engine:
     async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
         job = entry.job
         try:
-            await self.write(lambda db: queue.begin_attempt(db, lease, self._name(job.id, lease.attempt), self._boot, now))
+            await self.write(lambda db: queue.begin_attempt(db, lease, self.name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
             say(f"job {job.id} cannot start: {describe(error)}; trying again")
             await asyncio.sleep(1.0)
@@ -324,22 +319,27 @@ class Engine:
             return
         try:
             spec = self._spec(entry, lease.attempt, lease.gpus)
-            entry.handle = await self._in_thread(
-                self._launching,
-                partial(
-                    attempts.launch,
-                    self.launcher,
-                    spec,
-                    id=self._name(job.id, lease.attempt),
-                    owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
-                    labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
-                ),
+            launch = partial(
+                attempts.launch,
+                self.launcher,
+                spec,
+                id=self.name(job.id, lease.attempt),
+                owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
+                labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
+            )
+            entry.handle = await waited_out(
+                partial(self.in_thread, self._launching, launch),
+                f"job {job.id} cannot start",
+                lambda: not self.closing and not entry.cancelled,
+                LAUNCHES,
             )
         except NotEnoughGpus as error:
             reason, now = str(error), time.time()
             await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
             return
         except Exception as error:
+            if self.closing and is_the_hosts(error):
+                return  # the next daemon finds that nothing ran
             # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
             text = str(error) if isinstance(error, DocklessError) else describe(error)
             code = error.exit_code if isinstance(error, DocklessError) else 125
@@ -357,7 +357,7 @@ class Engine:
 
     async def _watch(self, entry: Entry) -> None:
         assert entry.handle is not None
-        fd = await self._looked_at(attempts.wait_gone, entry.handle)
+        fd = await self.looked_at(attempts.wait_gone, entry.handle)
         if fd is None:
             if not self.closing:
                 await self._finish(entry)
@@ -397,16 +397,22 @@ class Engine:
         """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
         what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
         say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
-        name = self._name(entry.job.id, entry.job.attempt)
+        name = self.name(entry.job.id, entry.job.attempt)
+        failures = 0
         while not self.closing:
             try:
-                handle = entry.handle = await self._in_thread(self._ending, self.launcher.find, name)
+                handle = entry.handle = await self.in_thread(self._ending, self.launcher.find, name)
                 if handle is None:
                     break
-                await self._in_thread(self._signalling, handle.kill)
-                if await self._in_thread(self._ending, handle.state) not in ("starting", "running"):
+                await self.in_thread(self._signalling, handle.kill)
+                if await self.in_thread(self._ending, handle.state) not in ("starting", "running"):
                     break
             except Exception as again:
+                failures += not is_the_hosts(again)
+                if failures == GIVE_UP:  # its GPUs are looked at before they are given to the next
+                    what += f", nor say whether it has ended ({type(again).__name__})"
+                    say(f"job {entry.job.id} cannot be ended: {describe(again)}; it is taken as LOST")
+                    break
                 say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
             await asyncio.sleep(KILL_AGAIN)
         else:
@@ -419,11 +425,11 @@ class Engine:
         """The keeper has ended: what it wrote about the end, or LOST if it could not."""
         handle = entry.handle
         assert handle is not None
-        await self._looked_at(attempts.reap, handle)
-        exit = await self._looked_at(handle.exit)
+        await self.looked_at(attempts.reap, handle)
+        exit = await self.looked_at(handle.exit)
         if exit is None:
-            await self._looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
-            reason = await self._looked_at(handle.loss)
+            await self.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
+            reason = await self.looked_at(handle.loss)
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
             return
         record = attempts.exit_record(exit)
@@ -434,11 +440,10 @@ class Engine:
         job = entry.job
         attempt = job.attempt if job.state is not State.PENDING else 0
         wake(entry.gone)
+        why = ""
         if entry.handle is not None:
-            with contextlib.suppress(OSError):
-                await self._looked_at(attempts.keep_log, entry.handle, self.log_base(job.id, job.attempt))
-                self.kept.add(job.uid, self._name(job.id, job.attempt))
-                self.kept.trim(job.uid, self.config.logs_per_user)
+            why = await remains.keep(self, entry.handle, job.uid)
+            reason = "; ".join(filter(None, (reason, why)))
         now = time.time()
         await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code))
         signal = record.get("signal") if record else None
@@ -458,21 +463,10 @@ class Engine:
                 future.set_result(entry.job)
         wake(entry.up)
         self.kick()
-        if entry.handle is not None:
-            await self._remove(entry.handle)
-
-    async def _remove(self, handle: Handle) -> None:
-        try:
-            await self._in_thread(self._removing, handle.remove)
-        except Exception as error:  # whatever it is, the job's end is recorded
-            say(f"{handle.id} is not removed yet: {describe(error)}")
-            self._left.append(handle)
-
-    async def remove_left(self) -> None:
-        """Sandboxes that could not be removed when their jobs ended."""
-        left, self._left = self._left, []
-        for handle in left:
-            await self._remove(handle)
+        if entry.handle is not None and why:
+            self.left.append(entry.handle)
+        elif entry.handle is not None:
+            await remains.remove(self, entry.handle)
 
     async def cancel(self, number: int, who: str, grace: float | None) -> None:
         """End a job; returns when the wish is on disk. One that has ended stays as it is."""
@@ -526,23 +520,23 @@ class Engine:
 
     async def _tried(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
         try:
-            await self._in_thread(self._signalling, work)
+            await self.in_thread(self._signalling, work)
         except SandboxGone:  # it is just ending
             pass
         except Exception as error:
             say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
 
     def _kill(self, entry: Entry) -> None:
-        handle = entry.handle or self.launcher.find(self._name(entry.job.id, entry.job.attempt))
+        handle = entry.handle or self.launcher.find(self.name(entry.job.id, entry.job.attempt))
         if handle is not None:
             handle.kill()
 
-    def _name(self, number: int, attempt: int) -> str:
+    def name(self, number: int, attempt: int) -> str:
         return sandbox_id(number, attempt, self.queue_id)
 
     def log_base(self, number: int, attempt: int) -> Path:
         """Where an ended attempt's output is kept, without the suffix."""
-        return self.logs / self._name(number, attempt)
+        return self.logs / self.name(number, attempt)
 
     # -- the end of the daemon
 
@@ -563,26 +557,16 @@ class Engine:
             await asyncio.wait(under_way, timeout=GRACE)
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)
-        for pool in (self._ending, self._removing, self._signalling):
+        for pool in (self._ending, self.removing, self._signalling):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()
 
-    async def _looked_at(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def looked_at(self, work: Callable[..., Any], *args: Any) -> Any:
         """``work``, again until the daemon has the descriptors and the memory for it: a job is not LOST for want of them."""
-        said = False
-        while True:
-            try:
-                return await self._in_thread(self._ending, work, *args)
-            except OSError as error:
-                if error.errno not in CANNOT_TELL or self.closing:
-                    raise
-                if not said:
-                    said = True
-                    say(f"a job cannot be looked at: {describe(error)}; trying again")
-            await asyncio.sleep(LOOK_AT_JOB_AGAIN)
+        return await waited_out(partial(self.in_thread, self._ending, work, *args), "a job cannot be looked at", lambda: not self.closing)
 
-    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
+    async def in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
         return await self._loop.run_in_executor(pool, work, *args)
 
 

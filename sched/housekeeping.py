@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dockless.errors import SchedError
-from dockless.sched import queue
+from dockless.sched import queue, remains
 from dockless.sched.faults import describe, say
 
 if TYPE_CHECKING:
@@ -54,4 +54,4 @@ async def one_round(engine: Engine) -> None:
     while await engine.write(lambda db: queue.give_back(db, PAGES)):
         pass
     engine.kept.prune(time.time() - config.keep_days * _DAY)
-    await engine.remove_left()
+    await remains.clear_left(engine)

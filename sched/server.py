@@ -358,7 +358,9 @@ class Server:
                 over = self.answers.gone(entry) if follow else None
                 await send(current, logs.running(entry.handle.directory, self.engine.log_base(number, current), over, after))
             else:
-                await send(current, logs.ended(self.engine.log_base(number, current), after))
+                base = self.engine.log_base(number, current)
+                left = self.engine.launcher.find(base.name)  # while its output could not be kept
+                await send(current, logs.ended(base, after) if left is None else logs.running(left.directory, base, None, after))
 
         await _unless_gone(reader, stream())
         writer.write(encode({"ok": True, "end": True}))

@@ -1,0 +1,58 @@
+"""A daemon without descriptors, or without a place for its kept logs: no job and no output is lost for that."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from support.boxes import until
+from support.requires import requires
+from support.scheduling import DaemonProcess
+
+from dockless.sandbox import detached
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, State
+
+pytestmark = requires("userns")
+
+
+def test_a_start_without_descriptors_waits(home: Path):
+    daemon = DaemonProcess(home, gpus="1x80G").start()
+    try:
+        with daemon.client() as queue:
+            first = queue.submit(JobSpec(Spec(argv=("true",)), gpus="1"))
+            assert queue.wait(first, timeout=60).state is State.COMPLETED
+            pid = daemon.process.pid
+            before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            highest = max(int(fd) for fd in os.listdir(f"/proc/{pid}/fd"))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 3, before[1]))
+            second = queue.submit(JobSpec(Spec(argv=("true",)), gpus="1"))
+            until(lambda: f"job {second} cannot start" in daemon.errors(), "the daemon has no descriptors for a start")
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+            job = queue.wait(second, timeout=60)
+            assert (job.state, job.attempt) == (State.COMPLETED, 1)
+    finally:
+        daemon.stop()
+
+
+def test_output_that_cannot_be_kept(home: Path):
+    daemon = DaemonProcess(home).start()
+    (logs,) = home.glob("**/logs")
+    logs.rmdir()
+    try:
+        with daemon.client() as queue:
+            number = queue.submit(JobSpec(Spec(argv=("echo", "text"))))
+            job = queue.wait(number, timeout=60)
+            assert job.state is State.COMPLETED
+            assert "not kept yet" in job.reason
+            assert [line.text for line in queue.logs(number)] == ["text"]
+            name = job.attempts[-1].sandbox
+        daemon.stop()
+        daemon.start()  # makes its place again
+        with daemon.client() as queue:
+            assert detached.find(name) is None
+            assert (logs / f"{name}.log").exists()
+            assert [line.text for line in queue.logs(number)] == ["text"]
+    finally:
+        daemon.stop()

@@ -1,0 +1,254 @@
+"""What a job must not suffer for: a host without descriptors, an output that cannot be kept, a sandbox that nobody can look at."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+
+import pytest
+from support.stand_in import StandIn, engine, until
+
+from dockless.errors import LaunchFailed, Unwritable
+from dockless.sandbox.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import State, housekeeping, queue, wants
+from dockless.sched import engine as engine_module
+from dockless.sched.callers import Caller
+from dockless.sched.codec import job_to_plain
+from dockless.sched.jobs import JobSpec
+
+ME = Caller(0, "root", frozenset(), True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setattr(wants, "AGAIN", 0.001)
+    monkeypatch.setattr(engine_module, "KILL_AGAIN", 0.001)
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return StandIn(tmp_path / "boxes")
+
+
+def plain(**fields):
+    return job_to_plain(JobSpec(Spec(argv=("true",)), **fields))
+
+
+def failed(index: int, code: int) -> LaunchFailed:
+    return LaunchFailed("planted", index=index, step="planted", errno=code)
+
+
+def from_cause(code: int) -> Unwritable:
+    error = Unwritable("planted")
+    error.__cause__ = OSError(code, "planted")
+    return error
+
+
+@pytest.mark.parametrize("error", [
+    OSError(errno.EMFILE, "planted"), OSError(errno.ENFILE, "planted"), OSError(errno.ENOMEM, "planted"), MemoryError(),
+    from_cause(errno.EMFILE), failed(-1, errno.ENOMEM), failed(-1, errno.EAGAIN), failed(7, errno.EMFILE), failed(7, errno.ENFILE),
+])  # fmt: skip
+def test_the_hosts_want(error):
+    assert wants.is_the_hosts(error)
+
+
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOSPC, "planted"), OSError(errno.EAGAIN, "planted"), failed(7, errno.ENOMEM), failed(7, errno.EAGAIN),
+    failed(-1, errno.EPERM), from_cause(errno.EIO), ValueError(),
+])  # fmt: skip
+def test_the_jobs_own(error):
+    """Its own limits of memory and processes refuse operations inside."""
+    assert not wants.is_the_hosts(error)
+
+
+def failing(launcher, monkeypatch, error, times):
+    """The launcher's first ``times`` starts fail; how many there were."""
+    start, calls = launcher.start, []
+
+    def sometimes(*args, **how):
+        calls.append(how["id"])
+        if len(calls) <= times:
+            raise error
+        return start(*args, **how)
+
+    monkeypatch.setattr(launcher, "start", sometimes)
+    return calls
+
+
+def test_a_start_that_fails_for_want_of_descriptors_is_tried_again(tmp_path, launcher, monkeypatch, capfd):
+    calls = failing(launcher, monkeypatch, failed(-1, errno.EMFILE), 3)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            assert len(calls) == 4
+            job = running.entries[number].job
+            assert (job.attempt, job.reason) == (1, "")
+
+    asyncio.run(play())
+    assert capfd.readouterr().err.count("cannot start") == 1
+
+
+def test_not_for_ever(tmp_path, launcher, monkeypatch):
+    monkeypatch.setattr(engine_module, "LAUNCHES", 3)
+    calls = failing(launcher, monkeypatch, failed(-1, errno.EMFILE), 1000)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: not running.entries)
+            assert queue.job(running.reader, number).state is State.FAILED
+            assert len(calls) == 3
+
+    asyncio.run(play())
+
+
+def test_cancelled_while_the_host_has_no_descriptors(tmp_path, launcher, monkeypatch):
+    calls = failing(launcher, monkeypatch, failed(-1, errno.EMFILE), 1_000_000)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: len(calls) > 1)
+            await running.cancel(number, "root", None)
+            await until(lambda: not running.entries)
+            assert queue.job(running.reader, number).state is State.CANCELLED
+
+    asyncio.run(play())
+
+
+def test_the_daemon_ends_while_the_host_has_no_descriptors(tmp_path, launcher, monkeypatch):
+    """The job then waits for the next one."""
+    calls = failing(launcher, monkeypatch, failed(-1, errno.EMFILE), 1_000_000)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: len(calls) > 1)
+        monkeypatch.undo()
+        monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            assert running.entries[number].job.attempt == 2
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("once", ["find", "list_all"])
+def test_coming_back_without_descriptors(tmp_path, launcher, monkeypatch, once):
+    """What an earlier daemon left is looked at again; nothing of it is ended or LOST for it."""
+    numbers = []
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            numbers.extend(await running.submit(ME, [plain()], None))
+            await until(lambda: running.entries[numbers[0]].job.state is State.RUNNING)
+        real, calls = getattr(launcher, once), []
+
+        def want(*args):
+            calls.append(args)
+            if len(calls) < 4:
+                raise OSError(errno.EMFILE, "planted")
+            return real(*args)
+
+        monkeypatch.setattr(launcher, once, want)
+        async with engine(tmp_path, launcher) as running:
+            assert running.entries[numbers[0]].job.state is State.RUNNING
+            assert len(calls) >= 4
+            (box,) = launcher.boxes.values()
+            assert box.said == []
+
+    asyncio.run(play())
+
+
+def test_a_job_that_nobody_can_look_at_is_given_up(tmp_path, launcher, monkeypatch):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            (box,) = launcher.boxes.values()
+            looks = []
+
+            def broken():
+                looks.append(1)
+                raise ValueError("planted")
+
+            monkeypatch.setattr(box, "state", broken)
+            monkeypatch.setattr(box, "exit", broken)
+            box.end(None)
+            await until(lambda: not running.entries)
+            job = queue.job(running.reader, number)
+            assert job.state is State.LOST
+            assert "nor say whether it has ended (ValueError)" in job.reason
+            assert len(looks) == engine_module.GIVE_UP + 1
+            assert box.said.count("kill") == engine_module.GIVE_UP
+            (second,) = await running.submit(ME, [plain(gpus="2")], None)  # both GPUs are free
+            await until(lambda: running.entries[second].job.state is State.RUNNING)
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def unkept(tmp_path, monkeypatch):
+    """A directory of kept logs that takes nothing, until it is called."""
+    real, refuse = os.rename, [True]
+
+    def rename(source, target, **how):
+        if refuse and str(target).startswith(str(tmp_path / "logs")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target, **how)
+
+    monkeypatch.setattr(os, "rename", rename)
+    return refuse.clear
+
+
+@pytest.mark.parametrize("later", ["housekeeping", "the next daemon"])
+def test_an_output_that_cannot_be_kept_is_said_and_kept_later(tmp_path, launcher, unkept, later):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            (box,) = launcher.boxes.values()
+            box.labels["queue"] = running.queue_id
+            (box.directory / "log").write_bytes(b"2026-01-31T12:00:00.123456789Z stdout F text\n")
+            box.end(Exit(0, None))
+            await until(lambda: not running.entries)
+            job = queue.job(running.reader, number)
+            assert (job.state, job.exit_code) == (State.COMPLETED, 0)
+            assert job.reason == "its output is not kept yet: No space left on device"
+            assert "remove" not in box.said
+            await housekeeping.one_round(running)
+            assert "remove" not in box.said
+            kept = running.log_base(number, 1).with_name(box.id + ".log")
+            assert not kept.exists()
+            unkept()
+            if later == "housekeeping":
+                await housekeeping.one_round(running)
+                assert running.kept._of_user[0]
+        if later != "housekeeping":
+            async with engine(tmp_path, launcher) as running:
+                assert running.kept._of_user[0]
+        assert kept.read_bytes().endswith(b"text\n")
+        assert box.said[-1] == "remove"
+
+    asyncio.run(play())
+
+
+def test_a_directory_of_kept_logs_that_is_gone_loses_nothing(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            (box,) = launcher.boxes.values()
+            (box.directory / "log").write_bytes(b"x")
+            os.rmdir(running.logs)
+            box.end(Exit(0, None))
+            await until(lambda: not running.entries)
+            assert "not kept yet: No such file or directory" in queue.job(running.reader, number).reason
+            assert "remove" not in box.said
+
+    asyncio.run(play())
