@@ -168,6 +168,8 @@ def test_diff_commit_export_of_a_sandbox(tools, tmp_path, capfd):
     assert main(["diff", "--json", "box"]) == 0
     assert {"kind": "A", "path": "/new"} in json.loads(capfd.readouterr().out)
     assert main(["commit", "-q", "box", "mine:1", "-c", 'CMD ["cat", "/new"]', "-m", "made by a test", "-a", "me"]) == 0
+    assert main(["commit", "-q", "box", "mine:zstd", "--compression", "zstd", "--level", "1", "--no-pause"]) == 0
+    assert [_top_layer(name) for name in ("mine:1", "mine:zstd")] == ["tar+gzip", "tar+zstd"]
     assert main(["export", "box", "-o", str(tmp_path / "root.tar")]) == 0 and main(["inspect", "box"]) == 0
     assert main(["rm", "-q", "box"]) == 0 and detached.find("box") is None
     capfd.readouterr()
@@ -178,6 +180,11 @@ def test_diff_commit_export_of_a_sandbox(tools, tmp_path, capfd):
     assert main(["import", "-q", str(tmp_path / "root.tar"), "flat:1", "-c", "CMD cat /new"]) == 0
     capfd.readouterr()
     assert main(["run", "flat:1"]) == 0 and capfd.readouterr().out == "new\n"
+
+
+def _top_layer(name: str) -> str:
+    store = Store()
+    return store.documents(store.get(name).digest, name)[1].layers[-1].media_type.split(".")[-1]
 
 
 @requires("userns", "overlay")

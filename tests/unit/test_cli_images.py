@@ -132,6 +132,17 @@ def test_an_id_with_several_names_wants_force(one, capfd):
     assert len(said(capfd, "rmi", "-f", one[7:19]).split()) == 2
 
 
+@pytest.mark.parametrize(("words", "out", "freed"), [(["-q"], "", False), ([], ONE, True), (["nothing"], ONE, True)])
+def test_what_rmi_says(one, capfd, words, out, freed):
+    assert main(["rmi", "one:1", *words]) == (125 if words == ["nothing"] else 0)
+    said = capfd.readouterr()
+    assert said.out.strip() == out and said.err.rstrip().endswith(" freed") == freed
+
+
+def test_rmi_of_nothing_frees_nothing(one, capfd):
+    assert "freed" not in said(capfd, "rmi", "nothing", code=125)
+
+
 def test_one_bad_name_tags_nothing(one, capfd):
     assert "lower case" in said(capfd, "tag", "one:1", "good", "docker.io/Bad", code=125)
     assert said(capfd, "images", "-q").split() == [ONE]
@@ -141,11 +152,13 @@ def test_df_and_prune(one, capfd):
     room = json.loads(said(capfd, "df", "--json"))
     assert room["images"][0]["tags"] == [ONE] and room["used"] == room["blobs"] + room["layers"] + room["partial"]
     assert int(said(capfd, "df", "-q")) == room["used"]
-    assert ONE in said(capfd, "df") and said(capfd, "prune") == ""
+    table = said(capfd, "df").splitlines()
+    assert table[0].startswith("IMAGE ") and table[1].startswith(f"{ONE} ") and table[2] == "" and table[-1].startswith("store ")
+    assert said(capfd, "prune") == ""
     assert said(capfd, "prune", "--all", "--dry-run").split() == [ONE]
     assert said(capfd, "prune", "--older-than", "1h") == "" and said(capfd, "prune", "--keep-last", "1") == ""
     assert json.loads(said(capfd, "prune", "--all", "--yes", "--json"))["removed"] == [ONE]
-    assert said(capfd, "images", "-q") == ""
+    assert said(capfd, "images", "-q") == "" and said(capfd, "df").startswith("layers ")
 
 
 def test_prune_of_blobs_keeps_what_runs(one, capfd):
@@ -389,3 +402,22 @@ def test_progress_on_a_terminal_has_bars_and_leaves_no_line():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, out.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.decode())
     assert "all of it" in text and "1/2 abababababab" in text and "4.0/4.0 MiB" in text and "MiB/s" in text and "already there" in text
+
+
+def test_the_first_line_is_the_sum_of_the_layers_that_have_to_come(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    from dockless.cli.bars import Bars
+
+    bars = Bars()
+    try:
+        everything = bars._live.tasks[0]
+        sums = []
+        for layer, done, total, state in (
+            (2, 1, None, "downloading"), (1, 3, 10, "downloading"), (2, 5, 20, "unpacking"), (3, 0, 99, "shared"), (1, 10, 10, "done"),
+            (2, 2, 20, "downloading"),
+        ):  # fmt: skip
+            bars.step(Progress("a:1", layer, 3, "sha256:" + "ab" * 32, done, total, state))
+            sums.append((everything.completed, everything.total))
+    finally:
+        bars.stop()
+    assert sums == [(1, None), (4, None), (8, 30), (8, 30), (15, 30), (15, 30)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dockless import native
+from dockless.cgroups import devices
 from dockless.cgroups.devices import STANDARD_DEVICES, DeviceRule, assemble
-from dockless.errors import BadInput
+from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
 ACCESS = {"m": 1, "r": 2, "w": 4}
 TYPES = {"b": 1, "c": 2}
@@ -144,3 +147,29 @@ def test_rules_of_nodes(tmp_path):
         DeviceRule.of(tmp_path)
     with pytest.raises(BadInput):
         DeviceRule.of(os.fspath(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "kind", "said"),
+    [
+        ("load", OSError(errno.ENOSYS, "Function not implemented"), LimitUnavailable, "CONFIG_CGROUP_BPF"),
+        ("load", OSError(errno.EINVAL, "Invalid argument"), LimitUnavailable, "CONFIG_CGROUP_BPF"),
+        ("load", OSError(errno.EPERM, "Operation not permitted"), LimitUnavailable, "needs root"),
+        ("load", OSError(errno.EACCES, "Permission denied"), LimitUnavailable, "needs root"),
+        ("load", OSError(errno.EINVAL, "Invalid argument: R1 invalid mem access"), CgroupError, "R1 invalid mem access"),
+        ("attach", OSError(errno.EINVAL, "Invalid argument"), CgroupError, "refused"),
+        ("attach", OSError(errno.EPERM, "Operation not permitted"), LimitUnavailable, "needs root"),
+    ],
+)
+def test_a_filter_that_cannot_be_had_says_why(monkeypatch, where, error, kind, said):
+    def refused(*_):
+        raise error
+
+    monkeypatch.setattr(
+        native, "bpf_prog_load_cgroup_device", refused if where == "load" else lambda code: os.open("/dev/null", os.O_RDONLY)
+    )
+    monkeypatch.setattr(native, "bpf_prog_attach", refused)
+    monkeypatch.setattr(devices, "_program", devices._Program)
+    with pytest.raises(kind, match=said) as caught:
+        devices.attach(-1, STANDARD_DEVICES)
+    assert kind is not LimitUnavailable or caught.value.controller == "devices"

@@ -50,3 +50,25 @@ def test_the_end_of_a_pipe_is_read_whole(closed):
     assert reader.fd == -1
     if not closed:
         os.close(writing)
+
+
+def test_what_is_not_said_did_not_happen():
+    assert Result((), "host", 0, None, None) == Result((), "host", 0, None, None, None, False, False, None, 0.0, 0.0, 0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"returncode": 3}, "exit code 3"),
+        ({"returncode": -9, "signal": 9}, "killed by signal 9"),
+        ({"returncode": -9, "signal": 9, "oom_killed": True}, "out of memory (killed by signal 9)"),
+        ({"returncode": 0, "timed_out": True, "oom_killed": True}, "timed out and was killed"),
+    ],
+)
+def test_how_it_ended_in_words(how, why):
+    assert Result(("job",), "host", stdout=None, stderr=None, **how).why == why
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_time():
+    assert Result((), "host", 0, None, None, started=5.0, ended=7.5).duration == 2.5
+    assert Result((), "host", 0, None, None, started=7.0, ended=5.0).duration == 0.0
