@@ -326,7 +326,8 @@ def find_device(target: str) -> str:
             info = os.stat(target)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise BadInput(f"io limit for {target}: {reason}", subject=target, hint=_IO_HINT) from error
+            hint = "name a block device, or any path on the disk; `lsblk` lists them"
+            raise BadInput(f"io limit for {target}: {reason}", subject=target, hint=hint) from error
         block = (info.st_mode & 0o170000) == 0o060000
         device = info.st_rdev if block else info.st_dev
         number = f"{os.major(device)}:{os.minor(device)}"

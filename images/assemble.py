@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dockless.errors import BadInput
+from dockless.errors import BadImage, BadInput
 from dockless.images import config as configuration
 from dockless.images import manifest, platforms
 from dockless.images.digest import Digest
@@ -30,6 +30,20 @@ _OCI_TYPES = {
     "application/vnd.docker.image.rootfs.foreign.diff.tar": "application/vnd.oci.image.layer.nondistributable.v1.tar",
     "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip": "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
 }
+
+
+_EXAMPLES = {
+    "CMD": 'CMD ["python3", "train.py"], CMD [] for none',
+    "ENTRYPOINT": 'ENTRYPOINT ["/bin/tool"], ENTRYPOINT [] for none',
+    "ENV": "ENV NAME=VALUE, ENV NAME= for an empty one",
+    "LABEL": "LABEL NAME=VALUE",
+    "USER": "USER 1000, USER root",
+    "WORKDIR": "WORKDIR /work",
+    "VOLUME": "VOLUME /data",
+    "EXPOSE": "EXPOSE 8080",
+    "STOPSIGNAL": "STOPSIGNAL SIGINT",
+}
+"""What ``Edit.parse`` takes, and how each is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +68,14 @@ class Edit:
             raise BadInput(f"working directory {self.workdir!r} is not absolute", subject=self.workdir, hint="start it with '/'")
         for name in self.env:
             if not name or "=" in name or "\0" in name:
-                raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name)
-        configuration.parse({"config": self._apply({})}, "the change")
+                raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name, hint="write ENV NAME=VALUE")
+        if "" in self.labels:
+            raise BadInput("a label without a name", subject="LABEL", hint="write LABEL NAME=VALUE")
+        try:
+            configuration.parse({"config": self._apply({})}, "the change")
+        except BadImage as error:
+            why = str(error).removeprefix("the change: its configuration is malformed: ")
+            raise BadInput(f"the change cannot be made: {why}", subject=error.subject, hint="write it as in a Dockerfile") from None
 
     @classmethod
     def parse(cls, instructions: Sequence[str], *, author: str = "", comment: str = "") -> Edit:
@@ -65,6 +85,8 @@ class Edit:
         for line in instructions:
             word, _, rest = line.strip().partition(" ")
             kind, rest = word.upper(), rest.strip()
+            if kind in _EXAMPLES and not rest:
+                raise BadInput(f"{kind} says nothing", subject=kind, hint=f"write it as in a Dockerfile: {_EXAMPLES[kind]}")
             if kind in ("CMD", "ENTRYPOINT"):
                 values[kind.lower()] = _command(rest)
             elif kind in ("ENV", "LABEL"):
@@ -78,7 +100,7 @@ class Edit:
                 raise BadInput(
                     f"{line[:80]!r} is not a change that an image can take",
                     subject=line[:80],
-                    hint="CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE or STOPSIGNAL, as in a Dockerfile",
+                    hint=f"{', '.join(_EXAMPLES)}, as in a Dockerfile: {_EXAMPLES['ENV']}",
                 )
         return cls(author=author, comment=comment, **values)
 
@@ -135,12 +157,14 @@ def _pairs(kind: str, text: str) -> dict[str, str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise BadInput(f"{kind} {text[:60]}: {error}", subject=text[:60]) from error
-    if words and "=" not in words[0]:  # the old form: one name, the rest is its value
+        hint = f"write it as in a Dockerfile: {_EXAMPLES[kind]}"
+        raise BadInput(f"{kind} {text[:60]}: {error}", subject=text[:60], hint=hint) from error
+    if len(words) > 1 and "=" not in words[0]:  # the old form: one name, the rest is its value
         name, _, value = text.partition(" ")
         return {name: value.strip()}
-    if not words or not all("=" in word for word in words):
-        raise BadInput(f"{kind} {text[:60]!r} is not a list of NAME=VALUE", subject=text[:60])
+    if not all("=" in word for word in words):
+        hint = f"write it as in a Dockerfile: {_EXAMPLES[kind]}"
+        raise BadInput(f"{kind} {text[:60]!r} is not a list of NAME=VALUE", subject=text[:60], hint=hint)
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 

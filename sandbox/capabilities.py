@@ -95,5 +95,6 @@ def _parse_list(names: Iterable[str]) -> tuple[bool, frozenset[str]]:
 def _nearest(full: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(full, CAPS, n=1)
-    return f"did you mean {near[0]}?" if near else "capabilities(7) lists them; ALL stands for every one"
+    # Without what they all begin with, which would make any two alike.
+    near = difflib.get_close_matches(full.removeprefix("CAP_"), [name.removeprefix("CAP_") for name in CAPS], n=1)
+    return f"did you mean CAP_{near[0]}?" if near else "capabilities(7) lists them; ALL stands for every one"

@@ -176,7 +176,7 @@ def check_id(value: str, what: str = "sandbox id") -> str:
 def _check(spec: Spec) -> None:
     for name, _ in spec.env:
         if not name or "=" in name:
-            raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name)
+            raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name, hint="write NAME=value")
     if spec.workdir and not spec.workdir.startswith("/"):
         raise BadInput(f"working directory {spec.workdir!r} is not absolute", subject=spec.workdir, hint="start it with '/'")
     for mount in spec.mounts:

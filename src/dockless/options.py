@@ -77,6 +77,7 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
     from dockless.sandbox.spec import Spec
 
     options = given_options(options)
+    _refuse_without_effect(image, options)
     values: dict[str, Any] = {name: options[name] for name in _AS_THEY_ARE if name in options}
     return Spec(
         argv=tuple(args),
@@ -108,9 +109,30 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
     )
 
 
+def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
+    """``BadInput`` for a keyword that another one leaves without effect: whoever wrote it expects one."""
+    if options.get("root_size") is not None and options.get("root") != "tmpfs" and (image != "host" or options.get("root") == "readonly"):
+        hint = 'ask for one, --root tmpfs (root="tmpfs"), or leave the size out'
+        raise BadInput("root_size is the size of a root in memory", subject="root_size", hint=hint)
+    if options.get("profile") == "untrusted":
+        for name, value in (("network", "host"), ("root", "disk")):
+            if options.get(name) == value:
+                hint = "leave one of them out: the profile has no network and no root on disk that can be written"
+                raise BadInput(f"{name} {value} is not possible with the profile untrusted", subject=name, hint=hint)
+    if options.get("hostname") and _namespaces(options.get("namespaces")).uts == "host":
+        hint = "leave one of them out: the name of the host itself is never changed"
+        raise BadInput("a hostname in the host's own UTS namespace", subject="hostname", hint=hint)
+
+
 def _size(options: Mapping[str, Any], name: str) -> int:
+    """Bytes, 0 where the keyword is left out. Nobody who writes 0 means the default."""
     value = options.get(name)
-    return 0 if value is None else parse_size(value, name)
+    if value is None:
+        return 0
+    size = parse_size(value, name)
+    if not size:
+        raise BadInput(f"{name} 0 leaves no room", subject=name, hint="leave it out for the default")
+    return size
 
 
 def _seconds(options: Mapping[str, Any], name: str) -> float:
@@ -202,6 +224,8 @@ def parse_tmpfs(text: str) -> Mount:
         key, _, value = setting.partition("=")
         if key == "size":
             size = parse_size(value, "tmpfs size")
+            if not size:  # to the kernel it is no limit
+                raise BadInput(f"tmpfs {text[:80]!r}: size 0 leaves no room", subject=text[:80], hint="leave it out for half the memory")
         elif key == "mode" and value and set(value) <= set("01234567") and len(value) <= 5:
             mode = int(value, 8)
         else:

@@ -101,6 +101,75 @@ def test_options_that_cannot_be_meant(line):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("type=bnd,source=/a,target=/b", "type 'bnd' is unknown"),
+        ("type=bind,target=/b", "there is no source"),
+        ("type=bind,source=/a", "there is no target"),
+        ("type=bind,source=,target=/b", "'source=' is not KEY=VALUE"),
+        ("type=bind,source=/a,target=/b,ro=no", "neither true nor false"),
+        ("type=bind,source=/a,target=/b,ro,rw", "ro and rw"),
+        ("type=bind,source=/a,src=/c,target=/b", "source is given twice"),
+        ("type=volume,source=v,target=/b,idmap", "'idmap' is no setting of a volume"),
+        ("type=tmpfs,target=/b,ro", "'ro' is no setting of a tmpfs"),
+        ("source=/a,target=/b", "a volume has a name"),
+        ("/a:/b", "'/a:/b' is not KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_with_a_mount_is_said(text, why):
+    with pytest.raises(BadInput, match="--mount") as caught:
+        spec("--mount", text, "--", "true")
+    assert why in str(caught.value) and caught.value.hint
+
+
+def test_a_zero_in_a_mount_is_a_number_where_one_is_meant():
+    (mount,) = spec("--mount", "type=tmpfs,target=/m,size=1M,mode=0", "--", "true").mounts
+    assert (mount.size, mount.mode) == (1 << 20, 0)
+    with pytest.raises(BadInput, match="size 0"):
+        spec("--mount", "type=tmpfs,target=/m,size=0", "--", "true")
+    (mount,) = spec("--mount", "type=bind,source=/a:b,target=/c,ro=0,bind-nonrecursive", "--", "true").mounts
+    assert (mount.source, mount.readonly, mount.recursive) == ("/a:b", False, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"A=1\nB\0=2\n", "line 2 contains a NUL byte"),
+        (b"\x7fELF\0\0", "line 1 contains a NUL byte"),
+        (b"# ours\n\nexport A=1\n", "line 3: the name 'export A' has a blank in it"),
+        (b"A=1\n=2\n", "line 2: there is no name"),
+        (b"A" * (5 << 20), "longer than any environment"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_variables_is_said(tmp_path, content, said):
+    file = tmp_path / "env"
+    file.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        spec("--env-file", str(file), "--", "true")
+    assert f"--env-file {file}" in str(caught.value) and said in str(caught.value) and caught.value.hint
+
+
+def test_a_file_of_variables_may_have_odd_bytes(tmp_path):
+    file = tmp_path / "env"
+    file.write_bytes(b"\xef\xbb\xbfA=\xff \r\nB=x\x0by\n")
+    assert dict(spec("--env-file", str(file), "--", "true").env) == {"A": "\udcff ", "B": "x\x0by"}
+
+
+@pytest.mark.parametrize("entry", ["", "=", "=x"])
+def test_a_variable_has_a_name(entry):
+    with pytest.raises(BadInput, match="there is no name") as caught:
+        spec("-e", entry, "--", "true")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["/tmp", "", "rbps=1"])
+def test_a_limit_of_a_disk_is_shown_as_it_was_written(text):
+    with pytest.raises(BadInput) as caught:
+        spec("--io", text, "--", "true")
+    assert repr(text) in str(caught.value) and caught.value.hint
+
+
 def test_a_misspelt_option_is_told_the_right_one(capsys):
     assert main(["run", "--memori", "1G", "--", "true"]) == 125
     assert "did you mean --memory?" in capsys.readouterr().err

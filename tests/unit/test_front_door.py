@@ -116,7 +116,7 @@ def test_an_unknown_keyword_is_a_type_error():
 def test_keywords_in_human_units():
     spec = make_spec(
         "img", ["a"], memory="4G", cpus="1.5", pids="10k", swap=0, io="/data:read=50MB/s", cpuset="0-1", timeout="1m30s", grace=2,
-        env={"A": "1"}, workdir="/w", user=1000, group_add=["5", 6], hostname="h", entrypoint="/e", profile="untrusted", root="tmpfs",
+        env={"A": "1"}, workdir="/w", user=1000, group_add=["5", 6], hostname="h", entrypoint="/e", profile="privileged", root="tmpfs",
         root_size="64M", shm_size="2G", network="host", namespaces={"time": "new", "ipc": "host"}, time_offset=60, cap_add=["NET_ADMIN"],
         cap_drop="ALL", ulimits={"nofile": (1024, 4096), "core": 0}, umask="027", oom_score_adj=5, cpu_affinity="0,2-3",
         stop_signal="SIGINT", best_effort=True,
@@ -126,7 +126,7 @@ def test_keywords_in_human_units():
     assert (limits.memory_max, limits.cpu_max, limits.pids_max, limits.memory_swap_max) == (4 << 30, 1.5, 10_000, 0)
     assert limits.io_max[0].rbps == 50 << 20 and limits.cpuset_cpus == "0-1"
     assert (spec.timeout, spec.grace, spec.env, spec.workdir) == (90.0, 2.0, (("A", "1"),), "/w")
-    assert (spec.user, spec.groups, spec.hostname, spec.profile) == ("1000", (5, 6), "h", "untrusted")
+    assert (spec.user, spec.groups, spec.hostname, spec.profile) == ("1000", (5, 6), "h", "privileged")
     assert (spec.root, spec.root_size, spec.shm_size, spec.network) == ("tmpfs", 64 << 20, 2 << 30, "host")
     assert spec.namespaces == Namespaces(time="new", ipc="host") and spec.time_offset == 60
     assert (spec.cap_add, spec.cap_drop) == (("NET_ADMIN",), ("ALL",))
@@ -145,13 +145,36 @@ def test_none_means_not_said():
         {"network": "bridge"}, {"profile": "x"}, {"root": "x"}, {"namespaces": {"user": "other"}}, {"namespaces": {"mount": "host"}},
         {"ulimits": {"nofile": "x"}}, {"ulimits": ["nofile=5:4"]}, {"umask": "99"}, {"umask": 0o1777}, {"stop_signal": "NOPE"},
         {"stop_signal": "99"}, {"workdir": "relative"}, {"mounts": ["/a"]}, {"mounts": ["/a:b"]}, {"tmpfs": ["/x:color=red"]},
-        {"cpu_affinity": "a-b"}, {"limits": dockless.Limits(), "memory": "1G"}, {"env": {"A": "\0"}},
+        {"cpu_affinity": "a-b"}, {"limits": dockless.Limits(), "memory": "1G"}, {"env": {"A": "\0"}}, {"tmpfs": ["/x:size=0"]},
+        {"shm_size": 0}, {"log_size": "0K"}, {"root_size": "0", "root": "tmpfs"},
     ],
 )  # fmt: skip
 def test_impossible_values_are_bad_input_before_anything_happens(keywords):
     with pytest.raises(BadInput) as caught:
         make_spec("host", ["true"], **keywords)
     assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("image", "keywords"),
+    [
+        ("img", {"root_size": "1M"}),
+        ("img", {"root_size": "1M", "root": "disk"}),
+        ("host", {"root_size": "1M", "root": "readonly"}),
+        ("host", {"profile": "untrusted", "network": "host"}),
+        ("img", {"profile": "untrusted", "root": "disk"}),
+        ("host", {"hostname": "h", "namespaces": {"uts": "host"}}),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(image, keywords):
+    with pytest.raises(BadInput) as caught:
+        make_spec(image, ["true"], **keywords)
+    assert caught.value.subject in keywords and caught.value.hint
+
+
+def test_a_root_in_memory_has_a_size():
+    assert make_spec("img", root="tmpfs", root_size="1M").root_size == make_spec("host", root_size="1M").root_size == 1 << 20
+    assert make_spec("img", profile="untrusted", root="tmpfs", root_size="1M").network == "none"
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,16 @@ def test_edits(tmp_path, base):
     assert "A" not in dict(removed.env) and removed.labels == (("b", "2"),) and removed.cmd == () and removed.entrypoint == ("/e",)
 
 
-@pytest.mark.parametrize("bad", ["RUN x", "ENV", "ENV A=1 B", "EXPOSE x", "VOLUME data", "STOPSIGNAL NOPE", "WORKDIR w", "LABEL 'a"])
+_EMPTY = ["", "ENV A", "ENV =x", "LABEL", "LABEL =x", "CMD", "ENTRYPOINT", "USER", "WORKDIR", "VOLUME", "EXPOSE", "STOPSIGNAL"]
+
+
+@pytest.mark.parametrize(
+    "bad", ["RUN x", "ENV", "ENV A=1 B", "EXPOSE x", "VOLUME data", "STOPSIGNAL NOPE", "WORKDIR w", "LABEL 'a", *_EMPTY]
+)
 def test_changes_that_are_none(bad):
-    with pytest.raises((BadInput, BadImage)):
+    with pytest.raises(BadInput) as caught:
         Edit.parse([bad])
+    assert caught.value.hint
 
 
 def test_a_history_that_does_not_fit_is_replaced():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from dockless.checks import check
 from dockless.cli.parser import Namespace, Parser
@@ -17,6 +17,8 @@ _SAME_NAME = (
     "root_size", "shm_size", "memory", "memory_high", "memory_low", "memory_min", "cpus", "cpu_weight", "cpu_burst", "io_weight", "hugetlb",
     "profile", "network", "time_offset", "gpus", "log_size",
 )  # fmt: skip
+_LARGEST_FILE = 4 << 20
+"""Characters of an --env-file at most: more than execve(2) takes."""
 
 
 def image_options(parser: Parser, usage: str) -> None:
@@ -199,24 +201,19 @@ def _joined(disks: Sequence[str]) -> list[str]:
     """One entry per disk: the kernel keeps one line for each."""
     found: dict[str, list[str]] = {}
     for text in disks:
-        path, _, settings = text.rpartition(":")
-        found.setdefault(path, []).append(settings)
-    return [f"{path}:{','.join(settings)}" for path, settings in found.items()]
+        path, colon, settings = text.rpartition(":")
+        found.setdefault(path + colon, []).append(settings)
+    return [f"{path}{','.join(settings)}" for path, settings in found.items()]
 
 
 def _environment(files: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
-    lines: list[str] = []
-    for path in files:
-        try:
-            with open(path, encoding="utf-8", errors="surrogateescape") as stream:
-                lines += [line for raw in stream if (line := raw.strip("\r\n").lstrip()) and not line.startswith("#")]
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise BadInput(f"--env-file {path}: {why}", subject="--env-file", hint="give a file of NAME=VALUE lines") from None
+    """Variables of files, then of the line. A name alone takes the caller's value, where she has one."""
     check("--env", entries, Sequence[str])
     found: dict[str, str] = {}
-    for entry in (*lines, *entries):
+    for where, entry in (*(line for path in files for line in _lines(path)), *((f"--env {entry[:60]!r}", entry) for entry in entries)):
         name, equals, value = entry.partition("=")
+        if not name:
+            raise BadInput(f"{where}: there is no name", subject="--env", hint="write NAME=VALUE, or NAME for the caller's value")
         if equals:
             found[name] = value
         elif name in os.environ:
@@ -224,48 +221,81 @@ def _environment(files: Sequence[str], entries: Sequence[str]) -> dict[str, str]
     return found
 
 
+def _lines(path: str) -> Iterator[tuple[str, str]]:
+    """The entries of an --env-file, each with where it stands. Empty lines and comments are none."""
+    hint = "give a file of NAME=VALUE lines"
+    try:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as stream:
+            text = stream.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--env-file {path}: {getattr(error, 'strerror', None) or error}", subject="--env-file", hint=hint) from None
+    if len(text) > _LARGEST_FILE:
+        raise BadInput(f"--env-file {path} is longer than any environment", subject="--env-file", hint=hint)
+    for number, raw in enumerate(text.split("\n"), 1):
+        line, where = raw.strip("\r").lstrip(), f"--env-file {path}, line {number}"
+        if "\0" in line:
+            raise BadInput(f"{where} contains a NUL byte", subject="--env-file", hint=hint)
+        name = line.partition("=")[0]
+        if line[:1] != "#" and name != "".join(name.split()):
+            raise BadInput(f"{where}: the name {name[:40]!r} has a blank in it", subject="--env-file", hint=f"{hint}, without 'export'")
+        if line and line[0] != "#":
+            yield where, line
+
+
+_MOUNT_KEYS = {
+    "bind": ("source", "target", "ro", "rw", "idmap", "bind-nonrecursive"),
+    "volume": ("source", "target", "ro", "rw"),
+    "tmpfs": ("target", "size", "mode"),
+}
+_MOUNT_ALIASES = {
+    "src": "source", "dst": "target", "destination": "target", "readonly": "ro", "tmpfs-size": "size", "tmpfs-mode": "mode",
+}  # fmt: skip
+_SWITCHES = ("ro", "rw", "idmap", "bind-nonrecursive")
+_BOOLEANS = {"": True, "true": True, "1": True, "false": False, "0": False}
+
+
 def _mount(text: str) -> Any:
-    """Docker's long form: ``type=bind,source=/a,target=/b,ro``."""
-    from dockless.options import absolute, parse_mount, parse_tmpfs
+    """Docker's long form: ``type=bind,source=/a,target=/b,ro``. Without a type it is a volume."""
+    from dockless.options import absolute, parse_tmpfs
+    from dockless.sandbox.spec import Bind, Volume
+
+    def refuse(why: str) -> NoReturn:
+        raise BadInput(f"--mount {text[:80]!r}: {why}", subject=text[:80], hint="write type=bind,source=/on/the/host,target=/inside,ro")
 
     settings: dict[str, str] = {}
     for part in text.split(","):
-        key, equals, value = part.partition("=")
-        key = {"src": "source", "dst": "target", "destination": "target", "readonly": "ro"}.get(key, key)
-        if key in settings or key not in (
-            "type",
-            "source",
-            "target",
-            "ro",
-            "rw",
-            "idmap",
-            "bind-nonrecursive",
-            "size",
-            "mode",
-            "tmpfs-size",
-            "tmpfs-mode",
-        ):
-            raise BadInput(f"--mount {text[:80]!r}: {key[:30]!r} is {'given twice' if key in settings else 'unknown'}", subject=text[:80],
-                           hint="write type=bind,source=/on/the/host,target=/inside,ro")  # fmt: skip
-        if not equals or value in ("true", "1"):
-            settings[key] = "1"
-        elif value not in ("false", "0"):
-            settings[key] = value
-    kind = settings.get("type", "volume")
-    if "target" not in settings or kind not in ("bind", "volume", "tmpfs") or (kind == "bind" and "source" not in settings):
-        raise BadInput(
-            f"--mount {text[:80]!r} is not complete", subject=text[:80], hint="write type=bind,source=/on/the/host,target=/inside,ro"
-        )
+        key, _, value = part.partition("=")
+        key = _MOUNT_ALIASES.get(key, key)
+        if key in settings:
+            refuse(f"{key} is given twice")
+        if key not in _SWITCHES and not value:
+            refuse(f"{part[:30]!r} is not KEY=VALUE")
+        if key in _SWITCHES and value not in _BOOLEANS:
+            refuse(f"{key} is {value[:30]!r}, neither true nor false")
+        settings[key] = value
+    kind = settings.pop("type", "volume")
+    if kind not in _MOUNT_KEYS:
+        refuse(f"type {kind[:30]!r} is unknown, it is bind, volume or tmpfs")
+    for key in settings:
+        if key not in _MOUNT_KEYS[kind]:
+            refuse(f"{key[:30]!r} is no setting of a {kind}, which has {', '.join(_MOUNT_KEYS[kind])}")
+    if "target" not in settings:
+        refuse("there is no target")
+    if kind != "tmpfs" and "source" not in settings:
+        refuse("there is no source")
     if kind == "tmpfs":
-        sizes = [f"{key.removeprefix('tmpfs-')}={settings[key]}" for key in ("size", "tmpfs-size", "mode", "tmpfs-mode") if key in settings]
+        sizes = [f"{key}={settings[key]}" for key in ("size", "mode") if key in settings]
         return parse_tmpfs(f"{settings['target']}:{','.join(sizes)}")
-    source = settings.get("source", "")
+    source, target = settings["source"], settings["target"]
+    on = {key: _BOOLEANS[settings.get(key, "false")] for key in _SWITCHES}
+    if on["ro"] and on["rw"]:
+        refuse("ro and rw are given")
     if kind == "bind":
-        source = absolute(source, "--mount")
-    elif not source or source[0] in "/.~":
-        raise BadInput(f"--mount {text[:80]!r}: a volume has a name, not a path", subject=text[:80], hint="use type=bind for a host path")
-    flags = [name for name in ("ro", "idmap") if name in settings] + (["norecursive"] if "bind-nonrecursive" in settings else [])
-    return parse_mount(f"{source}:{settings['target']}:{','.join(flags)}")
+        recursive = not on["bind-nonrecursive"]
+        return Bind(absolute(source, "--mount"), target, readonly=on["ro"], recursive=recursive, idmap=on["idmap"] or None)
+    if source[0] in "/.~":
+        refuse("a volume has a name, not a path; type=bind is for a path of the host")
+    return Volume(source, target, readonly=on["ro"])
 
 
 def _seccomp(entries: Sequence[str]) -> str:
