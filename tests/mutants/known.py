@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from mutants.mutation import Mutant
@@ -17,8 +16,13 @@ def read() -> dict[Mutant, list[str]]:
     return dict(map(_parsed, rows))
 
 
+def fields(row: str) -> list[str]:
+    """What stands between the bars of a row; a bar in one is written \\|, an end of line \\n."""
+    return [part.replace("\\|", "|").replace("\\n", "\n") for part in row.split(" | ")]
+
+
 def _parsed(row: str) -> tuple[Mutant, list[str]]:
-    path, before, after, tests = (part.replace("\\|", "|").replace("\\n", "\n") for part in re.split(r" \| ", row))
+    path, before, after, tests = fields(row)
     source = (TOP / path).read_text()
     if before not in source:
         raise SystemExit(f"known.txt: {path} has no {before!r} any more: mend the row")

@@ -106,7 +106,7 @@ def _mutants(path: str) -> list[Mutant]:
 
 
 def _equivalent() -> set[tuple[str, str, str]]:
-    rows = (line.split(" | ") for line in (HERE / "equivalent.txt").read_text().splitlines() if line and not line.startswith("#"))
+    rows = (known.fields(line) for line in (HERE / "equivalent.txt").read_text().splitlines() if line and not line.startswith("#"))
     return {(path, before, after) for path, before, after, _ in rows}
 
 
