@@ -53,8 +53,12 @@ class DeviceRule:
     minor: int | None
     access: str = "rw"
 
+    def __str__(self) -> str:
+        major, minor = ("*" if number is None else number for number in (self.major, self.minor))
+        return f"{self.type} {major}:{minor} {self.access}"
+
     def __post_init__(self) -> None:
-        text = f"{self.type} {self.major}:{self.minor} {self.access}"
+        text = str(self)
         hint = "write TYPE MAJOR:MINOR ACCESS as in 'c 1:3 rw', 'c 136:* rw', 'a *:* rwm'"
         if self.type not in ("a", "b", "c") or not self.access or set(self.access) - set("rwm") or len(set(self.access)) < len(self.access):
             raise BadInput(f"device rule {text!r} cannot be read", subject=text, hint=hint)

@@ -39,9 +39,7 @@ class Prepared:
         self._raw: dict[tuple[bool, bool], bytes] = {}
         self._userns = next((slot for slot, label in self.plan.slots.items() if label == USERNS_LABEL), -1)
         extra = [DeviceRule("c", device.major, device.minor, "rw") for device in resolved.devices]
-        self._rules = (
-            tuple(dict.fromkeys([*STANDARD_DEVICES, *extra])) if resolved.rootful and resolved.spec.profile != "privileged" else ()
-        )
+        self.rules = tuple(dict.fromkeys([*STANDARD_DEVICES, *extra])) if resolved.rootful and resolved.spec.profile != "privileged" else ()
 
     def raw(self, *, times: bool = False, detached: bool = False) -> bytes:
         """The plan as the launcher reads it."""
@@ -57,8 +55,8 @@ class Prepared:
         fds = {}
         if cgroup is not None:
             fds[SLOT_CGROUP] = cgroup.fd
-            if self._rules:
-                cgroup.allow_devices(self._rules)
+            if self.rules:
+                cgroup.allow_devices(self.rules)
         if self._userns >= 0:
             assert self.resolved.idmap is not None
             fds[self._userns] = namespace_fd(self.resolved.idmap)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dockless import paths
-from dockless.cgroups import Cgroup, Limits, Usage, find_delegation
+from dockless.cgroups import Cgroup, Delegation, Limits, Usage, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
 from dockless.native.userns import default_map, namespace_fd
 from dockless.sandbox import process
@@ -28,6 +28,7 @@ from dockless.sandbox.process import Exit, Process
 from dockless.sandbox.reconcile import PREFIX, end
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.spec import Spec, check_id
+from dockless.units import format_duration
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -153,11 +154,9 @@ class Sandbox:
 
 def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
     """The cgroup of a sandbox with its limits, or None where there is no place and nothing was asked for. ``LimitUnavailable``"""
-    limits = spec.limits
-    asked = limits != Limits()
+    asked = spec.limits != Limits()
     place = find_delegation(ask_systemd=asked)
-    if spec.profile == "untrusted" and limits.pids_max is None and "pids" in place.controllers:
-        limits = replace(limits, pids_max=UNTRUSTED_PIDS)
+    limits = _limits(spec, place)
     if place.path is None:
         if asked and not spec.best_effort:
             missing = next((w.controller for w in limits.writes()), "")
@@ -168,6 +167,13 @@ def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
             )
         return None
     return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort)
+
+
+def _limits(spec: Spec, place: Delegation) -> Limits:
+    """What was asked for, and the process cap of ``untrusted`` where it can be had."""
+    if spec.profile == "untrusted" and spec.limits.pids_max is None and "pids" in place.controllers:
+        return replace(spec.limits, pids_max=UNTRUSTED_PIDS)
+    return spec.limits
 
 
 def warnings_of(spec: Spec, cgroup: Cgroup | None) -> tuple[str, ...]:
@@ -213,3 +219,16 @@ def remove_tree(directory: Path) -> None:
 def explain(spec: Spec) -> Prepared:
     """What a start of the spec on this host would carry out, without starting anything."""
     return prepared(spec, find_image(spec.image), has_cgroup=find_delegation(ask_systemd=False).path is not None)
+
+
+def besides(ready: Prepared) -> list[str]:
+    """What holds such a sandbox and is no operation of its plan, in plain words: limits, the device filter, the time limit."""
+    resolved, plan = ready.resolved, ready.plan
+    said = [f"limit {w.file} to {w.value}" for w in _limits(resolved.spec, find_delegation(ask_systemd=False)).writes()]
+    if ready.rules and resolved.has_cgroup:
+        said.append("allow these devices alone: " + ", ".join(map(str, ready.rules)))
+    if plan.timeout:
+        after = format_duration(plan.timeout)
+        asked = f"send signal {plan.stop_signal} after {after}, and {format_duration(plan.grace)} later " if plan.grace else ""
+        said.append(f"{asked}kill everything inside" + ("" if asked else f" after {after}"))
+    return said

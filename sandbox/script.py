@@ -31,14 +31,17 @@ _CHAINED = ("SETSID", "SIGNALS", "SETNS", "UNSHARE", "CLONE", "PDEATHSIG", "SET_
 _LAST = ("BOUNDING", "SET_IDS", "CAPS", "NO_NEW_PRIVS")
 """Of the job: words of the one command that becomes the program."""
 
+_MADE = "# Made by dockless"
+"""By which the script knows itself: ``$0`` is no such file where a shell reads it from a pipe."""
+
 _HEAD = r"""#!/bin/sh
 # The sandbox of: {command}
-# Made by dockless, for looking: a hostile program is not held by it (no seccomp filter, no limits, chroot instead of pivot_root).
+{made}, for looking: a hostile program is not held by it (no seccomp filter, no limits, chroot instead of pivot_root).
 # Needs util-linux 2.38 (2.39 to map owners), capsh of libcap{tools}, and a /bin/sh in the image. Run it as {user}.
 set -eu
 umask 022
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-capsh=$(command -v capsh)
+capsh=$(command -v capsh) || {{ echo "capsh is missing: install libcap2-bin, or libcap" >&2; exit 1; }}
 
 # The path of $2 below $1: links on the way lead to places below $1, as they do inside.
 below() (
@@ -94,10 +97,24 @@ idmap() {{
 # A user namespace with the id maps $2 and $3 (inside, outside, count), kept by a process that sleeps: $1 leads to it.
 hold() {{
     unshare --user sleep infinity &
+    holders="$holders $!"
     while kill -0 $! && [ "$(readlink "/proc/$!/ns/user")" = "$(readlink /proc/self/ns/user)" ]; do :; done
 {maps}
     ln -s "/proc/$!/ns/user" "$1"
-    holders="$holders $!"
+}}
+
+# However the script ends, nothing of it stays: the processes in the session of $keeper (with its init ends the sandbox), those that hold
+# user namespaces, the directory.
+end() {{
+    trap '' HUP INT QUIT TERM
+    if [ -n "$keeper" ]; then
+        kill -s KILL "$keeper" "-$keeper" 2> /dev/null || :
+        wait "$keeper" || :
+        tries=0
+        while [ $tries -lt 100 ] && kill -0 "-$keeper" 2> /dev/null; do tries=$((tries + 1)); sleep 0.01; done
+    fi
+    [ -z "$holders" ] || kill $holders
+    [ -z "$place" ] || rm -r "$place"
 }}
 """
 _EROFS = r"""
@@ -193,14 +210,17 @@ def _continued(commands: list[str]) -> list[str]:
 
 def _head(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     names = {op.name for op in plan.ops}
+    uid = 0 if resolved.rootful else os.geteuid()
+    user = f"user {uid}" if uid else "root"
     assert plan.command is not None
     command = " ".join(shlex.join(plan.command.argv).split())
     maps = plan.maps | {slot: resolved.idmap for slot, label in plan.slots.items() if label == USERNS_LABEL and resolved.idmap is not None}
     filled = {op.slot_out for op in plan.ops if op.name not in ("MOVE_MOUNT", "MKTARGET", "MASK", "MOUNT_ATTR") and op.slot_out >= 0}
     head = _HEAD.format(
+        made=_MADE,
         command=escaped(command),
         tools=", iproute2" if "LOOPBACK_UP" in names else "",
-        user="root" if resolved.rootful else f"user {os.geteuid()}",
+        user=user,
         maps=_MAPS["denied" if resolved.setgroups_denied else "written" if resolved.rootful else "helped"],
     )
     if any(label == "erofs context" or slot in plan.held for slot, label in plan.slots.items()):
@@ -212,14 +232,23 @@ def _head(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
             *(f"{UNSAYABLE}{note}" for note in notes),
             "case ${1-} in",
             "'')",
+            f"""    grep -qs '^{_MADE}' -- "$0" || {{ echo "save this script into a file, then run: sh FILE" >&2; exit 1; }}""",
+            f"""    [ "$(id -u)" = {uid} ] || {{ echo "this script was made for {user}: run it as {user}" >&2; exit 1; }}""",
             "    # on the host: what is made here goes when the script ends",
-            '    place=$(realpath "$(mktemp -d -p /dev/shm dockless-XXXXXX)") holders=',
-            """    trap '[ -z "$holders" ] || kill $holders; rm -r "$place"' EXIT""",
+            "    place= holders= keeper=",
+            "    trap end EXIT",
+            "    trap 'exit 129' HUP; trap 'exit 130' INT; trap 'exit 131' QUIT; trap 'exit 143' TERM",
+            '    place=$(realpath "$(mktemp -d -p /dev/shm dockless-XXXXXX)")',
             '    chmod 755 "$place"',
             '    mkdir "$place/slots"',
             '    cp -- "$0" "$place/script"',
             *(f'    hold "$place/{name_of(plan, slot)}" {_map(idmap)}' for slot, idmap in maps.items()),
-            f'    place=$place {inner} "$place/script" keeper && exit || exit $?',
+            "    exec 3<&0  # in the background a shell would give it /dev/null",
+            f'    place=$place {inner} "$place/script" keeper <&3 3<&- &',
+            "    keeper=$!",
+            '    wait "$keeper" && code=0 || code=$?',
+            "    keeper=",
+            "    exit $code",
             "    ;;",
             "esac",
             "slots=$place/slots script=$place/script",

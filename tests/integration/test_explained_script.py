@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import make_image as make
-from support.boxes import load
+from support.boxes import alive, children_of, load, until
 from support.requires import missing, requires
 
 from dockless.images import Store
@@ -59,7 +63,7 @@ def _facts(text: str) -> list[str]:
     return [line for line in lines if not line.startswith(("drwx", "dr-x", "lrwx"))] if os.geteuid() == 0 and not _maps_owners() else lines
 
 
-def _host() -> dict[str, object]:
+def _host() -> dict[str, Any]:
     """What the commands of old changed, and what a mount or a device left behind would change."""
     with open("/proc/self/mountinfo") as mounts:
         lines = [line for line in mounts if "/dev/shm/dockless-" in line]
@@ -77,7 +81,13 @@ def _host() -> dict[str, object]:
 def host_stays() -> Iterator[None]:
     before = _host()
     yield
-    assert _host() == before
+    after = _host()
+    new = [Path("/dev/shm", place) for place in after.pop("places") if place not in before["places"]]
+    until(
+        lambda: not any(place.exists() for place in new), "what is made below /dev/shm goes, also that of a script that somebody else runs"
+    )
+    del before["places"]
+    assert after == before
 
 
 def _both(tmp_path: Path, *options: str, image: str = "host", script: str = REPORT) -> tuple[str, str]:
@@ -221,6 +231,100 @@ def test_what_a_shell_cannot_say_is_marked(tmp_path):
     for what in ("seccomp filter", "pivot_root(2)"):
         assert re.search(rf"# .*{re.escape(what)}", text)
     assert text.count("# not sayable in shell: ") >= 2
+
+
+def _script(tmp_path: Path, *arguments: str) -> str:
+    path = tmp_path / "x.sh"
+    path.write_bytes(subprocess.run([*COMMAND, "run", "--explain", "--script", *arguments], capture_output=True, check=True).stdout)
+    return str(path)
+
+
+ENDLESS = ("host", "--", "sh", "-c", "echo up; sleep 600")
+
+
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [(signal.SIGTERM, "at work"), (signal.SIGINT, "at work"), (signal.SIGHUP, "at work"), (signal.SIGTERM, "while it is made")],
+)
+def test_ended_by_a_signal_it_leaves_nothing(tmp_path, number, when):
+    """Neither its job, nor who holds its namespaces, nor its directory."""
+    path = _script(tmp_path, *ENDLESS)
+    before = _host()["places"]
+    started = subprocess.Popen(["/bin/sh", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert started.stdout is not None
+    if when == "at work":
+        assert started.stdout.readline() == "up\n"
+    else:
+        until(lambda: _host()["places"] != before, "the script has begun")
+    processes = children_of(started.pid)
+    started.send_signal(number)
+    assert started.wait(60) == 128 + number
+    until(lambda: not any(map(alive, processes)), "its processes have ended")
+    assert started.stdout.read() == ""  # nobody holds it any more
+
+
+def test_ctrl_c_on_a_terminal_ends_it(tmp_path):
+    path = _script(tmp_path, *ENDLESS)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv("/bin/sh", ["/bin/sh", path])
+    said = b""
+    while b"up" not in said:
+        said += os.read(terminal, 100)
+    processes = children_of(pid)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+    until(lambda: not any(map(alive, processes)), "its processes have ended")
+
+
+def test_its_standard_input_is_the_jobs(tmp_path):
+    path = _script(tmp_path, "host", "--", "cat")
+    assert subprocess.run(["/bin/sh", path], input=b"a\nb", capture_output=True, check=True).stdout == b"a\nb"
+
+
+@pytest.mark.parametrize("there", [None, "#!/bin/sh\necho wrong\n"], ids=["no file sh", "another file sh"])
+def test_out_of_a_pipe_it_says_that_it_wants_a_file(tmp_path, there):
+    """A shell that reads it from a pipe calls it ``sh``."""
+    path = _script(tmp_path, "host", "--", "true")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    if there is not None:
+        (empty / "sh").write_text(there)
+    with open(path) as text:
+        ended = subprocess.run(["sh"], stdin=text, capture_output=True, text=True, cwd=empty)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "save this script into a file, then run: sh FILE\n"
+
+
+@requires("root")
+def test_made_for_root_it_says_so_to_a_user(tmp_path):
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        path = shutil.copy(_script(tmp_path, "host", "--", "true"), place)
+        ended = subprocess.run(["/bin/sh", path], capture_output=True, text=True, cwd="/", user=65534, group=65534, extra_groups=())
+    assert (ended.returncode, ended.stderr) == (1, "this script was made for root: run it as root\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--timeout", "5"), "kill everything inside after 5s"),
+        (("--timeout", "1m30s", "--grace", "2", "--stop-signal", "INT"), "send signal 2 after 1m30s, and 2s later kill everything inside"),
+    ],
+)
+def test_a_time_limit_is_marked_as_skipped(tmp_path, options, said):
+    text = Path(_script(tmp_path, *options, "host", "--", "true")).read_text()
+    assert f"\n# not sayable in shell: {said}\n" in text
+    listed = subprocess.run([*COMMAND, "run", "--explain", *options, "host", "--", "true"], capture_output=True, text=True, check=True)
+    assert f"# not sayable in shell: {said}\n" in listed.stdout
+
+
+@requires("root", "device-filter")
+def test_the_device_filter_is_marked_as_skipped(tmp_path):
+    text = Path(_script(tmp_path, "host", "--", "true")).read_text()
+    assert "\n# not sayable in shell: allow these devices alone: c 1:3 rw, " in text
 
 
 def test_limits_are_said_as_the_script_says_them():

@@ -18,7 +18,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
     from dataclasses import replace
 
     from dockless.options import make_spec
-    from dockless.sandbox.sandbox import explain
+    from dockless.sandbox.sandbox import besides, explain
 
     spec = make_spec(image, command, **wanted)
     if wanted.get("gpus") is None:
@@ -30,8 +30,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         with leases.lease(wanted["gpus"]) as lease:
             gpus = lease.gpus
             ready = explain(replace(spec, gpus=lease.uuids))
-    writes = [] if spec.limits is None else list(spec.limits.writes())
-    notes = [f"limit {write.file} to {write.value}" for write in writes]
+    notes = besides(ready)
     if as_script:
         from dockless.sandbox.script import script
 
@@ -39,12 +38,14 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         return 0
     table = rows(ready.plan)
     if as_json:
-        print_json({"image": image, "limits": plain(writes), "gpus": plain(gpus), "operations": plain(table)})
+        print_json(
+            {"image": image, "limits": plain(list(spec.limits.writes())), "besides": notes, "gpus": plain(gpus), "operations": plain(table)}
+        )
         return 0
     for gpu in gpus:
         out(f"gpu: {gpu}")
     if notes:
-        out("before anything runs, in a control group of its own:")
+        out("besides the plan:")
         for note in notes:
             out(f"      {UNSAYABLE}{note}")
         out("")
