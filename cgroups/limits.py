@@ -295,7 +295,7 @@ def hugetlb_name(page_size: str) -> str:
 
 
 def parse_list(text: str, what: str = "list") -> frozenset[int]:
-    """``0-3,8`` as a set, the kernel's cpulist format. Raises ``BadInput``; an empty list cannot be meant."""
+    """``0-3,8`` as a set, the kernel's cpulist format. Raises ``BadInput``; also for an empty list."""
     out: set[int] = set()
     for part in text.strip().split(","):
         match = re.fullmatch(r" *([0-9]{1,5})(?:-([0-9]{1,5}))? *", part)
@@ -418,7 +418,7 @@ def _check_rest(limits: Limits) -> None:
             raise BadInput(f"hugetlb {page_size}={value} is negative", subject=page_size, hint="write bytes, or 0 for none at all")
     for region, value in limits.dmem:
         if not _REGION.fullmatch(region) or value < 0:
-            raise BadInput(f"dmem {region[:80]!r}={value} cannot be meant", subject=region[:80], hint="regions are listed in dmem.capacity")
+            raise BadInput(f"dmem {region[:80]!r}={value} is not valid", subject=region[:80], hint="regions are listed in dmem.capacity")
     for name, keys in (("huge page size", [hugetlb_name(k) for k, _ in limits.hugetlb]), ("dmem region", [k for k, _ in limits.dmem])):
         if len(set(keys)) != len(keys):
             raise BadInput(f"a {name} is limited twice", subject=",".join(keys), hint="give each once")

@@ -17,7 +17,7 @@ from dockless.errors import BadImage, BadInput
 from dockless.images.digest import Digest
 from dockless.images.digest import parse as parse_digest
 from dockless.images.platforms import Platform, normal
-from dockless.images.shape import CONFIG, fault
+from dockless.images.shape import CONFIG, wrong_kind
 from dockless.units import NOT_FOR_STOP, parse_signal
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -51,7 +51,7 @@ class ConfigDocument:
 
 def parse(document: Mapping[str, Any], what: str) -> ConfigDocument:
     """Check an image configuration; ``BadImage`` names the field that is wrong."""
-    if wrong := fault(document, CONFIG):
+    if wrong := wrong_kind(document, CONFIG):
         raise _bad(what, wrong)
     rootfs = _mapping(document, "rootfs", what)
     if rootfs and rootfs.get("type", "layers") != "layers":

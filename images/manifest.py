@@ -19,7 +19,7 @@ from dockless.images.config import LAYERS_MAX
 from dockless.images.digest import Digest
 from dockless.images.digest import parse as parse_digest
 from dockless.images.platforms import Platform, normal
-from dockless.images.shape import MANIFEST, fault
+from dockless.images.shape import MANIFEST, wrong_kind
 
 DOCUMENT_MAX = 4 << 20
 """Bytes of one JSON document, the limit that registries keep too."""
@@ -132,7 +132,7 @@ def parse(data: bytes, what: str, declared: str = "") -> Manifest | Index:
         if (stated in INDEXES and not is_index) or (stated in MANIFESTS and is_index):
             raise _bad(what, f"it is ambiguous: its media type {stated} contradicts its content")
     entries = _list(document, "manifests", what, ENTRIES_MAX)
-    if wrong := fault(document, MANIFEST):
+    if wrong := wrong_kind(document, MANIFEST):
         raise _bad(what, wrong)
     if media_type and media_type not in MANIFESTS | INDEXES:
         raise _bad(what, f"its media type {media_type[:100]!r} is unknown")

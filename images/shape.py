@@ -1,4 +1,4 @@
-"""What kinds of values the fields of an image's documents hold, as data; ``fault`` says what in a document is of another kind.
+"""What kinds of values the fields of an image's documents hold, as data; ``wrong_kind`` says what in a document is of another kind.
 
 The tables follow the schema of the image specification. ``null`` counts as absent everywhere, as it does for the tools in Go that write
 most images; fields that no table has may hold anything. docs/images-schema.md says where we decide otherwise than the schema.
@@ -104,7 +104,7 @@ CONFIG: Shape = {
 }
 
 
-def fault(value: Any, shape: Shape, where: str = "") -> str:
+def wrong_kind(value: Any, shape: Shape, where: str = "") -> str:
     """The first field of another kind, and what it should be; "" where all fit. Lists and objects that are too long are others' concern."""
     if value is None:
         return ""
@@ -120,4 +120,4 @@ def fault(value: Any, shape: Shape, where: str = "") -> str:
         parts = ((part, shape.values, f"a value of {where}") for part in value.values())
     else:
         parts = ((value[key], inner, f"{where}.{key}" if where else key) for key, inner in shape.items() if key in value)
-    return next((found for part in parts if (found := fault(*part))), "")
+    return next((found for part in parts if (found := wrong_kind(*part))), "")

@@ -46,6 +46,7 @@ from dockless.images.layers import INDEX_FILE, Layer
 from dockless.images.limits import UnpackLimits
 from dockless.images.progress import Progress
 from dockless.images.pull_policy import PullPolicy
+from dockless.paths import StrPath
 
 if TYPE_CHECKING:
     from dockless.images.check import Report
@@ -61,7 +62,6 @@ _ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")
 # What get() answered last, by store and reference: starting the same image again must not read the store again.
 _kept: dict[tuple[str, str], tuple[tuple[int, ...], Image]] = {}
 _KEPT_AT_MOST = 256
-StrPath = str | os.PathLike[str]
 
 
 class Store:
@@ -71,9 +71,7 @@ class Store:
     """
 
     @checked
-    def __init__(
-        self, root: str | os.PathLike[str] | None = None, *, limits: UnpackLimits | None = None, index: bool | None = None
-    ) -> None:
+    def __init__(self, root: StrPath | None = None, *, limits: UnpackLimits | None = None, index: bool | None = None) -> None:
         self.root = (paths.store() if root is None else Path(root)).absolute()
         self._list_path = str(self.root / "images.json")
         self.limits = limits or UnpackLimits()
@@ -369,10 +367,6 @@ class Store:
     def changing(self) -> Iterator[dict[str, Any]]:
         """The list of images and tags, to be changed in the block and written at its end."""
         with locked(self.root / "locks" / "images"):
-            for left in self.root.glob(
-                f".{os.path.basename(self._list_path)}.*"
-            ):  # of one who was killed, or whose disk refused to remove it
-                left.unlink(missing_ok=True)
             index = self.read_index()
             yield index
             self._replace(Path(self._list_path), json.dumps(index, indent=1, sort_keys=True).encode())

@@ -2,7 +2,7 @@
 
 A ``$name`` is a place where an earlier line mounted something: a shell has no mounts that are attached nowhere. ``below``, ``target``,
 ``flags``, ``hide``, ``idmap`` and ``erofs`` are small functions of the script that ``sandbox.script`` makes of these commands; commands
-that run another one (``unshare``, ``setpriv``, …) run the rest of the script there. What a shell cannot say begins with ``UNSAYABLE``.
+that run another one (``unshare``, ``setpriv``, …) run the rest of the script there. What a shell cannot do begins with ``IMPOSSIBLE``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dockless.sandbox.builder import IDMAP, NEW_NS, NODEV, NOEXEC, NOSUID, RDONL
 from dockless.sandbox.plan import DIRECTORY, Op, Plan
 from dockless.sandbox.spec import RLIMITS
 
-UNSAYABLE = "# not sayable in shell: "
+IMPOSSIBLE = "# not possible in shell: "
 NOTHING = "# nothing to do in shell: "
 
 _BEGIN = (
@@ -327,7 +327,7 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "CLOSE": lambda op, p: (f"close {_label(p, op.slot_in)}", f"{NOTHING}it holds no descriptor of it"),
     "PIVOT": lambda op, p: (
         f"make {_label(p, op.slot_in)} the root, and let go of the host's",
-        f"{UNSAYABLE}after pivot_root(2) the host's programs are gone; the last command uses chroot(2), which holds no hostile root",
+        f"{IMPOSSIBLE}after pivot_root(2) the host's programs are gone; the last command uses chroot(2), which holds no hostile root",
     ),
     "SETNS": _setns,
     "UNSHARE": lambda op, p: (
@@ -340,7 +340,7 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "SET_IDS": _set_ids,
     "FS_IDS": lambda op, p: (
         "open files as user {}, group {} from here on".format(*_ids(op)),
-        UNSAYABLE + "setfsuid({}), setfsgid({})".format(*_ids(op)),
+        IMPOSSIBLE + "setfsuid({}), setfsgid({})".format(*_ids(op)),
     ),
     "CLONE": _clone,
     "SPAWN": lambda op, p: (
@@ -357,15 +357,15 @@ _SAY: dict[str, Callable[[_Said, Plan], tuple[str, str]]] = {
     "NO_NEW_PRIVS": lambda op, p: ("give up gaining privileges by setuid programs, for good", "--no-new-privs"),
     "SECCOMP": lambda op, p: (
         f"install the seccomp filter ({len(op.blob_a) // 8} instructions)",
-        f"{UNSAYABLE}no command installs a filter of one's own",
+        f"{IMPOSSIBLE}no command installs a filter of one's own",
     ),
     "PDEATHSIG": lambda op, p: (
         "die when the keeper dies",
-        f"{UNSAYABLE}capsh has no word for it" if op.actor == "job" else "setpriv --pdeathsig kill",
+        f"{IMPOSSIBLE}capsh has no option for it" if op.actor == "job" else "setpriv --pdeathsig kill",
     ),
-    "SUBREAPER": lambda op, p: ("adopt the job's orphans", f"{UNSAYABLE}prctl(PR_SET_CHILD_SUBREAPER)"),
+    "SUBREAPER": lambda op, p: ("adopt the job's orphans", f"{IMPOSSIBLE}prctl(PR_SET_CHILD_SUBREAPER)"),
     "SIGNALS": lambda op, p: ("set every signal to its default, none blocked", "env --default-signal"),
-    "KEYRING": lambda op, p: ("start a session keyring of its own", f"{UNSAYABLE}a shell cannot join another keyring"),
+    "KEYRING": lambda op, p: ("start a session keyring of its own", f"{IMPOSSIBLE}a shell cannot join another keyring"),
     "CHOWN": lambda op, p: (
         "give {} to user {}, group {} of the host".format(_in(op, p), *_ids(op)),
         "chown --no-dereference {1}:{2} {0}".format(_below(op, p, op.slot_in), *_ids(op)),

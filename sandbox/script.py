@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from dockless.native.userns import IdMap
 from dockless.sandbox.compile import USERNS_LABEL
-from dockless.sandbox.explain import UNSAYABLE, Row, environment, name_of, rows
+from dockless.sandbox.explain import IMPOSSIBLE, Row, environment, name_of, rows
 from dockless.sandbox.plan import Plan
 from dockless.sandbox.resolved import Resolved
 from dockless.text import escaped
@@ -90,7 +90,7 @@ hide() {{
 idmap() {{
     case $(mount --help) in
     *--map-users*) mount -o "bind,X-mount.idmap=$1" "$2" "$2" ;;
-    *) echo "not sayable with this mount(8), util-linux 2.39 can: the owners of $2 stay" >&2 ;;
+    *) echo "not possible with this mount(8), only with that of util-linux 2.39: the owners of $2 stay" >&2 ;;
     esac
 }}
 
@@ -164,13 +164,13 @@ class _Script:
 def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     """The text of the script. ``notes``: what else the sandbox has and the script has not, for its first lines."""
     out = _Script(_head(resolved, plan, notes).splitlines())
-    room = '    mount -t tmpfs -o mode=1777 none "$slots"'
+    places = '    mount -t tmpfs -o mode=1777 none "$slots"'
     out.begin("keeper")
     if resolved.rootful:
-        out.lines += ["    # a place for mounts that are attached nowhere yet", room]
+        out.lines += ["    # for mounts that are attached nowhere yet", places]
     last: list[Row] = []
     for row in rows(plan):
-        chained = row.operation in _CHAINED and not row.shell.startswith(UNSAYABLE)
+        chained = row.operation in _CHAINED and not row.shell.startswith(IMPOSSIBLE)
         if row.actor == "job" and (row.operation in _LAST or row.operation == "EXEC"):
             if out.chain:
                 out.begin(row.actor)
@@ -181,8 +181,8 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
         else:
             if out.chain:
                 out.begin(row.actor)
-                if not resolved.rootful and row.actor == "init" and room not in out.lines:
-                    out.lines += ["    # a place for mounts that are attached nowhere yet", room]
+                if not resolved.rootful and row.actor == "init" and places not in out.lines:
+                    out.lines += ["    # for mounts that are attached nowhere yet", places]
             out.add(row)
         if row.operation == "SPAWN":
             out.begin("job")
@@ -229,7 +229,7 @@ def _head(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     return head + "\n".join(
         [
             "",
-            *(f"{UNSAYABLE}{note}" for note in notes),
+            *(f"{IMPOSSIBLE}{note}" for note in notes),
             "case ${1-} in",
             "'')",
             f"""    grep -qs '^{_MADE}' -- "$0" || {{ echo "save this script into a file, then run: sh FILE" >&2; exit 1; }}""",

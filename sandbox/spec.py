@@ -16,13 +16,13 @@ from typing import Literal
 from dockless.cgroups import Limits
 from dockless.checks import check_record
 from dockless.errors import BadInput
+from dockless.paths import StrPath
 from dockless.units import NOT_FOR_STOP
 
 Profile = Literal["default", "untrusted", "privileged"]
 Network = Literal["none", "host"]
 RootMode = Literal["disk", "tmpfs", "readonly"]
 Share = Literal["new", "host"]
-StrPath = str | os.PathLike[str]
 
 _RLIMITS = "cpu fsize data stack core rss nproc nofile memlock as locks sigpending msgqueue nice rtprio rttime"
 RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
@@ -207,7 +207,7 @@ def _check_numbers(spec: Spec) -> None:
         *((f"limit {limit.name}", value, -1, _MAX_BYTES) for limit in spec.rlimits for value in (limit.soft, limit.hard)),
     ):
         if number is not None and not low <= number <= high:
-            raise BadInput(f"{what} {number} cannot be", subject=what, hint=f"it goes from {low} to {high:d}")
+            raise BadInput(f"{what} {number} is out of range", subject=what, hint=f"it goes from {low} to {high:d}")
     if spec.stop_signal in NOT_FOR_STOP:
         raise BadInput(
             f"{signal.Signals(spec.stop_signal).name} ends no program, so it is no stop signal",

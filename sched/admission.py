@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
 
 
 class Admission:
-    """``check_image``: raises UnknownImage; injected because the store belongs to another room."""
+    """``check_image``: raises UnknownImage; injected because the store belongs to another package."""
 
     def __init__(self, config: Config, gpus: HostGpus, callers: Callers, check_image: Callable[[str], None]) -> None:
         self.config = config
@@ -32,7 +32,7 @@ class Admission:
         self.callers = callers
         self.check_image = check_image
 
-    def flood(self, caller: Caller, shares: Shares, more: int) -> None:
+    def refuse_too_many(self, caller: Caller, shares: Shares, more: int) -> None:
         """Refused: more jobs than one user may have in the queue."""
         have = shares.jobs[caller.uid]
         if have + more > self.config.per_user:
@@ -42,9 +42,9 @@ class Admission:
                 hint="wait for some to end, or ask the administrator to raise queue.per_user",
             )
 
-    def heavy(self, caller: Caller, shares: Shares, more: int) -> None:
+    def refuse_too_large(self, caller: Caller, shares: Shares, more: int) -> None:
         """Refused: specs of more bytes than one user may have in the queue."""
-        have, most = shares.weight[caller.uid], self.config.per_user_size
+        have, most = shares.size[caller.uid], self.config.per_user_size
         if have + more > most:
             raise Refused(
                 f"user {caller.user} has {have} bytes of jobs in the queue; {more} more would pass the limit of {most}",

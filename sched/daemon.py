@@ -55,14 +55,14 @@ def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
     state = paths.state()
     _directory(state)
     _directory(options.socket.parent)
-    threading.excepthook = lambda fault: say(f"fault: {describe(fault.exc_value)}" if fault.exc_value else "fault")
+    threading.excepthook = lambda failed: say(f"unexpected error: {describe(failed.exc_value)}" if failed.exc_value else "unexpected error")
     with only_one(state / "daemon.lock"):
         try:
             asyncio.run(serve(state, options.socket, launcher or real_launcher()))
         except DocklessError:
             raise
         except Exception as error:  # not its traceback: that ends with the error's text
-            hint = "this is a fault in dockless; please report it. Running jobs go on"
+            hint = "this is a bug in dockless; please report it. Running jobs go on"
             raise SchedError(f"the daemon failed: {describe(error)}", hint=hint) from None
     return 0
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
 async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[[], None] | None = None) -> None:
     """The daemon's life, in a running loop. ``ready``: called once it listens."""
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_fault)
+    loop.set_exception_handler(_unexpected)
     settings = config.load(paths.config_file())
     gpus = HostGpus()
     engine = Engine(state, launcher, gpus, settings, check_image)
@@ -180,16 +180,16 @@ def _notify(text: str) -> None:
             connection.sendto(text.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
-def _fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """asyncio's own words repeat the arguments of the callback that failed."""
     error = context.get("exception")
     what = context["message"] if error is None else describe(error)
-    say(f"fault: {what}")
+    say(f"unexpected error: {what}")
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except DocklessError as fault:
-        print(f"dockless: {escaped(str(fault))}\n  hint: {escaped(fault.hint)}", file=sys.stderr)
-        sys.exit(fault.exit_code)
+    except DocklessError as error:
+        print(f"dockless: {escaped(str(error))}\n  hint: {escaped(error.hint)}", file=sys.stderr)
+        sys.exit(error.exit_code)

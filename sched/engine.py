@@ -136,7 +136,7 @@ class Engine:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            say(f"fault: {describe(error)}")
+            say(f"unexpected error: {describe(error)}")
 
     # -- coming back
 
@@ -208,19 +208,19 @@ class Engine:
         if self.closing:
             raise SchedError("the daemon is ending", hint="try again when it is back")
         count = len(specs) if array is None else array
-        self.admission.flood(caller, self.shares, count)
+        self.admission.refuse_too_many(caller, self.shares, count)
         new: list[queue.NewJob] = []
         with self.shares.coming(caller.uid, count, 0):
             for index, plain in enumerate(specs):
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
                 new.append(self.admission.admit(caller, job_from_plain(plain)))
-            weight = sum(map(len, {job.spec for job in new}))
-            self.admission.heavy(caller, self.shares, weight)
+            size = sum(map(len, {job.spec for job in new}))
+            self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:
                 new *= array
             now = time.time()
-            with self.shares.coming(caller.uid, 0, weight):
+            with self.shares.coming(caller.uid, 0, size):
                 ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None, now))
         held = True
         for index, (number, job) in enumerate(zip(ids, new, strict=True)):
@@ -386,7 +386,7 @@ class Engine:
         self._stop(entry, 0.0)
 
     async def _surely(self, entry: Entry, work: Awaitable[None]) -> None:
-        """A job's way to its end; a fault of ours on it must not leave the job running for ever."""
+        """A job's way to its end; an error of ours on it must not leave the job running for ever."""
         try:
             await work
         except Exception as error:

@@ -32,7 +32,7 @@ def take(db: sqlite3.Connection, lease: Lease) -> None:
         raise SchedError(
             f"a GPU for job {lease.job} is leased already, to job {', '.join(str(h.job) for h in holders)}",
             subject=f"job {lease.job}",
-            hint="this is a fault in dockless; please report it with the daemon's log",
+            hint="this is a bug in dockless; please report it with the daemon's log",
         ) from None
 
 

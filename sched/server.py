@@ -128,7 +128,7 @@ class Server:
         self._connections[uid] += 1
         try:
             caller = self.engine.callers.caller(uid)
-            self._room_for(caller, connection.fileno())
+            self._refuse_too_many(caller, connection.fileno())
             await self._serve(uid, reader, writer)
         except DocklessError as error:
             writer.write(encode(error_message(error)))
@@ -183,15 +183,15 @@ class Server:
                 writer.write(encode(error_message(error)))
             except (ConnectionError, TimeoutError):
                 raise
-            except Exception as error:  # a fault of ours: the caller is told, the daemon goes on
+            except Exception as error:  # a bug: the caller is told, the daemon goes on
                 op = request.get("op")
                 what = op if op in self._verbs or op == "logs" else "a request"
-                say(f"fault in {what} of uid {uid}: {describe(error)}")
-                fault = SchedError(f"the daemon failed: {describe(error)}", hint="this is a fault in dockless; please report it")
-                writer.write(encode(error_message(fault)))
+                say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
+                failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
+                writer.write(encode(error_message(failed)))
             await writer.drain()
 
-    def _room_for(self, caller: Caller, descriptor: int) -> None:
+    def _refuse_too_many(self, caller: Caller, descriptor: int) -> None:
         """Refused: too many connections. Whatever one user has, the others can have a few; root can always call."""
         if caller.root:
             return

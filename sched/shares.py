@@ -1,4 +1,4 @@
-"""How much of the queue each user has: jobs that have not ended, and what their specs weigh. Kept up to date, so that a submit need not
+"""How much of the queue each user has: jobs that have not ended, and what their specs take. Kept up to date, so that a submit need not
 count."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dockless.sched.queue import Live
 
 
 class Shares:
-    """``jobs`` and ``weight`` (characters of JSON) by user id. The jobs of an array weigh as one."""
+    """``jobs`` and ``size`` (characters of their specs as JSON) by user id. The jobs of an array share one spec."""
 
     def __init__(self) -> None:
         self.jobs: Counter[int] = Counter()
-        self.weight: Counter[int] = Counter()
+        self.size: Counter[int] = Counter()
         self._of_spec: Counter[int] = Counter()
 
     def enter(self, live: Live) -> None:
@@ -23,7 +23,7 @@ class Shares:
         self.jobs[job.uid] += 1
         self._of_spec[job.array or job.id] += 1
         if self._of_spec[job.array or job.id] == 1:
-            self.weight[job.uid] += live.spec_size
+            self.size[job.uid] += live.spec_size
 
     def leave(self, live: Live) -> None:
         job = live.job
@@ -31,19 +31,19 @@ class Shares:
         self._of_spec[key] -= 1
         if not self._of_spec[key]:
             del self._of_spec[key]
-            self._less(self.weight, job.uid, live.spec_size)
+            self._less(self.size, job.uid, live.spec_size)
         self._less(self.jobs, job.uid, 1)
 
     @contextlib.contextmanager
-    def coming(self, uid: int, jobs: int, weight: int) -> Iterator[None]:
+    def coming(self, uid: int, jobs: int, size: int) -> Iterator[None]:
         """Counted while they are being written, so that a flood through many connections at once cannot slip in between."""
         self.jobs[uid] += jobs
-        self.weight[uid] += weight
+        self.size[uid] += size
         try:
             yield
         finally:
             self._less(self.jobs, uid, jobs)
-            self._less(self.weight, uid, weight)
+            self._less(self.size, uid, size)
 
     @staticmethod
     def _less(of: Counter[int], uid: int, count: int) -> None:

@@ -7,8 +7,8 @@
 
 Deadlines nest: a read has its own, the document that it belongs to has one for all its reads, tries and redirects, and the first that is
 over counts. The sockets (``Timed``, below plain and TLS connections alike) look at the deadlines before each wait, so a server that keeps
-a connection alive, one byte at a time, in heads, ``100 Continue``, chunk extensions or trailers, gains nothing. Sending moves the
-deadlines on: how long it takes depends on what is sent, so it is held to a rate instead (``Rate``).
+a connection alive, one byte at a time, in heads, ``100 Continue``, chunk extensions or trailers, gains nothing. The time that sending
+takes is added to the deadlines: it depends on what is sent, so a lowest rate holds for it instead (``Rate``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class TooSlow(Exception):
 
 
 class _Deadline:
-    __slots__ = ("end", "most", "room", "seconds", "step")
+    __slots__ = ("end", "left", "most", "seconds", "step")
 
     def __init__(self, seconds: float, step: str, most: float) -> None:
         self.seconds, self.step, self.most = seconds, step, most
         self.end = time.monotonic() + seconds
-        self.room = most
+        self.left = most
 
 
 class _Thread(threading.local):
@@ -68,7 +68,7 @@ def check() -> None:
     for one in _thread.deadlines:
         if now >= one.end:
             last = _thread.deadlines[-1]
-            where = "" if last is one else f" (last: {last.step})"
+            where = "" if last.step == one.step else f" (last: {last.step})"
             raise TooSlow(f"{one.step} is not complete after {one.seconds:g} s{where}")
 
 
@@ -102,38 +102,27 @@ class Timed(_Socket):
     sending: Rate | None = None
 
     def connect(self, address: Any) -> None:
-        self._begin(self.idle)
-        try:
+        with self._waiting(self.idle, f"no connection within {self.idle:g} s"):
             super().connect(address)
-        except TimeoutError:
-            check()
-            raise TooSlow(f"no connection within {self.idle:g} s") from None
 
     def do_handshake(self, block: bool = False) -> None:
         """The TLS handshake, in the time that connecting may take."""
-        self._begin(self.gettimeout())
         try:
-            super().do_handshake(block)  # type: ignore[misc]
-        except TimeoutError:
+            with self._waiting(self.gettimeout(), "the TLS handshake is not complete in time"):
+                super().do_handshake(block)  # type: ignore[misc]
+        except TooSlow:
             self.close()
-            check()
-            raise TooSlow("the TLS handshake is not complete in time") from None
+            raise
 
     def recv(self, *args: Any, **options: Any) -> bytes:
-        self._begin(self.idle)
-        try:
+        with self._waiting(self.idle, self._no_byte()):
             data = super().recv(*args, **options)
-        except TimeoutError:
-            raise self._silent() from None
         _received(len(data))
         return data
 
     def recv_into(self, *args: Any, **options: Any) -> int:
-        self._begin(self.idle)
-        try:
+        with self._waiting(self.idle, self._no_byte()):
             count = super().recv_into(*args, **options)
-        except TimeoutError:
-            raise self._silent() from None
         _received(count)
         return count
 
@@ -142,34 +131,36 @@ class Timed(_Socket):
         with memoryview(data) as view, view.cast("B") as left:
             at = 0
             while at < len(left):
-                self._begin(self.idle)
                 since = time.monotonic()
-                try:
+                with self._waiting(self.idle, f"the request has stalled: no byte of it was taken for {self.idle:g} s"):
                     count = super().send(left[at:], flags)
-                except TimeoutError:
-                    check()
-                    raise TooSlow(f"the request has stalled: no byte of it was taken for {self.idle:g} s") from None
                 passed = time.monotonic() - since
                 for one in _thread.deadlines:
                     one.end += passed
                 rate.moved(count, passed)
                 at += count
 
-    def _begin(self, seconds: float | None) -> None:
+    @contextlib.contextmanager
+    def _waiting(self, seconds: float | None, late: str) -> Iterator[None]:
+        """One wait, of ``seconds`` at most and within the thread's deadlines. ``TooSlow``: says which of these is over, or ``late``."""
         check()
         left = min(remaining(), math.inf if seconds is None else seconds)
         self.settimeout(max(0.001, left) if left < math.inf else None)
+        try:
+            yield
+        except TimeoutError:
+            check()
+            raise TooSlow(late) from None
 
-    def _silent(self) -> TooSlow:
-        check()
+    def _no_byte(self) -> str:
         step = _thread.deadlines[-1].step if _thread.deadlines else "the transfer"
-        return TooSlow(f"{step} has stalled: no byte came for {self.idle:g} s")
+        return f"{step} has stalled: no byte came for {self.idle:g} s"
 
 
 def _received(count: int) -> None:
     for one in _thread.deadlines:
-        one.room -= count
-        if one.room < 0:
+        one.left -= count
+        if one.left < 0:
             raise TooSlow(f"{one.step} is larger than {one.most:.0f} bytes")
 
 

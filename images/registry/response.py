@@ -71,7 +71,7 @@ class Response:
 
         try:
             # read1: what has come is given at once, so that a stall or a reset does not take it away again.
-            with within(self._timeouts.read, "the frame of the body", most=size + _FRAME_MAX):
+            with within(self._timeouts.read, "the next part of the body", most=size + _FRAME_MAX):
                 return self._raw.read1(size, decode_content=False)
         except (HTTPError, HTTPException, OSError, ValueError) as error:
             raise self._broken(error, "run it again: it goes on where it stopped") from None
@@ -85,12 +85,12 @@ class Response:
 
     def read_all(self, limit: int) -> bytes:
         """The whole body, which must be small and come soon; ``RegistryError`` above ``limit`` bytes."""
-        pieces, room = [], limit + 1
+        pieces, left = [], limit + 1
         with within(self._timeouts.answer, "the body of the answer"):
-            while room > 0 and (piece := self.read(min(room, 256 << 10))):
+            while left > 0 and (piece := self.read(min(left, 256 << 10))):
                 pieces.append(piece)
-                room -= len(piece)
-        if room <= 0:
+                left -= len(piece)
+        if left <= 0:
             self.abandon()
             raise RegistryError(
                 f"{self.what} is larger than {limit} bytes", subject=self.what, hint="this is more than any registry should serve"

@@ -169,7 +169,7 @@ def _bounds_problem(name: str, value: object) -> str | None:
         if not -_LARGEST <= value < _LARGEST:
             return f"{name} is larger than 64 bits"
     elif isinstance(value, float) and not -1e300 < value < 1e300:
-        return f"{name} is {value}, not a number that can be meant"
+        return f"{name} is {value}, out of range"
     return None
 
 

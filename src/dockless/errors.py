@@ -3,7 +3,7 @@
 ::
 
     DocklessError                   code, subject, hint
-     ├── BadInput                   a value that cannot be meant (also a ValueError)
+     ├── BadInput                   a value that is not valid (also a ValueError)
      ├── Unwritable                 a file of dockless's own: no room, an I/O error, a read-only file system
      ├── ImageError
      │    ├── UnknownImage          no such image in the store

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from dockless.cgroups import IoMax, Limits
 from dockless.images.pull_policy import PullPolicy
-from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode, StrPath
+from dockless.paths import StrPath
+from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
 
 if TYPE_CHECKING:
     from typing import TypedDict

@@ -19,7 +19,8 @@ from dockless.units import parse_duration, parse_signal, parse_size
 
 if TYPE_CHECKING:
     from dockless.cgroups import Limits
-    from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec, StrPath
+    from dockless.paths import StrPath
+    from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec
 
 _LIMITS = (
     "cpus", "cpu_weight", "cpu_burst", "cpuset", "mems", "memory", "memory_high", "memory_low", "memory_min", "swap", "oom_group", "io",
@@ -243,7 +244,7 @@ def _namespaces(value: Namespaces | Mapping[str, str] | None) -> Namespaces:
     known = ("pid", "uts", "ipc", "user", "cgroup", "time")
     for name, choice in value.items():
         if name not in known or choice not in ("new", "host"):
-            raise BadInput(f"namespace {name}={choice} cannot be meant", subject=name, hint=f"{', '.join(known)}: each 'new' or 'host'")
+            raise BadInput(f"namespace {name}={choice} is not valid", subject=name, hint=f"{', '.join(known)}: each 'new' or 'host'")
     return Namespaces(**value)  # type: ignore[arg-type]
 
 
@@ -285,7 +286,7 @@ def _umask(value: int | str | None) -> int | None:
         return None
     number = int(value, 8) if isinstance(value, str) and value and set(value) <= set("01234567") else value
     if not isinstance(number, int) or not 0 <= number <= 0o777:
-        raise BadInput(f"umask {shown(value)} cannot be meant", subject="umask", hint="write it in octal, like 022")
+        raise BadInput(f"umask {shown(value)} is not valid", subject="umask", hint="write it in octal, like 022")
     return number
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dockless.errors import BadInput, Unwritable
 
+StrPath = str | os.PathLike[str]
 _LONGEST_PATH, _LONGEST_NAME = 2048, 255
 """Bytes: half of what the kernel takes, so that what lies below has room; limits.h(0p)."""
 

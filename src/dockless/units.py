@@ -38,7 +38,7 @@ def _bad(what: str, value: object, hint: str) -> NoReturn:
 
 
 def _words(what: str, value: str, hint: str) -> str:
-    """Without blanks around it. No number that is meant has more characters, and no arithmetic on one that has need be thought about."""
+    """Without blanks around it. No sound value has more characters, and arithmetic on a longer one could take long."""
     text = value.strip(" ")
     if len(text) > _LONGEST:
         _bad(what, value, hint)

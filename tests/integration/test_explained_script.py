@@ -99,7 +99,7 @@ def _both(tmp_path: Path, *options: str, image: str = "host", script: str = REPO
     (tmp_path / "x.sh").write_text(explained)
     said = subprocess.run(["/bin/sh", str(tmp_path / "x.sh")], capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd="/")
     assert said.returncode == 0, said.stderr
-    unexpected = [line for line in said.stderr.splitlines() if not line.startswith("not sayable")]
+    unexpected = [line for line in said.stderr.splitlines() if not line.startswith("not possible")]
     assert unexpected == []
     return real.stdout, said.stdout
 
@@ -230,7 +230,7 @@ def test_what_a_shell_cannot_say_is_marked(tmp_path):
     text = subprocess.run([*COMMAND, "run", "--explain", "--script", "--", "true"], capture_output=True, text=True, check=True).stdout
     for what in ("seccomp filter", "pivot_root(2)"):
         assert re.search(rf"# .*{re.escape(what)}", text)
-    assert text.count("# not sayable in shell: ") >= 2
+    assert text.count("# not possible in shell: ") >= 2
 
 
 def _script(tmp_path: Path, *arguments: str) -> str:
@@ -316,15 +316,15 @@ def test_made_for_root_it_says_so_to_a_user(tmp_path):
 )
 def test_a_time_limit_is_marked_as_skipped(tmp_path, options, said):
     text = Path(_script(tmp_path, *options, "host", "--", "true")).read_text()
-    assert f"\n# not sayable in shell: {said}\n" in text
+    assert f"\n# not possible in shell: {said}\n" in text
     listed = subprocess.run([*COMMAND, "run", "--explain", *options, "host", "--", "true"], capture_output=True, text=True, check=True)
-    assert f"# not sayable in shell: {said}\n" in listed.stdout
+    assert f"# not possible in shell: {said}\n" in listed.stdout
 
 
 @requires("root", "device-filter")
 def test_the_device_filter_is_marked_as_skipped(tmp_path):
     text = Path(_script(tmp_path, "host", "--", "true")).read_text()
-    assert "\n# not sayable in shell: allow these devices alone: c 1:3 rw, " in text
+    assert "\n# not possible in shell: allow these devices alone: c 1:3 rw, " in text
 
 
 def test_limits_are_said_as_the_script_says_them():
@@ -334,7 +334,7 @@ def test_limits_are_said_as_the_script_says_them():
         for more in ([], ["--script"])
     )
     said = [[line.strip() for line in lines.splitlines() if "memory.max" in line] for lines in (text, script)]
-    assert said[0] == said[1] == ["# not sayable in shell: limit memory.max to 1073741824"]
+    assert said[0] == said[1] == ["# not possible in shell: limit memory.max to 1073741824"]
 
 
 @pytest.mark.parametrize("more", [["--time"], ["--json"]])

@@ -139,7 +139,7 @@ def test_every_plan_is_a_script(name):
     defined = set(re.findall(r"^([a-z]\w*)=", text, re.M)) | set(re.findall(r"[ ;]([a-z]\w*)=", text))
     used = set(re.findall(r"\$\{?([a-z]\w*)", text)) | {"options"}
     assert used <= defined | {"had", "mount", "fd"}, used - defined  # those of read and for
-    assert all(f"# {row.words}" in text for row in rows(plan)) and "# not sayable in shell: limit pids.max to 5" in text
+    assert all(f"# {row.words}" in text for row in rows(plan)) and "# not possible in shell: limit pids.max to 5" in text
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

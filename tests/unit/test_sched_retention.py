@@ -179,15 +179,15 @@ def test_shares(db):
     lives = queue.live(db)
     for live in lives:
         shares.enter(live)
-    assert (shares.jobs, shares.weight) == ({1: 4, 2: 1}, {1: 107, 2: 1})
+    assert (shares.jobs, shares.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
     with shares.coming(2, 10, 20):
-        assert (shares.jobs[2], shares.weight[2]) == (11, 21)
+        assert (shares.jobs[2], shares.size[2]) == (11, 21)
     for live in lives[:2]:
         shares.leave(live)
-    assert (shares.jobs[1], shares.weight[1]) == (2, 107)
+    assert (shares.jobs[1], shares.size[1]) == (2, 107)
     for live in lives[2:]:
         shares.leave(live)
-    assert not shares.jobs and not shares.weight and not shares._of_spec
+    assert not shares.jobs and not shares.size and not shares._of_spec
 
 
 def write(directory: Path, name: str, size: int, at: float) -> None:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from dockless.cli.output import out, plain, print_json, raw
-from dockless.sandbox.explain import UNSAYABLE, Row, rows, text
+from dockless.sandbox.explain import IMPOSSIBLE, Row, rows, text
 from dockless.units import format_duration
 
 
@@ -47,7 +47,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
     if notes:
         out("besides the plan:")
         for note in notes:
-            out(f"      {UNSAYABLE}{note}")
+            out(f"      {IMPOSSIBLE}{note}")
         out("")
     out(*text(table).split("\n"))
     return 0
