@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = {"probe": ("probe.c", "calls.c", "sly.c"), "teller": ("teller.c", "sly.c")}
+SOURCES = {"probe": ("probe.c", "calls.c", "helpers.c"), "static": ("host_program.c", "helpers.c")}
 FLAGS = """-O1 -g0 -std=gnu11 -Wall -Wextra -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector -fno-pie -no-pie
     -Wl,-Ttext-segment=0x70000000 -Wl,-z,noexecstack""".split()
 ROOM = 16384

@@ -1,7 +1,7 @@
 /* System calls that no job has: each is tried in a process of its own and said when it works. */
 #include "calls.h"
 
-#include "sly.h"
+#include "helpers.h"
 
 enum { MS_BIND_ = 4096, MS_REC_ = 16384, MS_REMOUNT_ = 32, MS_PRIVATE_ = 1 << 18, DETACH = 2 };
 enum { MKNOD_CHAR = 0020000, MKNOD_BLOCK = 0060000 };

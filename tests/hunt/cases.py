@@ -14,7 +14,7 @@ Entry = list[Any]
 
 LOADERS = ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1", "lib/ld-linux.so.2", "bin/sh")
 """Where programs and scripts of the host look for what runs them: in every image it is the hostile program."""
-PROGRAMS = ("tool", "teller", "script")
+PROGRAMS = ("tool", "static", "script")
 TARGETS = (
     "/proc", "/proc/self", "/proc/sys", "/proc/sys/kernel", "/proc/1", "/proc/1/root", "/proc/self/fd/16", "/proc/self/cwd", "/proc/acpi",
     "/sys", "/sys/fs", "/sys/fs/cgroup", "/sys/firmware", "/dev", "/dev/pts", "/dev/shm", "/dev/null", "/etc", "/", "proc", "../../../proc",
@@ -148,7 +148,7 @@ def _image(rng: random.Random) -> Case:
         config["Env"].append("PATH=" + ":".join([*(f"/proc/self/fd/{slot}/bin" for slot in range(first, first + 30)), "/bin"]))
     elif choice < 8:
         script = choice < 6
-        paths = _sweep(rng, f"home/bin/{rng.choice(PROGRAMS if script else ('teller', 'tool'))}")
+        paths = _sweep(rng, f"home/bin/{rng.choice(PROGRAMS if script else ('static', 'tool'))}")
         layer = [["file", f"s/{n}/go", f"#!{path}\n" if script else f"<interpreter>{path}", 0o755, 0, 0] for n, path in enumerate(paths)]
         layers.append(layer)
         config["Entrypoint"] = ["go"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hunt.canaries import Canaries
 from hunt.cases import Case
-from hunt.scene import Scene
 
 PROC, SYSFS, TMPFS, DEVPTS = 0x9FA0, 0x62656572, 0x01021994, 0x1CD1
 _EXPECTED = {"/proc": (PROC,), "/proc/sys": (PROC,), "/sys": (SYSFS,), "/dev": (TMPFS,), "/dev/shm": (TMPFS,), "/dev/pts": (DEVPTS,)}
@@ -48,13 +48,13 @@ class Finding:
         return f"{self.kind}: {self.what}"
 
 
-def findings(case: Case, record: dict[str, Any], on: Scene) -> list[Finding]:
+def findings(case: Case, record: dict[str, Any], on: Canaries) -> list[Finding]:
     """Everything in a record that should not be, each thing once."""
     found = {finding.key: finding for finding in _all(case, record, on)}
     return list(found.values())
 
 
-def _all(case: Case, record: dict[str, Any], on: Scene) -> Iterator[Finding]:
+def _all(case: Case, record: dict[str, Any], on: Canaries) -> Iterator[Finding]:
     if record.get("hung"):
         yield Finding("hung", case["kind"], "the case did not come to its end")
     for what, how in record["changes"]:
@@ -66,7 +66,7 @@ def _all(case: Case, record: dict[str, Any], on: Scene) -> Iterator[Finding]:
         yield from _of_a_try(one, told, case["image"]["form"], on)
 
 
-def _of_a_try(one: Case, told: dict[str, Any], form: str, on: Scene) -> Iterator[Finding]:
+def _of_a_try(one: Case, told: dict[str, Any], form: str, on: Canaries) -> Iterator[Finding]:
     if told["crash"]:
         yield Finding("crash", told["crash"].strip().splitlines()[-1][:100], told["crash"])
     if told.get("log", 0) > LOG_MAX:
@@ -83,7 +83,7 @@ def _general(text: str) -> str:
     return re.sub(r"^/dev/[\w-]+$", "a device node", re.sub(r"[0-9a-f]{32,}", "DIGEST", text))
 
 
-def _said(options: dict[str, Any], out: str, form: str, on: Scene) -> Iterator[Finding]:
+def _said(options: dict[str, Any], out: str, form: str, on: Canaries) -> Iterator[Finding]:
     readonly = options.get("root") == "readonly" or (options.get("profile") == "untrusted" and options.get("root", "disk") == "disk")
     wanted = {posixpath.normpath(mount.split(":")[1]) for mount in options.get("mounts", ())}
     admin = not _ADMIN.isdisjoint(options.get("cap_add", ()))
@@ -128,7 +128,7 @@ def _below(path: str) -> str:
     return "/".join(path.split("/")[:4]) if path.startswith(("/proc/sys/", "/sys/")) else path
 
 
-def _mounted(row: str, on: Scene, wanted: set[str]) -> Iterator[Finding]:
+def _mounted(row: str, on: Canaries, wanted: set[str]) -> Iterator[Finding]:
     fields = row.split()
     if len(fields) > 6 and "-" in fields:
         target, kind = fields[4], fields[fields.index("-") + 1]

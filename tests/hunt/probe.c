@@ -3,7 +3,7 @@
  * It tries what an attacker would and says on its standard output what worked, a line of JSON each. It never writes to a file that is not the hunt's
  * own: such a file says HUNT- somewhere, such a directory has a file `.hunt`. */
 #include "calls.h"
-#include "sly.h"
+#include "helpers.h"
 
 static void door(const char *path) {
     char target[512] = "";

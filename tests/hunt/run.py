@@ -28,21 +28,21 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent), str(TOP / "src")]
 
-from hunt import cases, judge, minimise, scene, stage  # noqa: E402
+from hunt import canaries, cases, judge, minimise, own_mounts  # noqa: E402
 
 PATIENCE = 90.0  # seconds that a case may take before it counts as hung
 KEPT = 3  # findings of one name that are written down
 
 
 @contextmanager
-def canaries() -> Iterator[scene.Scene]:
-    """The scene with its neighbour. All of it is gone afterwards."""
+def prepared() -> Iterator[canaries.Canaries]:
+    """The canaries with their neighbour. All of it is gone afterwards."""
     base = Path(tempfile.mkdtemp(prefix="dockless-hunt.", dir="/var/tmp"))
     base.chmod(0o755)
     root = os.geteuid() == 0
     try:
         if root:
-            stage.enter(base)
+            own_mounts.enter(base)
         os.environ |= {"DOCKLESS_HOME": str(base / "h"), "TMPDIR": str(base / "tmp"), "DOCKLESS_SIMULATED_GPUS": "2x8G"}
         tempfile.tempdir = None
         with socket.socket() as port, socket.socket(socket.AF_UNIX) as abstract:
@@ -50,8 +50,8 @@ def canaries() -> Iterator[scene.Scene]:
             name = f"hunt-{os.getpid()}"
             abstract.bind(f"\0{name}")
             port.listen(64), abstract.listen(64)
-            made = scene.make(base, staged=root, port=port.getsockname()[1], abstract=name)
-            os.environ["HUNT_ENVIRONMENT"] = scene.token_of(made, "the hunt's environment")
+            made = canaries.make(base, with_own_mounts=root, port=port.getsockname()[1], abstract=name)
+            os.environ["HUNT_ENVIRONMENT"] = canaries.token_of(made, "the hunt's environment")
             with neighbour(made):
                 yield made
     finally:
@@ -63,7 +63,7 @@ def canaries() -> Iterator[scene.Scene]:
 
 
 @contextmanager
-def neighbour(made: scene.Scene) -> Iterator[None]:
+def neighbour(made: canaries.Canaries) -> Iterator[None]:
     """Another job of the same machine, with secrets in its image, its environment, its volume and its private root."""
     from support import make_image
 
@@ -73,19 +73,19 @@ def neighbour(made: scene.Scene) -> Iterator[None]:
 
     entries = [
         make_image.file("bin/probe", made.probe(), 0o755),
-        make_image.file("secret", scene.token_of(made, "neighbour's image"), 0o600),
+        make_image.file("secret", canaries.token_of(made, "neighbour's image"), 0o600),
         make_image.file(".hunt", "HUNT-\n", 0o666),
     ]
     layout = make_image.make_oci_layout(
         made.base / "work/neighbour", [entries], {"Env": [], "Cmd": ["/bin/probe", "sleep"]}, "hunt/neighbour:1", compression="none"
     )
     Store(index=False).load(layout)
-    secret = scene.token_of(made, "neighbour's environment")
-    spec = make_spec("hunt/neighbour:1", mounts=[f"{scene.NEIGHBOUR}:/v"], env={"SECRET": secret})
-    box = detached.start(spec, id=scene.NEIGHBOUR)
+    secret = canaries.token_of(made, "neighbour's environment")
+    spec = make_spec("hunt/neighbour:1", mounts=[f"{canaries.NEIGHBOUR}:/v"], env={"SECRET": secret})
+    box = detached.start(spec, id=canaries.NEIGHBOUR)
     try:
-        for place in (made.home / "state/volumes").rglob(scene.NEIGHBOUR):
-            (place / "secret").write_text(scene.token_of(made, "neighbour's volume"))
+        for place in (made.home / "state/volumes").rglob(canaries.NEIGHBOUR):
+            (place / "secret").write_text(canaries.token_of(made, "neighbour's volume"))
         yield
         if box.state() != "running":
             raise SystemExit("hunt: the neighbour's job has ended")
@@ -96,7 +96,7 @@ def neighbour(made: scene.Scene) -> Iterator[None]:
 class Hunt:
     """Cases one after the other, and what they brought."""
 
-    def __init__(self, made: scene.Scene, keep: Path, *, shorten: bool) -> None:
+    def __init__(self, made: canaries.Canaries, keep: Path, *, shorten: bool) -> None:
         from hunt import trial
 
         self._made, self._keep, self._shorten = made, keep, shorten
@@ -107,7 +107,7 @@ class Hunt:
         self.began = time.monotonic()
         for warming in ({"form": "host"}, {"form": "written", "layers": [cases.base()], "config": {"Cmd": ["/bin/probe"]}}):
             trial.attempt({"kind": "run", "image": warming, "tries": [{"args": ["/bin/true"]}]}, made, "hunt-warm", PATIENCE)
-        self._names = scene.listing(made)
+        self._names = canaries.listing(made)
 
     def judged(self, case: cases.Case) -> list[judge.Finding]:
         self.count += 1
@@ -126,9 +126,9 @@ class Hunt:
         from dockless.sandbox.sandbox import remove_tree
 
         found = []
-        for pid in scene.children():
+        for pid in canaries.children():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if f"dockless {scene.NEIGHBOUR}" not in command:
+            if f"dockless {canaries.NEIGHBOUR}" not in command:
                 found.append(judge.Finding("left behind", "process", f"{pid} {command}"))
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -137,7 +137,7 @@ class Hunt:
             if image.name and "neighbour" not in image.name:
                 store.remove(image.name, force=True)
         store.prune()
-        for name in sorted(scene.listing(self._made) - self._names):
+        for name in sorted(canaries.listing(self._made) - self._names):
             if (self._made.base / name).exists() and not name.startswith(("h/store/", "h/state/volumes/", "h/run")):
                 found.append(judge.Finding("left behind", judge._general(name).replace(id, "ID"), name))
                 remove_tree(self._made.base / name)
@@ -150,7 +150,7 @@ class Hunt:
             ("home/notes", 0o644),
             ("home/bin/tool", 0o755),
             ("home/bin/script", 0o755),
-            ("home/bin/teller", 0o755),
+            ("home/bin/static", 0o755),
         ):
             path = self._made.base / name
             content = path.read_bytes()
@@ -159,7 +159,7 @@ class Hunt:
             if path.stat().st_mode & 0o7777 != mode or path.stat().st_uid != os.geteuid():
                 os.chown(path, os.geteuid(), os.getegid())
                 path.chmod(mode)
-        if self._made.staged and os.geteuid() == 0:
+        if self._made.with_own_mounts and os.geteuid() == 0:
             for name in ("null", "zero", "full", "random", "urandom", "tty"):
                 os.chown(f"/dev/{name}", 0, 0)
                 os.chmod(f"/dev/{name}", 0o666)
@@ -191,7 +191,7 @@ class Hunt:
 
 def hunt(options: argparse.Namespace) -> int:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes ours
-    with canaries() as made:
+    with prepared() as made:
         work = Hunt(made, options.keep, shorten=not options.replay and not options.whole)
         if options.replay:
             for path in options.replay:

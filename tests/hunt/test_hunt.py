@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hunt import build, cases, judge, minimise, scene
+from hunt import build, canaries, cases, judge, minimise
 from support.requires import requires
 
 HERE = Path(__file__).resolve().parent
@@ -57,9 +57,9 @@ def test_a_case_is_its_seed(root):
 
 @requires("program:gcc")
 def test_a_touched_canary_is_seen(tmp_path):
-    on = scene.make(tmp_path / "base", staged=False, port=1, abstract="none")
-    before = scene.picture(on)
-    assert not scene.differences(before, scene.picture(on))
+    on = canaries.make(tmp_path / "base", with_own_mounts=False, port=1, abstract="none")
+    before = canaries.picture(on)
+    assert not canaries.differences(before, canaries.picture(on))
     notes = on.base / "home/notes"
     for touch in (
         lambda: notes.write_text(notes.read_text() + "x"),
@@ -70,14 +70,14 @@ def test_a_touched_canary_is_seen(tmp_path):
         lambda: os.setxattr(notes, "user.x", b"y"),
         lambda: (on.base / "home/secret").unlink(),
     ):
-        before = scene.picture(on)
+        before = canaries.picture(on)
         touch()
-        assert scene.differences(before, scene.picture(on))
+        assert canaries.differences(before, canaries.picture(on))
 
 
 @requires("program:gcc")
 def test_what_counts_as_a_finding(tmp_path):
-    on = scene.make(tmp_path / "base", staged=False, port=1, abstract="none")
+    on = canaries.make(tmp_path / "base", with_own_mounts=False, port=1, abstract="none")
 
     def keys(out="", options=None, **more):
         record = {"out": "", "error": "", "crash": "", "changes": [], "left": [], **more}
@@ -89,7 +89,7 @@ def test_what_counts_as_a_finding(tmp_path):
         return json.dumps({"t": kind, "what": what, "data": data}, separators=(",", ":"))
 
     assert not keys(line("exe", "/bin/probe") + "\nnot ours\n" + line("statfs", "/proc", str(judge.PROC)))
-    assert keys(scene.token_of(on, "home/secret")) == ["disclosed: home/secret"]
+    assert keys(canaries.token_of(on, "home/secret")) == ["disclosed: home/secret"]
     assert keys("2026-01-01T00:00:00Z stdout F " + line("call", "mount tmpfs")) == ["call: mount tmpfs"]
     assert not keys(line("call", "mount tmpfs"), {"cap_add": ["SYS_ADMIN"]})
     assert keys(line("statfs", "/proc", str(judge.TMPFS))) == ["covered: /proc"]
@@ -119,14 +119,14 @@ def test_the_smallest_case():
 @requires("program:gcc")
 def test_the_interpreter_of_a_made_program_is_run(tmp_path):
     programs = build.compiled(tmp_path)
-    teller = tmp_path / "told"
-    teller.write_bytes(build.configured(programs["teller"], [("s", "HUNT-CANARY-00")]))
+    static = tmp_path / "told"
+    static.write_bytes(build.configured(programs["static"], [("s", "HUNT-CANARY-00")]))
     made = tmp_path / "made"
-    made.write_bytes(build.with_interpreter(str(teller)))
-    for path in (teller, made):
+    made.write_bytes(build.with_interpreter(str(static)))
+    for path in (static, made):
         path.chmod(0o755)
     script = tmp_path / "script"
-    script.write_text(f"#!{teller}\n")
+    script.write_text(f"#!{static}\n")
     script.chmod(0o755)
-    for path in (teller, made, script):
+    for path in (static, made, script):
         assert "HUNT-CANARY-00" in subprocess.run([path], capture_output=True, text=True, check=True).stdout

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hunt import build, scene, stage
+from hunt import build, canaries, own_mounts
+from hunt.canaries import Canaries
 from hunt.cases import Case
-from hunt.scene import Scene
 from support import make_image
 
 import dockless
@@ -34,22 +34,22 @@ REFERENCE = "hunt/case:latest"
 _KINDS = {"link": make_image.symlink, "white": make_image.whiteout, "opaque": make_image.opaque, "node": make_image.device}
 
 
-def perform(case: Case, on: Scene, id: str) -> dict[str, Any]:
+def perform(case: Case, on: Canaries, id: str) -> dict[str, Any]:
     """The record of a case: ``out`` what its programs said, ``error`` how dockless refused, ``crash`` how it broke, ``changes``, ``left``,
     and in ``tries`` the same of each of its starts."""
     case = _filled(case, str(on.base))
     record: dict[str, Any] = {"out": "", "error": "", "crash": "", "changes": [], "left": [], "tries": []}
-    scene.loosen(on)
+    canaries.loosen(on)
     with _told(record):
         image = _image(case, on)
-        before, here = scene.picture(on), scene.traces(id)
+        before, here = canaries.picture(on), canaries.traces(id)
         try:
             with _told(record):
                 _DEEDS[case["kind"]](case, on, image, id, record)
         finally:
             _volumes_gone(on)
-            record["left"] = scene.left(here, id)
-            record["changes"] = scene.differences(before, scene.picture(on))
+            record["left"] = canaries.left(here, id)
+            record["changes"] = canaries.differences(before, canaries.picture(on))
     return record
 
 
@@ -83,7 +83,7 @@ def _settings(case: Case) -> list[tuple[str, str]]:
     return [("f", name) for name in flags] + [("m", target) for target in sorted(targets)]
 
 
-def _image(case: Case, on: Scene) -> str:
+def _image(case: Case, on: Canaries) -> str:
     programs = on.base / "programs"
     for name, settings in (("probe", _settings(case)), ("patient", [("f", "wait"), ("f", "mild")]), ("again", [])):
         (programs / name).write_bytes(on.probe(*settings))
@@ -127,7 +127,7 @@ def _spec(case: Case, image: str, **more: Any) -> tuple[Spec, Any]:
     return make_spec(image, case.get("args", ()), **options), wanted
 
 
-def _run(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+def _run(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) -> None:
     for number, one in enumerate(case["tries"]):
         told: dict[str, Any] = {"out": "", "error": "", "crash": "", "log": 0}
         with _told(told), contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ def _attached(spec: Spec, id: str, *, tty: bool = False, meanwhile: Callable[[Ca
 _output = [""]
 
 
-def _detached(case: Case, on: Scene, spec: Spec, id: str, record: dict[str, Any]) -> None:
+def _detached(case: Case, on: Canaries, spec: Spec, id: str, record: dict[str, Any]) -> None:
     box = detached.start(spec, id=id)
     try:
         try:
@@ -177,7 +177,7 @@ def _detached(case: Case, on: Scene, spec: Spec, id: str, record: dict[str, Any]
         box.remove()
 
 
-def _commit(box: detached.Detached, on: Scene) -> None:
+def _commit(box: detached.Detached, on: Canaries) -> None:
     image = dockless.commit(box, "hunt/committed:latest", created=0)
     try:
         _export(box, on)
@@ -185,7 +185,7 @@ def _commit(box: detached.Detached, on: Scene) -> None:
         Store().remove(image.name or "hunt/committed:latest", force=True)
 
 
-def _export(box: detached.Detached, on: Scene) -> None:
+def _export(box: detached.Detached, on: Canaries) -> None:
     from dockless.sandbox.commit import changes_of
 
     target = on.base / "work/export.tar"
@@ -196,14 +196,14 @@ def _export(box: detached.Detached, on: Scene) -> None:
             raise AssertionError(f"an export holds {place}: {token}")
 
 
-_AFTER: dict[str, Callable[[detached.Detached, Scene], None]] = {
+_AFTER: dict[str, Callable[[detached.Detached, Canaries], None]] = {
     "diff": lambda box, on: [str(change) for change in dockless.diff(box)] and None,
     "commit": _commit,
     "export": _export,
 }
 
 
-def _race(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+def _race(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) -> None:
     flipper = make_spec(image, ["flip", "/v", f"directory {case['link']}", "4", "900"], timeout=LIMIT, best_effort=True, **case["flips"])
     spec, _ = _spec(case, image)
 
@@ -218,7 +218,7 @@ def _race(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) ->
     record["out"] += _attached(flipper, id, meanwhile=start)
 
 
-def _owner(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+def _owner(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) -> None:
     """As the daemon does it: root starts, for somebody who owns what lies below her own names."""
     uid = pwd.getpwnam(os.environ.get("HUNT_OWNER") or "nobody").pw_uid
     spec, _ = _spec(case, image)
@@ -245,29 +245,29 @@ def _owner(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -
         flipper.communicate()
 
 
-def _replace(case: Case, on: Scene, image: str, id: str, record: dict[str, Any]) -> None:
+def _replace(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) -> None:
     spec, _ = _spec(case, image)
 
     def replaced(output: Callable[[], str]) -> None:
         end = time.monotonic() + 5
         while '"waiting"' not in output() and time.monotonic() < end:
             time.sleep(0.005)
-        for place in stage.SECRETS:
-            stage.put_secret(place, scene.token_of(on, place))
+        for place in own_mounts.SECRETS:
+            own_mounts.put_secret(place, canaries.token_of(on, place))
 
     record["out"] += _attached(spec, id, meanwhile=replaced)
 
 
-def _volumes_gone(on: Scene) -> None:
+def _volumes_gone(on: Canaries) -> None:
     for place in (on.home / "state/volumes").glob("*/*"):
-        if place.name != scene.NEIGHBOUR:
+        if place.name != canaries.NEIGHBOUR:
             if place.is_symlink() or not place.is_dir():
                 place.unlink(missing_ok=True)
             else:
                 sandbox.remove_tree(place)
 
 
-_DEEDS: dict[str, Callable[[Case, Scene, str, str, dict[str, Any]], None]] = {
+_DEEDS: dict[str, Callable[[Case, Canaries, str, str, dict[str, Any]], None]] = {
     "run": _run,
     "race": _race,
     "owner": _owner,
@@ -278,7 +278,7 @@ _DEEDS: dict[str, Callable[[Case, Scene, str, str, dict[str, Any]], None]] = {
 # -- a process of its own --------------------------------------------------------------------------------------------------------------
 
 
-def attempt(case: Case, on: Scene, id: str, patience: float) -> dict[str, Any]:
+def attempt(case: Case, on: Canaries, id: str, patience: float) -> dict[str, Any]:
     """``perform`` in a child: what breaks or hangs there is in the record."""
     target = on.base / "work/record.json"
     target.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 /* What the hunt's programs share: words about the outside, written as lines of JSON, and files looked through for secrets. No C library. */
-#ifndef HUNT_SLY_H
-#define HUNT_SLY_H
+#ifndef HUNT_HELPERS_H
+#define HUNT_HELPERS_H
 
 #include <sys/syscall.h>
 

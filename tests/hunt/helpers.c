@@ -1,4 +1,4 @@
-#include "sly.h"
+#include "helpers.h"
 
 char config[16384] = "HUNT-CONFIGURATION\n";
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hunt import build, stage
+from hunt import build, own_mounts
 from support import residue
 from support.requires import cgroup2_mount
 
@@ -48,14 +48,14 @@ _OURS_TO_CHANGE = ("index.json", "leases", "locks", "images.json")
 
 
 @dataclass(frozen=True)
-class Scene:
+class Canaries:
     """``tokens``: what each secret text means. ``programs``: without a configuration."""
 
     base: Path
     tokens: Mapping[str, str]
     programs: Mapping[str, bytes]
     settings: tuple[tuple[str, str], ...]
-    staged: bool
+    with_own_mounts: bool
 
     @property
     def home(self) -> Path:
@@ -65,8 +65,8 @@ class Scene:
         return build.configured(self.programs["probe"], (*self.settings, *more))
 
 
-def make(base: Path, *, staged: bool, port: int, abstract: str) -> Scene:
-    """All canaries but the neighbour. ``staged``: /etc, /opt and /dev are the hunt's own."""
+def make(base: Path, *, with_own_mounts: bool, port: int, abstract: str) -> Canaries:
+    """All canaries but the neighbour. ``with_own_mounts``: /etc, /opt and /dev are the hunt's own."""
     for name in ("home/bin", "fixed", "loose", "h", "tmp", "work", "programs", "foreign"):
         (base / name).mkdir(parents=True, exist_ok=True)
     os.chmod(base / "h", 0o711)
@@ -84,7 +84,7 @@ def make(base: Path, *, staged: bool, port: int, abstract: str) -> Scene:
         ("home/notes", token("home/notes"), 0o644),
         ("home/bin/tool", plain + token("home/bin/tool").encode(), 0o755),
         ("home/bin/script", f"#!/bin/sh\n# {token('home/bin/script')}\n", 0o755),
-        ("home/bin/teller", build.configured(programs["teller"], [("s", token("home/bin/teller"))]), 0o755),
+        ("home/bin/static", build.configured(programs["static"], [("s", token("home/bin/static"))]), 0o755),
         ("foreign/secret", token("foreign/secret"), 0o600),
         ("foreign/open", token("foreign/open"), 0o644),
         ("fixed/text", "HUNT- bound read-only\n", 0o666),
@@ -98,29 +98,29 @@ def make(base: Path, *, staged: bool, port: int, abstract: str) -> Scene:
         if name.startswith("foreign/") and os.geteuid() == 0:
             os.chown(path, FOREIGN, FOREIGN)
     (base / "fixed").chmod(0o777)
-    if staged:
-        for place in stage.SECRETS:
-            stage.put_secret(place, token(place))
+    if with_own_mounts:
+        for place in own_mounts.SECRETS:
+            own_mounts.put_secret(place, token(place))
     names = ["home/secret", "home/notes", "home/bin/tool", "home/bin/script", "foreign/secret", "foreign/open", "home/.hunt", "fixed/.hunt"]
     volume = f"h/state/volumes/{os.geteuid()}/{NEIGHBOUR}"
     names += [f"{volume}/secret", f"h/state/sandboxes/{NEIGHBOUR}/upper/secret", f"h/state/sandboxes/{NEIGHBOUR}/spec.json", "h/.hunt"]
-    names += stage.SECRETS
+    names += own_mounts.SECRETS
     for name in ("neighbour's image", "neighbour's volume", "neighbour's environment", "the hunt's environment"):
         token(name)
-    settings = (("b", str(base)), *(("n", name) for name in names), ("a", abstract), ("p", str(port)), ("w", stage.SECRETS[0]))
-    return Scene(base, tokens, programs, settings, staged)
+    settings = (("b", str(base)), *(("n", name) for name in names), ("a", abstract), ("p", str(port)), ("w", own_mounts.SECRETS[0]))
+    return Canaries(base, tokens, programs, settings, with_own_mounts)
 
 
-def token_of(scene: Scene, place: str) -> str:
-    return next(text for text, where in scene.tokens.items() if where == place)
+def token_of(canaries: Canaries, place: str) -> str:
+    return next(text for text, where in canaries.tokens.items() if where == place)
 
 
-def loosen(scene: Scene) -> None:
+def loosen(canaries: Canaries) -> None:
     """An empty directory to bind for writing."""
-    shutil.rmtree(scene.base / "loose", ignore_errors=True)
-    (scene.base / "loose").mkdir()
-    (scene.base / "loose").chmod(0o777)
-    (scene.base / "loose/.hunt").write_text("HUNT-\n")
+    shutil.rmtree(canaries.base / "loose", ignore_errors=True)
+    (canaries.base / "loose").mkdir()
+    (canaries.base / "loose").chmod(0o777)
+    (canaries.base / "loose/.hunt").write_text("HUNT-\n")
 
 
 # -- what stays behind -------------------------------------------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ def _kernel_settings() -> Iterator[tuple[str, str]]:
                     continue
 
 
-def _host(scene: Scene) -> Iterator[tuple[str, str]]:
+def _host(canaries: Canaries) -> Iterator[tuple[str, str]]:
     yield "the host's name", socket.gethostname()
     with open("/proc/self/mountinfo") as stream:
         # The kernel numbers mounts anew; what is mounted where, and how, is what counts.
         yield "the host's mounts", "\n".join(sorted(" ".join(line.split()[3:]) for line in stream))
     yield "the host's network", " ".join(sorted(name for _, name in socket.if_nameindex()))
-    if scene.staged:
-        for place in stage.SECRETS:
+    if canaries.with_own_mounts:
+        for place in own_mounts.SECRETS:
             # A case replaces them: another inode, the same words and rights.
             found = os.lstat(place)
             yield place, f"{found.st_mode:o} {found.st_uid}:{found.st_gid} size {found.st_size} links {found.st_nlink}"
@@ -234,25 +234,27 @@ def _host(scene: Scene) -> Iterator[tuple[str, str]]:
             yield path, f"{found.st_mode:o} {found.st_uid}:{found.st_gid} {found.st_rdev:x} links {found.st_nlink}"
 
 
-def picture(scene: Scene) -> dict[str, str]:
+def picture(canaries: Canaries) -> dict[str, str]:
     """Everything that a case must not change."""
     found: dict[str, str] = {}
     for name in _WATCHED:
-        found.update(tree(scene.base / name))
-    for place in (scene.home / "state/volumes").rglob(NEIGHBOUR):
+        found.update(tree(canaries.base / name))
+    for place in (canaries.home / "state/volumes").rglob(NEIGHBOUR):
         found.update(tree(place))
     found.update(_kernel_settings())
-    found.update(_host(scene))
-    return {(key.replace(f"{scene.base}/", "", 1)): value for key, value in found.items() if os.path.basename(key) not in _OURS_TO_CHANGE}
+    found.update(_host(canaries))
+    return {
+        (key.replace(f"{canaries.base}/", "", 1)): value for key, value in found.items() if os.path.basename(key) not in _OURS_TO_CHANGE
+    }
 
 
-def listing(scene: Scene) -> set[str]:
+def listing(canaries: Canaries) -> set[str]:
     """The names of everything below the base but where a case may write."""
     found = set()
-    for directory, folders, files in os.walk(scene.base):
-        if directory == str(scene.base):
+    for directory, folders, files in os.walk(canaries.base):
+        if directory == str(canaries.base):
             folders[:] = [name for name in folders if name not in ("loose", "work", "over", "dev")]
-        found.update(os.path.relpath(os.path.join(directory, name), scene.base) for name in (*folders, *files))
+        found.update(os.path.relpath(os.path.join(directory, name), canaries.base) for name in (*folders, *files))
     return found
 
 
