@@ -42,12 +42,7 @@ cpu_jobs = 4
 def daemon(home: Path):
     daemon = DaemonProcess(home, gpus="4x80G", settings=SETTINGS).start()
     yield daemon
-    with daemon.client() as queue:
-        jobs = queue.queue()
-        for job in jobs:
-            queue.cancel(job.id, grace=0)
-        queue.wait_many([job.id for job in jobs], timeout=30)
-    daemon.stop()
+    daemon.end()
 
 
 @pytest.fixture

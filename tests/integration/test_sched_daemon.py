@@ -32,11 +32,7 @@ pytestmark = pytest.mark.requires("userns")
 def daemon(home: Path):
     daemon = DaemonProcess(home, gpus="4x80G", settings="[quota.users]\nnobody-here = 1\n[host]\ncpu_jobs = 4\n").start()
     yield daemon
-    with daemon.client() as queue:
-        for job in queue.queue():
-            queue.cancel(job.id, grace=0)
-        queue.wait_many([job.id for job in queue.queue()], timeout=30)
-    daemon.stop()
+    daemon.end()
 
 
 @pytest.fixture

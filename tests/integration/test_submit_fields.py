@@ -20,11 +20,7 @@ def daemon(home, monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     made = DaemonProcess(home, gpus="2x80G").start()
     yield made
-    with made.client() as queue:
-        for job in queue.queue():
-            queue.cancel(job.id, grace=0)
-        queue.wait_many([job.id for job in queue.queue()], timeout=30)
-    made.stop()
+    made.end()
 
 
 def listed(capfd) -> dict[int, dict]:

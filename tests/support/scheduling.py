@@ -81,6 +81,15 @@ class DaemonProcess:
             self.process.terminate()
         assert self.process.wait(30) == 0, self.errors()
 
+    def end(self) -> None:
+        """``stop``, and nothing of its jobs goes on."""
+        with self.client() as queue:
+            jobs = queue.queue()
+            for job in jobs:
+                queue.cancel(job.id, grace=0)
+            queue.wait_many([job.id for job in jobs], timeout=30)
+        self.stop()
+
     def client(self) -> Client:
         return Client(self.socket)
 
