@@ -24,6 +24,7 @@ blobs, which are inert, and load from there what root has already pulled.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import json
@@ -219,16 +220,25 @@ class Store:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def list(self) -> list[Image]:
-        """Every tag, sorted, then the images that have none; without those that are damaged, which ``check`` names."""
+        """Every tag, sorted, then the images that have none; without those of ``unusable``."""
+        return self._listed()[0]
+
+    def unusable(self) -> dict[str, BadImage | BadDigest]:
+        """What ``list`` leaves out, by tag or digest, and why: damaged, or loaded by an earlier version that took what this one refuses."""
+        return self._listed()[1]
+
+    def _listed(self) -> tuple[builtins.list[Image], dict[str, BadImage | BadDigest]]:
         with self._reading():
             index = self.read_index()
             tags: dict[str, str] = index["tags"]
             untagged = sorted(set(index["images"]).difference(tags.values()))
-            images = []
+            images, unusable = [], {}
             for found, tag in [*((found, tag) for tag, found in sorted(tags.items())), *((found, None) for found in untagged)]:
-                with contextlib.suppress(BadImage, BadDigest):
+                try:
                     images.append(self._image(found, tag, index))
-            return images
+                except (BadImage, BadDigest) as error:
+                    unusable[tag or found] = error
+            return images, unusable
 
     # -- what the rest of the room needs ---------------------------------------------------------------------------------------------
 

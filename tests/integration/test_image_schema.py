@@ -13,8 +13,10 @@ from support.bad_registry import BadRegistry
 from support.pulling import fetch
 from support.schema_cases import CASES, Case, build
 
+from dockless.cli import main
 from dockless.errors import BadDigest, BadImage
-from dockless.images import Store
+from dockless.images import Store, reference
+from dockless.images.digest import parse
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "images-schema.md"
 
@@ -64,3 +66,51 @@ def test_the_page_tells_what_differs():
     assert rows == [
         (case.name.replace("|", "\\|"), words[case.schema], words[case.ours], case.why) for case in CASES if case.schema != case.ours
     ]
+
+
+KEPT = [case for case in PULLED if not case.ours and case.where.partition(".")[0] in ("config", "manifest", "layer")]
+"""Of these an earlier version took many, so they may be in a store."""
+
+
+def as_it_was_loaded(store: Store, case: Case, name: str) -> str:
+    """The image as an earlier version put it into the store, whose form has not changed since: documents, an entry, a tag. Its digest."""
+    documents = build(case)
+    for found, data in documents.blobs.items():
+        store.put_blob(data, parse(found))
+    (digest,) = (found for found, data in documents.blobs.items() if data == documents.manifest)
+    store.register({digest: {"added": 1795325530, "size": 5, "warnings": []}}, {f"docker.io/library/{name}:latest": digest})
+    return digest
+
+
+def test_a_store_of_an_earlier_version(tmp_path, capfd):
+    """What is refused today is an error of that image alone; nothing else in the store is touched by it."""
+    sound = next(case for case in CASES if case.ours)
+    store = Store()
+    store.load(build(sound).write(tmp_path / "layout"), name="sound")
+    digests = {f"case{at}": as_it_was_loaded(store, case, f"case{at}") for at, case in enumerate(KEPT)}
+    for image in store.list():  # refused only for what a blob is, which is looked at when it comes
+        if image.reference != "docker.io/library/sound:latest":
+            del digests[reference.parse(image.reference).familiar.partition(":")[0]]
+            store.remove(image.reference)
+    assert len(digests) > 50
+    assert sorted(store.unusable()) == sorted(f"docker.io/library/{name}:latest" for name in digests)
+    assert [image.reference for image in store.list()] == ["docker.io/library/sound:latest"]
+    for name in digests:
+        with pytest.raises((BadImage, BadDigest), match=f"{name}[ :]") as caught:
+            store.get(name)
+        assert caught.value.hint
+    assert main(["images"]) == 0
+    listed = capfd.readouterr()
+    assert len(listed.out.splitlines()) == 2
+    assert f"{len(digests)} images are left out" in listed.err
+    assert "images check" in listed.err
+    for verb in (["df"], ["prune", "--yes"], ["search", "--local", "sound"]):
+        assert main(verb) == 0, verb
+    assert set(store.read_index()["images"]) == {*digests.values(), *(image.digest for image in store.list())}
+    assert main(["run", "case0", "--", "/bin/true"]) == 125
+    assert "case0" in capfd.readouterr().err
+    assert main(["images", "check"]) == 1
+    assert main(["rmi", *digests]) == 0
+    assert not store.unusable()
+    assert main(["images", "check"]) == 0
+    assert store.get("sound").read_file("/etc/hello") == b"hello"

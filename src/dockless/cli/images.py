@@ -36,6 +36,11 @@ def images(options: Namespace) -> int:
     if options.shared:
         return _shared(options)
     store = Store()
+    if left_out := len(store.unusable()):
+        what = "1 image is" if left_out == 1 else f"{left_out} images are"
+        warn(
+            f"{what} left out: damaged, or of a form that this version refuses", hint="dockless images check says why; dockless rmi removes"
+        )
     found = [image for image in store.list() if matches(image.reference, image.digest, options.patterns)]
     if options.quiet:
         for image in found:
