@@ -116,7 +116,7 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
     program = command.argv[0]
     if error in (_E.ENOENT, _E.ENOTDIR):
         if len(command.candidates) > 1 or "/" not in program:
-            looked = ", ".join(os.path.dirname(c) or "/" for c in command.candidates)
+            looked = ", ".join(os.path.dirname(c) for c in command.candidates)
             return CommandNotFound(f"{program}: command not found", subject=program, hint=f"looked in {looked}")
         return CommandNotFound(
             f"{program}: no such file, or its interpreter is missing", subject=program, hint="check the path inside the image"

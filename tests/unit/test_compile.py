@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import replace
@@ -10,17 +11,20 @@ import msgspec
 import pytest
 
 from dockless.cgroups import Limits
-from dockless.errors import BadInput, DocklessError, Unsupported
+from dockless.cgroups.devices import STANDARD_DEVICES
+from dockless.errors import BadInput, CommandNotFound, DocklessError, Unsupported
 from dockless.images import host_image
-from dockless.sandbox import explain, features
+from dockless.sandbox import explain, failure, features
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import Plan, encode, personal, read_record
+from dockless.sandbox.prepared import Prepared
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 HERE = features.Features("6.18.0", "x86_64", sys_admin=os.geteuid() == 0)
+ROOT = replace(HERE, sys_admin=True)
 
 
 def _resolve(image=None, made: Features = HERE, **fields) -> Resolved:
@@ -89,6 +93,30 @@ def test_profiles_of_root():
     assert resolved.idmap is None and resolved.seccomp is None and resolved.capabilities == HERE.capabilities
     assert "NO_NEW_PRIVS" not in [op.name for op in compile_plan(resolved).ops]
     assert _resolve(namespaces=Namespaces(user="host")).idmap is None
+
+
+def test_the_device_filter_is_roots_and_not_for_the_privileged(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    standard = set(STANDARD_DEVICES)
+    for fields, rules in (({}, standard), ({"namespaces": Namespaces(user="host")}, standard), ({"profile": "privileged"}, set())):
+        assert set(Prepared(_resolve(made=ROOT, **fields))._rules) == rules
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert Prepared(_resolve(made=replace(ROOT, sys_admin=False)))._rules == ()
+
+
+def test_a_program_that_is_not_there():
+    """Where it was looked for is said where a search was made."""
+    for path, said in (("/bin:/usr/bin", "looked in /bin, /usr/bin"), ("/", "looked in /"), (":/x", "looked in /x")):
+        error = explain_failure(_plan(argv=("tool",), env=(("PATH", path),)), errno.ENOENT)
+        assert isinstance(error, CommandNotFound) and error.hint == said and str(error) == "tool: command not found"
+    for code in (errno.ENOENT, errno.ENOTDIR):
+        error = explain_failure(_plan(argv=("/bin/tool",)), code)
+        assert isinstance(error, CommandNotFound) and "interpreter" in str(error) and error.hint == "check the path inside the image"
+    assert not isinstance(explain_failure(_plan(argv=("/bin/tool",)), errno.EACCES), CommandNotFound)
+
+
+def explain_failure(plan: Plan, code: int) -> DocklessError:
+    return failure.explain(plan, len(plan.ops), code)
 
 
 def test_what_a_kernel_without_it_cannot_do():

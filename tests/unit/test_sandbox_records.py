@@ -105,6 +105,10 @@ def test_room_that_is_not_there(tmp_path, monkeypatch):
 
 
 def test_damaged_files_are_not_read(tmp_path):
+    """And nothing stays open."""
+    before = os.listdir("/proc/self/fd")
+    (tmp_path / "whole").write_bytes(NEW)
+    assert records.read(tmp_path / "whole") == NEW
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "directory").mkdir()
     (tmp_path / "link").symlink_to("link")
@@ -115,6 +119,7 @@ def test_damaged_files_are_not_read(tmp_path):
             records.read(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         records.read(tmp_path / "none")
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("number", errno.errorcode.values())

@@ -186,6 +186,8 @@ def test_errno_as_text_and_the_old_single_name():
         {"defaultAction": "SCMP_ACT_ERRNO", "defaultErrno": "EWHAT"},
         {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": {"a": 1}},
         {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": ["read"]},
+        {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": "read"},
+        {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": 1},
         profile({"names": "read", "action": "SCMP_ACT_ALLOW"}),
         profile({"names": ["read"]}),
         profile({"names": [5], "action": "SCMP_ACT_ALLOW"}),
