@@ -24,7 +24,7 @@ class Kernel:
         if number == features._NR_FSOPEN:
             return os.open("/dev/null", os.O_RDONLY) if self.overlay else -errno.ENODEV
         if number == features._NR_FSCONFIG:
-            _, command, key, value, _ = args
+            _, command, key, *_ = args
             if command == 6:
                 return 0 if self.layers_by_fd else -errno.EINVAL
             return 0 if self.overlay == "old" or key.decode() in self.overlay.split() else -errno.EINVAL
