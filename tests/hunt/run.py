@@ -199,7 +199,7 @@ def hunt(options: argparse.Namespace) -> int:
                 kept = json.loads(path.read_text())
                 if os.geteuid() == 0 or not kept["root"]:
                     work.report(kept["case"], work.judged(kept["case"]))
-        number = options.first
+        number, said = options.first, time.monotonic()
         while not options.replay and time.monotonic() - work.began < options.seconds and (options.count == 0 or work.count < options.count):
             case = cases.draw(options.seed, number, root=os.geteuid() == 0)
             number += 1
@@ -207,6 +207,9 @@ def hunt(options: argparse.Namespace) -> int:
             work.report(case, found)
             if found and options.until and any(re.search(options.until, finding.key) for finding in found):
                 break
+            if time.monotonic() - said >= 60:
+                said = time.monotonic()
+                print(f"hunt: so far {work.summary()}: {len(work.found)} findings", flush=True)
         print(f"hunt: {work.summary()}, seed {options.seed}: {len(work.found)} findings", flush=True)
         return 1 if work.found else 0
 
