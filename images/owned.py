@@ -47,7 +47,8 @@ def ids() -> userns.IdMap | None:
 
 
 class OwnedWriter:
-    """As ``layer.Writer``, by a process inside. Killed, we are outlived by it for a moment: ``scratch``, around ``target``, is in use."""
+    """As ``layer.Writer``, by a process inside. ``scratch``: the temporary directory around ``target``; the process keeps it in use, for it
+    lives on for a moment where we are killed."""
 
     def __init__(self, idmap: userns.IdMap, scratch: Path, target: Path, what: str, limits: UnpackLimits) -> None:
         self._what = what

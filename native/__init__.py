@@ -151,8 +151,8 @@ LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "launcher")
 
 
 def _installed_launcher() -> int:
-    """A job can reach the program that starts it, by /proc/self/exe, and its root is this user: a file of hers it could write
-    (CVE-2019-5736)."""
+    """A descriptor of the installed launcher. ``Unsupported`` where others than root can change it: a job could, through /proc/self/exe and
+    with the rights of this user (CVE-2019-5736)."""
     fd = os.open(LAUNCHER_PATH, os.O_RDONLY | os.O_CLOEXEC)
     found = os.fstat(fd)
     if found.st_uid == 0 and not found.st_mode & 0o022:

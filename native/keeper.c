@@ -62,7 +62,7 @@ static uint64_t end_mark(uint64_t at) {
     return line(at, "crc32", crc32(buffer, at));
 }
 
-/* Visible first and durable after it: whoever started the sandbox waits for the file, and half of it says enough, that there was a start. */
+/* Visible first and durable after it: whoever started the sandbox waits for the file, and even a torn one says that there was a start. */
 static int write_started(struct plan_header *plan) {
     uint64_t at = line(0, "keeper", (uint64_t)sys(NR_getpid));
     sysret fd = fill("started.tmp", end_mark(line(at, "init", (uint64_t)plan->init_pid)));

@@ -73,8 +73,8 @@ static void run_job(void *argument) {
     die(127);
 }
 
-/* The job's own three are the caller's affair, but a directory among them would be a door to the host. */
-static int no_directory(void) {
+/* What the three standard streams are is up to the caller, but through a directory the job would reach everything around it. 0 or an errno. */
+static int refuse_directories(void) {
     for (int fd = 0; fd <= 2; fd++) {
         struct facts stream = {0};
         if (facts_of(fd, &stream) == 0 && stream.type == TYPE_DIRECTORY) return E_ISDIR;
@@ -91,7 +91,7 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
         .stack_size = sizeof job_stack,
     };
     plan->pc = (int32_t)pc;
-    int error = no_directory();
+    int error = refuse_directories();
     if (error) fail(plan, pc, error);
     /* Layers, upper, the sandbox's directory: init needs none of them any more, and nothing inside may find them in it. */
     sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);

@@ -8,8 +8,10 @@
  */
 #include "launcher.h"
 
-static uint64_t written, total; /* bytes of this file; of output */
-static int in_line[2], torn;    /* stdout, stderr; 1: records are missing, 2: and one is short */
+static uint64_t written; /* bytes of this file */
+static uint64_t total;   /* bytes of output */
+static int in_line[2];   /* stdout, stderr: the last record ended in the middle of a line */
+static int torn;         /* 1: records are missing, 2: and the last one is not whole */
 
 static void open_log(void) {
     sysret fd = sys(NR_openat, SLOT_STATE, "log", O_WRONLY_ | O_CREAT_ | O_APPEND_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
@@ -59,7 +61,7 @@ void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t 
     if (!opened) open_log();
     opened = 1;
     char head[64];
-    int which = stream[3] == 'e'; /* stdErr */
+    int which = stream[3] == 'e'; /* "stderr", not "stdout" */
     while (length) {
         uint64_t n = 0;
         rotate(limit);

@@ -143,7 +143,7 @@ static int own_pipes(const struct plan_op *op) {
 static int null_streams(const struct plan_op *op, const char *path) {
     for (int fd = 0; fd <= 2; fd++) {
         struct facts stream = {0};
-        if (facts_of(fd, &stream) < 0 || stream.type != TYPE_CHARACTER || stream.rdev != (1 << 8 | 3)) continue;
+        if (facts_of(fd, &stream) < 0 || stream.type != TYPE_CHARACTER || stream.rdev != (1 << 8 | 3 /* 1:3 */)) continue;
         sysret access = sys(NR_fcntl, fd, 3 /* F_GETFL */, 0);
         if (access < 0) return (int)access;
         sysret null = open_below(op->in, path, (uint64_t)access & 3, 0, 0);

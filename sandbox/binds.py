@@ -2,15 +2,14 @@
 
 ::
 
-    everybody may do what is asked          the kernel's answer is enough: nothing is mapped
-    it belongs to a user, read-only         the sandbox's root acts there as that user and her own group, and nobody else has a number
-                                            there, where only she and root can say what lies at that path
-    it belongs to a user, writable          the same, where besides that nobody else can reach it: what is made there may be a
-                                            set-user-id program of hers
-    it belongs to root, read-only           as root, where only root can say what lies at that path
-    it belongs to root, writable            as root, where besides that nobody but root can reach it: what is made there
-                                            may be a set-user-id program of the host's root
-    anything else, or profile untrusted     nothing is mapped, and a warning says so
+    everybody may do what is asked      nothing is mapped: the kernel's answer is enough
+    it belongs to a user, read-only     the sandbox's root acts there as that user and her own group, if nobody but she and root can change
+                                        which directory the path leads to; no other id of the sandbox is mapped
+    it belongs to a user, writable      the same, if besides nobody else can reach it: what is made there may be a set-user-id program of hers
+    it belongs to root, read-only       the sandbox's root acts there as root, if nobody else can change which directory the path leads to
+    it belongs to root, writable        the same, if besides nobody else can reach it: what is made there may be a set-user-id program of
+                                        the host's root
+    anything else, profile untrusted    nothing is mapped, and a warning says so
 
 What is mounted below it is not mapped. mount_setattr(2), MOUNT_ATTR_IDMAP
 """

@@ -19,8 +19,8 @@ GRACE = 10.0
 class Entry:
     """A job that has not ended. ``waiting``: what the policy sees of it; ``ends``: on the policy's clock, None without a limit.
     ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone. ``stop_by``: when it is killed,
-    on the policy's clock, None while nobody wants its end; ``hurry``: set when that changed. ``limit``: seconds it may
-    run, grace included, None for any; ``overdue``: looks after that."""
+    on the policy's clock, None while nobody wants its end; ``hurry``: set when that changed. ``limit``: seconds it may run, grace included,
+    None without a limit; ``overdue``: the timer that looks whether it still runs then."""
 
     live: Live
     waiting: policy.Waiting

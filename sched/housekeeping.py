@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from dockless.sched.engine import Engine
 
 EVERY = 3600.0
-"""Seconds between two rounds; one comes earlier after so many ends:"""
+"""Seconds between two rounds."""
 AFTER_ENDS = 1000
+"""Jobs after whose end a round comes earlier."""
 AT_ONCE = 500
 """Jobs forgotten in one transaction: others' changes wait for it."""
 PAGES = 256

@@ -12,7 +12,7 @@ SUFFIXES = (".log.1", ".log")
 
 
 class Kept:
-    """Who has how much there. Not for several threads at once."""
+    """Which user has how much output kept. Not thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -21,8 +21,8 @@ class Kept:
         self._bytes: dict[int, int] = {}
 
     def look(self, owners: Mapping[int, int], queue: str, before: float) -> None:
-        """Take in what earlier daemons of the queue of that name left. What belongs to a job that is forgotten goes, and of other
-        queues what is from before that moment."""
+        """Count what earlier daemons of this queue kept. Output of forgotten jobs is removed, and that of other queues where it is older
+        than ``before``."""
         found: dict[str, float] = {}
         for entry in os.scandir(self.directory):
             name = entry.name.removesuffix(".1").removesuffix(".log")

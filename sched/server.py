@@ -51,11 +51,11 @@ three descriptors, and the usual limit of 1,024 is left alone: jobs inherit it."
 KEPT_BACK = 128
 """Descriptors below the limit that connections do not get: for root's calls and for the engine."""
 PIECE = 1 << 16
-"""Bytes of a request that a connection may keep in memory freely; what is more counts against its user:"""
+"""Bytes of a request that every connection may have in memory. Longer requests count against their user."""
 UNFINISHED = 8 << 20
-"""Bytes of long requests that one user may have under way."""
+"""Bytes of unfinished long requests that one user may have, all connections together."""
 AT_ONCE = 100
-"""Jobs of an answer that are put into words before somebody else's turn."""
+"""Jobs of an answer that are encoded before somebody else's turn."""
 LISTED = 1_000
 """Jobs of each kind in a listing, where the client names no limit."""
 MAX_LISTED = 100_000
@@ -237,7 +237,7 @@ class Server:
                     raise BadInput(f"a request is longer than {MAX_REQUEST} bytes", subject="protocol", hint="submit in parts")
                 if self._unfinished[uid] > UNFINISHED:
                     raise Refused(
-                        f"long requests of more than {UNFINISHED} bytes are under way for you",
+                        f"your unfinished requests have more than {UNFINISHED} bytes together",
                         subject=f"uid {uid}",
                         hint="send them one after the other",
                     )

@@ -17,7 +17,7 @@ _CODES_MAX = 8
 LOGIN_REFUSED = "the login for {host} may not do this"
 LOGIN_MISSING = "it does not exist or wants a login: dockless login {host}"
 TOO_SLOW = "the registry, or something before it, is stuck or too slow; try again later, or name a mirror in registries.conf"
-NO_LOGIN_GOES_THERE = "the registry led there, and logins do not go along; try again"
+NO_LOGIN_GOES_THERE = "the registry redirected there, and logins are not sent to other hosts; try again"
 
 
 def printable(text: str, limit: int = 300) -> str:

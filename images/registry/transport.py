@@ -211,7 +211,11 @@ class Registry:
         except ValueError:
             usable, bare = False, ""
         if not usable or not _HOST.match(bare) or not location.isascii() or not location.isprintable():
-            raise UnsafeRequest(f"{what}: sent to {printable(location, 100)}, which is no place for a client", subject=what, hint=hint)
+            raise UnsafeRequest(
+                f"{what}: sent to {printable(location, 100)}, which is no address that a registry may send a client to",
+                subject=what,
+                hint=hint,
+            )
         if parts.scheme == "http" and urlsplit(base).scheme == "https":
             raise UnsafeRequest(f"{what}: sent from https to http at {parts.netloc}", subject=what, hint=hint)
         return parts._replace(fragment="").geturl()

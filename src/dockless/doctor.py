@@ -235,7 +235,7 @@ def _settings() -> tuple[Status, str, str]:
 
     path = paths.config_file()
     settings.load(path)
-    return "ok", str(path) if path.exists() else f"{path} is not there: everything is as it comes", ""
+    return "ok", str(path) if path.exists() else f"{path} is not there: the defaults hold", ""
 
 
 def _store() -> tuple[Status, str, str]:

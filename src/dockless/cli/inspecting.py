@@ -32,7 +32,7 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
     from dockless.sandbox import detached
     from dockless.sandbox.spec import is_job
 
-    paths.store()  # where nothing can be looked up, that is what there is to say
+    paths.store()  # without a home directory nothing can be looked up: that is the error then, not an unknown name
     if kind != "sandbox":
         try:
             return about_image(name)

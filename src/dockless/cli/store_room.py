@@ -45,7 +45,7 @@ def df(options: Namespace) -> int:
     out(f"layers       {format_size(room.layers)}")
     out(f"blobs        {format_size(room.blobs)}, as they came: for push and save (dockless prune --blobs)")
     if room.partial:
-        out(f"downloads    {format_size(room.partial)}, cut off, to be gone on with")
+        out(f"downloads    {format_size(room.partial)}, cut off; the next pull goes on with them")
     if room.unneeded:
         out(f"unneeded     {format_size(room.unneeded)} of it (dockless prune)")
     bound = "" if room.bound is None else f" of {format_size(room.bound)} that it may have"
