@@ -37,7 +37,7 @@ _SUFFIX = {"none": "", "gzip": "+gzip", "zstd": "+zstd", "xz": "+xz", "bzip2": "
 
 
 class Cancelled(ImageError):
-    """Given up because something else failed; nobody outside this room sees it."""
+    """Given up because something else failed; nobody outside this package sees it."""
 
 
 class Sink(Protocol):

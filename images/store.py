@@ -240,7 +240,7 @@ class Store:
                     unusable[tag or found] = error
             return images, unusable
 
-    # -- what the rest of the room needs ---------------------------------------------------------------------------------------------
+    # -- what the rest of the package needs ------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Make the store's directories; remove what crashes left over."""

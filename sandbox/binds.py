@@ -5,7 +5,8 @@
     everybody may do what is asked      nothing is mapped: the kernel's answer is enough
     it belongs to a user, read-only     the sandbox's root acts there as that user and her own group, if nobody but she and root can change
                                         which directory the path leads to; no other id of the sandbox is mapped
-    it belongs to a user, writable      the same, if besides nobody else can reach it: what is made there may be a set-user-id program of hers
+    it belongs to a user, writable      the same, if besides nobody else can reach it: what is made there may be a set-user-id program of
+                                        that user's
     it belongs to root, read-only       the sandbox's root acts there as root, if nobody else can change which directory the path leads to
     it belongs to root, writable        the same, if besides nobody else can reach it: what is made there may be a set-user-id program of
                                         the host's root

@@ -58,7 +58,7 @@ class Admission:
         count, wanted = self.gpus.resolve(job.gpus)
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(
-                f"asks for {job.spec.log_size} bytes of output to be kept, at most {self.config.log_size_limit} are",
+                f"log_size {job.spec.log_size} is more than the limit of {self.config.log_size_limit} bytes",
                 subject="log_size",
                 hint="ask for less, or write to a file; the setting is logs.size_limit",
             )

@@ -112,8 +112,8 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def _no_residue(request: pytest.FixtureRequest, home: Path) -> Iterator[None]:
     """Integration and attack tests leave the machine as they found it."""
-    room = request.node.path.relative_to(HERE).parts[0] if request.node.path.is_relative_to(HERE) else ""
-    if room not in CHECKED_FOR_RESIDUE or request.node.get_closest_marker("leaves"):
+    folder = request.node.path.relative_to(HERE).parts[0] if request.node.path.is_relative_to(HERE) else ""
+    if folder not in CHECKED_FOR_RESIDUE or request.node.get_closest_marker("leaves"):
         yield
         return
     before = residue.snapshot()

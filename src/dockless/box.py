@@ -116,7 +116,7 @@ class Sandbox:
 
     @property
     def room(self) -> Inner:
-        """The sandbox room's own object: its plan, its cgroup."""
+        """The object of ``dockless.sandbox``: its plan, its cgroup."""
         return self._running
 
     @property

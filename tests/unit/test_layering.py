@@ -1,4 +1,4 @@
-"""The rooms' one direction, and what may be imported when: read from the sources with ``ast``, whatever the tests happen to run."""
+"""The packages' one direction, and what may be imported when: read from the sources with ``ast``, whatever the tests happen to run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dockless"
 FLOOR = {"checks", "errors", "paths", "settings", "text", "units"}
-ROOMS = ("native", "cgroups", "images", "sandbox", "sched")
+PACKAGES = ("native", "cgroups", "images", "sandbox", "sched")
 BELOW = {
     "native": FLOOR,
     "cgroups": FLOOR | {"native"},
@@ -55,13 +55,13 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @needs_sources
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_is_below(room):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_is_below(package):
     wrong = [
-        f"{path}:{line}: {room} imports dockless.{name}"
-        for path in sorted((SOURCE / room).rglob("*.py"))
+        f"{path}:{line}: {package} imports dockless.{name}"
+        for path in sorted((SOURCE / package).rglob("*.py"))
         for line, name in imported(path)
-        if name != room and name not in BELOW[room]
+        if name != package and name not in BELOW[package]
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -83,6 +83,6 @@ def test_import_sched_is_the_standard_library():
 
 
 @pytest.mark.parametrize("module", ["dockless", "dockless.sandbox", "dockless.cgroups", "dockless.images", "dockless.sched"])
-def test_importing_a_room_loads_nothing_heavy(module):
+def test_importing_a_package_loads_nothing_heavy(module):
     loaded = python(f"import sys, {module}; print(' '.join(sys.modules))").split()
     assert not [name for name in HEAVY if name in loaded]

@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
         if getattr(options, flag) and not options.explain:
             raise BadInput(f"--{flag} without --explain", subject=f"--{flag}", hint=f"dockless run --explain --{flag} …")
     if options.script and (options.time or options.json):
-        raise BadInput("--script is alone with --explain", subject="--script", hint="leave --time and --json out")
+        raise BadInput("--script goes with neither --time nor --json", subject="--script", hint="leave --time and --json out")
     if options.detach and options.rm:
         raise BadInput("--rm and --detach", subject="--rm", hint="a detached sandbox is kept, with its logs, until: dockless rm NAME")
     if options.detach and options.explain:
