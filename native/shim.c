@@ -29,9 +29,10 @@ int shim_launcher_memfd(void) {
     int fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING | EXEC);
     if (fd < 0 && errno == EINVAL) fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return -errno;
-    size_t size = (size_t)(launcher_end - launcher_start);
-    if (write(fd, launcher_start, size) != (ssize_t)size || fchmod(fd, 0555) < 0
-        || fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0) {
+    size_t size = (size_t)(launcher_end - launcher_start), done = 0;
+    for (ssize_t n; done < size; done += (size_t)n) /* a limit on the size of files lets a part through, and refuses the next write */
+        if ((n = write(fd, launcher_start + done, size - done)) <= 0) break;
+    if (done < size || fchmod(fd, 0555) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0) {
         int error = errno ? errno : EIO;
         close(fd);
         return -error;

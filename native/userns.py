@@ -403,6 +403,8 @@ def _why(error: OSError) -> str:
         return problem
     if error.errno == errno.ENOSPC:
         return "too many user namespaces, or nested too deep; see sysctl user.max_user_namespaces"
+    if error.errno == errno.EAGAIN:
+        return "too many processes: raise ulimit -u or pids.max, or start fewer at once"
     if error.errno == errno.EPERM:
         return "a container, seccomp filter or security module around this process forbids it"
     return "dockless doctor checks user namespaces"

@@ -124,11 +124,11 @@ def _job(b: Builder, r: Resolved) -> None:
     if spec.cpus:
         mask = sum(1 << cpu for cpu in spec.cpus)
         job.add("AFFINITY", a=mask.to_bytes((mask.bit_length() + 63) // 64 * 8, "little"))
-    for limit in spec.rlimits:
-        values = struct.pack("<QQ", limit.soft & _ALL_CAPS, limit.hard & _ALL_CAPS)
-        job.add("RLIMIT", a=values, c=RLIMITS[limit.name])
     job.add("UMASK", x=0o022 if spec.umask is None else spec.umask)
     job.add("CHDIR", a=r.workdir)
+    for limit in spec.rlimits:  # after what opens a file: it is the program's limit, not ours
+        values = struct.pack("<QQ", limit.soft & _ALL_CAPS, limit.hard & _ALL_CAPS)
+        job.add("RLIMIT", a=values, c=RLIMITS[limit.name])
     job.add("BOUNDING", x=r.capabilities)
     account = r.account
     groups = b"".join(g.to_bytes(4, "little") for g in account.groups)

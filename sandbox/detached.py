@@ -35,6 +35,7 @@ from dockless import paths, settings
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone
 from dockless.sandbox import process, records, sandbox
+from dockless.sandbox.features import probe
 from dockless.sandbox.locks import is_locked
 from dockless.sandbox.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
 from dockless.sandbox.prepared import prepared
@@ -421,14 +422,11 @@ def start(
     id = check_id(id) if id else sandbox.new_id()
     spec = replace(spec, log_size=spec.log_size or settings.LOG_SIZE)
     image = sandbox.find_image(spec.image)
+    probe()  # before anything is made that a process would be needed to remove
     directory = _root(state_root) / id
     made = Detached(id, directory)
-    with paths.writing("the directory of a sandbox", directory):
-        paths.make(directory.parent, 0o711)
-        try:
-            directory.mkdir(mode=0o700)
-        except FileExistsError:
-            raise BadInput(f"there is a sandbox {id} already", subject=id, hint=f"remove it first: dockless rm {id}") from None
+    if not paths.make_new(directory):
+        raise BadInput(f"there is a sandbox {id} already", subject=id, hint=f"remove it first: dockless rm {id}")
     lock = -1
     try:
         with paths.writing("the records of a sandbox", directory):

@@ -45,6 +45,15 @@ _HINTS: dict[tuple[str, int], str] = {
     ("WRITE", _E.EACCES): "lowering oom_score_adj needs CAP_SYS_RESOURCE on the host",
 }
 
+_ANYWHERE: dict[int, str] = {
+    0: "the kernel killed it, probably for want of memory: raise the memory limit",
+    _E.EMFILE: "too many open files: raise ulimit -n, and --ulimit nofile if it is given",
+    _E.ENFILE: "the host has too many open files: raise sysctl fs.file-max",
+    _E.ENOMEM: "there is no memory for it: raise the memory limit, and --ulimit as, data or stack if they are given",
+    _E.EAGAIN: "too many processes: raise ulimit -u or pids.max, and --ulimit nproc if it is given",
+}
+"""Whatever the operation was."""
+
 
 def explain(plan: Plan, index: int, error: int) -> DocklessError:
     """The error for operation ``index`` of the plan. ``error`` 0: the launcher was killed while it was there."""
@@ -68,9 +77,7 @@ def explain(plan: Plan, index: int, error: int) -> DocklessError:
         return special
     reason = os.strerror(error) if error else "the launcher was killed"
     message = f"cannot {step} (operation {index} of {total}): {reason}"
-    hint = _HINTS.get((op.name, error)) or (
-        "the kernel killed it, probably for want of memory: raise the memory limit" if not error else "see every step with --explain"
-    )
+    hint = _HINTS.get((op.name, error)) or _ANYWHERE.get(error, "see every step with --explain")
     return LaunchFailed(message, index=index, step=step, errno=error, subject=_subject(op), hint=hint)
 
 
@@ -79,7 +86,8 @@ def not_started(error: OSError) -> LaunchFailed:
     hints = {
         _E.EMFILE: "too many open files: raise ulimit -n, or start fewer at once",
         _E.ENFILE: "the host has too many open files: raise sysctl fs.file-max",
-        _E.EAGAIN: "too many processes: raise ulimit -u or pids.max",
+        _E.EAGAIN: "too many processes: raise ulimit -u or pids.max, or start fewer at once",
+        _E.EFBIG: "no file may be that large: raise ulimit -f",
         _E.ENOMEM: "the host is out of memory",
         _E.EBADF: "a standard stream is closed: give the sandbox stdin, stdout and stderr",
         _E.EPERM: "this process may not use clone3: a seccomp filter around it refuses",
@@ -135,6 +143,7 @@ def _exec_failed(command: Command, index: int, error: int) -> SandboxError:
         step="exec",
         errno=error,
         subject=program,
+        hint=_ANYWHERE.get(error, "see every step with --explain"),
     )
 
 

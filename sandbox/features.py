@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from dockless import native
 from dockless.errors import Unsupported
-from dockless.sandbox.locks import CANNOT_TELL
 
 if TYPE_CHECKING:
     from dockless.sandbox.plan import Op
@@ -65,6 +64,10 @@ class Features:
 
 _FILES = 64
 """Files that a start may have open: the slots of its plan are descriptors of these numbers."""
+
+
+_NO = (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS, errno.ENOSYS, errno.EINVAL)
+"""How a kernel, or a security module, says that this user may make no user namespace. clone(2), user_namespaces(7)"""
 
 
 def _capabilities() -> int:
@@ -150,16 +153,17 @@ def _user_namespaces_work() -> bool:
         with native.hold_userns():
             return True
     except OSError as error:
-        if error.errno in CANNOT_TELL:  # no answer, and the next one may be another
-            raise Unsupported(
-                f"cannot ask the kernel what it can do: {error.strerror}", subject="user namespace", hint="raise ulimit -n, or start fewer"
-            ) from error
-        return False
+        if error.errno in _NO:
+            return False
+        from dockless.sandbox.failure import not_started
+
+        raise not_started(error) from error  # no answer, and the next one may be another
 
 
 @functools.cache
 def probe() -> Features:
-    """The features of the running kernel for this user; asked once per process. ``Unsupported`` where too few files may be open."""
+    """The features of the running kernel for this user; asked once per process. ``Unsupported`` where too few files may be open,
+    ``LaunchFailed`` where not even a launcher can be started."""
     allowed = os.sysconf("SC_OPEN_MAX")
     if 0 <= allowed < _FILES:
         raise Unsupported(f"{allowed} files may be open at once, a sandbox needs {_FILES}", subject="RLIMIT_NOFILE", hint="raise ulimit -n")
@@ -199,15 +203,13 @@ def _ask_inside() -> tuple[bool, bool]:
 
 def _fails_at(operations: tuple[Op, ...]) -> int:
     """The index of the first operation that fails in a new user and mount namespace; their number if none does."""
-    from dockless.sandbox.plan import Command, Op, Plan, encode
+    from dockless.sandbox.plan import Command, Op, Plan, encode, in_memory
 
     new_user_mount_pid = 0x10000000 | 0x20000 | 0x20000000
     trial = (Op("CLONE", x=new_user_mount_pid), *operations, Op("SPAWN"))
-    raw = encode(Plan(trial, Command(("/nonexistent",), ("-",), ())))
-    plan = os.memfd_create("dockless-probe", os.MFD_CLOEXEC)
+    plan = in_memory(encode(Plan(trial, Command(("/nonexistent",), ("-",), ()))))
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
-        os.write(plan, raw)
         try:
             launched = native.launch({3: plan, 4: writer})
         finally:

@@ -138,6 +138,19 @@ class _Data:
         return self.blob(blob), len(blob)
 
 
+def in_memory(raw: bytes | bytearray) -> int:
+    """A memfd that holds an encoded plan; the caller closes it. ``OSError``: EFBIG under a limit on the size of files (ulimit -f)."""
+    fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(raw)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
     """The plan as the launcher reads it."""
     data = _Data()

@@ -31,7 +31,7 @@ from dockless import native
 from dockless.cgroups import Usage
 from dockless.errors import BadInput, NotEnded, SandboxGone
 from dockless.sandbox import failure
-from dockless.sandbox.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, read_record
+from dockless.sandbox.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, in_memory, read_record
 
 _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS = 1, 2, 3
@@ -319,9 +319,8 @@ def start(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], *, name: s
     started = time.time()
     with contextlib.ExitStack() as opened:
         try:
-            plan_fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
+            plan_fd = in_memory(raw)
             opened.callback(os.close, plan_fd)
-            os.write(plan_fd, raw)
             report, writer = os.pipe2(os.O_CLOEXEC)
             opened.callback(os.close, report)
             with open(writer, "wb"):
@@ -344,16 +343,15 @@ def start(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], *, name: s
 def errand(plan: Plan, fds: Mapping[int, int]) -> None:
     """Carry out operations of the keeper alone and wait for them. Errors: ``LaunchFailed``"""
     with contextlib.ExitStack() as opened:
-        plan_fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
-        opened.callback(os.close, plan_fd)
-        report, writer = os.pipe2(os.O_CLOEXEC)
-        opened.callback(os.close, report)
-        with open(writer, "wb"):
-            os.write(plan_fd, encode(plan))
-            try:
+        try:
+            plan_fd = in_memory(encode(plan))
+            opened.callback(os.close, plan_fd)
+            report, writer = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, report)
+            with open(writer, "wb"):
                 launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
-            except OSError as error:
-                raise failure.not_started(error) from error
+        except OSError as error:
+            raise failure.not_started(error) from error
         native.reap(launched.pidfd)
         raw = _read_report(report)
         os.close(launched.pidfd)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dockless import paths
 from dockless.cgroups import Cgroup, Delegation, Limits, Usage, find_delegation
-from dockless.errors import LimitUnavailable, Unsupported
+from dockless.errors import BadInput, CgroupError, LimitUnavailable, Unsupported
 from dockless.native.userns import default_map, namespace_fd
 from dockless.sandbox import process
 from dockless.sandbox.builder import NEW_NS, Section
@@ -96,7 +96,12 @@ class Sandbox:
     def _start(self) -> None:
         image = find_image(self.spec.image)
         self.image_digest = image.digest
-        self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
+        try:
+            self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
+        except CgroupError as error:
+            if isinstance(error.__cause__, FileExistsError):
+                raise _taken(self.id) from error
+            raise
         self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:
             self._stack.callback(end, self._cgroup)
@@ -109,9 +114,10 @@ class Sandbox:
         with contextlib.ExitStack() as opened:
             fds = dict(enumerate(self._stdio)) | hold_image(image, opened) | ready.slots(self._cgroup, opened)
             if removed:
+                if not paths.make_new(directory):
+                    raise _taken(self.id)
                 self._stack.callback(remove_tree, directory)
                 with paths.writing("the directory of a sandbox", directory):
-                    paths.make(directory)
                     for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
                         fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                         opened.callback(os.close, fds[slot])
@@ -150,6 +156,10 @@ class Sandbox:
                 if error is None:
                     raise
                 error.add_note(f"while cleaning up: {cleanup}")
+
+
+def _taken(id: str) -> BadInput:
+    return BadInput(f"a sandbox {id} runs already", subject=id, hint="choose another name; what a crash left `dockless doctor` removes")
 
 
 def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
@@ -204,8 +214,8 @@ def with_usage(ended: Exit, usage: Usage | None) -> Exit:
 
 def remove_tree(directory: Path) -> None:
     """Remove a sandbox's directory with the rights over every owner in it: an errand for the launcher, in the user namespace where we are
-    not root."""
-    if not os.path.lexists(directory):
+    not root. Where it holds no directory, all of it is ours and goes at once: also where there is no process to be had."""
+    if not os.path.lexists(directory) or _removed_flat(directory):
         return
     section = Section()
     fds = {}
@@ -214,6 +224,26 @@ def remove_tree(directory: Path) -> None:
         fds[SLOT_FREE] = namespace_fd(default_map())
     section.add("REMOVE", a=str(directory))
     process.errand(Plan(tuple(section.ops), None, {SLOT_FREE: "user namespace"}), fds)
+
+
+def _removed_flat(directory: Path) -> bool:
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        with os.scandir(fd) as entries:
+            names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        if any(names.values()):
+            return False
+        for name in names:
+            os.unlink(name, dir_fd=fd)
+        os.rmdir(directory)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def explain(spec: Spec) -> Prepared:

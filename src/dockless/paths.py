@@ -91,21 +91,33 @@ def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
     return directory
 
 
+def make_new(directory: Path, mode: int = 0o700, parents: int = 0o711) -> bool:
+    """The same for a directory that nobody else may have made: False, with nothing changed, where it is there."""
+    make(directory.parent, parents, parents)
+    with writing("a directory of dockless", directory):
+        return _make_one(directory, mode)
+
+
 def _make(directory: Path, mode: int, parents: int) -> None:
     missing = [directory]
     while not missing[-1].parent.is_dir():
         missing.append(missing[-1].parent)
     for path in reversed(missing):
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        # Not by its name: the directory above may be somebody else's, who puts a link there.
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fchmod(fd, mode if path == directory else parents)
-        finally:
-            os.close(fd)
+        _make_one(path, mode if path == directory else parents)
+
+
+def _make_one(path: Path, mode: int) -> bool:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    # Not by its name: the directory above may be somebody else's, who puts a link there.
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+    return True
 
 
 @contextlib.contextmanager
@@ -136,5 +148,7 @@ HINTS = {
     errno.EIO: "the disk reports errors: look at the kernel's log (dmesg) before trying again",
     errno.EACCES: "this user may not do that there: see `dockless doctor`, or move DOCKLESS_HOME",
     errno.EMFILE: "too many open files: raise ulimit -n",
+    errno.EFBIG: "no file may be that large: raise ulimit -f",
+    errno.EAGAIN: "too many processes: raise ulimit -u or pids.max, or start fewer at once",
 }
 """What to do next about an error of the operating system, by its errno."""

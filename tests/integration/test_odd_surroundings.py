@@ -92,6 +92,69 @@ def test_as_many_open_files_as_are_needed():
 
 
 @requires("userns")
+@pytest.mark.parametrize("umask", [0o077, 0o277, 0o377, 0o777])
+def test_a_umask_that_takes_the_owner_s_own_rights(umask, home):
+    """What dockless makes is its own to read and write; the program has the umask that the sandbox gives it."""
+    there = {"preexec_fn": lambda: os.umask(umask), "environment": {"PYTHONDONTWRITEBYTECODE": "1"}, "rc": (0,)}
+    assert said("run", "-d", "--name", "odd", "--", "sh", "-c", "umask; touch /tmp/x; stat -c %a /tmp/x", **there) == "odd\n"
+    said("wait", "odd", **there)
+    assert said("logs", "odd", **there) == "0022\n644\n"
+    assert oct((home / "state" / "sandboxes" / "odd" / "log").stat().st_mode & 0o777) == "0o600"
+    said("rm", "odd", **there)
+    assert not list((home / "state" / "sandboxes").iterdir())
+
+
+def small_files(size: int):
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@requires("userns")
+@pytest.mark.parametrize("size", [0, 1024, 20_000, 30_000])
+def test_files_that_may_not_grow(size, home):
+    """The limit is named, and nothing is left that could not be removed under it."""
+    for line in (["run", "--", "true"], ["run", "-d", "--name", "odd", "--", "true"]):
+        text = said(*line, preexec_fn=small_files(size), environment={"PYTHONDONTWRITEBYTECODE": "1"}, rc=(0, 125))
+        assert "ulimit -f" in text or size > 28_000, text
+    if (home / "state" / "sandboxes" / "odd").exists():
+        said("rm", "-f", "odd", preexec_fn=small_files(size), rc=(0,))
+    assert not list((home / "state").glob("sandboxes/*"))
+
+
+@requires("user", "userns")
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_few_processes(processes, home):
+    """As many as this user may have at all, and some more: that is what is said, and nothing is left behind."""
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+    for line in (["run", "--", "true"], ["run", "-d", "--name", "odd", "--", "true"]):
+        text = said(*line, preexec_fn=few, rc=(0, 125))
+        assert "too many processes" in text or "odd" in text or text == ""
+    if (home / "state" / "sandboxes" / "odd").exists():
+        assert (home / "state" / "sandboxes" / "odd" / "started").exists()
+        said("wait", "odd", rc=(0,))
+        said("rm", "odd", rc=(0,))
+    assert not list((home / "state").glob("sandboxes/*"))
+
+
+@requires("userns")
+@pytest.mark.parametrize("files", ["0", "3", "4"])
+def test_few_files_of_the_job_s_own_are_no_failure_of_ours(files):
+    """The limit is the program's: what needs a descriptor of ours is done before."""
+    assert "cannot go to" not in said("run", "--ulimit", f"nofile={files}", "-w", "/tmp", "--", "true", rc=(0, 127))
+    inside = "import os, resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), os.getcwd())"
+    assert said("run", "--ulimit", "nofile=20:30", "-w", "/tmp", "--", "/usr/bin/python3", "-Sc", inside, rc=(0,)) == "(20, 30) /tmp\n"
+
+
+@requires("userns")
+@pytest.mark.parametrize("limit", ["as=1", "data=1"])
+def test_limits_in_which_no_program_begins(limit):
+    text = said("run", "--ulimit", limit, "--", "true")
+    assert "Cannot allocate memory" in text and "--ulimit as, data or stack" in text
+
+
+@requires("userns")
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
 def test_closed_standard_streams_are_dev_null_for_the_job(tmp_path, closed):
     """Not the next file that we opened."""

@@ -300,3 +300,24 @@ def test_memory_of_keeper_and_init():
         until(lambda: "up" in output(), "the job is up")
         total = sum(pss(pid) for pid in (box.process.keeper_pid, box.process.pid))
     assert 0 < total < 1 << 20, total
+
+
+@requires("busybox", "overlay")
+def test_a_name_that_is_in_use_disturbs_nobody(tmp_path):
+    """Two of one name had one directory, and the end of the second took the first one's files away."""
+    ref = load(tmp_path)
+    with running(Spec(argv=("/bin/sh", "-c", "touch /mine; echo up; sleep 1000"), image=ref), id="twin") as (box, text):
+        until(lambda: "up" in text(), "the first one")
+        for image in (ref, "host"):
+            if image == "host" and box.cgroup is None:
+                continue  # nothing is shared
+            with (
+                pytest.raises(BadInput, match="a sandbox twin runs already") as caught,
+                Sandbox(Spec(image=image, argv=("true",)), id="twin"),
+            ):
+                pass
+            assert "another name" in caught.value.hint
+        assert box.process.poll() is None
+        assert os.path.exists(f"/proc/{box.process.pid}/root/mine") or os.geteuid() != 0
+    with Sandbox(Spec(image=ref, argv=("/bin/true",)), id="twin") as again:
+        assert again.wait(60).code == 0

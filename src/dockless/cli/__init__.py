@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:]
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _fill_standard_streams()
+    os.umask(os.umask(0o077) & 0o077)  # what we make is ours to read and write, whatever the umask
     if arguments[:1] == ["run"]:
         import gc
 
