@@ -13,6 +13,27 @@ _KINDS = ("unit", "native", "attacks", "integration")
 _ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
 DOOR = "door"
 _WORDS = {
+    "cgroups/apply": "limits cgroup_bare",
+    "cgroups/systemd": "delegation cgroup_systemd",
+    "images/check": "image_check image_store",
+    "images/choose": "image_documents image_store pull_rows",
+    "images/compression": "image_save image_commit image_tarwriter layers_bombs",
+    "images/discover": "image_store image_documents layers_content",
+    "images/entries": "image_commit image_export image_diff",
+    "images/fetch": "image_partial pull_rows registry_transport registry_pull",
+    "images/importing": "image_export cli_images",
+    "images/ingest": "image_store image_check pull_rows",
+    "images/load": "image_store cli_images",
+    "images/owned": "image_owned",
+    "images/packing": "image_commit image_tarwriter image_diff",
+    "images/pipeline": "image_store image_partial pull_rows layers_bombs",
+    "images/push": "push",
+    "images/registry": "registry_challenge registry_credentials registry_addresses registry_transport registry_pull pull_rows",
+    "images/save": "image_save",
+    "images/shape": "image_layer image_store image_diff",
+    "images/source": "image_store image_save cli_images",
+    "images/transfer": "image_partial pull_rows pull_mirrors pull_processes",
+    "images/upload": "push",
     "native/clone": "launch_threads launcher",
     "native/erofs": "image_erofs test_erofs sandbox_indexed",
     "native/fault": "layer_writer",
@@ -30,11 +51,13 @@ _WORDS = {
     "native/remove": "launcher layer_writer",
     "native/report": "launcher detached",
     "native/shim": "launch_threads launcher",
-    "native/simulated": "gpu_nvml",
+    "native/simulated": "gpu_nvml gpu_topology",
     "native/tar": "image_tarstream layer_writer",
-    "src/dockless/cli/bars": "cli_images",
-    "src/dockless/cli/progress": "cli_images",
+    "sandbox/binds": "compile sandbox_mounts bad_input",
+    "sandbox/bpf": "seccomp",
+    "sandbox/builder": "plan_golden compile",
     "sandbox/detached": "detached stale_records damaged",
+    "sandbox/features": "features compile",
     "sandbox/resolve": "compile bad_input sandbox",
     "sandbox/rootfs": "plan_golden plan_effects sandbox_root runtime",
     "sched/admission": "sched_engine submit_fields sched_daemon",
@@ -42,14 +65,27 @@ _WORDS = {
     "sched/attempts": "sched_engine sched_daemon",
     "sched/callers": "sched_server sched_daemon",
     "sched/daemon": "sched_daemon",
+    "sched/engine": "sched_engine sched_retention sched_wants sched_daemon",
     "sched/entry": "sched_engine stop_signals sched_daemon",
-    "sched/engine": "sched_engine sched_retention sched_daemon",
     "sched/hostgpus": "gpu_nvml sched_daemon",
-    "sched/housekeeping": "sched_retention sched_daemon",
+    "sched/housekeeping": "sched_retention sched_wants sched_daemon",
     "sched/kept": "sched_retention",
     "sched/logs": "sched_client sched_daemon",
+    "sched/remains": "sched_wants sched_engine",
     "sched/server": "sched_server sched_daemon",
     "sched/shares": "sched_retention",
+    "src/dockless/box": "results front_door integration/test_run",
+    "src/dockless/cli/attached": "cli_run",
+    "src/dockless/cli/bars": "cli_images",
+    "src/dockless/cli/boxes": "cli_run cli_parser",
+    "src/dockless/cli/jobs": "cli_queue submit_fields hostile_text",
+    "src/dockless/cli/logs": "logs_on_a_terminal cli_run",
+    "src/dockless/cli/progress": "cli_images",
+    "src/dockless/cli/run": "cli_run submit_fields",
+    "src/dockless/cli/store_room": "cli_images",
+    "src/dockless/doctor": "doctor",
+    "src/dockless/gpus": "cli_run front_door",
+    "src/dockless/waiting": "results integration/test_run",
 }
 """Further words by which a file's tests may be called."""
 
@@ -104,8 +140,7 @@ def _score(tests: Path, file: str, path: str) -> int:
     own = stem.split("/")[-1]
     if len(own) > 3 and own != "__init__":
         words.add(own.replace("_", ""))
-    name = file.split("/")[-1]
-    score = 4 * any(word.replace("_", "") in name.replace("_", "") for word in words)
+    score = 4 * any(word.replace("_", "") in file.replace("_", "") for word in words)
     score += 3 * (_module(path) in _imports(tests / file))
     return score + min(2, len(_defined(tests.parent / path) & _said(tests / file)))
 

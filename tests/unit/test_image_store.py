@@ -332,6 +332,8 @@ def not_images(tmp_path):
     garbage = make.write_files(tmp_path / "garbage", {"index.json": b"{"})
     version = make.write_files(tmp_path / "version", {"index.json": b'{"schemaVersion":2,"manifests":[]}', "oci-layout": b"{}"})
     entry = make.write_files(tmp_path / "entry.tar", {"manifest.json": b'[{"Config": 1}]'})
+    config = b'{"rootfs": {"type": "layers", "diff_ids": ["sha256:%s"]}}' % (b"0" * 64)
+    torn = make.write_files(tmp_path / "torn.tar", {"manifest.json": b'[{"Config": "c", "Layers": ["one/layer.tar"]}]', "c": config})
     outside = make.write_files(tmp_path / "outside.tar", {"manifest.json": b'[{"Config": "../../etc/passwd", "Layers": []}]'})
     return {
         plain: "only 5 bytes",
@@ -348,6 +350,7 @@ def not_images(tmp_path):
         version: "unknown version",
         entry: "wrong kind",
         outside: "lacks the configuration",
+        torn: "lacks the layer 'one/layer.tar'",
     }
 
 
