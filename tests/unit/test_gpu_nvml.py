@@ -18,6 +18,7 @@ from support.requires import requires
 from dockless.errors import BadInput, GpuDriverMissing, GpuError
 from dockless.sandbox import gpu_nvml
 from dockless.sandbox.gpu import Gpu, driver, find, inventory, refresh, session, units
+from dockless.sched.hostgpus import HostGpus
 
 
 @pytest.fixture
@@ -237,3 +238,16 @@ def test_errors_of_a_broken_driver_are_not_called_missing():
     for value in (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN):
         error = gpu_nvml._init_error(pynvml, pynvml.NVMLError(value))
         assert isinstance(error, GpuError) and not isinstance(error, GpuDriverMissing) and error.hint
+
+
+def test_near_is_first_the_kind_of_link_then_how_many(simulate):
+    """As the scheduler compares them: twelve links are nearer than four, and any link is nearer than none."""
+    apart = []
+    for text in ("8x80G,nvlink=2", "8x80G,nvlink=4", "8x80G"):
+        simulate(text)
+        gpus = HostGpus()
+        near, beside, far = (gpus.distances[gpus.uuids[0], gpus.uuids[other]] for other in (1, 2, 7))
+        apart.append(near)
+        assert near <= beside < far
+        gpus.close()
+    assert apart == sorted(set(apart))

@@ -125,6 +125,37 @@ def test_a_lease_that_is_refused_launches_nothing(tmp_path, launcher, capfd):
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_job_that_waits_again_has_nothing(tmp_path, launcher, cancelled):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            entry = running.entries[number]
+            await until(lambda: entry.job.state is State.RUNNING)
+            assert entry.job.devices and entry.job.started
+            await until(lambda: entry.pidfd >= 0)
+            running._unwatch(entry)
+            entry.cancelled = cancelled
+            await running._back(entry, lambda db: queue.requeue(db, number, 1, 9.0, "the host was rebooted"))
+            assert number not in running.active and entry.handle is None
+            if cancelled:
+                assert number not in running.entries and queue.job(running.reader, number).state is State.CANCELLED
+                return
+            assert running.waiting == [entry.waiting]
+            assert (entry.job.state, entry.job.started, entry.job.devices, entry.ends) == (State.PENDING, 0.0, (), None)
+            await until(lambda: entry.job.state is State.RUNNING and entry.job.attempt == 2)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("state", ["running", "exited"])
+@pytest.mark.parametrize("was_running", [True, False])
+def test_what_is_found_of_an_earlier_daemons_attempt(launcher, state, was_running):
+    box = launcher.boxes["b"] = Box("b", launcher.place / "b", now=state)
+    assert attempts.recover(launcher, "b", was_running, True) == attempts.Found(state, box)
+    assert attempts.recover(launcher, "gone", was_running, True).handle is None
+
+
 def test_a_cancel_outlives_the_daemon(tmp_path, launcher):
     number, box = left_running(tmp_path, launcher, cancelled=True)
 
