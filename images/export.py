@@ -19,7 +19,7 @@ from dockless.images.files import explained
 from dockless.images.image import Image
 from dockless.images.layers import Layer
 from dockless.images.lease import held
-from dockless.images.output import Destination, packed, shown
+from dockless.images.output import Destination, packed
 from dockless.images.packing import Compression, check_level
 from dockless.images.store import Store
 from dockless.images.tarwriter import Output, TarWriter
@@ -43,12 +43,11 @@ def export(
     if image.is_host:
         raise BadInput("the host is no image that can be exported", subject=image.name, hint="name an image of 'dockless images'")
     check_level(compression, level)
-    where = shown(destination)
     clamp = Created.of(created).clamp
     with (
-        explained(f"cannot export {image.name} to {where}", where, "check that the place is writable and has room"),
-        held(store, (image,)) if store is not None else contextlib.nullcontext(),
         packed(destination, compression, level) as out,
+        explained(f"cannot read the root of {image.name}", image.name, "dockless images check"),
+        held(store, (image,)) if store is not None else contextlib.nullcontext(),
     ):
         return write_root(image.layers, out, upper=upper, clamp=clamp)
 

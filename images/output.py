@@ -3,28 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dockless.errors import BadInput
+from dockless.errors import BadInput, ImageError, NoRoom
 from dockless.images.files import replacing
 from dockless.images.packing import Compression, Packer
 from dockless.images.tarwriter import Output, TarWriter
 
 Destination = str | Path | BinaryIO
+_STREAM = "the stream"
 
 
 def shown(destination: Destination) -> str:
     """For messages."""
-    return str(destination) if isinstance(destination, (str, Path)) else "the stream"
+    return str(destination) if isinstance(destination, (str, Path)) else _STREAM
+
+
+@contextlib.contextmanager
+def unwritten(destination: Destination) -> Iterator[None]:
+    """An ``OSError`` inside becomes an ``ImageError`` of the destination, ``NoRoom`` where its file system is full."""
+    try:
+        yield
+    except OSError as error:
+        where = shown(destination)
+        place = None if where == _STREAM else _file_system(Path(where))
+        message = f"cannot write {where}: {error.strerror or error}"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            hint = "write where its reader takes it all" if place is None else f"look at the file system {place}, or write to another place"
+            raise ImageError(message, subject=where, hint=hint) from error
+        hint = "make room where it goes" if place is None else f"make room on the file system {place}, or write to another one"
+        raise NoRoom(message, subject=where, hint=hint) from error
+
+
+def _file_system(path: Path) -> Path:
+    """Where the file system that a path is on, or would be, is mounted."""
+    place = path.resolve()
+    return next(p for p in (place, *place.parents) if p.is_mount() or p == p.parent)
+
+
+class _Written:
+    """An output whose errors are the destination's: reading what is written may fail, too."""
+
+    def __init__(self, out: Output, destination: Destination) -> None:
+        self._out = out
+        self._destination = destination
+
+    def write(self, data: bytes, /) -> object:
+        with unwritten(self._destination):
+            return self._out.write(data)
 
 
 @contextlib.contextmanager
 def archive(destination: Destination, compression: Compression = "none", level: int | None = None) -> Iterator[TarWriter]:
-    """A tar to be written to ``destination``; it is finished at the end of the block."""
+    """A tar to be written to ``destination``; it is finished at the end of the block. The errors are ``unwritten``'s: what fails in the
+    block for another reason must not leave it as an ``OSError``."""
     with packed(destination, compression, level) as out:
         tar = TarWriter(out)
         yield tar
@@ -49,6 +86,19 @@ def packed(destination: Destination, compression: Compression = "none", level: i
 @contextlib.contextmanager
 def opened(destination: Destination) -> Iterator[Output]:
     """The destination, open for writing; a regular file is replaced when the block has ended well."""
+    with unwritten(destination), _opened(destination) as out:
+        yield _Written(out, destination)
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Output]:
+    """A new file that takes the place of ``path``, be that a link, when the block has ended well."""
+    with unwritten(path), replacing(path, 0o666) as out:
+        yield _Written(out, path)
+
+
+@contextlib.contextmanager
+def _opened(destination: Destination) -> Iterator[Output]:
     if not isinstance(destination, (str, Path)):
         yield destination
         destination.flush()

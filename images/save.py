@@ -30,11 +30,11 @@ from dockless.images.assemble import to_json
 from dockless.images.compression import CHUNK, Decompressed
 from dockless.images.config import ConfigDocument
 from dockless.images.digest import Digest
-from dockless.images.files import check_room, explained, is_left_over, make_private, replacing
+from dockless.images.files import check_room, explained, is_left_over, make_private
 from dockless.images.image import Image
 from dockless.images.lease import held
 from dockless.images.manifest import Manifest
-from dockless.images.output import Destination, archive, shown
+from dockless.images.output import Destination, archive, replaced, shown, unwritten
 from dockless.images.packing import Compression, check_level
 from dockless.images.progress import Progress
 from dockless.images.store import Store
@@ -91,16 +91,21 @@ def save(
     if not found:
         raise BadInput("no image to save", hint="name at least one; 'dockless images' lists them")
     where = shown(destination)
-    with explained(f"cannot save to {where}", where, "check that the place is writable and has room"), held(store, found):
+    with _reading(store), held(store, found):
         saved = _documents(store, found, unpacked=format == "docker-archive")
         if format == "oci-dir":
             if not isinstance(destination, (str, Path)) or compression != "none":
                 raise BadInput("an oci-dir is a directory, not a stream, and not compressed", subject=where, hint="use oci-tar")
-            _into_directory(store, saved, Path(destination), _told(saved, progress))
+            with unwritten(destination):
+                _into_directory(store, saved, Path(destination), _told(saved, progress))
         else:
             fill = _oci if format == "oci-tar" else _docker
-            with archive(destination, compression, level) as tar:
+            with archive(destination, compression, level) as tar, _reading(store):
                 fill(store, saved, _Archive(tar, _told(saved, progress)))
+
+
+def _reading(store: Store) -> contextlib.AbstractContextManager[None]:
+    return explained(f"cannot read the image store {store.root}", str(store.root), "dockless images check")
 
 
 def _documents(store: Store, images: Sequence[Image], *, unpacked: bool) -> list[_Saved]:
@@ -190,7 +195,7 @@ def _into_directory(store: Store, saved: Sequence[_Saved], place: Path, told: _T
     elif place.is_dir() and not (place / "oci-layout").exists() and not all(is_left_over(path, "oci-layout") for path in place.iterdir()):
         raise BadInput(f"{place} is neither empty nor an OCI layout", subject=str(place), hint="save to a new directory")
     place.mkdir(parents=True, exist_ok=True)
-    sink = _Directory(place, told)
+    sink = _Directory(store, place, told)
     sink.small("oci-layout", _LAYOUT)  # first, so that a save that was cut short can go on
     _blobs(store, saved, sink)
     new = [_descriptor(one, name) for one in saved for name in one.names or (None,)]
@@ -344,7 +349,8 @@ def _parents(folder: str) -> list[str]:
 class _Directory:
     """Files below a directory, each replaced as a whole; a blob that is there with the right size stays."""
 
-    def __init__(self, place: Path, told: _Told) -> None:
+    def __init__(self, store: Store, place: Path, told: _Told) -> None:
+        self._store = store
         self._place = place
         self._told = told
 
@@ -360,5 +366,5 @@ class _Directory:
     def _write(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
         path = self._place / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, 0o666) as out:
+        with replaced(path) as out, _reading(self._store):
             _whole(name, size, pieces, out.write)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from dockless.errors import NotFound as NotFound
     from dockless.errors import NotPermitted as NotPermitted
     from dockless.errors import NotRunnable as NotRunnable
+    from dockless.errors import OutputLost as OutputLost
     from dockless.errors import RateLimited as RateLimited
     from dockless.errors import Refused as Refused
     from dockless.errors import RegistryError as RegistryError
@@ -94,9 +95,9 @@ _HOME = {
     "errors": (
         "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound", "DaemonUnavailable",
         "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
-        "LimitUnavailable", "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "RateLimited", "Refused",
-        "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError", "Unauthorized", "UnknownGpu", "UnknownImage",
-        "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
+        "LimitUnavailable", "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "OutputLost",
+        "RateLimited", "Refused", "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError",
+        "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
     ),
     "images": ("Image", "Store"),
     "images.diff": ("Change",),

@@ -5,13 +5,14 @@
     DocklessError                   code, subject, hint
      ├── BadInput                   a value that is not valid (also a ValueError)
      ├── Unwritable                 a file of dockless's own: no room, an I/O error, a read-only file system
+     │    └── OutputLost            what the command line prints: its standard output cannot be written
      ├── ImageError
      │    ├── UnknownImage          no such image in the store
      │    ├── BadDigest             the bytes are not what their digest says
      │    ├── BadImage              torn, malformed or not an image at all
      │    ├── UnsafeLayer           a layer entry that tries to leave its root
      │    ├── NotRunnable           sound, but nothing this host can run
-     │    ├── NoRoom                the store's file system is full, or would be
+     │    ├── NoRoom                the file system of the store, or of a file to be written, is full, or would be
      │    ├── ImageInUse            a sandbox uses it
      │    └── RegistryError         what a registry answered, or that it did not
      │         ├── Unauthorized     it wants a login, or that login may not do this
@@ -88,6 +89,10 @@ class Unwritable(DocklessError):
 
     code = "unwritable"
     errno: int = 0
+
+
+class OutputLost(Unwritable):
+    code = "output_lost"
 
 
 class ImageError(DocklessError):

@@ -270,7 +270,7 @@ def test_import_and_export(one, tmp_path, capfd):
         (["rmi", "deadbeef"], "no image"),
         (["save", "nothing", "-o", "x"], "no image"),
         (["save", "host", "-o", "x"], "host"),
-        (["save", "one:1", "-o", "/nonexistent/x"], "cannot save"),
+        (["save", "one:1", "-o", "/nonexistent/x"], "cannot write"),
         (["save", "one:1", "-o", "x", "--compression", "gzip", "--level", "99"], "level"),
         (["save", "--format", "oci-dir", "one:1"], "directory"),
         (["load", "--name", "x", "a", "b"], "several files"),

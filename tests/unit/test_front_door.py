@@ -23,7 +23,7 @@ PUBLIC = """
 BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
 DocklessError Exit
 GpuDriverMissing GpuError IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount
-Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options PIPE RateLimited Refused RegistryError
+Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE RateLimited Refused RegistryError
 RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume __version__ arun commit diff run submit

@@ -135,7 +135,7 @@ def test_bad_arguments(tmp_path, images):
             save(Store(), *arguments, **more)
     with pytest.raises(UnknownImage):
         save(Store(), ["none:1"], tmp_path / "x")
-    with pytest.raises(ImageError, match="cannot save to"):
+    with pytest.raises(ImageError, match=r"cannot write .*x\.tar: No such file"):
         save(Store(), images, tmp_path / "missing/x.tar")
 
 

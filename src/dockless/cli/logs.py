@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dockless.cli.output import err, json_text, out
+from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox.logfile import Log, Row, open_log
@@ -53,8 +53,7 @@ def logs(options: Namespace) -> int:
         if theirs and target.isatty():
             (err if stream == "stderr" else out)((at + " " if options.timestamps else "") + text.decode(errors="backslashreplace"))
             continue
-        target.buffer.write((at.encode() + b" " if options.timestamps else b"") + text + (b"" if partial else b"\n"))
-        target.buffer.flush()
+        write_bytes(target, (at.encode() + b" " if options.timestamps else b"") + text + (b"" if partial else b"\n"))
     return 0
 
 

@@ -6,10 +6,11 @@ drives no terminal. Only what a job itself wrote, and bytes that were asked for 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 from dockless.text import escaped
@@ -36,9 +37,15 @@ def raw(document: bytes) -> None:
     if sys.stdout is None or sys.stdout.isatty():
         out(*document.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
         return
-    sys.stdout.flush()
-    sys.stdout.buffer.write(document)
-    sys.stdout.buffer.flush()
+    write_bytes(sys.stdout, document)
+
+
+def write_bytes(stream: TextIO, data: bytes) -> None:
+    """Bytes as they are on standard output or standard error, behind what was written before."""
+    with _told(stream):
+        stream.flush()
+        stream.buffer.write(data)
+        stream.buffer.flush()
 
 
 def status(text: str) -> None:
@@ -51,11 +58,34 @@ def _write(stream: TextIO | None, lines: Sequence[object]) -> None:
     if stream is None:  # there is none
         return
     text = "".join(f"{escaped(str(line))}\n" for line in lines)
+    with _told(stream):
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:  # a terminal or a setting that knows fewer characters
+            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
+        stream.flush()
+
+
+@contextlib.contextmanager
+def _told(stream: TextIO) -> Iterator[None]:
+    """An error of standard output becomes ``OutputLost``; of one of standard error nobody could be told. A reader that has gone is
+    ``BrokenPipeError``."""
     try:
-        stream.write(text)
-    except UnicodeEncodeError:  # a terminal or a setting that knows fewer characters
-        stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
-    stream.flush()
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is sys.stderr:
+            return
+        from dockless.errors import OutputLost
+
+        lost = OutputLost(
+            f"cannot write standard output: {error.strerror}",
+            subject="standard output",
+            hint="what was to be done may be done all the same: look before you repeat it",
+        )
+        lost.errno = error.errno or 0
+        raise lost from error
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, indent: str = "") -> None:
@@ -111,12 +141,14 @@ def plain(value: Any) -> Any:
 def each(items: Iterable[Any], do: Callable[[Any], None], *, as_json: bool = False) -> int:
     """Do it for every item: one that fails is reported and the others go on. The exit code of the first failure, 0 without one."""
     from dockless.cli import report
-    from dockless.errors import DocklessError
+    from dockless.errors import DocklessError, OutputLost
 
     code = 0
     for item in items:
         try:
             do(item)
+        except (BrokenPipeError, OutputLost):  # it is lost for all of them
+            raise
         except (DocklessError, OSError) as error:
             failed = report(error, as_json=as_json)
             code = code or failed
