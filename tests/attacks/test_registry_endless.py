@@ -5,6 +5,7 @@ Asserted is not a time but that the client gave up and hung up, in an error that
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import os
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 from support.bad_registry import BadRegistry, Exchange
@@ -28,6 +30,8 @@ from dockless.images.registry.remote import Remote
 from dockless.images.registry.transport import Timeouts
 
 SHORT = Timeouts(connect=1.0, read=0.5, head=0.8, answer=1.5)
+LONG = Timeouts(connect=20.0, read=20.0, head=20.0, answer=20.0)
+"""Where the size is the limit: on a slow machine much may take its time."""
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
 EMPTY_MEMBER = gzip.compress(b"")
@@ -74,6 +78,10 @@ ENDLESS = {
 }
 
 
+def patience(row: str) -> dict[str, Any]:
+    return {"timeouts": LONG, "tries": 1} if row.startswith("fast") else {"timeouts": SHORT, "tries": 1000}
+
+
 def registry(server: LyingServer, **options) -> Registry:
     options = {"env": {}, "timeouts": SHORT, "tries": 1000} | options
     return Registry(Endpoint(server.netloc, "team/app", schemes=("http",)), **options)
@@ -89,7 +97,7 @@ def told(error: RegistryError, server: LyingServer, step: str) -> None:
 @pytest.mark.parametrize("row", ENDLESS)
 def test_an_answer_without_end(row):
     talk, step = ENDLESS[row]
-    with LyingServer(talk) as server, registry(server) as client:
+    with LyingServer(talk) as server, registry(server, **patience(row)) as client:
         with pytest.raises(RegistryError) as caught:
             client.request("GET", "/v2/team/app/manifests/1", scope=Scope("team/app")).read_all(1 << 20)
         told(caught.value, server, step)
@@ -99,7 +107,7 @@ def test_an_answer_without_end(row):
 def test_a_document_without_end(row):
     """The same for a manifest, which is asked for again as a whole where its transfer broke."""
     talk, step = ENDLESS[row]
-    with LyingServer(talk) as server, registry(server) as client:
+    with LyingServer(talk) as server, registry(server, **patience(row)) as client:
         with pytest.raises(RegistryError) as caught:
             Remote(client).document("1")
         told(caught.value, server, step)
@@ -231,7 +239,7 @@ def test_a_proxy_without_end(row, scheme, tmp_path):
         (trusted / proxy.netloc / "ca.crt").write_bytes(authority.ca.read_bytes())
         env = {"https_proxy": f"{scheme}://{proxy.netloc}", "XDG_CONFIG_HOME": str(tmp_path)}
         with (
-            Registry(Endpoint("registry.test", "x"), env=env, timeouts=SHORT, tries=2) as client,
+            Registry(Endpoint("registry.test", "x"), env=env, **patience(row) | {"tries": 2}) as client,
             pytest.raises(RegistryUnavailable) as caught,
         ):
             client.request("GET", "/v2/")
@@ -250,7 +258,7 @@ def test_tls_to_the_end(tmp_path):
             place.mkdir(parents=True)
             (place / "ca.crt").write_bytes(authority.ca.read_bytes())
             endpoint = Endpoint(server.netloc, "x", schemes=("https",))
-            with Registry(endpoint, env={"XDG_CONFIG_HOME": str(tmp_path)}, timeouts=SHORT, tries=1) as client:
+            with Registry(endpoint, env={"XDG_CONFIG_HOME": str(tmp_path)}, **patience(row) | {"tries": 1}) as client:
                 with pytest.raises(RegistryError) as caught:
                     client.request("GET", "/v2/x/manifests/1").read_all(1 << 20)
                 told(caught.value, server, step)
@@ -273,6 +281,7 @@ def test_an_upload_that_is_not_taken(reads, tls, tmp_path):
                 raise ConnectionResetError
 
     authority = Authority(tmp_path)
+    slow = dataclasses.replace(SHORT, answer=20.0)
     with LyingServer(talk, context=authority.server_context() if tls else None) as server:
         server.given_up = threading.Event()
         place = tmp_path / "containers/certs.d" / server.netloc
@@ -280,7 +289,7 @@ def test_an_upload_that_is_not_taken(reads, tls, tmp_path):
         (place / "ca.crt").write_bytes(authority.ca.read_bytes())
         endpoint = Endpoint(server.netloc, "team/app", schemes=("https" if tls else "http",))
         with (
-            Registry(endpoint, env={"XDG_CONFIG_HOME": str(tmp_path)}, timeouts=SHORT, tries=1) as client,
+            Registry(endpoint, env={"XDG_CONFIG_HOME": str(tmp_path)}, timeouts=slow, tries=1) as client,
             pytest.raises(RegistryUnavailable, match=r"the request (has stalled|is too slow)") as caught,
         ):
             client.request("PUT", "/v2/team/app/blobs/uploads/1", body=io.BytesIO(bytes(64 << 20)), ok=(201,))
