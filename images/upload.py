@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from dockless.images.registry import Registry, Response, Scope
 
 _PIECE = 1 << 20
+_PROGRESS = 1 << 20
+"""Bytes that count as progress between two failures: a registry that takes one of each try may keep us busy for ever."""
 _RANGE = re.compile(r"(?:bytes[= ])?0-(\d{1,19})\Z")
 _NO_CHUNKS = frozenset({400, 405, 415, 501})
 _TOO_LARGE = 413
@@ -227,7 +229,8 @@ class Upload:
             raise _Restart("the registry does not know the upload any more") from error
         if reached is None or reached > self._size:
             raise _Restart("the registry does not say how far the upload has got")
-        self._progressed(reached)
+        if reached - self._best >= min(_PROGRESS, self._size - self._best):
+            self._progressed(reached)
         return place, reached
 
     # -- within ----------------------------------------------------------------------------------------------------------------------

@@ -181,6 +181,7 @@ static void watch(struct plan_header *plan) {
         if (fds[2].revents) break;
     }
     drain(fds, plan);
+    log_end();
 }
 
 /* What the host would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. */

@@ -14,6 +14,7 @@ void keeper_run(struct plan_header *plan, int init_pid);
 void init_run(struct plan_header *plan, int job_pid);
 
 /* log.c: one chunk of a job's output into the log of a detached sandbox. */
+void log_end(void);
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit);
 
 /* launcher.c: run on every processor again that the host may use. */

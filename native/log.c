@@ -12,9 +12,11 @@ static uint64_t written; /* bytes of this file */
 static uint64_t total;   /* bytes of output */
 static int in_line[2];   /* stdout, stderr: the last record ended in the middle of a line */
 static int torn;         /* 1: records are missing, 2: and the last one is not whole */
+static int opened;
 
 static void open_log(void) {
     sysret fd = sys(NR_openat, SLOT_STATE, "log", O_WRONLY_ | O_CREAT_ | O_APPEND_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
+    opened = fd >= 0;
     if (fd < 0 || fd == SLOT_LOG) return;
     sys(NR_dup3, fd, SLOT_LOG, O_CLOEXEC_);
     sys(NR_close, fd);
@@ -36,14 +38,16 @@ static uint64_t put_time(char *to, uint64_t at, uint64_t ns) {
     return put_text(to, at, "Z ");
 }
 
-/* So many bytes of output came before what follows; readers see by it what was dropped. */
-static int mark(const char *before) {
+/* So many bytes of output came before what follows; readers see by it what was dropped. Again until the disk takes it whole. */
+static void mark(void) {
     char line[128];
-    uint64_t at = put_time(line, put_text(line, 0, before), now_ns(0));
+    if (!opened) open_log();
+    if (!opened) return;
+    uint64_t at = put_time(line, put_text(line, 0, torn > 1 ? "\n" : ""), now_ns(0));
     at = put_text(line, put_number(line, put_text(line, at, "log D "), total, 1), "\n");
     sysret n = sys(NR_write, SLOT_LOG, line, at);
     if (n > 0) written += (uint64_t)n;
-    return n == (sysret)at;
+    torn = n == (sysret)at ? 0 : n > 0 ? 2 : torn;
 }
 
 /* At the end of a line of both streams, or an eighth later where there is none. */
@@ -53,19 +57,19 @@ static void rotate(uint64_t limit) {
     sys(NR_renameat, SLOT_STATE, "log", SLOT_STATE, "log.1");
     open_log();
     written = 0;
-    torn = !mark("");
+    torn = 1;
+    mark();
 }
 
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit) {
-    static int opened;
     if (!opened) open_log();
-    opened = 1;
+    if (!opened) torn = 1;
     char head[64];
     int which = stream[3] == 'e'; /* "stderr", not "stdout" */
     while (length) {
         uint64_t n = 0;
         rotate(limit);
-        if (torn && mark(torn > 1 ? "\n" : "")) torn = 0; /* the disk was full; from here on there is room again */
+        if (torn) mark(); /* the disk was full */
         while (n < length && bytes[n] != '\n') n++;
         int full = n < length;
         uint64_t prefix = put_text(head, put_text(head, put_time(head, 0, now_ns(0)), stream), full ? " F " : " P ");
@@ -78,4 +82,9 @@ void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t 
         bytes += n + (uint64_t)full;
         length -= n + (uint64_t)full;
     }
+}
+
+/* There will be no more output to say it before. */
+void log_end(void) {
+    if (torn) mark();
 }

@@ -20,6 +20,9 @@ _NO_LOG = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 """Nothing is there, or something that is no plain file."""
 
 
+_HEADS = tuple(f"{stream} {tag}".encode() for stream in ("stdout", "stderr") for tag in "FP")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """``partial``: no newline was written. ``dropped``: so many bytes of output are missing here; such a row has no text."""
@@ -29,6 +32,12 @@ class Row:
     text: bytes
     partial: bool = False
     dropped: int = 0
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """The beginning of a record of which a full disk took no more. What it was about is counted by the record ``D`` after it."""
+    at, _, rest = line.partition(b" ")
+    return len(at) <= 30 and not at.strip(b"0123456789-:.TZ") and any(head.startswith(rest) for head in _HEADS)
 
 
 def parse(line: bytes) -> Row:
@@ -122,6 +131,8 @@ class Log:
             self.position = max(self.position, int(words[3]))
             gap = self.position - before
             return [Row(words[0].decode("ascii", "replace"), "", b"", dropped=gap)] if gap > 0 else []
+        if _is_cut_off(line):
+            return []
         row = parse(line)
         self.position += len(row.text) + (not row.partial)
         return [row] if self.position > self._after else []

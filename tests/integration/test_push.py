@@ -229,6 +229,33 @@ def slurped(code, headers=None):
     return script
 
 
+def test_a_registry_that_takes_a_byte_of_each_try(registry, image):
+    def nibble(exchange):
+        name = exchange.path.partition("?")[0].rpartition("/")[2]
+        if exchange._length() < CHUNK:
+            return exchange.behave()  # the small blobs
+        exchange.registry.uploads[name] += exchange.rfile.read(1)
+        exchange.hang_up()
+
+    registry.script(nibble, "PUT", "/uploads/", times=1 << 30)
+    registry.script(nibble, "PATCH", "/uploads/", times=1 << 30)
+    with pytest.raises(RegistryUnavailable):
+        send(registry)
+    assert len(registry.requests("PUT", "/uploads/") + registry.requests("PATCH", "/uploads/")) < 30
+
+
+def test_no_tries_without_end_while_nothing_goes_out(registry, image):
+    """The registry is gone after it has said where to send to."""
+
+    def last(exchange):
+        exchange.behave()
+        exchange.registry._server.socket.close()
+
+    registry.script(last, "POST", "/uploads/")
+    with pytest.raises(RegistryUnavailable):
+        send(registry, pace=UploadPace(remembered_from=1 << 40, tries=1 << 30, wait=0.01, wait_max=0.02, patience=0.5))
+
+
 @pytest.mark.parametrize(("code", "error"), [(500, RegistryUnavailable), (429, RateLimited), (403, Unauthorized), (400, RegistryError)])
 def test_given_up(registry, image, code, error):
     registry.script(slurped(code, {"Retry-After": "0"}), "PUT", "/uploads/", times=1000)

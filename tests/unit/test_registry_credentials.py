@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import stat
+import time
 
 import pytest
 from support.requires import requires
@@ -252,6 +254,34 @@ def test_a_helper_that_hangs(env, helper, monkeypatch):
     helper("slow", "exec /bin/sleep 60")
     with pytest.raises(RegistryError, match="no answer"):
         helpers.get("slow", "r.test", env)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exec /bin/sleep 60", "exec 0<&-; exec /bin/sleep 60", "exec 1>&-; exec /bin/sleep 60", "/bin/sleep 60 & exit 0"],
+    ids=["reads nothing", "closes its input", "closes its output", "leaves somebody with its output"],
+)
+def test_a_helper_that_never_reads_or_never_ends(env, helper, monkeypatch, script, tmp_path):
+    monkeypatch.setattr(helpers, "TIMEOUT", 0.3)
+    helper("deaf", f"echo $$ >{tmp_path}/pid; {script}")
+    with pytest.raises(RegistryError, match="no answer"):
+        helpers.store("deaf", "r.test", "ann", "x" * 20000, env)
+    group = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        until_gone(group)
+
+
+def until_gone(group: int) -> None:
+    """``ProcessLookupError`` when nobody of that process group is left."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        os.killpg(group, 0)
+        time.sleep(0.01)
+
+
+def test_a_helper_that_answers_what_it_did_not_read(env, helper):
+    helper("guess", 'echo \'{"Username":"u","Secret":"s"}\'')
+    assert helpers.get("guess", "r.test/" + "x" * 20000, env) == ("u", "s")
 
 
 def test_a_helper_that_floods_forever(env, helper):
