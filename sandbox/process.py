@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from dockless import native
 from dockless.cgroups import Usage
-from dockless.errors import BadInput, NotEnded, SandboxGone
+from dockless.errors import BadInput, NotEnded, SandboxError, SandboxGone
 from dockless.sandbox import failure
 from dockless.sandbox.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, in_memory, read_record
 
@@ -112,6 +112,7 @@ class Process:
         self._either: select.epoll | None = None
         self._lock = threading.RLock()
         self._exit: Exit | None = None
+        self._owner = os.getpid()
         self._started = started
         self._clock = time.monotonic()
         self._kills = 0
@@ -128,6 +129,17 @@ class Process:
     @property
     def keeper_pid(self) -> int:
         return self._launched.pid
+
+    @property
+    def forked(self) -> bool:
+        """Whether we are a child that forked from the process that started it: its sandbox is not ours to wait for or to end."""
+        return os.getpid() != self._owner
+
+    def check_owner(self) -> None:
+        """``SandboxError`` in a forked child: what the keeper says once would be lost for whoever waits for it."""
+        if self.forked:
+            message = f"the sandbox belongs to process {self._owner}, from which this one was forked"
+            raise SandboxError(message, subject=str(self._owner), hint="wait for it and end it there, or start one of your own")
 
     def fileno(self) -> int:
         """Readable when ``poll`` has something to do: for select, poll and asyncio. Mostly it has ended then; ``poll`` knows."""
@@ -177,6 +189,8 @@ class Process:
         return ended
 
     def _collect(self, timeout: float | None) -> Exit | None:
+        if self._exit is None:
+            self.check_owner()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self._exit is None:
             if not self._await(self._report_fd, deadline):
@@ -235,6 +249,7 @@ class Process:
     def send_signal(self, number: int) -> None:
         """To the job's own process, by way of the keeper and init; SIGKILL ends everything. ``SandboxGone`` if it has ended."""
         check_signal(number)
+        self.check_owner()
         if number == signal.SIGKILL:
             return self.kill()
         try:
@@ -246,6 +261,7 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL to everything inside, at once. No error if it has ended."""
+        self.check_owner()
         with self._lock:
             if self._kills == 0:
                 self._kills = 1

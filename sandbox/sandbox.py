@@ -135,7 +135,7 @@ class Sandbox:
         return self._exit
 
     def kill(self) -> None:
-        """SIGKILL to everything inside."""
+        """SIGKILL to everything inside. ``SandboxError`` in a forked child, as for ``wait``."""
         self.process.kill()  # first, so that the keeper knows that it was killed
         if self._cgroup is not None:
             self._cgroup.kill()
@@ -145,6 +145,8 @@ class Sandbox:
         self.process.send_signal(number)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None and self._process.forked:
+            return  # all of it is the parent's
         try:
             if self._process is not None and self._exit is None:
                 self.kill()

@@ -31,6 +31,10 @@ RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
+_UNITS = {
+    **dict.fromkeys(("shm_size", "log_size", "root_size", "size of a tmpfs"), " bytes"),
+    **dict.fromkeys(("timeout", "grace", "time_offset"), " seconds"),
+}
 _ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}\Z")
 
 
@@ -207,7 +211,8 @@ def _check_numbers(spec: Spec) -> None:
         *((f"limit {limit.name}", value, -1, _MAX_BYTES) for limit in spec.rlimits for value in (limit.soft, limit.hard)),
     ):
         if number is not None and not low <= number <= high:
-            raise BadInput(f"{what} {number} is out of range", subject=what, hint=f"it goes from {low} to {high:d}")
+            unit = _UNITS.get(what, "")
+            raise BadInput(f"{what} {number}{unit} is out of range", subject=what, hint=f"it goes from {low} to {high:d}{unit}")
     if spec.stop_signal in NOT_FOR_STOP:
         raise BadInput(
             f"{signal.Signals(spec.stop_signal).name} ends no program, so it is no stop signal",

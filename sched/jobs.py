@@ -105,7 +105,9 @@ class JobSpec:
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise BadInput(f"priority {self.priority} is out of range", subject="priority", hint=f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if not math.isfinite(self.time_limit) or not 0 <= self.time_limit <= MAX_TIME_LIMIT:
-            raise BadInput(f"time limit {self.time_limit} is out of range", subject="time_limit", hint="give seconds, or 0 for none")
+            raise BadInput(
+                f"a time limit of {self.time_limit:g} seconds is out of range", subject="time_limit", hint="give seconds, or 0 for none"
+            )
         for what, text in (("name", self.name), ("group", self.group), ("gpus", self.gpus)):
             if len(text) > MAX_NAME or not text.isprintable():
                 raise BadInput(

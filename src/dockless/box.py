@@ -8,7 +8,8 @@
     async with Sandbox(["sleep", "1"]) as box:
         ended = await box
 
-Entering starts it and leaving ends it: whatever happens inside the block, nothing of it is left afterwards.
+Entering starts it and leaving ends it: whatever happens inside the block, nothing of it is left afterwards. It is its process's: in a
+child by ``os.fork`` its methods raise ``SandboxError``, and leaving the block changes nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dockless.checks import checked
 from dockless.errors import BadInput, SandboxGone
 from dockless.options import image_and_args, make_spec
+from dockless.paths import Argument
 from dockless.pulling import present
 from dockless.sandbox.spec import Spec
 from dockless.stdio import Reader, Stdio, Text, Writer, exchange
@@ -51,7 +53,7 @@ class Sandbox:
     def __init__(
         self,
         image: str | Spec | Sequence[Any] | None = None,  # whose items are checked as args
-        args: Sequence[str] | None = None,
+        args: Sequence[Argument] | None = None,
         *,
         id: str | None = None,
         stdin: int | IO[Any] | None = None,
@@ -268,6 +270,7 @@ class Sandbox:
 
     def _ends(self, input: Any) -> tuple[list[Reader | None], Writer | None]:
         """Our ends as readers and writer; file objects over them are let go of."""
+        self.process.check_owner()
         writer = None
         stdin = self._fd(0)
         if stdin >= 0:

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from dockless.box import Sandbox
 from dockless.errors import BadInput
+from dockless.paths import Argument
 from dockless.result import Result, result_of
 from dockless.stdio import PIPE
 
@@ -28,8 +29,8 @@ Stream = int | IO[Any] | None
 
 @overload
 def run(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: str | None = None,
     capture_output: Literal[True],
@@ -45,8 +46,8 @@ def run(
 
 @overload
 def run(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: bytes | None = None,
     capture_output: Literal[True],
@@ -60,8 +61,8 @@ def run(
 
 @overload
 def run(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: str | bytes | None = None,
     capture_output: bool = False,
@@ -78,8 +79,8 @@ def run(
 
 
 def run(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: str | bytes | None = None,
     capture_output: bool = False,
@@ -118,8 +119,8 @@ def run(
 
 @overload
 async def arun(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: str | None = None,
     capture_output: Literal[True],
@@ -135,8 +136,8 @@ async def arun(
 
 @overload
 async def arun(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: bytes | None = None,
     capture_output: Literal[True],
@@ -150,8 +151,8 @@ async def arun(
 
 @overload
 async def arun(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: str | bytes | None = None,
     capture_output: bool = False,
@@ -168,8 +169,8 @@ async def arun(
 
 
 async def arun(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     input: str | bytes | None = None,
     capture_output: bool = False,
@@ -193,8 +194,8 @@ async def arun(
 
 
 def _box(
-    image: str | Sequence[str] | None,
-    args: Sequence[str] | None,
+    image: str | Sequence[Argument] | None,
+    args: Sequence[Argument] | None,
     input: str | bytes | None,
     capture_output: bool,
     stdin: Stream,

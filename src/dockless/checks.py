@@ -180,5 +180,6 @@ def _words(hint: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, inner))
     if (origin or hint) in _LISTS:
-        return "a list"
+        items = [one for one in inner if one is not Ellipsis]
+        return f"a list, each item {_words(items[0])}" if len(items) == 1 and items[0] is not Any else "a list"
     return _WORDS.get(origin or hint) or f"a {getattr(hint, '__name__', 'value')}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dockless.cgroups import IoMax, Limits
 from dockless.images.pull_policy import PullPolicy
-from dockless.paths import StrPath
+from dockless.paths import Argument, StrPath
 from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
     user: str | int
     group_add: Iterable[int | str]
     hostname: str
-    entrypoint: str | Sequence[str] | None
+    entrypoint: Argument | Sequence[Argument] | None
     profile: Profile
     root: RootMode
     root_size: Size

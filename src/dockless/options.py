@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dockless.checks import annotation, check
 from dockless.errors import BadInput
+from dockless.paths import Argument
 from dockless.text import shown
 from dockless.units import parse_duration, parse_signal, parse_size
 
@@ -30,7 +31,7 @@ _MOST_ITEMS = 1_000_000
 _AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_offset", "oom_score_adj")
 
 
-def image_and_args(image: str | Sequence[str] | None, args: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+def image_and_args(image: str | Sequence[Argument] | None, args: Sequence[Argument] | None) -> tuple[str, tuple[str, ...]]:
     """``("python:3.12", [...])``, or arguments alone for the pseudo-image ``host``. A shell string is never meant. ``BadInput``"""
     if image is not None and not isinstance(image, str):
         if args is not None or not isinstance(image, Iterable) or isinstance(image, (bytes, Mapping)):
@@ -44,7 +45,7 @@ def image_and_args(image: str | Sequence[str] | None, args: Sequence[str] | None
     if isinstance(args, (str, bytes)):
         raise BadInput(f"args is one text, {shown(args)}, not a list", subject="args", hint='give a list; for a shell: ["sh", "-c", …]')
     arguments = given_items(args) if args is not None else ()
-    check("args", arguments, Sequence[str | bytes | os.PathLike[Any]])
+    check("args", arguments, Sequence[Argument])
     return image or "host", tuple(os.fsdecode(argument) for argument in arguments)
 
 
@@ -151,11 +152,11 @@ def _limits(options: Mapping[str, Any]) -> Limits:
     return ready if ready is not None else Limits.parse(**given)
 
 
-def _entrypoint(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def _entrypoint(value: Argument | Sequence[Argument] | None) -> tuple[str, ...] | None:
     """None keeps the image's; "" is none at all."""
-    if value is None or isinstance(value, str):
-        return None if value is None else (value,) if value else ()
-    return tuple(value)
+    if value is None or isinstance(value, (str, bytes, os.PathLike)):
+        return None if value is None else (os.fsdecode(value),) if value else ()
+    return tuple(os.fsdecode(part) for part in value)
 
 
 def _environment(value: Mapping[str, str] | Iterable[str]) -> tuple[tuple[str, str], ...]:

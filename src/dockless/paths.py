@@ -14,6 +14,8 @@ from pathlib import Path
 from dockless.errors import BadInput, Unwritable
 
 StrPath = str | os.PathLike[str]
+Argument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+"""An argument of a command, as ``subprocess`` takes them."""
 _LONGEST_PATH, _LONGEST_NAME = 2048, 255
 """Bytes: half of what the kernel takes, so that what lies below has room; limits.h(0p)."""
 

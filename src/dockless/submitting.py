@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from dockless.keywords import Options
+    from dockless.paths import Argument
     from dockless.sched import Client, Job, JobSpec, LogLine
 
 
@@ -81,8 +82,8 @@ def make_job(
 
 
 def submit(
-    image: str | Sequence[str] | None = None,
-    args: Sequence[str] | None = None,
+    image: str | Sequence[Argument] | None = None,
+    args: Sequence[Argument] | None = None,
     *,
     priority: int = 0,
     time_limit: str | float | None = None,

@@ -53,7 +53,7 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         (["-u", "no-such-user", "--", "true"], 125, "no-such-user"),
         (["-w", "relative", "--", "true"], 125, "not absolute"),
         (["--gpus", "1", "--", "true"], 125, "NVIDIA driver"),
-        (["--timeout", "0.1", "--", "sleep", "300"], 124, "timed out"),
+        (["--timeout", "0.1", "--", "sleep", "300"], 124, "timed out after 100ms,"),
         (["--name", "../x", "--", "true"], 125, "not usable as a name"),
         (["--name", "12", "--", "true"], 125, "job"),
     ],

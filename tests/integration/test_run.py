@@ -24,6 +24,7 @@ from dockless.errors import (
     CommandNotFound,
     LaunchFailed,
     NotEnoughGpus,
+    SandboxError,
     UnknownGpu,
     UnknownImage,
 )
@@ -330,3 +331,40 @@ def test_async_with():
             await dockless.arun(["false"], stdin=DEVNULL, check=True)
 
     asyncio.run(main())
+
+
+def test_arguments_as_subprocess_takes_them():
+    """Paths and bytes, behind an image's name as well as alone, and as the entry point."""
+    for given in (["host", [Path("/bin/echo"), "a", Path("b"), b"c"]], [[Path("/bin/echo"), b"a", "b", Path("c")]]):
+        assert dockless.run(*given, capture_output=True, text=True).stdout == "a b c\n"
+    for entry in (Path("/bin/echo"), b"/bin/echo", [Path("/bin/echo")]):
+        assert dockless.run("host", ["x"], entrypoint=entry, capture_output=True, text=True).stdout == "x\n"
+    with dockless.Sandbox("host", [Path("/bin/echo")], stdout=PIPE) as box:
+        assert box.communicate()[0] == b"\n"
+    with pytest.raises(dockless.BadInput, match=r"args\[0\] is 1") as caught:
+        dockless.run("host", [1])  # type: ignore[list-item]
+    assert "each item a text or bytes or a path" in caught.value.hint
+
+
+def test_a_child_of_ours_cannot_take_a_sandbox_from_us():
+    """What the keeper says once is for whoever started it; leaving the block in a forked child ends nothing."""
+    with dockless.Sandbox(["sh", "-c", "cat; exit 7"], stdin=PIPE, stdout=PIPE) as box:
+        calls = (box.wait, box.poll, box.kill, box.terminate, box.communicate, lambda: box.process.wait(0), lambda: box.room.wait(0))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                refused = 0
+                for call in calls:
+                    try:
+                        call()
+                    except SandboxError as error:
+                        refused += "forked" in str(error) and bool(error.hint)
+                box.__exit__(None, None, None)
+                code = 0 if refused == len(calls) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert box.poll() is None
+        assert box.communicate(b"still here")[0] == b"still here"
+        assert box.wait(60).code == 7

@@ -69,7 +69,9 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
         from dockless.cli.output import warn
 
         if ended.timed_out:
-            warn(f"timed out after {wanted['timeout']}, everything inside was killed")
+            from dockless.units import format_duration
+
+            warn(f"timed out after {format_duration(box.spec.timeout)}, everything inside was killed")
         else:
             warn("the kernel killed something inside for memory", hint="raise --memory")
     return ended.exit_code
