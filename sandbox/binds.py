@@ -67,8 +67,8 @@ def grant(mount: Mount, idmap: IdMap, *, untrusted: bool) -> Grant:
     if not _theirs(mount.source, owner):
         return Grant(warning=_warning(mount, found, "others may decide what lies at this path", helps=True))
     if not mount.readonly and not _closed(mount.source, owner):
-        why = "others can reach it, and would find a set-user-id program of its owner's that is made there"
-        return Grant(warning=_warning(mount, found, why, helps=True))
+        why = "no directory above it keeps others out, to whom the sandbox could open it, with a set-user-id program of its owner's in it"
+        return Grant(warning=_warning(mount, found, why, helps=True, closed=False))
     return Grant(_only(owner, idmap) if owner.uid else idmap)
 
 
@@ -143,10 +143,13 @@ def _own_bits(above: os.stat_result, owner: _Person) -> int:
     return 0o070 if above.st_mode & 0o030 and above.st_gid == owner.gid and owner.is_alone() else 0
 
 
-def _warning(mount: Mount, found: os.stat_result, why: str, *, helps: bool = False) -> str:
+def _warning(mount: Mount, found: os.stat_result, why: str, *, helps: bool = False, closed: bool = True) -> str:
+    """``helps``: ``:idmap`` does. ``closed``: False where that is all that is missing, so that it could be read, and changed elsewhere."""
     readable = _everybody_may(found.st_mode, readonly=True)
     cannot = "changed" if readable else "read" if mount.readonly else "read or changed"
     ways = [f"{mount.source}:{mount.target}:idmap gives the sandbox root's rights over it"] if helps else []
+    ways += [] if closed else ["so does lying in a directory that only its owner can enter (mode 0700)"]
+    ways += [f"{mount.source}:{mount.target}:ro lets it be read"] if not closed and not readable else []
     ways += [f"{mount.source}:{mount.target}:ro says that it is to be read only"] if readable else []
     ways += ["a named volume belongs to the sandbox"]
     return f"{mount.source} belongs to {found.st_uid}:{found.st_gid} and cannot be {cannot} inside: {why}; {', '.join(ways)}"

@@ -334,6 +334,14 @@ def test_a_warning_says_why_and_what_helps(reachable, roots):
     ran, (warning,) = _warned("cat /m/file", mounts=(Bind(str(reachable), "/m"),))
     assert ran.exit.code != 0 and f"{reachable} belongs to 0:0 and cannot be read or changed" in warning and ":idmap" in warning
     assert ok("cat /m/file; touch /m/made", mounts=(Bind(str(reachable), "/m", idmap=True),)) == "root's\n"
+    # Nobody else can enter it, as long as the sandbox does not open it: what is said is true, and so is what helps.
+    assert "no directory above it keeps others out" in warning and "others can reach it" not in warning
+    assert f"{reachable}:/m:ro lets it be read" in warning and "only its owner can enter (mode 0700)" in warning
+    ran, warnings = _warned("cat /m/file", mounts=(Bind(str(reachable), "/m", readonly=True),))
+    assert (ran.out, warnings) == ("root's\n", ())
+    (reachable / "inner").mkdir(mode=0o755)
+    ran, warnings = _warned("touch /m/made && echo made", mounts=(Bind(str(reachable / "inner"), "/m"),))
+    assert (ran.out, warnings) == ("made\n", ())
     reachable.chmod(0o755)
     _, (warning,) = _warned("true", mounts=(Bind(str(reachable), "/m"),))
     assert "cannot be changed inside" in warning and ":ro" in warning
