@@ -97,6 +97,7 @@ def test_login_push_pull_logout(registry, tools, logins, capfd):
     assert [row["digest"] for row in json.loads(out)] == [tools] and json.loads(err)["error"] == "not_in_registry"
     assert main(["pull", "-q", there, f"{registry.netloc}/other/tools@{tools}"]) == 0
     assert capfd.readouterr() == (f"{there}\n{tools}\n", "")
+    assert main(["pull", "--platform", "linux/s390x", there]) == 125 and "s390x" in capfd.readouterr().err
     assert main(["logout", registry.netloc]) == 0
     assert main(["logout", registry.netloc]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == f"there was no login for {registry.netloc}"

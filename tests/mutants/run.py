@@ -176,7 +176,7 @@ class _Judge:
     def _pytest(self, tests: list[str], seconds: float) -> tuple[int | None, str]:
         command = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--no-header"]
         command += [f"--basetemp={self.place.parent / 'pytest'}", *(f"--deselect={name}" for name in sorted(self.failing_anyway))]
-        env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", "DOCKLESS_TEST_TIME_LIMIT": "40"}
+        env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", "DOCKLESS_TEST_TIME_LIMIT": "20"}
         with tempfile.TemporaryFile() as out:  # not a pipe: whatever a mutant leaves running would keep that open
             process = subprocess.Popen(
                 ["nice", str(self.python), "-P", *command, *(f"tests/{name}" for name in tests)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -12,12 +13,12 @@ import pytest
 
 from dockless.cgroups import Limits
 from dockless.cgroups.devices import STANDARD_DEVICES
-from dockless.errors import BadInput, CommandNotFound, DocklessError, Unsupported
+from dockless.errors import BadInput, CommandNotFound, DocklessError, LaunchFailed, SandboxError, Unsupported
 from dockless.images import host_image
-from dockless.sandbox import explain, failure, features
+from dockless.sandbox import explain, failure, features, volumes
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
-from dockless.sandbox.plan import Plan, encode, personal, read_record
+from dockless.sandbox.plan import Op, Plan, encode, personal, read_record
 from dockless.sandbox.prepared import Prepared
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.resolved import Resolved
@@ -113,6 +114,25 @@ def test_a_program_that_is_not_there():
         error = explain_failure(_plan(argv=("/bin/tool",)), code)
         assert isinstance(error, CommandNotFound) and "interpreter" in str(error) and error.hint == "check the path inside the image"
     assert not isinstance(explain_failure(_plan(argv=("/bin/tool",)), errno.EACCES), CommandNotFound)
+
+
+@pytest.mark.parametrize(
+    ("op", "code", "step", "said"),
+    [
+        (Op("OPEN_TREE", a="/x"), errno.ENOENT, "open /x", "does not exist"),
+        (Op("OPEN_TREE", a="/x"), errno.ENOTDIR, "open /x", "does not exist"),
+        (Op("OPEN_TREE", a="/x"), errno.EACCES, "open /x", "may not be read by this user"),
+        (Op("OPEN_TREE", a="/x"), errno.ELOOP, "open /x", "a link of /proc"),
+        (Op("MOVE_MOUNT", a="/x", b="/y"), errno.EXDEV, "mount at /x", "cannot mount anything at /x"),
+        (Op("MKTARGET", a="/x"), errno.EROFS, "make /x", "cannot make /x"),
+    ],
+)
+def test_what_the_caller_named_is_the_subject(op, code, step, said):
+    error = failure.explain(Plan((op,), None), 0, code)
+    assert isinstance(error, LaunchFailed) and said in str(error) and "operation" not in str(error)
+    assert (error.index, error.step, error.errno, error.subject, bool(error.hint)) == (-1, step, code, "/x", True)
+    other = failure.explain(Plan((op,), None), 0, errno.EIO)
+    assert isinstance(other, LaunchFailed) and (other.index, other.errno) == (0, errno.EIO) and "operation 0 of 1" in str(other)
 
 
 def explain_failure(plan: Plan, code: int) -> DocklessError:
@@ -227,3 +247,20 @@ def test_an_id_that_is_not_mapped_is_refused_by_name(fields, mapped):
         return
     with pytest.raises(DocklessError, match="70000"):
         resolve._account(spec, _image(), idmap)
+
+
+@pytest.mark.parametrize(
+    ("mode", "mine", "good"), [(0o755, True, True), (0o711, True, True), (0o775, True, False), (0o757, True, False), (0o711, False, False)]
+)
+def test_volumes_lie_where_nobody_else_can_change_them(home, monkeypatch, mode, mine, good):
+    home.chmod(mode)
+    if not mine:
+        monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
+    fd = os.open(home, os.O_RDONLY)
+    try:
+        with contextlib.nullcontext() if good else pytest.raises(SandboxError, match="can be changed by others") as caught:
+            volumes._require_own(fd, home)
+        assert caught is None or caught.value.subject == str(home)
+    finally:
+        os.close(fd)
+        home.chmod(0o700)

@@ -301,3 +301,16 @@ def test_text_and_bytes():
     with pytest.raises(BadInput):
         Text(None, None, None).encode("x")
     assert Text(None, None, "replace").on
+
+
+@pytest.mark.parametrize("wrong", [{"stdout": PIPE}, {"stderr": PIPE}, {"stdout": PIPE, "stderr": STDOUT}, {"stdout": 1, "stderr": 2}])
+def test_where_the_output_goes_is_said_once(wrong):
+    with pytest.raises(BadInput, match="capture_output"):
+        dockless.run("host", "true", capture_output=True, **wrong)
+
+
+def test_how_much_an_iterator_may_give(monkeypatch):
+    monkeypatch.setattr(dockless.options, "_MOST_ITEMS", 3)
+    assert make_spec("host", ["true"], group_add=iter(["1", "2", "3"])).groups == (1, 2, 3)
+    with pytest.raises(BadInput, match="more than 3"):
+        make_spec("host", ["true"], group_add=iter(["1", "2", "3", "4"]))
