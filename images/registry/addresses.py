@@ -116,11 +116,11 @@ class Guard:
         if literal is not None:
             self.check(host, literal)
         elif host != self.host:
-            import socket
+            from dockless.images.registry.deadline import TooSlow, look_up
 
             try:
-                found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError):
+                found = look_up(host, None)
+            except (OSError, UnicodeError, TooSlow):
                 return  # only the proxy knows this name
             for entry in found:
                 where = address(str(entry[4][0]))

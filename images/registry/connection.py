@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from dockless.errors import UnsafeRequest
 from dockless.images.registry.addresses import Guard, address
-from dockless.images.registry.deadline import TimedSocket, TooSlow, within
+from dockless.images.registry.deadline import TimedSocket, TooSlow, look_up, within
 
 if TYPE_CHECKING:
     from typing import IO
@@ -230,7 +230,7 @@ def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
 
     host, port = connection.host.strip("[]"), connection.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = look_up(host, port)
     except (socket.gaierror, UnicodeError) as error:
         reason = error if isinstance(error, socket.gaierror) else socket.gaierror(str(error))
         raise NameResolutionError(host, connection, reason) from None

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+RESOLVING = 30.0
+"""Seconds for a name, where no deadline is nearer."""
 SLOWEST = 1024
 """Bytes per second, below which a transfer counts as stalled."""
 
@@ -70,6 +73,31 @@ def check() -> None:
             last = _thread.deadlines[-1]
             where = "" if last.step == one.step else f" (last: {last.step})"
             raise TooSlow(f"{one.step} is not complete after {one.seconds:g} s{where}")
+
+
+def look_up(host: str, port: int | None) -> list[Any]:
+    """getaddrinfo(3), for TCP, in the time that is left: ``TooSlow``.
+
+    Nothing interrupts it, so it runs in a thread of its own. Where it does not answer, that is left behind until the resolver gives up by
+    itself: resolv.conf(5), ``timeout`` and ``attempts``."""
+    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:
+            answer.put(error)
+
+    check()
+    seconds = min(RESOLVING, remaining())
+    threading.Thread(target=ask, name="dockless-resolve", daemon=True).start()
+    try:
+        found = answer.get(timeout=max(0.0, seconds))
+    except queue.Empty:
+        raise TooSlow(f"the resolver has not answered for {host} within {seconds:.3g} s") from None
+    if isinstance(found, Exception):
+        raise found
+    return list(found)
 
 
 class Rate:
