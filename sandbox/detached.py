@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dockless import paths, settings
 from dockless.cgroups import Cgroup, find_delegation
-from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone
+from dockless.errors import BadInput, CgroupError, DocklessError, SandboxError, SandboxGone
 from dockless.sandbox import process, records, sandbox
 from dockless.sandbox.features import probe
 from dockless.sandbox.locks import is_locked
@@ -330,6 +330,13 @@ class Detached:
             return Cgroup.open(document.cgroup)
         except CgroupError:  # it has gone just now, or the document names something else
             return None
+
+    def lighten(self) -> None:
+        """Remove the private layer of one that has ended: it keeps its records and its output. ``SandboxError`` while it runs."""
+        if self.state() in ("starting", "running"):
+            raise SandboxError(f"sandbox {self.id} still runs", subject=self.id, hint=f"dockless stop {self.id}")
+        for name in ("upper", "work"):
+            sandbox.remove_tree(self.directory / name)
 
     def remove(self) -> None:
         """End it if it still runs, and remove everything of it: processes, cgroup, upper, logs, records. ``NotEnded`` where it does not

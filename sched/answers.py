@@ -55,6 +55,8 @@ class Answers:
         return job
 
     def _why(self, number: int) -> str:
+        if self.engine.outage.text:
+            return f"nothing can be started: {self.engine.outage.text}"
         entry = self.engine.entries.get(number)
         if entry is None or self.engine.decision is None:
             return "just submitted"
@@ -157,4 +159,5 @@ class Answers:
             self.engine.config.cpu_jobs,
             self.engine.gpus.error,
             tuple(table),
+            self.engine.outage.text,
         )

@@ -39,6 +39,7 @@ from dockless.sched.housekeeping import AFTER_ENDS
 from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
 from dockless.sched.kept import Kept
 from dockless.sched.lease import Lease
+from dockless.sched.outage import Outage
 from dockless.sched.queue import Live
 from dockless.sched.shares import Shares
 from dockless.sched.wants import is_the_hosts, waited_out
@@ -73,6 +74,7 @@ class Engine:
         self.reader = queue.connect(database)
         self._writer = Writer(writing, self._committed)
         self._loop = asyncio.get_running_loop()
+        self.outage = Outage(directory, self.write, self.kick)
         self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
         self._ending = ThreadPoolExecutor(16, "dockless-end")
@@ -116,8 +118,8 @@ class Engine:
         self._writer.write(change, future)
         return future
 
-    async def _write_surely(self, change: Change[Any]) -> None:
-        """Commit what must not be lost: a full disk is waited out, for as long as it takes."""
+    async def _write_surely(self, change: Change[Any], meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Commit what must not be lost: a full disk is waited out, for as long as it takes. ``meanwhile``: done once, if it takes."""
         while True:
             try:
                 await self.write(change)
@@ -125,8 +127,11 @@ class Engine:
             except SchedError as error:
                 if error.subject != "jobs.db":
                     raise
-                say(f"{describe(error)}; trying again")
-                await asyncio.sleep(1.0)
+                self.outage.begins(error)
+            if meanwhile is not None:
+                await meanwhile()
+                meanwhile = None
+            await self.outage.over()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -251,7 +256,7 @@ class Engine:
 
     def _pass(self) -> None:
         self._kicked = False
-        if self.closing:
+        if self.closing or self.outage.text:  # no start can be recorded: its end kicks again
             return
         now = queue.ticks()
         decision = self.decision = policy.decide(self._state(), now)
@@ -307,8 +312,9 @@ class Engine:
         try:
             await self.write(lambda db: queue.begin_attempt(db, lease, self.name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
-            say(f"job {job.id} cannot start: {describe(error)}; trying again")
-            await asyncio.sleep(1.0)
+            if error.subject != "jobs.db":
+                raise
+            self.outage.begins(error)
             self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
             insort(self.waiting, entry.waiting, key=policy.order)
@@ -445,7 +451,13 @@ class Engine:
             why = await remains.keep(self, entry.handle, job.uid)
             reason = "; ".join(filter(None, (reason, why)))
         now = time.time()
-        await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code))
+
+        async def meanwhile() -> None:
+            entry.show(reason=f"it has ended ({state}), which cannot be recorded yet: {self.outage.text}")
+            if entry.handle is not None:
+                await remains.lighten(self, entry.handle)
+
+        await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
         signal = record.get("signal") if record else None
         entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
         self.active.pop(job.id, None)
@@ -555,6 +567,7 @@ class Engine:
         under_way = [task for task in self._tasks if not task.done()]
         if under_way:
             await asyncio.wait(under_way, timeout=GRACE)
+        self.outage.close()
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)
         for pool in (self._ending, self.removing, self._signalling):

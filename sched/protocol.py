@@ -68,7 +68,8 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit)."""
+    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit).
+    ``outage``: why the queue cannot be written now, empty where it can."""
 
     gpus: tuple[GpuInfo, ...] = ()
     waiting: int = 0
@@ -76,6 +77,7 @@ class HostInfo:
     cpu_jobs: int = 0
     gpu_error: str = ""
     quotas: tuple[tuple[str, str, int, int | None], ...] = ()
+    outage: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -34,6 +34,14 @@ async def keep(engine: Engine, handle: Handle, uid: int) -> str:
     return ""
 
 
+async def lighten(engine: Engine, handle: Handle) -> None:
+    """Give back the room that its files take, where its end cannot be recorded: it may be they that filled the disk."""
+    try:
+        await engine.in_thread(engine.removing, handle.lighten)
+    except Exception as error:
+        say(f"{handle.id}: its files are not removed yet: {describe(error)}")
+
+
 async def remove(engine: Engine, handle: Handle) -> None:
     """Remove the sandbox, later where that is not possible now."""
     try:

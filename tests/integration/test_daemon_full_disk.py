@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.boxes import until
+from support.boxes import load, until
 from support.disks import fill
 from support.requires import requires
 from support.scheduling import DaemonProcess
@@ -27,6 +29,11 @@ def state(home: Path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=711", "tmpfs", place], check=True)
     yield place
     subprocess.run(["umount", place], check=True)
+
+
+def _said(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-P", "-m", "dockless", *arguments]
+    return subprocess.run(words, env={**os.environ, "DOCKLESS_HOME": str(home)}, capture_output=True, text=True)
 
 
 def test_full_and_well_again(home: Path, state: Path):
@@ -52,12 +59,37 @@ def test_full_and_well_again(home: Path, state: Path):
         assert refused.hint and "jobs.db" in refused.subject
         assert {job.id for job in queue.queue()} == set(acknowledged)
         (marks / "go").touch()  # the first ends now, and its end cannot be written yet
-        until(lambda: (marks / "ran").exists(), "the first has run")
+        until(lambda: "it has ended (FAILED)" in queue.job(first).reason, "the first has ended")
+        assert queue.job(first).state is State.RUNNING and "cannot be written" in queue.job(first).reason
+        assert "cannot be written" in queue.info().outage
+        assert all(job.reason.startswith("nothing can be started: ") for job in queue.queue() if job.state is State.PENDING)
+        for verb in ("queue", "info"):
+            ended = _said(home, verb)
+            assert ended.returncode == 0 and ended.stderr.startswith("dockless: the queue cannot be written: ")
+        (found,) = (check for check in json.loads(_said(home, "doctor", "--json").stdout)["checks"] if check["name"] == "daemon")
+        assert "cannot be written" in found["what"]
+        assert daemon.errors().count("cannot be written") == 1
         os.unlink(ballast)
         ended = queue.wait_many(acknowledged, timeout=120)
         assert {(job.id, job.state, job.exit_code) for job in ended} == {(number, State.FAILED, 9) for number in acknowledged}
         assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)), gpus="1")), timeout=30).state is State.COMPLETED
-        assert queue.info().gpus[0].job == 0
+        assert queue.info().gpus[0].job == 0 and queue.info().outage == ""
+        assert _said(home, "queue").stderr == ""
+        assert daemon.errors().count("cannot be written") == daemon.errors().count("can be written again") == 1
     daemon.stop()
     assert sorted(map(int, (marks / "ran").read_text().split())) == acknowledged
+    assert list((state / "sandboxes").iterdir()) == []
+
+
+def test_a_job_that_fills_the_daemons_disk_gives_its_room_back(home: Path, state: Path, tmp_path: Path):
+    """Its private layer lies beside the queue: its end can be recorded only when that has gone."""
+    daemon = DaemonProcess(home).start()
+    load(tmp_path, name="one:1")
+    script = "head -c 8000000 /dev/zero > /big; while echo x >> /small; do :; done; exit 7"
+    with daemon.client() as queue:
+        filler = queue.submit(JobSpec(Spec(image="one:1", argv=("sh", "-c", script))))
+        ended = queue.wait(filler, timeout=60)
+        assert (ended.state, ended.exit_code) == (State.FAILED, 7)
+        assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)))), timeout=60).state is State.COMPLETED
+    daemon.stop()
     assert list((state / "sandboxes").iterdir()) == []

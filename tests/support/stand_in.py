@@ -65,6 +65,9 @@ class Box:
         self.said.append("kill")
         self.on_kill()
 
+    def lighten(self) -> None:
+        pass
+
     def remove(self) -> None:
         self.said.append("remove")
 

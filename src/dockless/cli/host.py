@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dockless.cli.output import age, out, print_json, table
+from dockless.cli.output import age, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
 from dockless.units import format_size
@@ -31,11 +31,18 @@ def info(options: Namespace) -> int:
         return 0
     rights = ", administrator" if daemon.admin else ""
     out(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
+    warn_of_outage(host)
     out(f"jobs        {host.running} running, {host.waiting} waiting")
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
         out(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")
     return 0
+
+
+def warn_of_outage(host: HostInfo) -> None:
+    """Say that the daemon cannot write its queue, where that is so."""
+    if host.outage:
+        warn(host.outage, hint="make room on the disk of the daemon's directory; until then no job is started, and no end is recorded")
 
 
 def print_gpus(host: HostInfo) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dockless.cli.host import warn_of_outage
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
@@ -100,6 +101,8 @@ def queue(options: Namespace) -> int:
         else:
             found = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
         simulated = any(job.gpu_count for job in found) and client.ping().simulated
+        if not options.quiet:
+            warn_of_outage(client.info())
     if options.quiet:
         for job in found:
             out(job.id)
