@@ -19,6 +19,8 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable
 
+from support.threaded_server import ThreadedServer
+
 PATIENCE = 30.0
 """Seconds after which the server gives up: by then the client has failed the test."""
 
@@ -87,42 +89,24 @@ class LyingServer:
         self.talking, self.hung_up, self.ended, self.patience = (threading.Event() for _ in range(4))
         self._talk = talk
         self._context = context
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=32)
-        self.netloc = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
+        listener = socket.create_server(("127.0.0.1", 0), backlog=32)
+        self.netloc = f"127.0.0.1:{listener.getsockname()[1]}"
         self._timer = threading.Timer(PATIENCE, self.patience.set)
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._server = ThreadedServer(listener, self._serve)
 
     def left_alone(self) -> bool:
         """Has a client hung up while the server was talking?"""
         return self.hung_up.wait(5.0)
 
     def __enter__(self) -> LyingServer:
-        self._threads[0].start()
+        self._server.start()
         self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
         self._timer.cancel()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in tuple(self._open):
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-        for thread in tuple(self._threads):
-            thread.join(5)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._server.end()
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.closing(sock), contextlib.suppress(TimeoutError):
@@ -130,7 +114,7 @@ class LyingServer:
             try:
                 if self._context is not None:
                     sock = self._context.wrap_socket(sock, server_side=True)
-                self._open.append(sock)
+                self._server.open.add(sock)
                 self._talk(Line(self, sock))
             except OSError as error:
                 if isinstance(error, TimeoutError):

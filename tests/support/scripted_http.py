@@ -11,7 +11,6 @@ A script is a function from a ``Request`` to a ``Reply``. Each connection has a 
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 import struct
@@ -20,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import BinaryIO
+
+from support.threaded_server import ThreadedServer
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,17 @@ class ScriptedHttp:
     def __init__(self, script: Script, *, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.script = script
         self.requests: list[Request] = []
-        self.connections = 0
         self.certificates: list[object] = []
         self._context = context
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=32)
-        self.host, self.port = host, self._listener.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
+        listener = socket.create_server((host, 0), family=family, backlog=32)
+        self.host, self.port = host, listener.getsockname()[1]
         self._ended = threading.Event()
-        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._server = ThreadedServer(listener, self._serve)
+
+    @property
+    def connections(self) -> int:
+        return self._server.accepted
 
     @property
     def netloc(self) -> str:
@@ -121,40 +123,22 @@ class ScriptedHttp:
         return [request.path for request in self.requests]
 
     def __enter__(self) -> ScriptedHttp:
-        self._accepting.start()
+        self._server.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for connection in tuple(self._open):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in (self._accepting, *self._threads):
-            thread.join(5)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._server.end()
 
     def _serve(self, connection: socket.socket) -> None:
-        self._open.add(connection)
+        self._server.open.add(connection)
         try:
             if self._context is not None:
                 wrapped = self._context.wrap_socket(connection, server_side=True)
                 self.certificates.append(wrapped.getpeercert())
-                self._open.discard(connection)
+                self._server.open.discard(connection)
                 connection = wrapped
-                self._open.add(connection)
+                self._server.open.add(connection)
             with connection.makefile("rb") as stream:
                 while (request := _read(stream)) is not None:
                     self.requests.append(request)
@@ -169,7 +153,7 @@ class ScriptedHttp:
         except (OSError, ValueError):
             pass  # the client hung up, or spoke no HTTP
         finally:
-            self._open.discard(connection)
+            self._server.open.discard(connection)
             connection.close()
 
 
