@@ -26,6 +26,7 @@ from pathlib import Path
 from dockless import native
 from dockless.errors import ImageError
 from dockless.images.files import temporary_directory
+from dockless.paths import HINTS
 
 FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
@@ -218,7 +219,7 @@ def _hint(number: int, index: Path, tar: Path) -> str:
     if missing:
         return f"{' and '.join(missing)} is gone: load or pull the image again"
     if number in (errno.EMFILE, errno.ENFILE):
-        return "too many open files: raise ulimit -n"
+        return HINTS[number]
     if number in (errno.EPERM, errno.EACCES):
         return "layers in this form are mounted by root; load the image as this user to have it unpacked"
     if number in (errno.ENODEV, errno.ENOTBLK, errno.EOPNOTSUPP):

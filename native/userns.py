@@ -404,7 +404,9 @@ def _why(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return "too many user namespaces, or nested too deep; see sysctl user.max_user_namespaces"
     if error.errno == errno.EAGAIN:
-        return "too many processes: raise ulimit -u or pids.max, or start fewer at once"
+        from dockless.paths import HINTS
+
+        return HINTS[errno.EAGAIN]
     if error.errno == errno.EPERM:
         return "a container, seccomp filter or security module around this process forbids it"
     return "dockless doctor checks user namespaces"

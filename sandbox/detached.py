@@ -211,10 +211,8 @@ class Detached:
         except OSError:
             return
         parent = int(rest.split()[1])
-        if (name, parent) == ("dockless-keeper", os.getpid()) and command in (
-            "",
-            f"dockless {_group_name(self.directory)}",
-        ):  # a zombie has no command line
+        ours = ("", _keeper_name(self.directory))  # a zombie has no command line
+        if (name, parent) == ("dockless-keeper", os.getpid()) and command in ours:
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED)
 
@@ -363,6 +361,11 @@ def _group_name(directory: Path) -> str:
     return f"{directory.name}.{zlib.crc32(os.fsencode(directory.parent)):08x}"
 
 
+def _keeper_name(directory: Path) -> str:
+    """What the host shows as the keeper's command line."""
+    return f"dockless {_group_name(directory)}"
+
+
 def _gone(id: str, why: str = "") -> SandboxGone:
     what = f"sandbox {id} has vanished: {why}" if why else f"sandbox {id} is not running"
     return SandboxGone(what, subject=id, hint="'dockless ps --all' lists what there is")
@@ -370,7 +373,7 @@ def _gone(id: str, why: str = "") -> SandboxGone:
 
 def _keeper_by_name(directory: Path) -> int:
     """The living keeper of a sandbox whose ``started`` is no use, by the name that the host gave it; 0 if there is none."""
-    name = f"dockless {_group_name(directory)}".encode()
+    name = _keeper_name(directory).encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == name and os.stat(f"/proc/{pid}").st_uid in (os.geteuid(), 0):
@@ -475,7 +478,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         slots |= {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
         slots |= ready.slots(group, opened)
         raw = personal(ready.raw(detached=True), directory=str(made.directory))
-        running = process.start(ready.plan, raw, slots, name=f"dockless {_group_name(made.directory)}")
+        running = process.start(ready.plan, raw, slots, name=_keeper_name(made.directory))
         try:
             _await_started(made, running)
         finally:

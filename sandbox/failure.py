@@ -6,6 +6,7 @@ import errno
 import os
 
 from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, DocklessError, IdMapError, LaunchFailed, SandboxError
+from dockless.paths import HINTS
 from dockless.sandbox.builder import IDMAP
 from dockless.sandbox.plan import Command, Op, Plan
 
@@ -83,12 +84,7 @@ def explain(plan: Plan, index: int, error: int) -> DocklessError:
 
 def not_started(error: OSError) -> LaunchFailed:
     """The launcher itself could not be started: no process, no fd, no memory, or a closed standard stream."""
-    hints = {
-        _E.EMFILE: "too many open files: raise ulimit -n, or start fewer at once",
-        _E.ENFILE: "the host has too many open files: raise sysctl fs.file-max",
-        _E.EAGAIN: "too many processes: raise ulimit -u or pids.max, or start fewer at once",
-        _E.EFBIG: "no file may be that large: raise ulimit -f",
-        _E.ENOMEM: "the host is out of memory",
+    hints = {number: HINTS[number] for number in (_E.EMFILE, _E.ENFILE, _E.EAGAIN, _E.EFBIG, _E.ENOMEM)} | {
         _E.EBADF: "a standard stream is closed: give the sandbox stdin, stdout and stderr",
         _E.EPERM: "this process may not use clone3: a seccomp filter around it refuses",
         _E.ENOSYS: "this process may not use clone3: a seccomp filter around it refuses",

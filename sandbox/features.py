@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _MACHINE_SUPPORTED = ("x86_64", "aarch64")
 _NR_OPEN_TREE, _NR_FSOPEN, _NR_FSCONFIG, _NR_CLONE3, _NR_CLOSE_RANGE, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 430, 431, 435, 436, 437, 442
 _CAP_SYS_ADMIN = 21
+_HERE, _EMPTY_PATH = -100, 0x1000
+_CLONE = 0x80001
+"""OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC"""
+_IDMAP = 0x100000
+"""MOUNT_ATTR_IDMAP"""
 _FLOOR = (
     (_NR_CLONE3, "clone3", "5.3"),
     (_NR_OPENAT2, "openat2", "5.6"),
@@ -103,7 +108,7 @@ def _accepts_detached_layers() -> bool:
             return False
         fds.append(overlay)
         for path in (b"/usr", b"/etc"):
-            tree = native.syscall(_NR_OPEN_TREE, -100, path, 0x80001)
+            tree = native.syscall(_NR_OPEN_TREE, _HERE, path, _CLONE)
             if tree < 0:
                 return False
             fds.append(tree)
@@ -117,11 +122,11 @@ def _accepts_detached_layers() -> bool:
 
 def _clones_detached_mounts() -> bool:
     """A clone of a clone, attached nowhere either."""
-    tree = native.syscall(_NR_OPEN_TREE, -100, b"/", 0x80001)
+    tree = native.syscall(_NR_OPEN_TREE, _HERE, b"/", _CLONE)
     if tree < 0:
         return False
     try:
-        again = native.syscall(_NR_OPEN_TREE, tree, b"", 0x81001)
+        again = native.syscall(_NR_OPEN_TREE, tree, b"", _CLONE | _EMPTY_PATH)
         if again >= 0:
             os.close(again)
         return again >= 0
@@ -131,19 +136,23 @@ def _clones_detached_mounts() -> bool:
 
 def _accepts_idmap() -> bool:
     """MOUNT_ATTR_IDMAP on no mount at all: a kernel that knows it objects to the fd, an older one to the flag."""
-    attributes = (0x100000).to_bytes(8, "little") + bytes(16) + (0x7FFFFFFE).to_bytes(8, "little")
-    return native.syscall(_NR_MOUNT_SETATTR, -1, b"", 0x1000, attributes, 32) == -errno.EBADF
+    return native.syscall(_NR_MOUNT_SETATTR, -1, b"", _EMPTY_PATH, *_idmapped(0x7FFFFFFE)) == -errno.EBADF
+
+
+def _idmapped(userns: int) -> tuple[bytes, int]:
+    """A struct mount_attr and its size: owners mapped by a user namespace, a descriptor. mount_setattr(2)"""
+    attributes = struct.pack("<QQQQ", _IDMAP, 0, 0, userns)
+    return attributes, len(attributes)
 
 
 def accepts_idmap(path: str, userns: int) -> bool:
     """Whether what lies at a path of the host can be mounted with its owners mapped: tried on a clone that is attached nowhere. False,
     too, where it cannot be opened."""
-    tree = native.syscall(_NR_OPEN_TREE, -100, os.fsencode(path), 0x80001)
+    tree = native.syscall(_NR_OPEN_TREE, _HERE, os.fsencode(path), _CLONE)
     if tree < 0:
         return False
     try:
-        attributes = struct.pack("<QQQQ", 0x100000, 0, 0, userns)
-        return native.syscall(_NR_MOUNT_SETATTR, tree, b"", 0x1000, attributes, len(attributes)) == 0
+        return native.syscall(_NR_MOUNT_SETATTR, tree, b"", _EMPTY_PATH, *_idmapped(userns)) == 0
     finally:
         os.close(tree)
 

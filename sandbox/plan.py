@@ -62,9 +62,8 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``command`` None: an errand,
-    operations for the
-    keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start. ``maps``: slots in which
-    it finds user namespaces with these maps.
+    operations for the keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start.
+    ``maps``: slots in which it finds user namespaces with these maps.
     """
 
     ops: tuple[Op, ...]
@@ -110,7 +109,7 @@ def _codes() -> dict[str, tuple[int, str, str]]:
 
 
 class _Data:
-    """The data section: room for what differs from start to start, then each string once, blobs aligned to 8."""
+    """The data section: space for what differs from start to start, then each string once, blobs aligned to 8."""
 
     def __init__(self) -> None:
         self.bytes = bytearray(2 * _NAME_SIZE + _PATH_SIZE)
@@ -190,10 +189,8 @@ def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
 
 def personal(raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "") -> bytearray:
     """An encoded plan with what differs from start to start: the path of the sandbox's directory, and the names of what the keeper
-    removes at the end, the
-    directory in SLOT_STATE and the cgroup. All else is equal for every start of a spec, so an encoded plan can be kept. Errors:
-    ``BadInput``
-    """
+    removes at the end, the directory in SLOT_STATE and the cgroup. All else is equal for every start of a spec, so an encoded plan can be
+    kept. ``BadInput`` for a path that is too long."""
     filled = bytearray(raw)
     (data_offset,) = struct.unpack_from("<I", raw, 20)
     for offset, size, text in ((0, _NAME_SIZE, removed), (_NAME_SIZE, _NAME_SIZE, cgroup), (2 * _NAME_SIZE, _PATH_SIZE, directory)):
@@ -224,8 +221,7 @@ class Record:
 
 def read_record(raw: bytes) -> Record:
     """Decode the written part of a plan; its first ``HEADER_SIZE`` bytes are enough for all but the times. ``times``: CLOCK_MONOTONIC
-    nanoseconds at
-    the end of each operation, empty if not recorded."""
+    nanoseconds at the end of each operation, empty if not recorded."""
     fields = _HEADER.unpack_from(raw)
     n_ops, times_offset = fields[4], fields[8]
     pc, phase, error, status, init_pid, outcome, user, system, rss, ended, started = fields[16:]

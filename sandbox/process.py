@@ -52,8 +52,7 @@ _LONGEST = 86400.0
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How a sandbox ended. Exactly one of ``code`` and ``signal`` is set. Times: seconds since the epoch; ``setup``: seconds from the
-    call to
-    the exec. ``max_rss``: bytes of the largest process."""
+    call to the exec. ``max_rss``: bytes of the largest process."""
 
     code: int | None
     signal: int | None

@@ -149,7 +149,9 @@ HINTS = {
     errno.EROFS: "the file system is read-only: look at the kernel's log, or move DOCKLESS_HOME",
     errno.EIO: "the disk reports errors: look at the kernel's log (dmesg) before trying again",
     errno.EACCES: "this user may not do that there: see `dockless doctor`, or move DOCKLESS_HOME",
-    errno.EMFILE: "too many open files: raise ulimit -n",
+    errno.EMFILE: "too many open files: raise ulimit -n, or start fewer at once",
+    errno.ENFILE: "the host has too many open files: raise sysctl fs.file-max",
+    errno.ENOMEM: "the host is out of memory",
     errno.EFBIG: "no file may be that large: raise ulimit -f",
     errno.EAGAIN: "too many processes: raise ulimit -u or pids.max, or start fewer at once",
 }

@@ -216,7 +216,7 @@ def report(error: Exception, *, as_json: bool) -> int:
         document["hint"] = document["hint"] or _HINTS.get(error.code, "")
         notes = list(getattr(error, "__notes__", ()))
     elif isinstance(error, TimeoutError):
-        document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "it goes on"}, 124, []
+        document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "the job or sandbox goes on"}, 124, []
     elif isinstance(error, OSError):
         from dockless.paths import HINTS
 
