@@ -312,9 +312,11 @@ class Engine:
         try:
             await self.write(lambda db: queue.begin_attempt(db, lease, self.name(job.id, lease.attempt), self._boot, now))
         except SchedError as error:
-            if error.subject != "jobs.db":
-                raise
-            self.outage.begins(error)
+            if error.subject == "jobs.db":
+                self.outage.begins(error)
+            else:
+                say(f"job {job.id} cannot start: {describe(error)}; trying again")
+                await asyncio.sleep(1.0)
             self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
             insort(self.waiting, entry.waiting, key=policy.order)
