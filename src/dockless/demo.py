@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dockless.cli.output import err, out
 from dockless.errors import DaemonUnavailable, DocklessError, Refused
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ def run_demo(*, keep: bool = False) -> int:
         _play(stage)
         code = 0
     except (Off, DocklessError, TimeoutError) as error:
-        hint = f"\n  hint: {error.hint}" if isinstance(error, DocklessError) and error.hint else ""
-        print(f"\ndemo: OFF: {error}{hint}", file=sys.stderr)
+        hint = (f"  hint: {error.hint}",) if isinstance(error, DocklessError) and error.hint else ()
+        err("", f"demo: OFF: {error}", *hint)
         _daemon_log(stage)
         code = 1
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; cleaning up", file=sys.stderr)
+        err("", "demo: interrupted; cleaning up")
         code = 130
     finally:
         left = _strike(stage, keep)
@@ -97,10 +98,10 @@ def run_demo(*, keep: bool = False) -> int:
             else:
                 os.environ[name] = value
     if left:
-        print(f"demo: OFF: left behind: {', '.join(left)}", file=sys.stderr)
+        err(f"demo: OFF: left behind: {', '.join(left)}")
         code = code or 1
     elif code == 0:
-        print(f"\nNothing is left behind. The demo took {time.monotonic() - began:.1f} s.")
+        out("", f"Nothing is left behind. The demo took {time.monotonic() - began:.1f} s.")
     return code
 
 
@@ -139,18 +140,18 @@ def _cast(stage: Stage) -> None:
     stage.gate.mkdir(mode=0o755)
     _gpus(stage)
     with _act("1. This machine"):
-        print(f"Linux {os.uname().release}, {'root' if os.geteuid() == 0 else 'user ' + stage.users[0][0]}, everything below {stage.home}")
+        out(f"Linux {os.uname().release}, {'root' if os.geteuid() == 0 else 'user ' + stage.users[0][0]}, everything below {stage.home}")
         if stage.simulated:
-            print(f"NO NVIDIA GPU TO USE HERE: {stage.gpus} GPUs ARE SIMULATED.")
-            print("Queue, quotas, leases and device nodes are real, computing is not.")
+            out(f"NO NVIDIA GPU TO USE HERE: {stage.gpus} GPUs ARE SIMULATED.")
+            out("Queue, quotas, leases and device nodes are real, computing is not.")
         else:
-            print(f"{stage.gpus} NVIDIA GPUs")
+            out(f"{stage.gpus} NVIDIA GPUs")
         if len(stage.users) == 2:
-            print(f"two users of this host will submit jobs: {stage.users[0][0]} and {stage.users[1][0]}")
+            out(f"two users of this host will submit jobs: {stage.users[0][0]} and {stage.users[1][0]}")
         else:
-            print(
-                f"one user only, {stage.users[0][0]}: an ordinary user's daemon serves her alone, and only root can submit as two people.\n"
-                "Run it as root to see two. Here her jobs meet her own quota, and that of a group of hers."
+            out(
+                f"one user only, {stage.users[0][0]}: an ordinary user's daemon serves her alone, and only root can submit as two people.",
+                "Run it as root to see two. Here her jobs meet her own quota, and that of a group of hers.",
             )
         _limits_note()
 
@@ -199,7 +200,7 @@ def _limits_note() -> None:
     place = find_delegation(ask_systemd=False)
     missing = [name for name in ("memory", "cpu", "pids") if name not in place.controllers]
     if missing:
-        print(f"limits: no {', '.join(missing)} controller for us here, so the jobs ask for none (dockless doctor says what to do)")
+        out(f"limits: no {', '.join(missing)} controller for us here, so the jobs ask for none (dockless doctor says what to do)")
 
 
 # -- 2 and 3: an image and a sandbox of it
@@ -221,13 +222,13 @@ def _image(stage: Stage) -> None:
             result = run(IMAGE, args, capture_output=True, text=True, stdin=-3, timeout=PATIENCE)
         except LaunchFailed as error:
             # Typical inside a container: overlayfs takes no upper on overlayfs.
-            print(f"(no private layer on this disk: {error}; using memory)")
+            out(f"(no private layer on this disk: {error}; using memory)")
             stage.root_mode = "tmpfs"
             result = run(IMAGE, args, capture_output=True, text=True, stdin=-3, timeout=PATIENCE, root="tmpfs")
         _check(result.returncode == 0 and result.stdout.startswith("hello"), f"the sandbox said {result.stdout!r} {result.stderr!r}")
         again = run(IMAGE, ["true"], stdin=-3, timeout=PATIENCE, root="disk" if stage.root_mode == "disk" else "tmpfs")
         _says(f"dockless run {IMAGE} -- sh -c …", result.stdout.strip())
-        print(f"    start to exit of `true` in a sandbox of its own: {again.duration * 1000:.1f} ms")
+        out(f"    start to exit of `true` in a sandbox of its own: {again.duration * 1000:.1f} ms")
 
 
 # -- 4: settings and daemon
@@ -286,14 +287,14 @@ def _submit_all(stage: Stage) -> dict[str, list[int]]:
         quota = stage.quota(name)
         wide = _job(stage, f"{name}-wide", quota, 3 if name == stage.users[0][0] else 0)
         jobs[name] = [_submit_as(uid, gid, job) for job in (wide, *(_job(stage, f"{name}-{n}", 1, 0) for n in (2, 3)))]
-        print(f"  {name}$ dockless submit --gpus {quota} {IMAGE} -- …   → job {jobs[name][0]}")
+        out(f"  {name}$ dockless submit --gpus {quota} {IMAGE} -- …   → job {jobs[name][0]}")
         for number in jobs[name][1:]:
-            print(f"  {name}$ dockless submit --gpus 1 {IMAGE} -- …   → job {number}")
+            out(f"  {name}$ dockless submit --gpus 1 {IMAGE} -- …   → job {number}")
     name, uid, gid = stage.users[0]
     try:
         _submit_as(uid, gid, _job(stage, "too-wide", stage.quota(name) + 1, 0))
     except Refused as error:
-        print(f"  {name}$ dockless submit --gpus {stage.quota(name) + 1} {IMAGE} -- …\n    dockless: {error}\n      hint: {error.hint}")
+        out(f"  {name}$ dockless submit --gpus {stage.quota(name) + 1} {IMAGE} -- …", f"    dockless: {error}", f"      hint: {error.hint}")
     else:
         raise Off("a job above its user's quota was accepted")
     return jobs
@@ -358,7 +359,7 @@ def _show_queue(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None
     now = {job.id: job for job in queue.queue()}
     from dockless.cli.jobs import print_queue
 
-    print("$ dockless queue")
+    out("$ dockless queue")
     print_queue(list(now.values()), stage.simulated)
     _check(set(now) == {number for ids in jobs.values() for number in ids}, f"the queue shows {sorted(now)}")
     for name, ids in jobs.items():
@@ -374,8 +375,8 @@ def _show_queue(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None
     for name, uid, _ in stage.users:
         owner = _host_uid(queue.job(jobs[name][0]))
         _check(owner == uid, f"job {jobs[name][0]} of {name} runs as uid {owner}, not {uid}")
-        print(f"job {jobs[name][0]} is root inside; on the host its processes are those of {name} (uid {uid})")
-    print("$ dockless info")
+        out(f"job {jobs[name][0]} is root inside; on the host its processes are those of {name} (uid {uid})")
+    out("$ dockless info")
     from dockless.cli.host import print_gpus
 
     print_gpus(queue.info())
@@ -404,7 +405,7 @@ def _crash(stage: Stage) -> None:
     with connect() as queue:
         after = {job.id: job for job in queue.queue()}
     _check(all(after[number].state == "RUNNING" and after[number].attempt == 1 for number in before), f"not all of {before} still run")
-    print(f"  the new daemon took up jobs {', '.join(map(str, before))}, still in their first attempt")
+    out(f"  the new daemon took up jobs {', '.join(map(str, before))}, still in their first attempt")
 
 
 def _finish(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None:
@@ -412,10 +413,10 @@ def _finish(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None:
     ids = [number for own in jobs.values() for number in own]
     ended = {job.id: queue.job(job.id) for job in queue.wait_many(ids, timeout=PATIENCE)}
     last = ids[0]
-    print(f"$ dockless logs {last}")
+    out(f"$ dockless logs {last}")
     lines = [line.text for line in queue.logs(last)]
-    print("\n".join(f"  {line}" for line in lines))
-    print("$ dockless queue --all")
+    out(*(f"  {line}" for line in lines))
+    out("$ dockless queue --all")
     from dockless.cli.jobs import print_queue
 
     print_queue([ended[number] for number in ids], stage.simulated)
@@ -424,8 +425,8 @@ def _finish(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None:
             _judge(stage, name, ended[number], 3 if number == ids[0] else 0, [line.text for line in queue.logs(number)])
     _check(not any(gpu.job for gpu in queue.info().gpus), "a GPU is still leased")
     note = " (simulated)" if stage.simulated else ""
-    print(f"All {len(ids)} jobs ran once, as their users, with exactly the GPUs{note} that they were leased.")
-    print("Exit codes: 3 for the first, as its program said, and 0 for the others.")
+    out(f"All {len(ids)} jobs ran once, as their users, with exactly the GPUs{note} that they were leased.")
+    out("Exit codes: 3 for the first, as its program said, and 0 for the others.")
 
 
 def _judge(stage: Stage, user: str, job: Job, code: int, lines: list[str]) -> None:
@@ -463,7 +464,7 @@ def _strike(stage: Stage, keep: bool) -> list[str]:
         except Exception as error:
             left.append(f"sandbox {box.id} ({error})")
     if keep:
-        print(f"kept: {stage.home} (DOCKLESS_HOME={shlex.quote(str(stage.home))} dockless images)")
+        out(f"kept: {stage.home} (DOCKLESS_HOME={shlex.quote(str(stage.home))} dockless images)")
         return left
     with contextlib.suppress(OSError):
         remove_tree(stage.home)
@@ -478,18 +479,17 @@ def _daemon_log(stage: Stage) -> None:
     except OSError:
         return
     if text:
-        print("the daemon's last words:\n" + "\n".join(f"  {line}" for line in text.splitlines()[-15:]), file=sys.stderr)
+        err("the daemon's last words:", *(f"  {line}" for line in text.splitlines()[-15:]))
 
 
 @contextlib.contextmanager
 def _act(title: str) -> Iterator[None]:
-    print(f"\n{title}\n" + "─" * len(title), flush=True)
+    out("", title, "─" * len(title))
     yield
-    sys.stdout.flush()
 
 
 def _says(command: str, answer: str) -> None:
-    print(f"$ {command}\n    {answer}")
+    out(f"$ {command}", *(f"    {line}" for line in answer.splitlines()))
 
 
 def _check(true: bool, otherwise: str) -> None:
