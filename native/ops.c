@@ -58,7 +58,7 @@ static sysret open_parent(int root, const char *path, const char **name) {
         while (start && path[start - 1] != '/') start--;
         if (start == end) continue;
         char name_only[256];
-        if (end - start > 255) return -E_NAMETOOLONG;
+        if (end - start >= sizeof name_only) return -E_NAMETOOLONG;
         copy_path(prefix, path, start);
         copy_path(name_only, path + start, end - start);
         sysret parent = open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);

@@ -15,7 +15,7 @@ from .test_launcher import FAILED, STATUS, _launch
 
 O_PATH, O_DIRECTORY = 0x200000, 0x10000
 NEW_USER_AND_MOUNTS = 0x10020000
-ELOOP, EACCES, ENODEV = 40, 13, 19
+ELOOP, EACCES, ENODEV, ENAMETOOLONG = 40, 13, 19, 36
 NOBODY = 65534
 
 in_a_namespace = requires("userns")
@@ -54,6 +54,21 @@ def test_hiding_a_path_follows_no_link(tmp_path, code, deep):
     assert carried_out(*ops, hide) == (FAILED, 3, ELOOP)
     real = str(tmp_path / "real" / "sub")
     assert carried_out(*ops, Op("MASK", 16, 17, a=real) if code == "MASK" else Op("READONLY", a=real))[0] == STATUS
+
+
+# -- directories that are made on the way
+
+
+@pytest.mark.parametrize(("length", "made"), [(255, True), (256, False), (3000, False)])
+def test_a_name_as_long_as_a_name_can_be(tmp_path, length, made):
+    root = Op("OPEN", slot_out=16, a=str(tmp_path), x=O_PATH | O_DIRECTORY)
+    name = "n" * length
+    outcome = carried_out(root, Op("MKDIR", 16, a=f"missing/{name}/last", x=0o755))
+    assert (outcome[0] == STATUS) == made and (tmp_path / "missing").is_dir()
+    if made:
+        assert (tmp_path / "missing" / name / "last").is_dir()
+    else:
+        assert outcome == (FAILED, 1, ENAMETOOLONG)
 
 
 # -- the working directory

@@ -353,3 +353,33 @@ def test_any_json_is_a_program_or_bad_input(prof, entries):
         except BadInput:
             continue
         cbpf.verify(program)
+
+
+@pytest.mark.parametrize("side", ["true", "false"])
+@pytest.mark.parametrize("between", [0, 253, 254, 255, 256, 257, 600])
+def test_a_long_jump_only_where_a_short_one_does_not_reach(side, between):
+    """255 instructions are jumped over by the comparison itself."""
+    program = bpf.Assembler()
+    there = program.label()
+    program.load(bpf.NR)
+    program.jump(bpf.JEQ, 7, **{side: there})
+    for _ in range(between):
+        program.ret(1)
+    program.place(there)
+    program.ret(2)
+    code = program.assemble()
+    cbpf.verify(code)
+    assert len(code) // 8 == between + 3 + (between > 255)
+    taken, other = (7, 8) if side == "true" else (8, 7)
+    assert cbpf.decide(code, "x86_64", taken) == 2
+    assert cbpf.decide(code, "x86_64", other) == (1 if between else 2)
+
+
+def test_as_many_instructions_as_the_kernel_takes():
+    program = bpf.Assembler()
+    for _ in range(bpf.MAX_INSTRUCTIONS):
+        program.ret(0)
+    assert len(program.assemble()) == bpf.MAX_INSTRUCTIONS * 8
+    program.ret(0)
+    with pytest.raises(BadInput, match=f"needs {bpf.MAX_INSTRUCTIONS + 1} instructions"):
+        program.assemble()
