@@ -43,10 +43,10 @@ KILLED_FOR = 10.0
 """Seconds from a kill until the keeper is killed too: it is stopped or stuck, or much memory is given back."""
 AT_LAST = 20.0
 """Seconds from then until nobody waits any more."""
-
-
 _LONGEST = 86400.0
 """Seconds of one poll(2), whose argument has 31 bits of milliseconds."""
+_NOT_YET, _TOLD, _FORCED, _GIVEN_UP = range(4)
+"""How far ending it has got: its keeper was told, keeper and init were killed, ``NotEnded`` was raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ class Process:
         self._leash_fd = leash_fd
         self._init_fd = -1
         self._timer_fd = -1
-        self._either: select.epoll | None = None
+        self._watched: select.epoll | None = None
         self._lock = threading.RLock()
         self._exit: Exit | None = None
         self._owner = os.getpid()
         self._started = started
         self._clock = time.monotonic()
-        self._kills = 0
+        self._ending = _NOT_YET
         self._late = False
         self._due = self._limit()
         self.setup = 0.0
@@ -143,13 +143,13 @@ class Process:
     def fileno(self) -> int:
         """Readable when ``poll`` has something to do: for select, poll and asyncio. Mostly it has ended then; ``poll`` knows."""
         with self._lock:
-            if self._either is None:
+            if self._watched is None:
                 self._timer_fd = native.timer(math.inf)
-                self._either = select.epoll()
+                self._watched = select.epoll()
                 for fd in (self._report_fd, self._timer_fd):
-                    self._either.register(fd, select.EPOLLIN)
+                    self._watched.register(fd, select.EPOLLIN)
                 self._set_due(self._due)
-            return self._either.fileno()
+            return self._watched.fileno()
 
     def _set_due(self, due: float) -> None:
         self._due = due
@@ -208,22 +208,22 @@ class Process:
             if now >= self._due:
                 with self._lock:
                     if now >= self._due:
-                        self._press()
+                        self._end_it()
             if now >= deadline:
                 return _readable(fd, 0)
 
-    def _press(self) -> None:
+    def _end_it(self) -> None:
         """It should have ended by now: the next way to end it."""
-        if self._kills == 0:
+        if self._ending == _NOT_YET:
             self._late = True
             self.kill()
-        elif self._kills == 1:
-            self._kills = 2
+        elif self._ending == _TOLD:
+            self._ending = _FORCED
             for fd in (self._init_fd, self._launched.pidfd):
                 _kill(fd)
             self._set_due(time.monotonic() + AT_LAST)
         else:
-            self._kills = 3
+            self._ending = _GIVEN_UP
             both = ((self.keeper_pid, self._launched.pidfd), (self.pid, self._init_fd))
             raise not_ended("the sandbox", *(pid for pid, fd in both if _lives(fd)))
 
@@ -233,8 +233,8 @@ class Process:
             status, outcome = raw[2], raw[1]
         else:  # the keeper was killed, and the kernel kills init for that
             _kill(self._init_fd)
-            if self._kills == 0:
-                self._kills, self._due = 2, time.monotonic() + AT_LAST
+            if self._ending == _NOT_YET:
+                self._ending, self._due = _FORCED, time.monotonic() + AT_LAST
             if self._init_fd >= 0:
                 self._await(self._init_fd, math.inf)
             status, outcome = signal.SIGKILL, KILLED
@@ -262,8 +262,8 @@ class Process:
         """SIGKILL to everything inside, at once. No error if it has ended."""
         self.check_owner()
         with self._lock:
-            if self._kills == 0:
-                self._kills = 1
+            if self._ending == _NOT_YET:
+                self._ending = _TOLD
                 self._set_due(time.monotonic() + KILLED_FOR)
         with contextlib.suppress(BrokenPipeError, ProcessLookupError):
             if self._leash_fd >= 0:  # else the keeper has read its end
@@ -272,8 +272,8 @@ class Process:
 
     def release(self) -> None:
         """Let go of a detached sandbox: it goes on by itself, and nobody of ours waits for it."""
-        if self._either is not None:
-            self._either.close()
+        if self._watched is not None:
+            self._watched.close()
         for name in ("_leash_fd", "_report_fd", "_plan_fd", "_init_fd", "_timer_fd"):
             self._give_back(name)
         os.close(self._launched.pidfd)
