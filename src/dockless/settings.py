@@ -56,7 +56,7 @@ SETTINGS = (
     Setting("quota.groups.*", "count", {}, "GPUs at once for all members of this group together"),
     Setting("groups.*", "names", {}, "the members of a group; left out: the system's group of that name"),
     Setting("queue.per_user", "count", 10_000, "jobs that one user may have waiting and running", 1),
-    Setting("queue.per_user_size", "size", 64 << 20, "what the waiting and running jobs of one user may weigh; an array weighs as one", 1),
+    Setting("queue.per_user_size", "size", 64 << 20, "what one user's waiting and running jobs may take; an array counts once", 1),
     Setting("queue.keep_days", "count", 30, "days for which jobs that have ended are remembered"),
     Setting("queue.keep_jobs", "count", 10_000, "jobs that have ended of which one user's are remembered, the newest"),
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),

@@ -235,7 +235,7 @@ def test_all_connections_taken_leave_each_user_some(daemon, monkeypatch):
             os.close(fd)
 
 
-def test_an_array_weighs_as_one_job_and_others_are_bounded(daemon, home):
+def test_an_array_counts_as_one_job_and_others_are_bounded(daemon, home):
     big = JobSpec(Spec(argv=("true",), env=(("X", "x" * 900_000),)), gpus="1")
 
     def flood(queue: Client) -> tuple[int, str]:
