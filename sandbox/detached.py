@@ -430,7 +430,7 @@ def start(
     Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s.
     """
     id = check_id(id) if id else sandbox.new_id()
-    spec = replace(spec, log_size=spec.log_size or settings.LOG_SIZE)
+    spec = replace(spec, log_size=spec.log_size or settings.DEFAULTS["logs.size"])
     image = sandbox.find_image(spec.image)
     probe()  # before anything is made that a process would be needed to remove
     directory = _root(state_root) / id

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dockless import settings
 from dockless.sched.policy import Quotas
+from dockless.settings import DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,16 @@ class Config:
 
     quotas: Quotas = field(default_factory=Quotas)
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    per_user: int = 10_000
+    per_user: int = DEFAULTS["queue.per_user"]
     cpu_jobs: int = field(default_factory=lambda: max(8, 2 * (os.cpu_count() or 1)))
-    admins: tuple[str, ...] = ()
-    keep_days: float = 30.0
-    per_user_size: int = 64 << 20
-    keep_jobs_days: float = 30.0
-    keep_jobs: int = 10_000
-    logs_per_user: int = 4 << 30
-    log_size_limit: int = 1 << 30
-    log_size: int = settings.LOG_SIZE
+    admins: tuple[str, ...] = DEFAULTS["host.admins"]
+    keep_days: float = DEFAULTS["logs.keep_days"]
+    per_user_size: int = DEFAULTS["queue.per_user_size"]
+    keep_jobs_days: float = DEFAULTS["queue.keep_days"]
+    keep_jobs: int = DEFAULTS["queue.keep_jobs"]
+    logs_per_user: int = DEFAULTS["logs.per_user"]
+    log_size_limit: int = DEFAULTS["logs.size_limit"]
+    log_size: int = DEFAULTS["logs.size"]
 
 
 def load(path: Path) -> Config:

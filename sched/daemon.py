@@ -71,7 +71,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     """The daemon's life, in a running loop. ``ready``: called once it listens."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unexpected)
-    settings = config.load(paths.config_file())
+    settings = _settings()
     gpus = HostGpus()
     engine = Engine(state, launcher, gpus, settings, check_image)
     end = asyncio.Event()
@@ -79,7 +79,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
 
     def reload() -> None:
         try:
-            engine.configure(config.load(paths.config_file()))
+            engine.configure(_settings())
             say("settings read again")
         except DocklessError as error:
             say(f"settings not changed: {error}")
@@ -106,6 +106,17 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         await server.close()
         await server.hang_up()
         await engine.close()
+
+
+def _settings() -> config.Config:
+    """What the file says; names in it that this host does not know are told. ``BadInput``"""
+    from dockless.settings import unknown_names
+
+    path = paths.config_file()
+    found = config.load(path)
+    for line in unknown_names(path):
+        say(line)
+    return found
 
 
 async def let_removed_layers_go(every: float) -> None:

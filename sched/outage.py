@@ -6,6 +6,7 @@ Jobs go on meanwhile. What has ended is recorded, and what waits is started, as 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -36,9 +37,9 @@ class Outage:
     def begins(self, error: SchedError) -> None:
         """A change could not be committed."""
         if self._watch is None:
-            self.text = str(error)
+            self.text = describe(error)
             self._well.clear()
-            say(f"{error}: ends are recorded and jobs are started when that is possible again")
+            say(f"{self.text}: ends are recorded and jobs are started when that is possible again")
             self._watch = asyncio.get_running_loop().create_task(self._until_well())
 
     async def over(self) -> None:
@@ -54,12 +55,10 @@ class Outage:
     async def _until_well(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            try:
+            with contextlib.suppress(OSError, SchedError):
                 _room(self._directory)
                 await self._write(_touch)
                 break
-            except (OSError, SchedError) as error:
-                self.text = f"the queue cannot be written: {describe(error)}" if isinstance(error, OSError) else str(error)
         self.text = ""
         self._watch = None
         say("the queue can be written again")

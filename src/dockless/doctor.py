@@ -236,7 +236,9 @@ def _settings() -> tuple[Status, str, str]:
     from dockless import settings
 
     path = paths.config_file()
-    settings.load(path)
+    unknown = settings.unknown_names(path)
+    if unknown:
+        return "note", "; ".join(unknown), "correct or remove these names: they have no effect"
     return "ok", str(path) if path.exists() else f"{path} is not there: the defaults hold", ""
 
 

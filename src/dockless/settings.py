@@ -27,8 +27,6 @@ from dockless.units import parse_size
 Kind = Literal["count", "size", "names"]
 _KINDS = {"count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names"}
 _MOST = 1_000_000_000
-LOG_SIZE = 128 << 20
-"""Bytes of output that are kept where neither the job nor ``logs.size`` says."""
 _LONGEST = 1 << 20
 """Bytes of a settings file."""
 
@@ -66,19 +64,20 @@ SETTINGS = (
     Setting(
         "logs.size",
         "size",
-        LOG_SIZE,
+        128 << 20,
         "how much of a detached sandbox's or a job's output is kept, the newest, where it does not say",
         8192,
     ),
     Setting("logs.size_limit", "size", 1 << 30, "the most that a job may ask for with --log-size", 8192),
 )
+DEFAULTS: Mapping[str, Any] = {setting.key.removesuffix(".*"): setting.default for setting in SETTINGS}
 
 
 def load(path: Path | None = None) -> Mapping[str, Any]:
     """The value of every setting by its key (``quota.users`` for ``quota.users.*``); the default where the file says nothing or is not
     there. ``path``: ``paths.config_file()`` if None. ``BadInput`` names file, line, key and, for an unknown key, the nearest one."""
     path = paths.config_file() if path is None else path
-    values = {setting.key.removesuffix(".*"): setting.default for setting in SETTINGS}
+    values = dict(DEFAULTS)
     text = _text(path)
     if text is None:
         return values
@@ -87,7 +86,39 @@ def load(path: Path | None = None) -> Mapping[str, Any]:
     found.table((), document)
     for key, value in found.values.items():
         values[key] = {**values[key], **value} if isinstance(value, dict) else value
+    if "logs.size" not in found.values:
+        values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
+    elif values["logs.size"] > values["logs.size_limit"]:
+        raise found.wrong(("logs", "size"), f"is more than logs.size_limit, {values['logs.size_limit']} bytes")
     return values
+
+
+def unknown_names(path: Path | None = None) -> list[str]:
+    """One line for each user and group in the file that this host does not know: what is said of them has no effect. No error: an account
+    may be removed while the file stays. ``BadInput`` as ``load``."""
+    path = paths.config_file() if path is None else path
+    values, text = load(path), _text(path) or ""
+    users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
+    users += [(("groups", group), name) for group, names in values["groups"].items() for name in names]
+    users += [(("host", "admins"), name) for name in values["host.admins"]]
+    lines = [(here, "user", name) for here, name in users if not _is_known("user", name)]
+    groups = [name for name in values["quota.groups"] if name not in values["groups"]]
+    lines += [(("quota", "groups", name), "group", name) for name in groups if not _is_known("group", name)]
+    return [
+        f"{path}:{_line(text, here)}: {_dotted(here)}: there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")
+        for here, kind, name in lines
+    ]
+
+
+def _is_known(kind: str, name: str) -> bool:
+    import grp
+    import pwd
+
+    try:
+        pwd.getpwnam(name) if kind == "user" else grp.getgrnam(name)
+    except (KeyError, ValueError):  # also a name with a NUL
+        return False
+    return True
 
 
 def _text(path: Path) -> str | None:

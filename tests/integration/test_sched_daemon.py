@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.boxes import until
 from support.scheduling import DaemonProcess
 
 from dockless.errors import (
@@ -50,6 +52,15 @@ def running(queue: Client, job: int) -> None:
     """Until the job's program runs: its first line says so."""
     for _ in queue.logs(job, follow=True):
         return
+
+
+def test_names_that_nobody_has_are_told_at_each_reading(home: Path, daemon: DaemonProcess, queue: Client):
+    what = f"{home / 'dockless.toml'}:2: quota.users.nobody-here: there is no user 'nobody-here'"
+    assert daemon.errors().count(what) == 1
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: "settings read again" in daemon.errors(), "the settings are read again")
+    assert daemon.errors().count(what) == 2
 
 
 def test_from_submit_to_exit(queue: Client):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -192,3 +194,47 @@ def test_any_file_is_read_or_refused_with_its_line(tmp_path_factory, pairs):
         settings.load(path)
     except BadInput as error:
         assert str(path) in str(error) and error.hint
+
+
+def test_defaults_are_written_once():
+    """The daemon's view of the settings takes its defaults from the list."""
+    text = Path(config.__file__).read_text()
+    assert not re.search(r"= *\d[\d_]{2,}|<<", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[quota]\ndefault = 1\n[quota.users]\nroot = 1\nnobody-here = 4\n", "5: quota.users.nobody-here: there is no user 'nobody-here'"),
+        ('[quota.users]\n"0" = 1\n', "2: quota.users.0: there is no user '0': write the name"),
+        ("[quota.groups]\nroot = 1\nno-such = 4\n", "3: quota.groups.no-such: there is no group 'no-such'"),
+        ('[groups]\nours = ["root", "nobody-here"]\n', "2: groups.ours: there is no user 'nobody-here'"),
+        ('[host]\ncpu_jobs = 1\nadmins = ["nobody-here"]\n', "3: host.admins: there is no user 'nobody-here'"),
+        ('[host]\nadmins = ["no\\u0000body"]\n', "2: host.admins: there is no user 'no\\x00body'"),
+    ],
+)
+def test_names_that_nobody_has_are_told(home, text, said):
+    written(text)
+    assert settings.unknown_names() == [f"{paths.config_file()}:{said}"]
+    settings.load()  # no error: an account may be removed while the file stays
+    status, what, step = doctor._settings()
+    assert (status, what) == ("note", f"{paths.config_file()}:{said}") and step
+
+
+def test_groups_of_the_file_need_no_group_of_the_system(home):
+    written('[quota.groups]\nours = 2\n[groups]\nours = ["root"]\n')
+    assert settings.unknown_names() == []
+
+
+def test_without_a_file_no_name_is_unknown(home):
+    assert settings.unknown_names() == []
+
+
+def test_more_output_by_default_than_a_job_may_ask_for():
+    error = refused('[logs]\nsize_limit = "1M"\nsize = "2M"\n')
+    assert f"{paths.config_file()}:3: logs.size is more than logs.size_limit, 1048576 bytes" in str(error)
+
+
+def test_a_limit_below_the_default_bounds_it(home):
+    written('[logs]\nsize_limit = "1M"\n')
+    assert settings.load()["logs.size"] == 1 << 20
