@@ -56,6 +56,8 @@ def _run(rng: random.Random, case: Case, root: bool) -> None:
         # What an image reaches with the ids of a range that owns nothing is little: what it reaches as the host's root is what counts.
         case["tries"][0]["options"] |= {"namespaces": {"user": "host"}, "profile": rng.choice(["default", "untrusted"])}
         case["tries"][0]["options"].pop("cap_add", None)
+    for one in case["tries"]:
+        _leave_out_what_has_no_effect(one["options"])
 
 
 def _try(rng: random.Random, form: str, root: bool) -> Case:
@@ -204,6 +206,16 @@ def _layer(rng: random.Random) -> list[Entry]:
 
 
 # -- options ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _leave_out_what_has_no_effect(options: dict[str, Any]) -> None:
+    """What dockless refuses beside another option would keep the rest from being tried."""
+    if options.get("profile") == "untrusted":
+        for name, value in (("network", "host"), ("root", "disk")):
+            if options.get(name) == value:
+                del options[name]
+    if options.get("namespaces", {}).get("uts") == "host":
+        options.pop("hostname", None)
 
 
 def _options(rng: random.Random, root: bool) -> dict[str, Any]:
