@@ -354,11 +354,11 @@ class Server:
                 await self.answers.started(number)
                 entry = self.engine.entries.get(number)
             current = attempt or (entry.job.attempt if entry is not None else self.answers.own(caller, number).attempt)
+            base = self.engine.log_base(number, current)
             if entry is not None and entry.handle is not None and current == entry.job.attempt:
                 over = self.answers.gone(entry) if follow else None
-                await send(current, logs.running(entry.handle.directory, self.engine.log_base(number, current), over, after))
+                await send(current, logs.running(entry.handle.directory, base, over, after))
             else:
-                base = self.engine.log_base(number, current)
                 left = self.engine.launcher.find(base.name)  # while its output could not be kept
                 await send(current, logs.ended(base, after) if left is None else logs.running(left.directory, base, None, after))
 

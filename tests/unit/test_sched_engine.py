@@ -12,9 +12,11 @@ from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State, attempts, queue
+from dockless.sched import engine as engine_module
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
+from dockless.sched.engine import OVERDUE
 from dockless.sched.jobs import JobSpec, sandbox_id
 from dockless.sched.lease import Lease, held
 from dockless.sched.queue import Live
@@ -106,6 +108,35 @@ def test_who_waits_for_a_program_hears_that_it_never_ran(tmp_path, launcher, mon
             await until(lambda: not running.entries)
 
     asyncio.run(play())
+
+
+def test_the_daemon_ends_behind_what_is_being_launched(tmp_path, launcher, monkeypatch):
+    """Or the next one would find a job that runs and that nobody recorded as running."""
+    gate, asked, start = threading.Event(), threading.Event(), launcher.start
+
+    def slowly(*args, **how):
+        asked.set()
+        assert gate.wait(DEADLINE)
+        return start(*args, **how)
+
+    async def let_go(running):
+        await until(lambda: running.closing)
+        gate.set()
+
+    monkeypatch.setattr(launcher, "start", slowly)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(asked.is_set)
+            letting_go = asyncio.ensure_future(let_go(running))
+        await letting_go
+        return number
+
+    number = asyncio.run(play())
+    db = queue.open_queue(tmp_path / "jobs.db")
+    assert queue.job(db, number).state is State.RUNNING
+    db.close()
 
 
 def test_a_lease_that_is_refused_launches_nothing(tmp_path, launcher, capfd):
@@ -216,6 +247,33 @@ def test_a_time_limit_counts_from_the_start_and_not_from_the_restart(tmp_path, l
         async with engine(tmp_path, launcher) as running:
             assert running.entries[number].job.state is State.RUNNING
             assert [job.ends for job in running._state().running] == [ticks + 3600.0]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("ago", "left"),
+    [(0.0, 3600.0 + OVERDUE), (1800.0, 1800.0 + OVERDUE), (1e6, OVERDUE), (-1e6, 3600.0 + OVERDUE)],
+    ids=["now", "half an hour ago", "long ago", "in the future"],
+)
+def test_a_keeper_that_forgets_the_time_limit_is_helped_a_little_later(tmp_path, launcher, monkeypatch, ago, left):
+    """Counted from the job's start; a clock that was set changes it by no more than the limit itself."""
+    monkeypatch.setattr(engine_module.time, "time", lambda: 1e9)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(time_limit=3600.0)], None)
+            entry = running.entries[number]
+            await until(lambda: entry.overdue is not None)
+            entry.overdue.cancel()
+            running._unwatch(entry)
+            entry.limit, entry.overdue = 3600.0, None
+            entry.show(started=1e9 - ago)
+            asked = []
+            monkeypatch.setattr(running._loop, "call_later", lambda delay, *_: asked.append(delay) or running._loop.call_at(1e12, len, ""))
+            await running._watch(entry)
+            monkeypatch.undo()
+            assert asked == [left]
 
     asyncio.run(play())
 
