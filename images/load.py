@@ -24,8 +24,12 @@ def load(store: Store, path: Path, name: str | None, progress: Callable[[Progres
             source = open_source(path, scratch, store.limits.size)
             try:
                 found = candidates(source)
-                with reserved(store, _lacking(store, path, found), str(path)):
-                    return ingest(store, found, name, progress)
+                while True:
+                    lacking = _lacking(store, path, found)
+                    with reserved(store, lacking, str(path)):
+                        if _lacking(store, path, found) <= lacking:
+                            return ingest(store, found, name, progress)
+                    # Making room took layers that these images have, too: ask for the room of those as well.
             finally:
                 source.close()
 

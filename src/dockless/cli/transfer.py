@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dockless.cli.images import print_images, record
@@ -48,6 +49,7 @@ def load(options: Namespace) -> int:
         standard_input("dockless load FILE")
     store = Store()
     loaded: list[Image] = []
+    kept = ExitStack()  # what this command has loaded makes no room for what it loads next
 
     def one(source: str) -> None:
         with Shown(options.quiet or options.json) as progress:
@@ -57,9 +59,12 @@ def load(options: Namespace) -> int:
             else:
                 found = store.load(source, name=options.name, progress=progress)
         loaded.extend(found)
+        for image in found if len(sources) > 1 else ():
+            kept.callback(os.close, store.lease(image))
         print_images(found, options)
 
-    code = each(sources, one, as_json=options.json)
+    with kept:
+        code = each(sources, one, as_json=options.json)
     if options.json:
         print_json([record(image) for image in loaded])
     return code
