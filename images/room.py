@@ -235,10 +235,10 @@ def _shrink(store: Store, most: int, size: int, limit: int, what: str) -> None:
         if left > most:
             from dockless.units import format_size
 
-            used = f", {format_size(left)} of it are in use" if left else ""
+            taken = f", {format_size(left)} of it are in use" if left else ""
             free = "remove what uses them: dockless ps --all; or " if left else ""
             error = NoRoom(
-                f"{what}: {format_size(size)} do not fit: the store may hold {format_size(limit)}{used}",
+                f"{what}: {format_size(size)} do not fit: the store may hold {format_size(limit)}{taken}",
                 subject=what,
                 hint=f"{free}raise max_size below [images] in dockless.toml",
             )
