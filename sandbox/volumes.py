@@ -40,7 +40,7 @@ def volume_path(name: str, owner: int | None = None) -> str:
     idmap = default_map(owner)
     # A user's own file system (FUSE) can show root whatever she likes. Root's own volumes may be mounts.
     resolve = native.RESOLVE_NO_SYMLINKS | (native.RESOLVE_NO_XDEV if owner else 0)
-    with contextlib.ExitStack() as opened:
+    with paths.writing(f"the volume {name}", home / name), contextlib.ExitStack() as opened:
         volumes = os.open(place, _DIRECTORY)
         opened.callback(os.close, volumes)
         _require_own(volumes, place)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from dockless.sched.jobs import Job
 
+_GROUP = "faulty-group"
 OLD = [make.directory("etc"), make.file("etc/old", "old" * 400)]
 NEW = [
     [make.directory("opt"), *(make.file(f"opt/{n}", str(n) * 3000) for n in range(3))],
@@ -48,15 +49,26 @@ class Scene:
         return self.disk / "h"
 
 
+def _disk(scene: Scene) -> Path:
+    return scene.disk
+
+
+def _groups(scene: Scene) -> Path:
+    from dockless.cgroups import find_delegation
+
+    return find_delegation(ask_systemd=False).home
+
+
 @dataclass(frozen=True)
 class Operation:
-    """``before``: makes the state that ``work`` starts from, once."""
+    """``before``: makes the state that ``work`` starts from, once. ``fails``: below which directory the calls fail."""
 
     name: str
     work: Callable[[Scene], Any]
     before: Callable[[Scene], Any] = lambda scene: None
     after: Callable[[Scene], None] = lambda scene: None
     needs: str = ""
+    fails: Callable[[Scene], Path] = _disk
 
 
 @dataclass
@@ -187,6 +199,46 @@ def _run(scene: Scene) -> None:
     assert (done.returncode, done.stdout) == (3, b"said\n"), done
 
 
+def _volume(scene: Scene) -> None:
+    """A volume is made by the first run and there for the second."""
+    import dockless
+
+    for script in ("echo kept > /data/file", "cat /data/file"):
+        done = dockless.run("shell:1", ["sh", "-c", script], mounts=["faulty:/data"], stdout=dockless.PIPE, timeout=30)
+        assert done.returncode == 0, done
+    assert done.stdout == b"kept\n", done
+
+
+def _new_group() -> str:
+    """A name of its own for each: what one could not remove is swept, and only then free again."""
+    return f"{_GROUP}-{os.urandom(4).hex()}"
+
+
+def _limited(scene: Scene) -> None:
+    """A group is made, limited as far as this host can, and removed."""
+    import dockless
+
+    how: Any = {"memory": "256M", "pids": 100, "best_effort": True, "timeout": 30}
+    done = dockless.run("shell:1", ["sh", "-c", "exit 3"], id=_new_group(), **how)
+    assert done.returncode == 3, done
+
+
+def _killed(scene: Scene) -> None:
+    """A detached sandbox that is killed by its group."""
+    from dockless.sandbox import detached
+    from dockless.sandbox.spec import Spec
+
+    for left in detached.list_all():
+        if left.id.startswith(_GROUP):
+            left.remove()
+    box = detached.start(Spec(image="shell:1", argv=("sleep", "1000")), id=_new_group())
+    try:
+        box.kill()
+        assert box.wait(30).signal == 9
+    finally:
+        box.remove()
+
+
 def _detached(scene: Scene) -> None:
     """Start, wait, read, remove; a record that could not be written is an error with a reason."""
     from dockless.sandbox import detached
@@ -289,7 +341,10 @@ OPERATIONS = (
     Operation("push", _push),
     Operation("login", _login),
     Operation("run", _run, before=_shell),
+    Operation("run, a volume", _volume, before=_shell),
     Operation("run --detach, wait, rm", _detached, before=_shell),
+    Operation("run, its cgroup", _limited, before=_shell, needs="cgroup2", fails=_groups),
+    Operation("run --detach, kill, rm, its cgroup", _killed, before=_shell, needs="cgroup2", fails=_groups),
     Operation("rm", _remove_detached, before=_ended),
     Operation("the queue", _queue),
 )
@@ -357,7 +412,7 @@ class Bench:
         return Faulty(Path("/nowhere")).run(work)
 
     def _work(self, fault: Fault) -> Outcome:
-        return Faulty(self.scene.disk, fault).run(lambda: self._quietly())
+        return Faulty(self.operation.fails(self.scene), fault).run(lambda: self._quietly())
 
     def _quietly(self) -> None:
         self.operation.work(self.scene)
@@ -369,6 +424,8 @@ class Bench:
             for name in (*directories, *files):
                 path = os.path.relpath(os.path.join(folder, name), self.scene.disk)
                 found.add(re.sub(r"jobs\.db-(wal|shm)", "jobs.db", path))
+        if self.operation.fails is _groups:
+            found |= {f"cgroup {path.name}" for path in _groups(self.scene).glob(f"*{_GROUP}*")}
         return frozenset(found)
 
     def look(self) -> list[str]:
