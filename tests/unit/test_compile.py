@@ -100,9 +100,9 @@ def test_the_device_filter_is_roots_and_not_for_the_privileged(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     standard = set(STANDARD_DEVICES)
     for fields, rules in (({}, standard), ({"namespaces": Namespaces(user="host")}, standard), ({"profile": "privileged"}, set())):
-        assert set(Prepared(_resolve(made=ROOT, **fields))._rules) == rules
+        assert set(Prepared(_resolve(made=ROOT, **fields)).rules) == rules
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert Prepared(_resolve(made=replace(ROOT, sys_admin=False)))._rules == ()
+    assert Prepared(_resolve(made=replace(ROOT, sys_admin=False))).rules == ()
 
 
 def test_a_program_that_is_not_there():
