@@ -25,7 +25,7 @@ from dockless.sandbox.locks import mark_in_use
 from dockless.sandbox.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, personal
 from dockless.sandbox.prepared import Prepared, prepared
 from dockless.sandbox.process import Exit, Process
-from dockless.sandbox.reconcile import PREFIX, end
+from dockless.sandbox.reconcile import PREFIX, end, reconcile
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.spec import Spec, check_id
 from dockless.units import format_duration
@@ -96,12 +96,7 @@ class Sandbox:
     def _start(self) -> None:
         image = find_image(self.spec.image)
         self.image_digest = image.digest
-        try:
-            self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
-        except CgroupError as error:
-            if isinstance(error.__cause__, FileExistsError):
-                raise _taken(self.id) from error
-            raise
+        self._cgroup = self._group()
         self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:
             self._stack.callback(end, self._cgroup)
@@ -114,7 +109,7 @@ class Sandbox:
         with contextlib.ExitStack() as opened:
             fds = dict(enumerate(self._stdio)) | hold_image(image, opened) | ready.slots(self._cgroup, opened)
             if removed:
-                if not paths.make_new(directory):
+                if not paths.make_new(directory) and not (reconcile() and paths.make_new(directory)):
                     raise _taken(self.id)
                 self._stack.callback(remove_tree, directory)
                 with paths.writing("the directory of a sandbox", directory):
@@ -127,6 +122,16 @@ class Sandbox:
             )
             self._process = process.start(self.plan, raw, fds, name=f"dockless {self.id}")
         self._stack.callback(self._process.close)
+
+    def _group(self) -> Cgroup | None:
+        try:
+            return make_cgroup(self.spec, PREFIX + self.id)
+        except CgroupError as error:
+            if not isinstance(error.__cause__, FileExistsError):
+                raise
+            if PREFIX + self.id not in reconcile():
+                raise _taken(self.id) from error
+        return make_cgroup(self.spec, PREFIX + self.id)
 
     def wait(self, timeout: float | None = None) -> Exit:
         """How it ended, with the cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
@@ -161,7 +166,7 @@ class Sandbox:
 
 
 def _taken(id: str) -> BadInput:
-    return BadInput(f"a sandbox {id} runs already", subject=id, hint="choose another name; what a crash left `dockless doctor` removes")
+    return BadInput(f"a sandbox {id} runs already", subject=id, hint="choose another name, or wait until it has ended")
 
 
 def make_cgroup(spec: Spec, name: str) -> Cgroup | None:

@@ -43,6 +43,18 @@ def test_a_directory_of_the_dead_goes_and_one_of_the_living_stays(tmp_path, sett
     assert not living.exists()
 
 
+@requires("overlay")
+def test_a_name_of_the_dead_is_free(tmp_path, settled):
+    ref = load(tmp_path)
+    (paths.make(paths.state() / "running" / "dead") / "upper").mkdir()
+    settled |= {"dead", "run-dead"}
+    if find_delegation(ask_systemd=False).path is not None:
+        Cgroup.create("run-dead").close()
+    with Sandbox(Spec(argv=("/bin/true",), image=ref), id="dead") as box:
+        assert box.wait(60).code == 0
+    assert not (paths.state() / "running" / "dead").exists()
+
+
 def test_one_that_is_only_being_started_is_left_alone(settled, monkeypatch):
     settled.add("fresh")
     fresh = paths.make(paths.state() / "running" / "fresh")
