@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -67,8 +68,13 @@ class Outage:
 
 
 def _room(directory: Path) -> None:
-    """``OSError`` unless there is room for some changes."""
-    fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    """``OSError`` unless there is room for some changes, or the file system cannot be asked so (NFS). open(2), O_TMPFILE"""
+    try:
+        fd = os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR):
+            return
+        raise
     try:
         os.posix_fallocate(fd, 0, ROOM)
     finally:
