@@ -103,11 +103,8 @@ class Reader:
             chunk = os.read(self.fd, _CHUNK)
         except BlockingIOError:
             return True
-        if not chunk:
-            self.close()
-            return False
         self._chunks.append(chunk)
-        return True
+        return bool(chunk)
 
     def finish(self) -> bytes:
         """Everything; what still lies in the pipe is read, what somebody outside may write later is not."""
@@ -148,7 +145,6 @@ class Writer:
             return True
         except BrokenPipeError:
             pass
-        self.close()
         return False
 
     def close(self) -> None:
@@ -165,7 +161,11 @@ class Ending(Protocol):
 
 
 def exchange(end: Ending, readers: Iterable[Reader], writer: Writer | None, timeout: float | None = None) -> bool:
-    """Move bytes until everything inside is dead. False if ``timeout`` seconds passed before that."""
+    """Move bytes until everything inside is dead. False if ``timeout`` seconds passed before that.
+
+    A descriptor is forgotten before it is closed: while another thread starts a process, that one has a copy, and epoll(7) would go on
+    to report what nobody can take out of it any more.
+    """
     import selectors
     import time
 
@@ -180,7 +180,7 @@ def exchange(end: Ending, readers: Iterable[Reader], writer: Writer | None, time
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = selector.select(left)
-            if not ready:
+            if not ready and left == 0:
                 return False
             over = False
             for key, _ in ready:
@@ -188,6 +188,7 @@ def exchange(end: Ending, readers: Iterable[Reader], writer: Writer | None, time
                     over = end.poll() is not None
                 elif not key.data.step():
                     selector.unregister(key.fd)
+                    key.data.close()
             if over:
                 return True
 

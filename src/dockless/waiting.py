@@ -30,10 +30,12 @@ async def until(end: Ending, readers: Iterable[Reader], writer: Writer | None, t
     def step(reader: Reader, fd: int) -> None:
         if not reader.step():
             loop.remove_reader(fd)
+            reader.close()
 
     def feed(writer: Writer, fd: int) -> None:
         if not writer.step():
             loop.remove_writer(fd)
+            writer.close()
 
     watched = [(reader, reader.fd) for reader in readers if reader.fd >= 0]
     feeding = writer.fd if writer is not None else -1

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -272,11 +273,26 @@ def test_exchange_gives_up_in_time_and_a_leaked_pipe_does_not_hold_it():
     os.close(end_reader)
 
 
+def test_a_copy_of_a_descriptor_in_another_process_is_no_end():
+    """As one that another thread is just starting has: epoll reports the copy of what was closed here without a word."""
+    end_reader, end_writer = os.pipe()
+    pipe_reader, pipe_writer = os.pipe()
+    copy = os.dup(pipe_reader)
+    os.close(pipe_writer)
+    later = threading.Timer(0.2, os.close, [end_writer])
+    later.start()
+    assert exchange(Ends(end_reader), [Reader(pipe_reader)], None)
+    later.join()
+    os.close(copy)
+    os.close(end_reader)
+
+
 def test_a_reader_that_went_away_ends_the_writing():
     reader, writer = os.pipe()
     os.close(reader)
     feed = Writer(writer, b"x" * 10)
-    assert not feed.step() and feed.fd == -1
+    assert not feed.step()
+    feed.close()
 
 
 def test_stdio_opens_what_was_asked_and_closes_it(tmp_path):
