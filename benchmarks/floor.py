@@ -53,7 +53,7 @@ def _plan(scene: Scene):
     from dockless.sandbox.sandbox import explain
     from dockless.sandbox.spec import Spec
 
-    return explain(Spec(argv=("/bin/true",), image=scene.image))
+    return explain(Spec(argv=("/bin/true",), image=scene.image)).plan
 
 
 def _arguments(scene: Scene) -> list[str | Path]:

@@ -72,10 +72,10 @@ def _load(layout: Path, directory: Path) -> Path:
     from dockless.images import Store
     from dockless.native.userns import default_map
 
-    image = Store().load(layout, name=IMAGE)[0]
+    image = Store(index=False).load(layout, name=IMAGE)[0]
     rootfs = directory / "rootfs"
     for layer in image.layers:
-        shutil.copytree(layer, rootfs, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(layer.path, rootfs, symlinks=True, dirs_exist_ok=True)
     if os.geteuid() == 0:
         idmap = default_map(None)
         uid, gid = idmap.outside_uid(0) or 0, idmap.outside_gid(0) or 0

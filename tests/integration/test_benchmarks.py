@@ -1,0 +1,25 @@
+"""``make bench`` runs on this tree: its scene is made, its C program compiles, and what is measured does what it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.requires import requires
+
+TOP = Path(__file__).resolve().parents[2]
+
+pytestmark = [requires("userns", "overlay", "gcc"), pytest.mark.skipif(not (TOP / "benchmarks").is_dir(), reason="no benchmarks beside the tests")]
+
+
+def test_start_and_keeper():
+    options = ["--starts", "1", "--burst", "1", "--peers", "none", "--only", "start,keeper", "--json", "-"]
+    ran = subprocess.run([sys.executable, "-P", TOP / "benchmarks/run.py", *options], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)["measurements"]
+    assert set(found) == {"start", "keeper"} and "not measured" not in ran.stderr
+    assert {"dockless", "dockless.run", "floor.c"} <= {one["name"] for one in found["start"]["contenders"]}
+    assert [one for one in found["start"]["contenders"] if one["failed"] or not one["starts"]] == []
