@@ -12,7 +12,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ Part = tuple[str, str, str]
 _FOLDERS = ("blobs", "diffs", "layers", "tars", "partial")
 _TORN_FOR = 7 * 86400.0
 """Seconds that a torn download is kept for another try."""
+_AT_ONCE = 100
+"""Images that are removed together: each holds a descriptor meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,21 @@ class _Catalog:
                 needed |= parts
         return [part for part in self.parts if part not in needed and part[0] != "partial"]
 
+    def alone(self) -> dict[str, int]:
+        """What each image takes that no other one needs, in bytes."""
+        needing = Counter(part for parts in self.needs.values() for part in parts)
+        return {name: self.size(part for part in parts if needing[part] == 1) for name, parts in self.needs.items()}
+
+    def left(self, going: Iterable[str]) -> Iterator[int]:
+        """Bytes that are left in the store when none, one, two, … of the images ``going`` have gone."""
+        needing = Counter(part for parts in self.needs.values() for part in parts)
+        size = sum(self.parts.values()) - self.size(self.unneeded())
+        yield size
+        for name in going:
+            needing.subtract(self.needs[name])
+            size -= self.size(part for part in self.needs[name] if not needing[part])
+            yield size
+
     def size(self, parts: Iterable[Part]) -> int:
         return sum(self.parts.get(part, 0) for part in parts)
 
@@ -95,12 +113,13 @@ def room(store: Store) -> Room:
     """What takes how much room. ``ImageError`` where the store cannot be read."""
     with explained(f"cannot read the image store {store.root}", str(store.root), "it belongs to one user"):
         catalog = _catalog(store, store.read_index())
+        alone = catalog.alone()
         images = [
             ImageRoom(
                 name,
                 catalog.tags.get(name, ()),
                 catalog.size(parts),
-                catalog.size(set(catalog.unneeded({name})) & parts),
+                alone[name],
                 catalog.used[name],
                 is_used(store, name),
             )
@@ -167,15 +186,12 @@ def prune(
         store.prepare()
         catalog = _catalog(store, store.read_index())
         unwanted = _unwanted(catalog, all_images, unused_for, keep_last)
-        with seized(store, unwanted) as going:
-            parts = catalog.unneeded(going)
-            if blobs:
-                parts += [part for part in _layer_blobs(store, catalog, going) if part not in parts]
-            if dry_run:
-                return Freed(_names(catalog, going), catalog.size(parts) + catalog.size(_torn(store, catalog, all_images)))
-            unlist(store, going)
-            freed = _collect(store, blobs=blobs, torn=all_images)
-    return Freed(_names(catalog, going), freed.size, freed.busy)
+        if dry_run:
+            going = frozenset(name for name in unwanted if not is_used(store, name))
+            parts = {*catalog.unneeded(going), *(_layer_blobs(store, catalog, going) if blobs else ())}
+            return Freed(_names(catalog, going), catalog.size(parts) + catalog.size(_torn(store, catalog, all_images)))
+        freed = _drop(store, unwanted, blobs=blobs, torn=all_images)
+    return Freed(_names(catalog, freed.images), freed.size, freed.busy)
 
 
 @contextlib.contextmanager
@@ -224,28 +240,39 @@ def _shrink(store: Store, most: int, size: int, limit: int, what: str) -> None:
     if used <= most:
         return
     _collect(store)
-    with contextlib.ExitStack() as held:
-        catalog = _catalog(store, store.read_index())
-        going: set[str] = set()
-        for name in sorted(catalog.needs, key=lambda name: catalog.used[name]):
-            if sum(catalog.parts.values()) - catalog.size(catalog.unneeded(going)) <= most:
-                break
-            going |= held.enter_context(seized(store, [name]))
-        left = sum(catalog.parts.values()) - catalog.size(catalog.unneeded(going))
-        if left > most:
-            from dockless.units import format_size
+    catalog = _catalog(store, store.read_index())
+    unused = [name for name in sorted(catalog.needs, key=lambda name: catalog.used[name]) if not is_used(store, name)]
+    lefts = list(catalog.left(unused))
+    count = next((count for count, left in enumerate(lefts) if left <= most), None)
+    if count is None:
+        from dockless.units import format_size
 
-            taken = f", {format_size(left)} of it are in use" if left else ""
-            free = "remove what uses them: dockless ps --all; or " if left else ""
-            error = NoRoom(
-                f"{what}: {format_size(size)} do not fit: the store may hold {format_size(limit)}{taken}",
-                subject=what,
-                hint=f"{free}raise max_size below [images] in dockless.toml",
-            )
-            error.missing = left - most
-            raise error
-        unlist(store, going)
-        _collect(store)
+        left = lefts[-1]
+        taken = f", {format_size(left)} of it are in use" if left else ""
+        free = "remove what uses them: dockless ps --all; or " if left else ""
+        error = NoRoom(
+            f"{what}: {format_size(size)} do not fit: the store may hold {format_size(limit)}{taken}",
+            subject=what,
+            hint=f"{free}raise max_size below [images] in dockless.toml",
+        )
+        error.missing = left - most
+        raise error
+    if len(_drop(store, unused[:count]).images) < count:  # somebody has just started one of them
+        _shrink(store, most, size, limit, what)
+
+
+def _drop(store: Store, names: Collection[str], *, blobs: bool = False, torn: bool = False) -> Freed:
+    """Remove those of the images that no sandbox uses, and what no other image needs."""
+    dropped: set[str] = set()
+    size, busy, rest = 0, False, list(names)
+    while True:
+        with seized(store, rest[:_AT_ONCE]) as going:
+            unlist(store, going)
+            freed = _collect(store, blobs=blobs, torn=torn)
+        dropped |= going
+        size, busy, rest = size + freed.size, busy or freed.busy, rest[_AT_ONCE:]
+        if not rest:
+            return Freed(tuple(dropped), size, busy)
 
 
 def unlist(store: Store, going: Set[str]) -> None:

@@ -12,7 +12,10 @@ from support.requires import requires
 
 TOP = Path(__file__).resolve().parents[2]
 
-pytestmark = [requires("userns", "overlay", "gcc"), pytest.mark.skipif(not (TOP / "benchmarks").is_dir(), reason="no benchmarks beside the tests")]
+pytestmark = [
+    requires("userns", "overlay", "gcc"),
+    pytest.mark.skipif(not (TOP / "benchmarks").is_dir(), reason="no benchmarks beside the tests"),
+]
 
 
 def test_start_and_keeper():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -123,6 +124,35 @@ def test_pruning(tmp_path):
     assert tree(Store().get("b:1").layers) == {"f": "file:b:1"}
     assert room.prune(Store(), all_images=True).images == ("docker.io/library/a:1", "docker.io/library/b:1")
     assert parts() == set()
+
+
+def test_pruning_more_images_than_files_may_be_open(tmp_path):
+    for number in range(40):
+        image(tmp_path, f"n{number}:1", str(number))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(room, "_AT_ONCE", 10)
+            freed = room.prune(Store(), all_images=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(freed.images) == 40 and freed.size > 0 and names() == [] and parts() == set()
+
+
+def test_the_whole_store_is_gone_through_once_however_many_images_there_are(tmp_path, monkeypatch):
+    calls = 0
+    look = room._Catalog.unneeded
+
+    def counted(*arguments):
+        nonlocal calls
+        calls += 1
+        return look(*arguments)
+
+    monkeypatch.setattr(room._Catalog, "unneeded", counted)
+    for number in range(6):
+        image(tmp_path, f"n{number}:1", "base", str(number))
+    assert len({entry.own for entry in room.room(Store()).images} - {0}) >= 1 and calls == 1
 
 
 def test_what_takes_room(tmp_path):
