@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE.parent)]
 
 from mutants import copy, known, leftovers, nearest, of_c, of_python  # noqa: E402
 from mutants.mutation import Mutant  # noqa: E402
+from support import own_devices  # noqa: E402
 
 _ROOMS = {
     **{room: (f"{room}/**/*.py", f"{room}/*.c") for room in ("native", "sandbox", "cgroups", "images", "sched")},
@@ -53,6 +54,8 @@ def main() -> int:
     print(f"{len(found)} mutants in {len(files)} files; trying {min(count, len(found))}, seed {chosen.seed}", flush=True)
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="mutants-", dir=chosen.where) as where:
+        if os.geteuid() == 0:
+            own_devices.enter(Path(where) / "dev")
         place = Path(where) / "tree"
         python = copy.make(TOP, place)
         judge = _Judge(place, python, chosen)
