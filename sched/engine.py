@@ -91,6 +91,7 @@ class Engine:
         self.ends = 0
         self.many_ended = asyncio.Event()
         self.decision: policy.Decision | None = None
+        self._took = 0.0
         self._kicked = False
         self._look_again: asyncio.TimerHandle | None = None
         self._settled = False
@@ -249,17 +250,18 @@ class Engine:
     # -- deciding and starting
 
     def kick(self) -> None:
-        """Something changed that may let a job start: decide once, soon."""
+        """Something changed that may let a job start: decide once, soon. A long queue takes its time, of which the daemon gives it half."""
         if self._settled and not self._kicked and not self.closing:
             self._kicked = True
-            self._loop.call_soon(self._pass)
+            self._loop.call_later(self._took, self._pass)
 
     def _pass(self) -> None:
         self._kicked = False
         if self.closing or self.outage.text:  # no start can be recorded: its end kicks again
             return
-        now = queue.ticks()
+        now, began = queue.ticks(), self._loop.time()
         decision = self.decision = policy.decide(self._state(), now)
+        self._took = self._loop.time() - began
         for start in decision.starts:
             self._start(self.entries[start.job], start.gpus, now)
         if decision._state.outside and self.waiting and self._look_again is None:

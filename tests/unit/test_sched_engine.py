@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 from support.stand_in import DEADLINE, Box, StandIn, engine, until
@@ -362,3 +363,25 @@ def test_a_commit_that_fails_answers_nobody_with_success(tmp_path):
         assert isinstance(error, SchedError) and "the queue cannot be written" in str(error) and error.subject == "jobs.db"
     assert writer.write(lambda db: db.execute("SELECT count(*) FROM parent").fetchone()).result(DEADLINE) == (0,)
     writer.close()
+
+
+def test_deciding_takes_half_of_the_time_at_most(tmp_path, launcher, monkeypatch):
+    """With a long queue each pass is long: what cancels a thousand jobs must not wait for a thousand passes."""
+    began = []
+    decide = engine_module.policy.decide
+
+    def slow(*arguments):
+        began.append(time.monotonic())
+        time.sleep(0.3)
+        return decide(*arguments)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            monkeypatch.setattr(engine_module.policy, "decide", slow)
+            for passes in (1, 2):
+                running.kick()
+                running.kick()
+                await until(lambda passes=passes: len(began) == passes)
+            assert began[1] - began[0] >= 0.59
+
+    asyncio.run(play())
