@@ -28,8 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Whatever a shell starts in the background is deaf to Ctrl-C, and so are its children: tests that interrupt something would wait.
+    # Whatever a shell starts in the background is deaf to Ctrl-C, what nohup(1) starts to SIGHUP, and so are their children: tests that
+    # interrupt something would wait.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     apart.mark()
     config.stash[TEMPORARY] = apart.own_temporary_directory()
     config.addinivalue_line("markers", "requires(*words): what the test needs of the machine; see tests/support/requires.py")
