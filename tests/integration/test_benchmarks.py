@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,5 +25,6 @@ def test_start_and_keeper():
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)["measurements"]
     assert set(found) == {"start", "keeper"} and "not measured" not in ran.stderr
-    assert {"dockless", "dockless.run", "floor.c"} <= {one["name"] for one in found["start"]["contenders"]}
+    names = {"dockless", "dockless.run"} | ({"floor.c"} if os.geteuid() == 0 else set())  # whose system calls are root's
+    assert names <= {one["name"] for one in found["start"]["contenders"]}
     assert [one for one in found["start"]["contenders"] if one["failed"] or not one["starts"]] == []
