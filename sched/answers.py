@@ -101,9 +101,10 @@ class Answers:
         return 0
 
     def _all_own(self, caller: Caller, numbers: Sequence[int]) -> None:
-        owners = queue.owners(self.engine.reader, [number for number in numbers if number not in self.engine.entries])
+        entries = self.engine.entries
+        owners = queue.owners(self.engine.reader, [number for number in numbers if number not in entries])
         for number in numbers:
-            if owners.get(number) != caller.uid:
+            if (entries[number].job.uid if number in entries else owners.get(number)) != caller.uid:
                 self.own(caller, number)
 
     def all_of(self, caller: Caller, numbers: Sequence[int]) -> Iterator[Job]:
