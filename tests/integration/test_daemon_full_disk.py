@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.boxes import load, until
-from support.disks import fill
+from support.disks import fill, small
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
@@ -24,11 +24,8 @@ pytestmark = requires("root", "userns")
 @pytest.fixture
 def state(home: Path):
     """The state directory on 4 MB of their own."""
-    place = home / "state"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=711", "tmpfs", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with small(home / "state", "size=4m,mode=711") as place:
+        yield place
 
 
 def _said(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

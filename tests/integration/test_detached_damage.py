@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.boxes import alive, children_of, until
-from support.disks import fill
+from support.disks import fill, small
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
@@ -152,13 +152,10 @@ def test_a_job_with_a_damaged_record_is_lost_and_its_gpu_free(home: Path, damage
 @pytest.fixture
 def disk(home: Path):
     """The state directory on 8 MB of their own, with 200 files at most."""
-    state = paths.state()
-    state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=200,mode=711", "tmpfs", state], check=True)
-    yield state
-    for box in detached.list_all():
-        box.remove()
-    subprocess.run(["umount", state], check=True)
+    with small(paths.state(), "size=8m,nr_inodes=200,mode=711") as place:
+        yield place
+        for box in detached.list_all():
+            box.remove()
 
 
 def _use_up_inodes(disk: Path) -> Path:

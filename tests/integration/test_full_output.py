@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import disks
 from support import make_image as make
 from support.boxes import load
 from support.disks import fill
@@ -127,11 +128,8 @@ def test_a_reader_that_goes_ends_a_verb_of_several_quietly(home, tmp_path):
 @pytest.fixture
 def small(tmp_path):
     """A file system of 64 KB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with disks.small(tmp_path / "small", "size=64k") as place:
+        yield place
 
 
 WAYS = {

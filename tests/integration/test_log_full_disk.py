@@ -6,13 +6,12 @@ import array
 import contextlib
 import fcntl
 import os
-import subprocess
 import termios
 from pathlib import Path
 
 import pytest
 from support.boxes import until
-from support.disks import fill
+from support.disks import fill, small
 from support.requires import requires
 
 from dockless.cli import main
@@ -26,11 +25,8 @@ pytestmark = requires("root", "userns")
 @pytest.fixture
 def state(home: Path):
     """The state directory on 2 MB and 60 inodes of their own."""
-    place = home / "state"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=60,mode=711", "tmpfs", place], check=True)
-    yield place
-    subprocess.run(["umount", place], check=True)
+    with small(home / "state", "size=2m,nr_inodes=60,mode=711") as place:
+        yield place
 
 
 @pytest.fixture
@@ -49,6 +45,12 @@ def start(marks: Path, script: str, **fields) -> detached.Detached:
 
 def arrive(marks: Path, step: int) -> None:
     until((marks / f"at{step}").exists, f"step {step}")
+
+
+def drain(box: detached.Detached, marks: Path, step: int) -> None:
+    """Wait until the script is at this step and all that it said is written."""
+    arrive(marks, step)
+    drained(box)
 
 
 def rows_of(box: detached.Detached) -> list[Row]:
@@ -102,12 +104,10 @@ def test_lines_that_are_lost_are_counted(home: Path, state: Path, marks: Path, c
     try:
         arrive(marks, 1)
         (marks / "1").touch()
-        arrive(marks, 2)
-        drained(box)
+        drain(box, marks, 2)
         ballast = fill(state)
         (marks / "2").touch()
-        arrive(marks, 3)
-        drained(box)
+        drain(box, marks, 3)
         os.unlink(ballast)
         (marks / "3").touch()
         assert box.wait(60).code == 0
@@ -129,12 +129,10 @@ def test_lines_that_are_lost_are_counted(home: Path, state: Path, marks: Path, c
 def test_nothing_comes_after_the_lost_lines(home: Path, state: Path, marks: Path):
     box = start(marks, "echo before; step 1; yes | head -n 5000; step 2")
     try:
-        arrive(marks, 1)
-        drained(box)
+        drain(box, marks, 1)
         ballast = fill(state)
         (marks / "1").touch()
-        arrive(marks, 2)
-        drained(box)
+        drain(box, marks, 2)
         os.unlink(ballast)
         (marks / "2").touch()
         assert box.wait(60).code == 0
@@ -158,8 +156,7 @@ def test_a_log_that_could_not_be_made_at_first(home: Path, state: Path, marks: P
                 taken.append(state / f"inode{at}")
         assert len(taken) < 100
         (marks / "1").touch()
-        arrive(marks, 2)
-        drained(box)
+        drain(box, marks, 2)
         for path in taken:
             path.unlink()
         (marks / "2").touch()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -16,3 +19,14 @@ def fill(disk: Path) -> Path:
             except OSError:
                 continue
     return ballast
+
+
+@contextlib.contextmanager
+def small(place: Path, options: str) -> Iterator[Path]:
+    """A disk of its own at ``place``, which is made. ``options``: size and more, as mount(8) takes them for tmpfs."""
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
