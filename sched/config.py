@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,10 @@ class Config:
     logs_per_user: int = DEFAULTS["logs.per_user"]
     log_size_limit: int = DEFAULTS["logs.size_limit"]
     log_size: int = DEFAULTS["logs.size"]
+
+    def kept_since(self) -> float:
+        """Output of before this moment is removed, in seconds since 1970."""
+        return time.time() - self.keep_days * 86400
 
 
 def load(path: Path) -> Config:

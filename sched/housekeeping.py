@@ -54,5 +54,5 @@ async def one_round(engine: Engine) -> None:
             break
     while await engine.write(lambda db: queue.give_back(db, PAGES)):
         pass
-    engine.kept.prune(time.time() - config.keep_days * _DAY)
+    engine.kept.prune(config.kept_since())
     await remains.clear_left(engine)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ from dockless.sched.faults import describe, say
 
 if TYPE_CHECKING:
     from dockless.sched.engine import Engine
-
-_DAY = 86400.0
 
 
 async def keep(engine: Engine, handle: Handle, uid: int) -> str:
@@ -74,7 +71,7 @@ def _owner(engine: Engine, handle: Handle) -> int | None:
 
 def _is_old(engine: Engine, handle: Handle) -> bool:
     try:
-        return os.stat(handle.directory).st_mtime < time.time() - engine.config.keep_days * _DAY
+        return os.stat(handle.directory).st_mtime < engine.config.kept_since()
     except OSError:
         return False
 
@@ -86,4 +83,4 @@ async def sweep(engine: Engine) -> None:
     for handle in await engine.looked_at(attempts.orphans, engine.launcher, engine.queue_id, alive.__contains__, known):
         await clear(engine, handle)
     with contextlib.suppress(OSError):
-        engine.kept.look(queue.owners(engine.reader), engine.queue_id, time.time() - engine.config.keep_days * _DAY)
+        engine.kept.look(queue.owners(engine.reader), engine.queue_id, engine.config.kept_since())
