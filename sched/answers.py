@@ -160,5 +160,4 @@ class Answers:
             self.engine.config.cpu_jobs,
             self.engine.gpus.error,
             tuple(table),
-            self.engine.outage.text,
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,7 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit).
-    ``outage``: why the queue cannot be written now, empty where it can."""
+    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit)."""
 
     gpus: tuple[GpuInfo, ...] = ()
     waiting: int = 0
@@ -77,7 +76,6 @@ class HostInfo:
     cpu_jobs: int = 0
     gpu_error: str = ""
     quotas: tuple[tuple[str, str, int, int | None], ...] = ()
-    outage: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,7 +83,8 @@ class HostInfo:
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo:
-    """The daemon that answers. ``admin``: whether this caller may do everything; ``user``: who the daemon says the caller is."""
+    """The daemon that answers. ``admin``: whether this caller may do everything; ``user``: who the daemon says the caller is.
+    ``outage``: why the queue cannot be written now, empty where it can."""
 
     pid: int
     version: str
@@ -95,7 +94,7 @@ class DaemonInfo:
     started: float
     socket: str = ""
     simulated: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    outage: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -284,7 +284,15 @@ class Server:
 
     async def _ping(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         info = DaemonInfo(
-            os.getpid(), self.version, os.geteuid(), caller.user, caller.admin, self.started, str(self.path), self.engine.gpus.simulated
+            os.getpid(),
+            self.version,
+            os.geteuid(),
+            caller.user,
+            caller.admin,
+            self.started,
+            str(self.path),
+            self.engine.gpus.simulated,
+            self.engine.outage.text,
         )
         return {"daemon": info.as_dict()}
 

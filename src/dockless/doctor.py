@@ -224,11 +224,11 @@ def _daemon() -> tuple[Status, str, str]:
 
     try:
         with connect(timeout=3.0) as queue:
-            info, outage = queue.ping(), queue.info().outage
+            info = queue.ping()
     except DocklessError as error:
         return "note", f"{error} (only the queue needs it)", error.hint
-    if outage:
-        return "note", outage, "make room on the disk of the daemon's directory"
+    if info.outage:
+        return "note", info.outage, "make room on the disk of the daemon's directory"
     return "ok", f"process {info.pid} at {info.socket}{', GPUs simulated' if info.simulated else ''}", ""
 
 

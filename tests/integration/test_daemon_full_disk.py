@@ -58,7 +58,7 @@ def test_full_and_well_again(home: Path, state: Path):
         (marks / "go").touch()  # the first ends now, and its end cannot be written yet
         until(lambda: "it has ended (FAILED)" in queue.job(first).reason, "the first has ended")
         assert queue.job(first).state is State.RUNNING and "cannot be written" in queue.job(first).reason
-        assert "cannot be written" in queue.info().outage
+        assert "cannot be written" in queue.ping().outage
         assert all(job.reason.startswith("nothing can be started: ") for job in queue.queue() if job.state is State.PENDING)
         for verb in ("queue", "info"):
             ended = _said(home, verb)
@@ -70,7 +70,7 @@ def test_full_and_well_again(home: Path, state: Path):
         ended = queue.wait_many(acknowledged, timeout=120)
         assert {(job.id, job.state, job.exit_code) for job in ended} == {(number, State.FAILED, 9) for number in acknowledged}
         assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)), gpus="1")), timeout=30).state is State.COMPLETED
-        assert queue.info().gpus[0].job == 0 and queue.info().outage == ""
+        assert queue.info().gpus[0].job == 0 and queue.ping().outage == ""
         assert _said(home, "queue").stderr == ""
         assert daemon.errors().count("cannot be written") == daemon.errors().count("can be written again") == 1
     daemon.stop()

@@ -10,7 +10,7 @@ from dockless.errors import DaemonUnavailable, GpuDriverMissing
 from dockless.units import format_size
 
 if TYPE_CHECKING:
-    from dockless.sched import HostInfo
+    from dockless.sched import DaemonInfo, HostInfo
 
 
 def info_options(parser: Parser) -> None:
@@ -31,7 +31,7 @@ def info(options: Namespace) -> int:
         return 0
     rights = ", administrator" if daemon.admin else ""
     out(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
-    warn_of_outage(host)
+    warn_of_outage(daemon)
     out(f"jobs        {host.running} running, {host.waiting} waiting")
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
@@ -39,10 +39,10 @@ def info(options: Namespace) -> int:
     return 0
 
 
-def warn_of_outage(host: HostInfo) -> None:
+def warn_of_outage(daemon: DaemonInfo) -> None:
     """Say that the daemon cannot write its queue, where that is so."""
-    if host.outage:
-        warn(host.outage, hint="make room on the disk of the daemon's directory; until then no job is started, and no end is recorded")
+    if daemon.outage:
+        warn(daemon.outage, hint="make room on the disk of the daemon's directory; until then no job is started, and no end is recorded")
 
 
 def print_gpus(host: HostInfo) -> None:

@@ -100,9 +100,10 @@ def queue(options: Namespace) -> int:
             found = [client.job(number) for number in numbers]
         else:
             found = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
-        simulated = any(job.gpu_count for job in found) and client.ping().simulated
-        if not options.quiet:
-            warn_of_outage(client.info())
+        daemon = client.ping()
+    simulated = daemon.simulated and any(job.gpu_count for job in found)
+    if not options.quiet:
+        warn_of_outage(daemon)
     if options.quiet:
         for job in found:
             out(job.id)
