@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +97,7 @@ class Sandbox:
     def _start(self) -> None:
         image = find_image(self.spec.image)
         self.image_digest = image.digest
-        self._cgroup = self._group()
+        self._claim(self._make_group)
         self.warnings = warnings_of(self.spec, self._cgroup)
         if self._cgroup is not None:
             self._stack.callback(end, self._cgroup)
@@ -109,8 +110,7 @@ class Sandbox:
         with contextlib.ExitStack() as opened:
             fds = dict(enumerate(self._stdio)) | hold_image(image, opened) | ready.slots(self._cgroup, opened)
             if removed:
-                if not paths.make_new(directory) and not (reconcile() and paths.make_new(directory)):
-                    raise _taken(self.id)
+                self._claim(lambda: paths.make_new(directory))
                 self._stack.callback(remove_tree, directory)
                 with paths.writing("the directory of a sandbox", directory):
                     for slot, path in ((SLOT_LOCK, directory), (SLOT_STATE, directory.parent)):
@@ -123,15 +123,21 @@ class Sandbox:
             self._process = process.start(self.plan, raw, fds, name=f"dockless {self.id}")
         self._stack.callback(self._process.close)
 
-    def _group(self) -> Cgroup | None:
+    def _claim(self, make: Callable[[], bool]) -> None:
+        """Make what bears this sandbox's name. What a crash left by that name is removed first. ``BadInput``: another one has it."""
+        if not make() and not (reconcile() and make()):
+            hint = "choose another name, or wait until it has ended"
+            raise BadInput(f"a sandbox {self.id} runs already", subject=self.id, hint=hint)
+
+    def _make_group(self) -> bool:
+        """Whether there was no such cgroup. ``LimitUnavailable``"""
         try:
-            return make_cgroup(self.spec, PREFIX + self.id)
+            self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
         except CgroupError as error:
-            if not isinstance(error.__cause__, FileExistsError):
-                raise
-            if PREFIX + self.id not in reconcile():
-                raise _taken(self.id) from error
-        return make_cgroup(self.spec, PREFIX + self.id)
+            if isinstance(error.__cause__, FileExistsError):
+                return False
+            raise
+        return True
 
     def wait(self, timeout: float | None = None) -> Exit:
         """How it ended, with the cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
@@ -163,10 +169,6 @@ class Sandbox:
                 if error is None:
                     raise
                 error.add_note(f"while cleaning up: {cleanup}")
-
-
-def _taken(id: str) -> BadInput:
-    return BadInput(f"a sandbox {id} runs already", subject=id, hint="choose another name, or wait until it has ended")
 
 
 def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
