@@ -80,9 +80,7 @@ class Answers:
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,
         NotPermitted."""
-        for start in range(0, len(numbers), _AT_ONCE):
-            await turn()
-            self._all_own(caller, numbers[start : start + _AT_ONCE])
+        await self.all_own(caller, numbers, turn)
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         for number in numbers:  # the end of all is the end of the last, so one after the other will do
@@ -100,12 +98,15 @@ class Answers:
                 return sum(number in self.engine.entries for number in numbers)
         return 0
 
-    def _all_own(self, caller: Caller, numbers: Sequence[int]) -> None:
+    async def all_own(self, caller: Caller, numbers: Sequence[int], turn: Callable[[], Awaitable[None]]) -> None:
+        """All of them are the caller's to deal with. ``turn``: awaited between pieces of work. Raises UnknownJob, NotPermitted."""
         entries = self.engine.entries
-        owners = queue.owners(self.engine.reader, [number for number in numbers if number not in entries])
-        for number in numbers:
-            if (entries[number].job.uid if number in entries else owners.get(number)) != caller.uid:
-                self.own(caller, number)
+        for part in (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE)):
+            await turn()
+            owners = queue.owners(self.engine.reader, [number for number in part if number not in entries])
+            for number in part:
+                if (entries[number].job.uid if number in entries else owners.get(number)) != caller.uid:
+                    self.own(caller, number)
 
     def all_of(self, caller: Caller, numbers: Sequence[int]) -> Iterator[Job]:
         """Those of them that are remembered."""

@@ -26,6 +26,8 @@ from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
+_CANCELLED_AT_ONCE = 1000
+"""Jobs of one request: so many are ended well within the time that a client waits for an answer."""
 
 
 def own_socket() -> Path:
@@ -109,7 +111,18 @@ class Client:
     def cancel(self, job: int, *, grace: float | None = None) -> Job:
         """End a job: a waiting one at once, a running one by its stop signal and, ``grace`` seconds later, SIGKILL.
         Returns as soon as the wish is on disk; ``wait`` for the end. Raises UnknownJob, NotPermitted."""
-        return Job.from_dict(self._call("cancel", job=job, grace=grace)["job"])
+        return self.cancel_many([job], grace=grace)[0]
+
+    def cancel_many(self, jobs: Iterable[int], *, grace: float | None = None) -> list[Job]:
+        """End them all; they come in the order asked for. Of a thousand, none is ended if one is unknown or somebody else's."""
+        check("grace", grace, float | None)
+        ids = _ids(jobs)
+        found: dict[int, Job] = {}
+        once = list(dict.fromkeys(ids))
+        for start in range(0, len(once), _CANCELLED_AT_ONCE):
+            answer = self._call("cancel", jobs=once[start : start + _CANCELLED_AT_ONCE], grace=grace)
+            found |= {job.id: job for job in map(Job.from_dict, answer["jobs"])}
+        return [found[number] for number in ids]
 
     @checked
     def wait(self, job: int, *, timeout: float | None = None) -> Job:
@@ -118,15 +131,13 @@ class Client:
 
     def wait_many(self, jobs: Iterable[int], *, timeout: float | None = None) -> list[Job]:
         """Block until all of them have ended; they come in the order asked for."""
-        check("jobs", jobs, Iterable[int])
-        ids = tuple(jobs)
-        check("jobs", ids, tuple[int, ...])
         check("timeout", timeout, float | None)
+        ids = _ids(jobs)
         deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, Job] = {}
         once = list(dict.fromkeys(ids))
-        for start in range(0, len(once), protocol.MAX_JOBS_PER_WAIT):
-            for job in self._wait_for(once[start : start + protocol.MAX_JOBS_PER_WAIT], deadline, timeout):
+        for start in range(0, len(once), protocol.MAX_JOBS_PER_REQUEST):
+            for job in self._wait_for(once[start : start + protocol.MAX_JOBS_PER_REQUEST], deadline, timeout):
                 found[job.id] = job
         forgotten = [number for number in once if number not in found]
         if forgotten:
@@ -282,6 +293,13 @@ class Client:
             subject=str(self.path),
             hint="running jobs go on without it; start it again with `dockless daemon`",
         )
+
+
+def _ids(jobs: Iterable[int]) -> tuple[int, ...]:
+    check("jobs", jobs, Iterable[int])
+    ids = tuple(jobs)
+    check("jobs", ids, tuple[int, ...])
+    return ids
 
 
 def _plain(job: JobSpec) -> dict[str, Any]:

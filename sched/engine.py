@@ -484,6 +484,16 @@ class Engine:
         elif entry.handle is not None:
             await remains.remove(self, entry.handle)
 
+    async def cancel_all(self, numbers: Sequence[int], who: str, grace: float | None, turn: Callable[[], Awaitable[None]]) -> None:
+        """``cancel`` each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""
+        wrong: list[BaseException] = []
+        for start in range(0, len(numbers), AT_A_TIME):
+            await turn()
+            work = (self.cancel(number, who, grace) for number in numbers[start : start + AT_A_TIME])
+            wrong += [error for error in await asyncio.gather(*work, return_exceptions=True) if error is not None]
+        if wrong:
+            raise wrong[0]
+
     async def cancel(self, number: int, who: str, grace: float | None) -> None:
         """End a job; returns when the wish is on disk. One that has ended stays as it is."""
         entry = self.entries.get(number)

@@ -23,7 +23,8 @@ MAX_REQUEST = 1 << 20
 MAX_PARTS = 150_000
 """Arrays, objects and further elements of one request. Each is an object in memory when it is decoded, and nobody is served meanwhile."""
 MAX_JOBS_PER_SUBMIT = 10_000
-MAX_JOBS_PER_WAIT = 10_000
+MAX_JOBS_PER_REQUEST = 10_000
+"""Ids of jobs that one request may name."""
 _LONGEST_ADDRESS = 107
 """Bytes of a socket's path, unix(7): 108 with the NUL."""
 

@@ -29,8 +29,8 @@ from dockless.sched.engine import Engine
 from dockless.sched.faults import describe, say
 from dockless.sched.jobs import Job, State
 from dockless.sched.protocol import (
+    MAX_JOBS_PER_REQUEST,
     MAX_JOBS_PER_SUBMIT,
-    MAX_JOBS_PER_WAIT,
     MAX_REQUEST,
     VERSION,
     DaemonInfo,
@@ -316,16 +316,14 @@ class Server:
         return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
 
     async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        number, grace = _job_id(request.get("job")), _seconds(request, "grace", 3600.0)
-        self.answers.own(caller, number)
-        await self.engine.cancel(number, caller.user, grace)
-        return {"job": self.answers.own(caller, number).as_dict()}
+        numbers, grace = _job_ids(request), _seconds(request, "grace", 3600.0)
+        turn = partial(self._turn, caller.uid)
+        await self.answers.all_own(caller, numbers, turn)
+        await self.engine.cancel_all(numbers, caller.user, grace, turn)
+        return {"jobs": self.answers.all_of(caller, numbers)}
 
     async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        wanted, timeout = request.get("jobs"), _seconds(request, "timeout", 1e9)
-        if not isinstance(wanted, list) or len(wanted) > MAX_JOBS_PER_WAIT:
-            raise BadInput(f"'jobs' is not a list of up to {MAX_JOBS_PER_WAIT} job ids", subject="jobs", hint="wait for them in parts")
-        numbers = array("q", dict.fromkeys(map(_job_id, wanted)))
+        numbers, timeout = _job_ids(request), _seconds(request, "timeout", 1e9)
         request.clear()  # a waiting client costs the daemon these numbers and no more
         left = await self.answers.wait(caller, numbers, timeout, partial(self._turn, caller.uid))
         return {"timeout": True, "left": left} if left else {"jobs": self.answers.all_of(caller, numbers)}
@@ -408,6 +406,13 @@ def _seconds(request: dict[str, Any], name: str, most: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
         raise BadInput(f"{name!r} is not a number of seconds", subject=name, hint=f"use 0 to {most:g}")
     return float(value)
+
+
+def _job_ids(request: dict[str, Any]) -> array[int]:
+    wanted = request.get("jobs")
+    if not isinstance(wanted, list) or len(wanted) > MAX_JOBS_PER_REQUEST:
+        raise BadInput(f"'jobs' is not a list of up to {MAX_JOBS_PER_REQUEST} job ids", subject="jobs", hint="ask in parts")
+    return array("q", dict.fromkeys(map(_job_id, wanted)))
 
 
 def _job_id(value: Any) -> int:

@@ -85,6 +85,9 @@ def test_another_users_job_is_not_hers(daemon, anna, bob):
         _, (seen,) = bob(lambda q: q.queue())
         assert (seen.user, seen.name, seen.command, seen.image) == ("daemon", "", "", "")
         assert root.job(number).state is State.RUNNING and root.job(number).name == "secret plan"
+        _, others = bob(lambda q: q.submit(JobSpec(Spec(argv=("sleep", "1000")))))
+        assert refused(bob(lambda q: q.cancel_many([others, number])), "NotPermitted")
+        assert root.job(others).state is not State.CANCELLED and root.job(number).state is State.RUNNING
         assert anna(lambda q: q.cancel(number, grace=0))[0] == "ok"
         assert root.wait(number, timeout=30).state is State.CANCELLED
 
@@ -180,7 +183,8 @@ def test_quotas_hold_for_a_user_and_her_group(daemon, anna, bob):
         {"op": "job", "job": "1; DROP TABLE jobs"},
         {"op": "job", "job": 10**40},
         {"op": "job", "job": True},
-        {"op": "cancel", "job": 1.5},
+        {"op": "cancel", "jobs": [1.5]},
+        {"op": "cancel", "job": 1},
         {"op": "wait", "jobs": "all"},
         {"op": "wait", "jobs": [1], "timeout": -1},
         {"op": "queue", "limit": -1},

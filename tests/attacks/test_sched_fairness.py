@@ -170,10 +170,10 @@ def test_a_wait_costs_what_it_names_once(daemon):
         assert [job.id for job in jobs] == [number] * 3
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(daemon.socket))
-            ask(connection, op="wait", jobs=[number] * protocol.MAX_JOBS_PER_WAIT)
+            ask(connection, op="wait", jobs=[number] * protocol.MAX_JOBS_PER_REQUEST)
             with connection.makefile("rb") as answer:
                 assert len(json.loads(answer.readline())["jobs"]) == 1
-            ask(connection, op="wait", jobs=[number] * (protocol.MAX_JOBS_PER_WAIT + 1))
+            ask(connection, op="wait", jobs=[number] * (protocol.MAX_JOBS_PER_REQUEST + 1))
             with connection.makefile("rb") as answer:
                 assert json.loads(answer.readline())["error"]["code"] == "bad_input"
 

@@ -90,6 +90,21 @@ def test_waiting_jobs_have_reasons_and_can_be_cancelled(daemon, capfd):
     assert main(["queue", "-q"]) == 0 and capfd.readouterr().out == ""
 
 
+def test_an_array_is_cancelled_in_one_go(daemon, capfd):
+    """More jobs than one request ends, running and waiting ones; one that is not there, and none is cancelled."""
+    assert main(["submit", "-q", "--gpus", "1", "--array", "2500", "--", "sleep", "300"]) == 0
+    ids = job_ids(capfd)
+    assert main(["cancel", str(ids[5]), str(ids[-1] + 1)]) == 125
+    assert f"no job {ids[-1] + 1}" in capfd.readouterr().err
+    with connect() as queue:
+        assert queue.job(ids[5]).state == "PENDING"
+        assert [job.id for job in queue.cancel_many([ids[7], ids[5], ids[7]])] == [ids[7], ids[5], ids[7]]
+    assert main(["cancel", "--mine", "--grace", "0"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == len(ids) - 2
+    with connect() as queue:
+        assert {job.state for job in queue.wait_many(ids, timeout=60)} == {"CANCELLED"}
+
+
 def test_refused_at_submit(daemon, capfd):
     for arguments, said in (
         (["--gpus", "3"], "3 GPUs asked for, this host has 2"),

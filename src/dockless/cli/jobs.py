@@ -249,7 +249,7 @@ def cancel(options: Namespace) -> int:
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
         ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=100_000)]
-        jobs = [queue.cancel(number, grace=grace) for number in ids]
+        jobs = queue.cancel_many(ids, grace=grace)
     if options.json:
         print_json([job.as_dict() for job in jobs])
     elif not options.quiet:
