@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from support import make_image as make
 from support.bad_registry import BadRegistry
+from support.fault_daemon import life
 from support.faults import KINDS, Fault, Faulty, Outcome
 
 if TYPE_CHECKING:
@@ -317,6 +318,10 @@ def _queue(scene: Scene) -> None:
         writer.close()
 
 
+def _daemon(scene: Scene) -> None:
+    life(scene.beside)
+
+
 def _probe(scene: Scene) -> None:
     """What a process asks once: whether layers can be mounted as they are. A disk that fails means no, for now."""
     from dockless.images import erofs
@@ -347,6 +352,7 @@ OPERATIONS = (
     Operation("run --detach, kill, rm, its cgroup", _killed, before=_shell, needs="cgroup2", fails=_groups),
     Operation("rm", _remove_detached, before=_ended),
     Operation("the queue", _queue),
+    Operation("the daemon", _daemon, before=_shell),
 )
 
 
@@ -354,7 +360,7 @@ OPERATIONS = (
 _IMPORTED = (
     *("call", "committing", "images.importing", "images.save", "images.export", "images.commit", "images.pull", "images.push"),
     *("images.check", "images.erofs", "images.room", "images.registry.logins", "images.registry.transport", "sandbox.detached"),
-    *("sandbox.commit", "sandbox.failure", "sched.queue", "sched.writer"),
+    *("sandbox.commit", "sandbox.failure", "sched.queue", "sched.writer", "sched.daemon"),
 )
 
 # ---- one fault after the other ----------------------------------------------------------------------------------------------------------
@@ -423,7 +429,7 @@ class Bench:
         for folder, directories, files in os.walk(self.scene.disk):
             for name in (*directories, *files):
                 path = os.path.relpath(os.path.join(folder, name), self.scene.disk)
-                found.add(re.sub(r"jobs\.db-(wal|shm)", "jobs.db", path))
+                found.add(re.sub(r"jobs\.db-(wal|shm)", "jobs.db", re.sub(r"logs/job-[-0-9a-f]*", "logs/job", path)))
         if self.operation.fails is _groups:
             found |= {f"cgroup {path.name}" for path in _groups(self.scene).glob(f"*{_GROUP}*")}
         return frozenset(found)
