@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from dockless import paths
-from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SandboxGone, SchedError
+from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import Spec
-from dockless.sched import attempts, policy, queue, remains
+from dockless.sched import attempts, policy, queue, remains, stopping
 from dockless.sched.admission import Admission
 from dockless.sched.attempts import Handle, Launcher
 from dockless.sched.callers import Caller, Callers
@@ -50,8 +50,6 @@ AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 OVERDUE = 10.0
 """Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
-KILL_AGAIN = 2.0
-"""Seconds until what should be dead is killed again."""
 LAUNCHES = 300
 """Starts of an attempt, a second apart, that may fail for want of the host's descriptors, memory or processes."""
 GIVE_UP = 30
@@ -79,7 +77,7 @@ class Engine:
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
         self._ending = ThreadPoolExecutor(16, "dockless-end")
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
-        self._signalling = ThreadPoolExecutor(4, "dockless-signal")
+        self.signalling = ThreadPoolExecutor(4, "dockless-signal")
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
         self.entries: dict[int, Entry] = {}
@@ -134,7 +132,7 @@ class Engine:
                 meanwhile = None
             await self.outage.over()
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -160,7 +158,7 @@ class Engine:
             unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
         ):
             if error is not None:
-                self._spawn(self._give_up(entry, error))
+                self.spawn(self._give_up(entry, error))
         await remains.sweep(self)
         # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
         self._settled = True
@@ -293,7 +291,7 @@ class Engine:
         self.active[entry.job.id] = entry
         entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
         entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-        self._spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
+        self.spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
 
     def _unwait(self, entry: Entry) -> None:
         place = bisect_left(self.waiting, policy.order(entry.waiting), key=policy.order)
@@ -380,11 +378,11 @@ class Engine:
                 left = entry.job.started + entry.limit + OVERDUE - time.time()
                 entry.overdue = self._loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), self._overdue, entry)
             if entry.cancelled:
-                self._stop(entry, None)
+                stopping.stop(self, entry, None)
 
     def _gone(self, entry: Entry) -> None:
         self._unwatch(entry)
-        self._spawn(self._surely(entry, self._finish(entry)))
+        self.spawn(self._surely(entry, self._finish(entry)))
 
     def _unwatch(self, entry: Entry) -> None:
         self._loop.remove_reader(entry.pidfd)
@@ -393,7 +391,7 @@ class Engine:
 
     def _overdue(self, entry: Entry) -> None:
         say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
-        self._stop(entry, 0.0)
+        stopping.stop(self, entry, 0.0)
 
     async def _surely(self, entry: Entry, work: Awaitable[None]) -> None:
         """A job's way to its end; an error of ours on it must not leave the job running for ever."""
@@ -414,7 +412,7 @@ class Engine:
                 handle = entry.handle = await self.in_thread(self._ending, self.launcher.find, name)
                 if handle is None:
                     break
-                await self.in_thread(self._signalling, handle.kill)
+                await self.in_thread(self.signalling, handle.kill)
                 if await self.in_thread(self._ending, handle.state) not in ("starting", "running"):
                     break
             except Exception as again:
@@ -424,7 +422,7 @@ class Engine:
                     say(f"job {entry.job.id} cannot be ended: {describe(again)}; it is taken as LOST")
                     break
                 say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
-            await asyncio.sleep(KILL_AGAIN)
+            await asyncio.sleep(stopping.KILL_AGAIN)
         else:
             return
         if entry.pidfd >= 0:
@@ -514,48 +512,7 @@ class Engine:
                 if first:
                     await self.write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
             finally:  # a disk that is full is no reason to let it go on
-                self._stop(entry, grace)
-
-    def _stop(self, entry: Entry, grace: float | None) -> None:
-        """Its stop signal now, SIGKILL after ``grace`` seconds (the job's own for None). Who asks again can only make it shorter."""
-        if self.closing or entry.job.id not in self.active:
-            return
-        by = queue.ticks() + (entry.grace if grace is None else grace)
-        entry.stop_by = by if entry.stop_by is None else min(by, entry.stop_by)
-        if entry.hurry is not None:
-            entry.hurry.set()
-            return
-        entry.hurry = asyncio.Event()
-        self._spawn(self._stopping(entry, entry.hurry))
-
-    async def _stopping(self, entry: Entry, hurry: asyncio.Event) -> None:
-        """Until it has ended: whatever goes wrong with one step, the next one comes."""
-        told = False
-        while not self.closing and entry.job.id in self.active and entry.stop_by is not None:
-            hurry.clear()
-            if not told and entry.handle is not None:
-                told = True
-                await self._tried(entry, "sent its stop signal", entry.handle.send_stop)
-                continue
-            left = entry.stop_by - queue.ticks()
-            if left <= 0:
-                await self._tried(entry, "killed", partial(self._kill, entry))
-                left = KILL_AGAIN
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(hurry.wait(), left)
-
-    async def _tried(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
-        try:
-            await self.in_thread(self._signalling, work)
-        except SandboxGone:  # it is just ending
-            pass
-        except Exception as error:
-            say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
-
-    def _kill(self, entry: Entry) -> None:
-        handle = entry.handle or self.launcher.find(self.name(entry.job.id, entry.job.attempt))
-        if handle is not None:
-            handle.kill()
+                stopping.stop(self, entry, grace)
 
     def name(self, number: int, attempt: int) -> str:
         return sandbox_id(number, attempt, self.queue_id)
@@ -584,7 +541,7 @@ class Engine:
         self.outage.close()
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)
-        for pool in (self._ending, self.removing, self._signalling):
+        for pool in (self._ending, self.removing, self.signalling):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

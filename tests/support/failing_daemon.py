@@ -13,10 +13,10 @@ STEPS = ("send_stop", "kill_once", "exit_once", "pidfd", "state_once", "patience
 
 def main(steps: list[str]) -> int:
     from dockless.sandbox.detached import Detached
-    from dockless.sched import daemon, engine
+    from dockless.sched import daemon, engine, stopping
 
     engine.OVERDUE = 0.3
-    engine.KILL_AGAIN = 0.05
+    stopping.KILL_AGAIN = 0.05
 
     def fail(name: str, once: bool, error: Exception) -> None:
         real = getattr(Detached, name)

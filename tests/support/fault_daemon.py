@@ -1,4 +1,4 @@
-"""A daemon's life on a disk that fails, for fault_table.py: it starts, takes up what the one before left, runs a job, keeps its output, ends."""
+"""A daemon's life on a disk that fails, for fault_table.py: it takes up what the one before left, runs a job, keeps its output, ends."""
 
 from __future__ import annotations
 

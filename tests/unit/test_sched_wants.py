@@ -12,7 +12,7 @@ from support.stand_in import StandIn, engine, until
 from dockless.errors import LaunchFailed, Unwritable
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, housekeeping, queue, wants
+from dockless.sched import State, housekeeping, queue, stopping, wants
 from dockless.sched import engine as engine_module
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
@@ -25,7 +25,7 @@ ME = Caller(0, "root", frozenset(), True)
 def _quick(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     monkeypatch.setattr(wants, "AGAIN", 0.001)
-    monkeypatch.setattr(engine_module, "KILL_AGAIN", 0.001)
+    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
 
 
 @pytest.fixture
