@@ -157,7 +157,6 @@ static int pax_sparse(struct tar *tar) {
     if (size->at && (pax_decimal(size->at, size->size, &m->size, tar->error) || check_size(tar, m->size))) return -1;
     const char *major = fields[PAX_SPARSE_MAJOR].at, *minor = fields[PAX_SPARSE_MINOR].at;
     if (major && minor && !strcmp(major, "1") && !strcmp(minor, "0")) {
-        if (m->stored < TAR_BLOCK) return malformed(tar, "a sparse map is torn or too long");
         tar->segments.count = 0;
         tar->map_lines = tar->map_number = tar->map_digits = 0;
         tar->state = MAP;
@@ -179,7 +178,6 @@ int go_on_map(struct tar *tar) {
         tar->member.stored -= TAR_BLOCK;
         complete = map_block(tar);
         if (complete < 0) return -1;
-        if (!complete && tar->member.stored < TAR_BLOCK) return malformed(tar, "a sparse map is torn or too long");
     }
     if (!complete) return 0;
     return check_map(tar) ? -1 : hand_over(tar);
@@ -219,7 +217,7 @@ static const char *short_name(struct tar *tar) {
 static const char *text_of(struct tar *tar, enum pax_field key, int buffer, const char *own) {
     const struct buffer *longer = &tar->buffers[buffer];
     if (tar->pax.fields[key].at) return tar->pax.fields[key].at;
-    return longer->seen && longer->data[0] ? longer->data : own;
+    return longer->seen ? longer->data : own;
 }
 
 static int device(struct tar *tar, size_t at, uint32_t *value) {

@@ -65,9 +65,13 @@ def _environment(top: Path, place: Path) -> Path:
 
 
 def build(python: Path, place: Path) -> str:
-    """Compile the native part anew; the compiler's words where it does not."""
+    """Compile what changed of the native part; the compiler's words where it does not."""
+    objects = place.parent / "objects"
+    objects.mkdir(exist_ok=True)
+    compiler = f"{sys.executable} -I -S {Path(__file__).with_name('cc.py')}"
     done = subprocess.run(
         [str(python), "-P", "-W", "ignore", "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
-        cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"},
+        cwd=place, capture_output=True, text=True,
+        env={**os.environ, "PYTHONSAFEPATH": "1", "CC": compiler, "MUTANTS_OBJECTS": str(objects)},
     )  # fmt: skip
     return "" if done.returncode == 0 else done.stderr[-2000:] or "the build failed"

@@ -89,8 +89,13 @@ _WORDS = {
 }
 """Further words by which a file's tests may be called."""
 
+_LAYERS = "native/layer native/lister native/tar native/pax native/pathset native/lower native/fault native/erofs".split()
+"""What of the native room reads and writes layers, and has no part in a start."""
+
 _WIDE = {
     "native": "native/ unit/test_layer_writer.py integration/test_run.py integration/test_sandbox_ attacks/test_runtime_",
+    "layers": "unit/test_layer_writer.py unit/test_image_ attacks/test_layers_ integration/test_image_erofs.py"
+    " integration/test_image_interop.py integration/test_image_overlay.py integration/test_sandbox_indexed.py",
     "sandbox": "unit/test_compile.py unit/test_plan_golden.py integration/test_run.py integration/test_sandbox_"
     " integration/test_detached.py attacks/test_runtime_",
     "cgroups": "unit/test_limits.py integration/test_cgroup_bare.py integration/test_run.py",
@@ -123,7 +128,7 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     files = sorted(str(file.relative_to(tests)) for kind in _KINDS for file in (tests / kind).glob("test_*.py"))
     scores = {file: _score(tests, file, path) for file in files}
     near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
-    room = _WIDE[room_of(path)]
+    room = _WIDE["layers" if path.startswith(tuple(_LAYERS)) else room_of(path)]
     wide = [file for prefix in room.split() for file in files if file.startswith(prefix) and file not in near]
     late = [file for file in (*near, *wide) if file in _SLOW]
     return [file for file in near if file not in late], [file for file in wide if file not in late] + late

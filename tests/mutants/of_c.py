@@ -1,4 +1,4 @@
-"""Mutants of C, from its tokens. What does not compile afterwards is none, and nobody could see ``fd < 1`` for ``fd < 0``."""
+"""Mutants of C, from its tokens. What does not compile afterwards is none, and nobody could see ``fd < 1`` for ``fd < 0``, or -2 for -1."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def _all(code: bytes, source: bytes) -> Iterator[tuple[str, int, int, bytes]]:
         yield "dropped flag", *match.span(), b""
     for match in _NUMBER.finditer(code):
         decimal = match[1] == b"0" or not match[1].startswith(b"0")  # others are flags, masks and modes
-        yield "changed constant", *match.span(1), b"%d" % (int(match[1]) + 1) if decimal else b"0"
+        failure = code[match.start() - 1 : match.end()] == b"-1"  # -2 says the same
+        yield "changed constant", *match.span(1), b"%d" % (int(match[1]) + 1) if decimal and not failure else b"0"
     for match in _CALL.finditer(code):
         if not match[1].startswith((b"return", b"if", b"for", b"while", b"switch")):
             yield "dropped call", *match.span(1), b"(void)0"

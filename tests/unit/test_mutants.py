@@ -60,6 +60,7 @@ def test_c():
     assert not {line for _, line in kinds} & {1, 2, 3}
     assert [(kind, line) for kind, line in kinds if line == 6] == [("negated condition", 6)]
     assert all(b'"a < b"' in one.applied(C) for one in found)
+    assert ("changed constant", 4, "if (flags < 4) return -1;", "if (flags < 4) return -0;") in changed(found, C)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_c():
         ("sched/policy.py", "unit/test_policy.py"), ("native/plan.c", "native/test_validator.py"),
         ("cgroups/limits.py", "unit/test_limits.py"),
         ("images/files.py", "unit/test_publishing.py"), ("src/dockless/options.py", "unit/test_option_grammar.py"),
-        ("sandbox/reconcile.py", "integration/test_reconcile.py"),
+        ("sandbox/reconcile.py", "integration/test_reconcile.py"), ("native/pax.c", "unit/test_image_tarstream.py"),
     ],
 )  # fmt: skip
 def test_nearest(path, test):
