@@ -20,6 +20,7 @@ limits are upper bounds: a job that ends early only makes the reservation come e
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,7 @@ class Waiting:
     devices: frozenset[str] = frozenset()
     priority: int = 0
     time_limit: float = 0.0
-    shape: tuple[object, ...] = field(init=False, compare=False, repr=False)
+    shape: tuple[object, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         # Jobs of one shape fare alike: when the first of them cannot start in a pass, none of the later ones can.
@@ -107,7 +108,7 @@ class Reservation:
     need: int
     at: float | None
     extra: int
-    after: int = 0
+    after: int
     devices: frozenset[str] = frozenset()
 
 
@@ -137,7 +138,7 @@ class Decision:
     now: float
     reservations: list[Reservation]
     _held: dict[tuple[object, ...], _Hold]
-    _used: dict[str, int]
+    _used: Counter[str]
     _free: list[str]
     _state: State
 
@@ -172,11 +173,11 @@ class _Pass:
         self.whole = frozenset(usable) - state.slices
         self.free = [gpu for gpu in usable if gpu not in held]
         self.running = list(state.running)
-        self.used: dict[str, int] = {}
+        self.used: Counter[str] = Counter()
         self.cpu_jobs = sum(1 for job in state.running if not job.gpus)
         for job in state.running:
             for pool in self.pools(job.user, job.groups):
-                self.used[pool] = self.used.get(pool, 0) + len(job.gpus)
+                self.used[pool] += len(job.gpus)
         self.reserved: dict[str, Reservation] = {}
         self.kept: list[Reservation] = []  # for jobs that insist on certain GPUs
         self.held: dict[tuple[object, ...], _Hold] = {}
@@ -213,7 +214,7 @@ class _Pass:
         quota = self.pools(job.user, job.groups)
         for level, pool in enumerate(quota):
             limit = self.capacity(pool)
-            if limit is not None and self.used.get(pool, 0) + job.gpus > limit:
+            if limit is not None and self.used[pool] + job.gpus > limit:
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
                 return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
@@ -264,7 +265,7 @@ class _Pass:
                 if reservation is not None and not self.in_time(job, reservation):
                     reservation.extra -= self.draws(job, pool)
             for pool in quota:
-                self.used[pool] = self.used.get(pool, 0) + job.gpus
+                self.used[pool] += job.gpus
         else:
             self.cpu_jobs += 1
         ends = self.now + job.time_limit if job.time_limit else None
@@ -289,7 +290,7 @@ class _Pass:
             free = sum(1 for gpu in self.free if gpu in goal)
             releases = [(other.ends, len(other.gpus & goal), other.id) for other in self.running if other.gpus & goal]
         else:
-            free = max(0, (self.capacity(short) or 0) - self.used.get(short, 0))
+            free = max(0, (self.capacity(short) or 0) - self.used[short])
             releases = self.releases(short)
         if free + sum(count for _, count, _ in releases) < job.gpus:
             return None
@@ -304,9 +305,9 @@ class _Pass:
             self.reserved[short] = main
         for pool in quota:
             limit = self.capacity(pool)
-            if limit is None or pool == short or pool in self.reserved:
+            if limit is None or pool in self.reserved:
                 continue
-            over = limit - self.used.get(pool, 0) - job.gpus
+            over = limit - self.used[pool] - job.gpus
             if at is not None:
                 over += sum(count for ends, count, _ in self.releases(pool) if ends is not None and ends <= at)
             self.reserved[pool] = Reservation(pool, job.id, job.gpus, at, max(0, over), after)
@@ -336,7 +337,7 @@ def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int
     there = free
     for count in (0, *(count for _, count, _ in known)):
         there += count
-        above = sums >> max(0, need - there)
+        above = sums >> need - there
         if above:
             over = (above & -above).bit_length() - 1
             least = over if least is None else min(least, over)
@@ -359,7 +360,7 @@ def _reason(decision: Decision, job: Waiting) -> Reason:
     for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
         kind, _, name = pool.partition(" ")
         limit = state.quotas.of(name) if kind == "user" else state.quotas.groups.get(name)
-        used = decision._used.get(pool, 0)
+        used = decision._used[pool]
         if limit is not None and used + job.gpus > limit:
             parts.append(f"{pool} uses {used} of {limit}")
     if hold is None:

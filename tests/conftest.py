@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from support import requires as requirements
 HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
 TEMPORARY = pytest.StashKey[Path]()
+STATUS = pytest.StashKey[int]()
 CHECKED_FOR_RESIDUE = ("integration", "attacks")
 
 # No deadline: the guest emulates its processor. No database of examples where the tests lie on a read-only disk.
@@ -38,8 +41,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(reason): the test may leave something behind, on purpose; no residue check")
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[STATUS] = int(exitstatus)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     apart.remove(config.stash[TEMPORARY])
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()) and STATUS in config.stash:
+        # A test that failed left a thread that waits, and Python would wait for it, for ever.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash[STATUS])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -38,6 +38,14 @@ cpu_jobs = 4
 """
 
 
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory):
+    """One daemon for all that leave nothing in it."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("d"), gpus="4x80G", settings=SETTINGS).start()
+    yield daemon
+    daemon.end()
+
+
 @pytest.fixture
 def daemon(home: Path):
     daemon = DaemonProcess(home, gpus="4x80G", settings=SETTINGS).start()
@@ -63,7 +71,8 @@ def refused(outcome, name: str) -> bool:
     return outcome[0] == "error" and outcome[1] == name
 
 
-def test_who_one_is_comes_from_the_kernel(daemon, anna):
+def test_who_one_is_comes_from_the_kernel(standing):
+    anna = functools.partial(as_user, ANNA, standing.socket.parent)
     assert anna(lambda q: (q.ping().user, q.ping().admin)) == ("ok", ("daemon", False))
 
     def lie(queue: Client):
@@ -113,9 +122,9 @@ def test_a_job_runs_as_its_user(daemon, anna):
         shutil.rmtree(place)
 
 
-def test_ids_without_an_account_are_not_served(daemon):
-    assert refused(as_user(61001, daemon.socket.parent, lambda q: q.submit(JobSpec())), "NotPermitted")
-    assert refused(as_user(65534, daemon.socket.parent, lambda q: q.ping()), "NotPermitted")
+def test_ids_without_an_account_are_not_served(standing):
+    assert refused(as_user(61001, standing.socket.parent, lambda q: q.submit(JobSpec())), "NotPermitted")
+    assert refused(as_user(65534, standing.socket.parent, lambda q: q.ping()), "NotPermitted")
 
 
 @pytest.mark.parametrize(
@@ -129,8 +138,8 @@ def test_ids_without_an_account_are_not_served(daemon):
         JobSpec(Spec(mounts=(Bind("/", "/host", idmap=True),))),
     ],
 )
-def test_what_is_for_root(daemon, anna, job):
-    assert refused(anna(lambda q: q.submit(job)), "NotPermitted")
+def test_what_is_for_root(standing, job):
+    assert refused(as_user(ANNA, standing.socket.parent, lambda q: q.submit(job)), "NotPermitted")
 
 
 def test_flooding_ends_at_the_cap(daemon, anna, bob):
@@ -195,14 +204,14 @@ def test_quotas_hold_for_a_user_and_her_group(daemon, anna, bob):
         {},
     ],
 )
-def test_absurd_requests_are_answered_with_an_error(daemon, fields):
+def test_absurd_requests_are_answered_with_an_error(standing, fields):
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(10)
-        wire.connect(str(daemon.socket))
+        wire.connect(str(standing.socket))
         wire.sendall(protocol.encode({"v": protocol.VERSION, **fields}))
         answer = protocol.decode(wire.makefile("rb").readline())
         assert answer["ok"] is False and answer["error"]["code"] in ("bad_input", "unknown_job", "not_enough_gpus")
-    with daemon.client() as root:
+    with standing.client() as root:
         assert root.queue(ended=True) == []
 
 
@@ -220,22 +229,22 @@ def test_absurd_requests_are_answered_with_an_error(daemon, fields):
         b'{"v":1',
     ],
 )
-def test_rubbish_on_the_wire(daemon, raw):
+def test_rubbish_on_the_wire(standing, raw):
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(10)
-        wire.connect(str(daemon.socket))
+        wire.connect(str(standing.socket))
         wire.sendall(raw)
         wire.shutdown(socket.SHUT_WR)
         answer = wire.makefile("rb").readline()
         assert not answer or protocol.decode(answer)["ok"] is False
-    with daemon.client() as root:
+    with standing.client() as root:
         assert root.ping().pid
 
 
-def test_a_line_without_end_is_cut_off(daemon):
+def test_a_line_without_end_is_cut_off(standing):
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(10)
-        wire.connect(str(daemon.socket))
+        wire.connect(str(standing.socket))
         sent = 0
         try:
             while sent < 8 * protocol.MAX_REQUEST:
@@ -243,7 +252,7 @@ def test_a_line_without_end_is_cut_off(daemon):
         except (BrokenPipeError, ConnectionResetError):
             pass
         assert sent < 8 * protocol.MAX_REQUEST
-    with daemon.client() as root:
+    with standing.client() as root:
         assert root.ping().pid
 
 

@@ -30,6 +30,20 @@ from dockless.sched import AttemptState, Client, JobSpec, State
 pytestmark = pytest.mark.requires("userns")
 
 
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory):
+    """One daemon for all that leave nothing in it."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("d"), gpus="4x80G").start()
+    yield daemon
+    daemon.end()
+
+
+@pytest.fixture
+def unused(standing: DaemonProcess):
+    with standing.client() as client:
+        yield client
+
+
 @pytest.fixture
 def daemon(home: Path):
     daemon = DaemonProcess(home, gpus="4x80G", settings="[quota.users]\nnobody-here = 1\n[host]\ncpu_jobs = 4\n").start()
@@ -191,23 +205,23 @@ def test_wait_gives_up_in_time(queue: Client):
         (JobSpec(Spec(image="no/such:image")), UnknownImage),
     ],
 )
-def test_refused_at_submit(queue: Client, job: JobSpec, error: type[Exception]):
+def test_refused_at_submit(unused: Client, job: JobSpec, error: type[Exception]):
     with pytest.raises(error) as caught:
-        queue.submit(job)
+        unused.submit(job)
     assert caught.value.hint
-    assert queue.queue() == []
+    assert unused.queue() == []
 
 
-def test_unknown_job(queue: Client):
-    for call in (queue.job, queue.cancel, queue.wait, lambda number: list(queue.logs(number))):
+def test_unknown_job(unused: Client):
+    for call in (unused.job, unused.cancel, unused.wait, lambda number: list(unused.logs(number))):
         with pytest.raises(UnknownJob):
             call(4711)
 
 
-def test_all_or_none(queue: Client):
+def test_all_or_none(unused: Client):
     with pytest.raises(NotEnoughGpus):
-        queue.submit_many([shell("true"), JobSpec(gpus="99")])
-    assert queue.queue(ended=True) == []
+        unused.submit_many([shell("true"), JobSpec(gpus="99")])
+    assert unused.queue(ended=True) == []
 
 
 def test_only_one_daemon(daemon: DaemonProcess):

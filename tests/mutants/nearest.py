@@ -101,8 +101,7 @@ _WIDE = {
     "cgroups": "unit/test_limits.py integration/test_cgroup_bare.py integration/test_run.py",
     "images": "unit/test_image_ unit/test_registry_ integration/test_image_ integration/test_registry_transport.py"
     " integration/test_pull_rows.py",
-    "sched": "unit/test_sched_ unit/test_policy integration/test_sched_daemon.py integration/test_submit_fields.py"
-    " attacks/test_sched_attacks.py",
+    "sched": "unit/test_sched_ integration/test_sched_daemon.py integration/test_submit_fields.py attacks/test_sched_attacks.py",
     DOOR: "unit/test_front_door.py unit/test_cli_ integration/test_run.py integration/test_submit_fields.py integration/test_cli_"
     " integration/test_bad_input.py",
 }

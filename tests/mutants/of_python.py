@@ -107,7 +107,9 @@ class _Finder:
                     drop = end + len(self.source[end:]) - len(after) + 1 if after.startswith(b",") else end
                     yield self.made(node, "removed keyword", start, drop, b"", line=keyword.value.lineno)
         match node.args:
-            case [first, second, *_] if not any(isinstance(one, ast.Starred) for one in (first, second)):
+            case [first, second, *_] if self.text(node.func) not in ("max", "min") and not any(
+                isinstance(one, ast.Starred) for one in (first, second)
+            ):
                 (start, middle), (again, end) = self.span(first), self.span(second)
                 between = self.source[middle:again]
                 if self.source[start:middle] != self.source[again:end]:

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ class Verdict:
 
 def main() -> int:
     chosen = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of all that tidies up
     tests = known.read() if chosen.known else {}
     files = sorted({mutant.path for mutant in tests} or _files(chosen))
     found = list(tests) or [mutant for file in files for mutant in _mutants(file) if chosen.line in (0, mutant.line)]
@@ -188,10 +190,11 @@ class _Judge:
             try:
                 status: int | None = process.wait(seconds)
             except subprocess.TimeoutExpired:
+                status = None
+            finally:
                 process.kill()
                 process.wait()
-                status = None
-            leftovers.end(process.pid)
+                leftovers.end(process.pid)
             out.seek(0)
             return (0 if status == 5 else status), out.read().decode(errors="replace")  # 5: nothing was collected
 

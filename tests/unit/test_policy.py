@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dockless.sched import policy
 from dockless.sched.policy import Quotas, Running, Start, State, Waiting, decide, duration, shadow
 
 EIGHT = tuple(f"g{i}" for i in range(8))
@@ -125,6 +126,14 @@ def test_jobs_without_gpus_run_up_to_their_number_and_wait_for_no_gpu():
     assert list(started(decision)) == [1, 3, 4]
     assert decision.reason(waiting[4]).text == "2 of 2 jobs without GPUs run already"
     assert list(started(decide(State((), [Waiting(1, "a")]), 0))) == [1]
+    assert len(started(decide(State((), [Waiting(number, "a") for number in range(1, 70)]), 0))) == 64
+
+
+def test_what_runs_without_gpus_counts_among_its_like_alone():
+    waiting = [Waiting(1, "a"), Waiting(2, "b")]
+    decision = decide(State(EIGHT, waiting, [Running(8, "a"), Running(9, "a", on(0)), Running(10, "a", on(1))], cpu_jobs=2), 0)
+    assert list(started(decision)) == [1]
+    assert decision.reason(waiting[1]).text == "2 of 2 jobs without GPUs run already"
 
 
 def test_held_says_when_a_pass_is_needless():
@@ -133,6 +142,8 @@ def test_held_says_when_a_pass_is_needless():
     assert decision.held(Waiting(3, "b", 4))
     assert not decision.held(Waiting(3, "b", 4, priority=1))
     assert not decision.held(Waiting(3, "c", 0))
+    waiting = [Waiting(1, "a", 9, priority=5), Waiting(2, "a", 9)]
+    assert decide(State(EIGHT, waiting), 0).held(Waiting(3, "a", 9, priority=4))  # the first of its shape tells
 
 
 def test_shadow():
@@ -140,6 +151,9 @@ def test_shadow():
     assert shadow(0, 4, [(10.0, 4, 1), (10.0, 2, 2)], 0) == (10.0, 2, 1)
     assert shadow(0, 1, [(5.0, 1, 1)], 50.0) == (50.0, 0, 1)  # past its limit: any moment now
     assert shadow(0, 3, [(None, 4, 1)], 0) == (None, 1, 1)
+    # Of 2 and 5 that end some day either can be the first: 3 are there with the 5 alone, or with the 2 when the 1 has ended.
+    assert shadow(0, 3, [(10.0, 1, 1), (None, 2, 2), (None, 5, 3)], 0) == (None, 0, 2)
+    assert shadow(0, 5, [(None, 1, 7)], 0) == (None, 0, 7) and shadow(0, 5, [], 0) == (None, 0, 0)  # never
 
 
 NVLINKED = {(f"g{a}", f"g{b}"): 0.0 for a in range(8) for b in range(8) if a != b and a // 4 == b // 4}
@@ -177,6 +191,7 @@ def test_durations_as_people_say_them():
         "2 h 1 min",
         "3 d",
     ]
+    assert [duration(s) for s in (91, 47 * 3600, 48 * 3600, 49 * 3600)] == ["2 min", "47 h", "2 d", "2 d 1 h"]
 
 
 def test_what_ends_at_the_same_moment_counts_together():
@@ -185,3 +200,175 @@ def test_what_ends_at_the_same_moment_counts_together():
     running = [Running(1, "a", on(0, 1), ends=10.0), Running(2, "a", on(2, 3, 4), ends=10.0), Running(3, "a", on(5, 6), ends=3600.0)]
     waiting = [Waiting(4, "b", 3), Waiting(5, "c", 1)]
     assert list(started(decide(State(EIGHT, waiting, running), 0))) == [5]  # at 10 six are free, and the wide one needs three
+
+
+def test_a_quota_may_be_used_to_its_end():
+    quotas = Quotas(users={"anna": 4}, groups={"g": 4})
+    for waiting in ([Waiting(1, "anna", 4)], [Waiting(1, "anna", 2), Waiting(2, "anna", 2)]):
+        assert len(started(decide(State(EIGHT, waiting, quotas=quotas), 0))) == len(waiting)
+    for waiting in (
+        [Waiting(1, "anna", 3), Waiting(2, "anna", 2)],
+        [Waiting(1, "anna", 3, groups=("g",)), Waiting(2, "bob", 2, groups=("g",))],
+    ):
+        assert list(started(decide(State(EIGHT, waiting, quotas=quotas), 0))) == [1]
+
+
+def test_when_there_is_room_in_a_quota_again():
+    """What is free of it counts, then what ends, one after the other; other users' jobs and those without GPUs do not."""
+    running = [
+        Running(6, "anna"),
+        Running(7, "bob", on(6), ends=5.0),
+        Running(8, "anna", on(0), ends=10.0),
+        Running(9, "anna", on(1), ends=20.0),
+    ]
+    for limit, need, at in ((2, 1, 10.0), (2, 2, 20.0), (3, 2, 10.0), (3, 3, 20.0)):
+        job = Waiting(1, "anna", need)
+        reason = decide(State(EIGHT, [job], running, Quotas(users={"anna": limit})), 0).reason(job)
+        assert (reason.code, reason.starts_at) == ("quota", at), (limit, need)
+    job = Waiting(1, "anna", 1)
+    endless = [Running(6, "anna"), Running(7, "bob", on(6)), Running(8, "anna", on(0))]
+    reason = decide(State(EIGHT, [job], endless, Quotas(users={"anna": 1})), 0).reason(job)
+    assert reason.text.endswith("; waits for job 8, which has no time limit")
+
+
+def test_who_can_never_start_keeps_nothing_from_others():
+    for quotas, devices, gpus in ((Quotas(users={"anna": 0}), frozenset(), 1), (Quotas(default=1), frozenset(), 2), (Quotas(), on(0), 1)):
+        never, other = Waiting(1, "anna", gpus, devices=devices), Waiting(2, "bob", 1)
+        decision = decide(State(EIGHT, [never, other], quotas=quotas, outside=on(0)), 0)
+        assert decision.reservations == [] and list(started(decision)) == [2]
+
+
+def test_a_place_in_a_quota_is_kept_in_those_before_it_and_in_no_other():
+    """Held by her group's quota, anna's job keeps its place in her own, too; held by her own, it keeps none in the group's."""
+    grouped = Waiting(1, "anna", 4, groups=("g",))
+    decision = decide(
+        State(EIGHT, [grouped, Waiting(2, "anna", 1)], [Running(9, "bob", on(0), groups=("g",))], Quotas({"anna": 4}, {"g": 4})), 0
+    )
+    assert not started(decision) and decision.reason(grouped).code == "quota"
+    waiting = [Waiting(1, "anna", 2, groups=("g",)), Waiting(2, "bob", 4, groups=("g",))]
+    assert list(started(decide(State(EIGHT, waiting, [Running(9, "anna", on(0))], Quotas({"anna": 2}, {"g": 4})), 0))) == [2]
+
+
+def test_what_is_over_in_a_quota_when_its_wide_job_starts():
+    """Kept for the job that waits for the host: what the quota has left then, with all of it that ends by then."""
+    running = [Running(1, "x", on(0, 1, 2), ends=100.0)]
+    waiting = [Waiting(4, "anna", 5, groups=("g",)), Waiting(5, "bob", 1, groups=("g",))]
+
+    def passes(limit: int, ends: float | None) -> bool:
+        mine = Running(2, "carl", on(3), groups=("g",), ends=ends)
+        decision = decide(State(EIGHT, waiting, [*running, mine, Running(3, "x", on(4))], Quotas(groups={"g": limit})), 0)
+        assert decision.reason(waiting[0]).code == "resources"
+        assert {r.pool: r.job for r in decision.reservations} == {"host": 4, "group g": 4}
+        return list(started(decision)) == [5]
+
+    assert [passes(6, ends) for ends in (None, 200.0, 100.0, 50.0)] == [False, False, True, True]
+    assert passes(7, None)
+    # Nothing is said about when: only what is left now is over.
+    running = [Running(1, "x", on(0, 1, 2, 3, 4, 5, 6))]
+    assert not started(decide(State(EIGHT, waiting, running, Quotas(groups={"g": 5})), 0))
+
+
+def test_the_first_reservation_stands():
+    """Of two that wait for the host, and of two in one quota, the later one takes nothing of what is kept for the first."""
+    running = [Running(1, "x", on(0, 1, 2, 3), ends=100.0), Running(9, "x", on(4, 5), ends=300.0)]
+    wide, wider, small = Waiting(2, "a", 4), Waiting(3, "b", 8), Waiting(4, "c", 3)
+    decision = decide(State(EIGHT, [wide, wider, small], running), 0)
+    assert [(r.job, r.at, r.extra) for r in decision.reservations] == [(2, 100.0, 2)]
+    assert decision.reason(wider).text.startswith("needs 8 GPUs, 2 free; job 2 comes first: it needs 4 and starts in about 2 min")
+    running = [Running(8, "bob", on(0, 1, 2, 3, 4, 5), ends=1000.0), Running(9, "anna", on(6), ends=100.0)]
+    waiting = [Waiting(1, "anna", 3), Waiting(2, "anna", 2, time_limit=50), Waiting(3, "anna", 1)]
+    decision = decide(State(EIGHT, waiting, running, Quotas(users={"anna": 3})), 0)
+    assert not started(decision)
+    assert {r.pool: r.job for r in decision.reservations} == {"user anna": 1, "host": 2}
+    assert "job 1 comes first in the quota of user anna: it needs 3" in decision.reason(waiting[2]).text
+
+
+def test_named_devices_are_kept_behind_a_reservation_of_the_host():
+    running = [Running(1, "x", on(0), ends=50.0), Running(2, "x", on(1, 2, 3, 4, 5, 6), ends=100.0)]
+    wide, named, brief = Waiting(3, "a", 8), Waiting(4, "b", 2, devices=on(0, 7)), Waiting(5, "c", 1, time_limit=80)
+    decision = decide(State(EIGHT, [wide, named, brief], running), 0)
+    assert not started(decision)  # in time for the wide one, too late for the named GPUs
+    assert {r.job: r.at for r in decision.reservations} == {3: 100.0, 4: 50.0}
+    reason = decision.reason(brief)
+    assert reason.code == "reserved" and "job 4 comes first: it needs 2" in reason.text
+    assert decision.reason(named).code == "resources"
+
+
+def test_only_the_named_devices_are_waited_for():
+    job = Waiting(3, "a", 1, devices=on(0))
+    for ends, text in ((50.0, "starts in about 50 s when job 2 ends"), (None, "waits for job 2, which has no time limit")):
+        running = [Running(1, "x", on(1), ends=ends and ends - 40), Running(2, "x", on(0), ends=ends)]
+        assert decide(State(EIGHT, [job], running), 0).reason(job).text == f"needs g0, 6 free; {text}"
+    assert started(decide(State(EIGHT[:2], [Waiting(1, "a", 2, devices=on(0, 1))]), 0)) == {1: EIGHT[:2]}  # all there are
+
+
+def test_a_slice_is_none_of_the_hosts_gpus_but_one_of_a_quotas():
+    state = State(
+        ("g0", "m1"),
+        [Waiting(1, "a", 1), Waiting(2, "b", 1, devices=frozenset({"m1"}))],
+        [Running(9, "x", on(0))],
+        slices=frozenset({"m1"}),
+    )
+    assert list(started(decide(state, 0))) == [2]
+    waiting = [Waiting(1, "a", 2), Waiting(2, "a", 1, devices=frozenset({"m1"}))]
+    state = State(("g0", "g1", "m1"), waiting, [Running(9, "a", on(0))], Quotas(users={"a": 2}), slices=frozenset({"m1"}))
+    assert not started(decide(state, 0))
+
+
+def test_who_ends_in_time_takes_nothing_of_what_is_over():
+    running = [Running(1, "a", on(0, 1, 2, 3), ends=3600.0)]
+    waiting = [Waiting(2, "b", 6), Waiting(3, "c", 2, time_limit=600), Waiting(4, "c", 2)]
+    assert list(started(decide(State(EIGHT, waiting, running), 0))) == [3, 4]
+    # Where nobody knows when, no time limit is short enough.
+    assert not started(decide(State(EIGHT, [Waiting(2, "b", 8), Waiting(3, "c", 1, time_limit=1)], [Running(1, "a", on(0))]), 0))
+
+
+def test_what_starts_now_is_waited_for_like_the_rest():
+    waiting = [Waiting(1, "a", 8, time_limit=100), Waiting(2, "b", 1)]
+    reason = decide(State(EIGHT, waiting), 50.0).reason(waiting[1])
+    assert (reason.starts_at, reason.text) == (150.0, "needs 1 GPU, 0 free; starts in about 2 min when job 1 ends")
+
+
+def test_when_nothing_is_left_nobody_else_is_looked_at():
+    """The head gets its reservation first, and while a GPU is free somebody may pass it."""
+    full = [Running(9, "x", frozenset(EIGHT), ends=100.0)]
+    head, behind = Waiting(1, "a", 4), Waiting(2, "b", 1)
+    decision = decide(State(EIGHT, [head, behind], full, cpu_jobs=0), 0)
+    assert decision.reason(head).starts_at == 100.0
+    reason = decision.reason(behind)
+    assert (reason.code, reason.text) == ("order", "needs 1 GPU, 0 free; other jobs come first")
+    assert list(
+        started(decide(State(EIGHT, [Waiting(1, "a", 6), Waiting(2, "b", 2)], [Running(9, "x", on(0, 1, 2, 3))], cpu_jobs=0), 0))
+    ) == [2]
+
+
+def test_the_words_for_who_comes_first():
+    hint = "; a time limit that ends before then would let this one start"
+    wide, small, wider = Waiting(2, "a", 6), Waiting(3, "b", 4), Waiting(4, "c", 8)
+    for ends, when, more in (
+        (100.0, "starts in about 2 min when job 1 ends", hint),
+        (None, "waits for job 1, which has no time limit", ""),
+    ):
+        decision = decide(State(EIGHT, [wide, small, wider], [Running(1, "x", on(0, 1, 2, 3), ends=ends)]), 0)
+        reasons = [decision.reason(job) for job in (wide, small, wider)]
+        assert [reason.code for reason in reasons] == ["resources", "reserved", "resources"]
+        assert [reason.text for reason in reasons] == [
+            f"needs 6 GPUs, 4 free; {when}",
+            f"needs 4 GPUs, 4 free; job 2 comes first: it needs 6 and {when}{more}",
+            f"needs 8 GPUs, 4 free; job 2 comes first: it needs 6 and {when}",
+        ]
+        assert [reason.starts_at for reason in reasons] == [ends, None, None]
+
+
+def test_a_quota_is_named_where_it_is_too_small():
+    running = [Running(9, "anna", on(0, 1, 2, 3))]
+    for need, parts in ((5, ""), (6, "; user anna uses 4 of 9")):
+        job = Waiting(1, "anna", need)
+        text = decide(State(EIGHT, [job], running, Quotas(default=9)), 0).reason(job).text
+        assert text == f"needs {need} GPUs, 4 free{parts}; waits for job 9, which has no time limit"
+
+
+def test_gpus_are_not_compared_where_there_is_nothing_to_choose(monkeypatch):
+    monkeypatch.setattr(policy, "best_set", None)
+    assert started(decide(State(EIGHT, [Waiting(1, "a", 2)]), 0)) == {1: EIGHT[:2]}
+    assert started(decide(State(EIGHT, [Waiting(1, "a", 8)], links=NVLINKED), 0)) == {1: EIGHT}

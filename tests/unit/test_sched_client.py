@@ -70,7 +70,7 @@ def daemon(listener, *calls):
                     asked.append(json.loads(stream.readline()))
                     connection.sendall(b"".join(protocol.encode({"ok": True, **message}) for message in messages))
 
-    server = threading.Thread(target=serve)
+    server = threading.Thread(target=serve, daemon=True)
     server.start()
     yield asked
     server.join()
