@@ -1,0 +1,546 @@
+"""What the daemon answers: the real server, engine and client over a socket, with a launcher that starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.stand_in import DEADLINE, StandIn, engine, until
+
+from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, SchedError, UnknownJob
+from dockless.sandbox.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import Client, JobSpec, State, protocol, server
+from dockless.sched.callers import Caller
+from dockless.sched.config import Config
+from dockless.sched.policy import Quotas
+from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo
+from dockless.sched.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
+
+ANN, BEN = 1001, 1002
+PEOPLE = {
+    0: Caller(0, "root", frozenset(), True),
+    ANN: Caller(ANN, "ann", frozenset({"vision"}), False),
+    BEN: Caller(BEN, "ben", frozenset(), False),
+}
+
+
+@pytest.fixture(autouse=True)
+def _gpus(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+
+class Desk:
+    """The daemon's end, and how its callers are asked: ``await desk(who, lambda queue: …)``, in a thread as its own program would."""
+
+    def __init__(self, running, path: Path) -> None:
+        self.engine, self.path = running, path
+        self.ended = asyncio.Event()
+        self.server = Server(running, path, "1.2", self.ended.set)
+        self.who = 0
+        running.callers.peer_uid = lambda connection: self.who
+        running.callers._look_up = lambda uid: (PEOPLE[uid].user, PEOPLE[uid].groups, True)
+        running.callers._owner, running.callers._overflow = 0, -1
+
+    async def __call__(self, who: int, work):
+        self.who = who
+        with Client(self.path, timeout=DEADLINE) as queue:
+            return await asyncio.wait_for(asyncio.to_thread(work, queue), DEADLINE)
+
+    async def refused(self, error: type[Exception], who: int, work) -> str:
+        with pytest.raises(error) as caught:
+            await self(who, work)
+        return str(caught.value)
+
+    async def submit(self, who: int, *jobs: JobSpec) -> list[int]:
+        return await self(who, lambda queue: queue.submit_many(jobs))
+
+    async def runs(self, number: int):
+        """Its sandbox, once it runs."""
+        await until(lambda: self.engine.entries[number].job.state is State.RUNNING)
+        return next(box for box in self.engine.launcher.boxes.values() if box.id.startswith(f"job-{number}-"))
+
+
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, config: Config | None = None):
+    async with engine(tmp_path, StandIn(tmp_path / "boxes"), config) as running:
+        desk = Desk(running, tmp_path / "s")
+        await desk.server.open()
+        try:
+            yield desk
+        finally:
+            await desk.server.close()
+            await desk.server.hang_up()
+
+
+def play(tmp_path, story, config: Config | None = None):
+    async def all_of_it():
+        async with serving(tmp_path, config) as desk:
+            return await story(desk)
+
+    return asyncio.run(all_of_it())
+
+
+def job(**fields) -> JobSpec:
+    return JobSpec(Spec(argv=("true",)), **fields)
+
+
+def test_who_answers_and_to_whom(tmp_path):
+    async def story(desk):
+        for who, user, admin in ((0, "root", True), (ANN, "ann", False)):
+            info = await desk(who, lambda queue: queue.ping())
+            assert info == DaemonInfo(os.getpid(), "1.2", os.geteuid(), user, admin, desk.server.started, str(desk.path), True)
+        await desk.refused(NotPermitted, ANN, lambda queue: queue.shutdown())
+        assert not desk.ended.is_set()
+        await desk(0, lambda queue: queue.shutdown())
+        await asyncio.wait_for(desk.ended.wait(), DEADLINE)
+
+    play(tmp_path, story)
+
+
+def test_the_host_and_who_holds_what(tmp_path):
+    config = Config(Quotas({"ann": 1, "zoe": 3}, {"vision": 2, "empty": 1}), {"vision": ("ann",)}, cpu_jobs=7)
+
+    async def story(desk):
+        first, _, third = [*await desk.submit(ANN, job(gpus="1"), job(gpus="1")), *await desk.submit(BEN, job())]
+        await desk.runs(first), await desk.runs(third)
+        info = await desk(BEN, lambda queue: queue.info())
+        held, free = desk.engine.gpus.gpus
+        since = desk.engine.entries[first].job.started
+        rows = [
+            GpuInfo(gpu.index, gpu.uuid, gpu.model, gpu.memory, -1 if gpu.numa_node is None else gpu.numa_node, True)
+            for gpu in (held, free)
+        ]
+        rows[0] = replace(rows[0], job=first, attempt=1, user="ann", since=since)
+        quotas = (
+            ("user", "ann", 1, 1),
+            ("user", "ben", 0, None),
+            ("user", "zoe", 0, 3),
+            ("group", "empty", 0, 1),
+            ("group", "vision", 1, 2),
+        )
+        assert info == HostInfo(tuple(rows), 1, 2, 7, "", quotas)
+        assert info.gpus[0].since > 0
+
+    play(tmp_path, story, config)
+
+
+def test_what_others_see_of_a_job(tmp_path):
+    """Its numbers, and why it waits; not what it is, nor why it ended. An administrator sees all."""
+
+    async def story(desk):
+        running, waiting = await desk.submit(ANN, job(gpus="2", name="secret"), job(gpus="1", name="secret", time_limit=5.0))
+        box = await desk.runs(running)
+        shown = {who: await desk(who, lambda queue: queue.queue()) for who in (0, ANN, BEN)}
+        assert shown[0] == shown[ANN] and [(one.name, one.command, one.image) for one in shown[ANN]] == [("secret", "true", "host")] * 2
+        assert shown[BEN] == [replace(one, name="", command="", image="") for one in shown[ANN]]
+        assert [one.reason for one in shown[BEN]] == ["", f"needs 1 GPU, 0 free; waits for job {running}, which has no time limit"]
+        box.end(Exit(3, None))
+        await until(lambda: running not in desk.engine.entries)
+        mine, theirs = [(await desk(who, lambda queue: queue.queue(ended=True)))[-1] for who in (ANN, BEN)]
+        assert (mine.id, mine.reason, mine.name) == (running, "exit code 3", "secret")
+        assert theirs == replace(mine, name="", command="", image="", reason="")
+        for ask in (lambda queue: queue.job(waiting), lambda queue: queue.wait(running), lambda queue: queue.cancel(waiting)):
+            assert await desk.refused(NotPermitted, BEN, ask) in (f"job {running} belongs to ann", f"job {waiting} belongs to ann")
+        assert (await desk(0, lambda queue: queue.job(running))).name == "secret"
+
+    play(tmp_path, story)
+
+
+def test_why_a_job_waits(tmp_path):
+    """GPUs that it names are called by their index, as users ask for them; what the queue's disk says comes first."""
+
+    async def story(desk):
+        desk.engine._settled, desk.engine.decision = False, None  # nothing is decided yet
+        (number,) = await desk.submit(ANN, job(gpus="device=1"))
+        assert (await desk(ANN, lambda queue: queue.job(number))).reason == "just submitted"
+        desk.engine._settled = True
+        desk.engine.kick()
+        await desk.runs(number)
+        (second,) = await desk.submit(ANN, job(gpus="device=1"))
+        assert (await desk(ANN, lambda queue: queue.job(second))).reason == (
+            f"needs GPU 1, 1 free; waits for job {number}, which has no time limit"
+        )
+        desk.engine.outage.text = "the disk is full"
+        assert (await desk(ANN, lambda queue: queue.job(second))).reason == "nothing can be started: the disk is full"
+        desk.engine.outage.text = ""
+        stored = (await desk(ANN, lambda queue: queue.job(number))).attempts
+        assert [(one.number, str(one.state), len(one.gpus)) for one in stored] == [(1, "RUNNING", 1)]
+
+    play(tmp_path, story)
+
+
+def test_a_listing(tmp_path):
+    """What runs, by its number; what waits, as it will start; then what has ended, the newest first. A limit is for the latter two each."""
+
+    async def story(desk):
+        ran = await desk.submit(ANN, *[job() for _ in range(3)])
+        for number in ran:
+            box = await desk.runs(number)
+            box.end(Exit(0, None))
+            await until(lambda number=number: number not in desk.engine.entries)
+        up = [*await desk.submit(ANN, job(gpus="1")), *await desk.submit(BEN, job(gpus="1"))]
+        for number in up:
+            await desk.runs(number)
+        waiting = [*await desk.submit(ANN, job(gpus="1"), job(gpus="2")), *await desk.submit(0, job(gpus="1", priority=1))]
+        in_line = [waiting[2], *waiting[:2]]
+
+        async def ids(**how):
+            return [one.id for one in await desk(BEN, lambda queue: queue.queue(**how))]
+
+        assert await ids() == up + in_line
+        assert await ids(ended=True) == up + in_line + ran[::-1]
+        assert await ids(ended=True, limit=1) == [*up, in_line[0], ran[2]]
+        assert await ids(user="ann", ended=True, limit=2) == [up[0], *waiting[:2], *ran[:0:-1]]
+        assert await ids(user="ben", ended=True) == [up[1]]
+        assert await ids(user="nobody", ended=True) == []
+
+    play(tmp_path, story)
+
+
+def test_a_long_listing_is_one_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "AT_ONCE", 3)
+
+    async def story(desk):
+        for count in (0, 3, 4):
+            numbers = await desk(ANN, lambda queue, count=count: queue.submit_array(job(gpus="2"), count)) if count else []
+            listed = [one.id for one in await desk(ANN, lambda queue: queue.queue())]
+            assert len(listed) == {0: 0, 3: 3, 4: 7}[count] and listed[len(listed) - count :] == numbers
+        turns = []
+        turn = desk.server._turn
+
+        async def counted(*args):
+            turns.append(args)
+            await turn(*args)
+
+        desk.server._turn = counted
+        await desk(ANN, lambda queue: queue.queue())
+        assert len(turns) == 1 + 3  # one for the request, one after each piece
+
+    play(tmp_path, story)
+
+
+def test_how_many_are_listed_unless_one_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "LISTED", 2)
+
+    async def story(desk):
+        await desk(ANN, lambda queue: queue.submit_array(job(gpus="2"), 6))
+        lengths = [len(await desk(ANN, lambda queue, limit=limit: queue.queue(limit=limit))) for limit in (0, 1, 4)]
+        assert lengths == [3, 2, 5]  # one runs
+        return None
+
+    play(tmp_path, story)
+    assert server.MAX_LISTED == 100_000
+
+
+def test_waiting_for_many(tmp_path):
+    async def story(desk):
+        numbers = await desk.submit(ANN, *[job() for _ in range(3)])
+        boxes = [await desk.runs(number) for number in numbers]
+        said = await desk.refused(TimeoutError, ANN, lambda queue: queue.wait_many(numbers, timeout=0))
+        assert said == "3 of 3 jobs have not ended after 0 s"
+        boxes[1].end(Exit(0, None))
+        await until(lambda: numbers[1] not in desk.engine.entries)
+        assert "2 of 3 jobs" in await desk.refused(TimeoutError, ANN, lambda queue: queue.wait_many(numbers, timeout=0.01))
+        assert [entry.ended for entry in desk.engine.entries.values()] == [[], []]  # nobody waits any more
+        waiter = asyncio.ensure_future(desk(ANN, lambda queue: queue.wait_many([numbers[2], *numbers, numbers[1]], timeout=1000)))
+        await until(lambda: desk.engine.entries[numbers[2]].ended)
+        boxes[2].end(Exit(2, None))
+        await until(lambda: numbers[2] not in desk.engine.entries and desk.engine.entries[numbers[0]].ended)
+        boxes[0].end(Exit(None, 9))
+        found = await waiter
+        assert [(one.id, one.exit_code) for one in found] == [
+            (numbers[2], 2), (numbers[0], 137), (numbers[1], 0), (numbers[2], 2), (numbers[1], 0)
+        ]  # fmt: skip
+        assert "there is no job 4711" in await desk.refused(UnknownJob, ANN, lambda queue: queue.wait_many([numbers[0], 4711]))
+        assert await desk(ANN, lambda queue: queue.wait_many([])) == []
+
+    play(tmp_path, story)
+
+
+def test_what_was_forgotten_meanwhile(tmp_path):
+    async def story(desk):
+        numbers = await desk.submit(ANN, job(), job())
+        for number in numbers:
+            (await desk.runs(number)).end(Exit(0, None))
+        await until(lambda: not desk.engine.entries)
+        found = desk.server.answers.own
+
+        def forgotten(caller, number):
+            if number == numbers[1]:
+                raise UnknownJob("gone")
+            return found(caller, number)
+
+        desk.server.answers.own = forgotten
+        said = await desk.refused(UnknownJob, ANN, lambda queue: queue.wait_many(numbers))
+        assert said == f"job {numbers[1]} ended and was forgotten"
+
+    play(tmp_path, story)
+
+
+def test_who_waits_and_goes_away_is_forgotten(tmp_path):
+    async def story(desk):
+        (number,) = await desk.submit(ANN, job())
+        await desk.runs(number)
+        desk.who = ANN
+        _, writer = await asyncio.open_unix_connection(desk.path)
+        writer.write(protocol.encode({"v": 1, "op": "wait", "jobs": [number]}))
+        await until(lambda: desk.engine.entries[number].ended)
+        assert desk.server._connections == {ANN: 1} and len(desk.server._handlers) == 1
+        writer.close()
+        await until(lambda: not desk.engine.entries[number].ended)
+        await until(lambda: not desk.server._handlers)
+        assert desk.server._connections == {} and desk.server._turns == {} and desk.server._unfinished == {}
+
+    play(tmp_path, story)
+
+
+def write_log(directory: Path, *lines: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / "log", "a") as file:
+        file.writelines(f"2026-01-01T00:00:00.000000000Z {line}\n" for line in lines)
+
+
+def test_the_output_of_a_job(tmp_path):
+    """Of what waits, runs and has ended; of each attempt; followed until its program is gone, or only as far as it goes now."""
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, job(gpus="2"))
+        box = await desk.runs(number)
+        (waiting,) = await desk.submit(ANN, job(gpus="1"))
+        write_log(box.directory, "stdout F one", "stderr P tw")
+
+        def texts(queue, **how):
+            return [line.text for line in queue.logs(number, **how)]
+
+        assert await desk(ANN, texts) == ["one", "tw"] == await desk(ANN, lambda queue: texts(queue, attempt=1))
+        assert await desk(ANN, lambda queue: list(queue.logs(waiting))) == []
+        for who, text in ((number, "its newest attempt is 1"), (waiting, "it has not been started yet")):
+            with pytest.raises(BadInput, match=f"job {who} has no attempt 2") as caught:
+                await desk(ANN, lambda queue, who=who: list(queue.logs(who, attempt=2)))
+            assert caught.value.hint.startswith(text)
+        await desk.refused(NotPermitted, BEN, lambda queue: list(queue.logs(number)))
+        follower = asyncio.ensure_future(desk(ANN, lambda queue: texts(queue, follow=True)))
+        late = asyncio.ensure_future(desk(ANN, lambda queue: [line.text for line in queue.logs(waiting, follow=True)]))
+        await until(lambda: desk.engine.entries[number].gone and desk.engine.entries[waiting].up)
+        write_log(box.directory, "stdout F end")
+        box.end(Exit(0, None))
+        assert await follower == ["one", "tw", "end"]
+        other = await desk.runs(waiting)
+        write_log(other.directory, "stdout F late")
+        other.end(Exit(0, None))
+        assert await late == ["late"]
+        await until(lambda: not desk.engine.entries)
+        assert await desk(ANN, texts) == ["one", "tw", "end"]
+
+    play(tmp_path, story)
+
+
+def test_a_job_that_is_cancelled_while_its_output_is_awaited(tmp_path):
+    async def story(desk):
+        first, waiting = await desk.submit(ANN, job(gpus="2"), job(gpus="1"))
+        await desk.runs(first)
+        follower = asyncio.ensure_future(desk(ANN, lambda queue: list(queue.logs(waiting, follow=True))))
+        await until(lambda: desk.engine.entries[waiting].up)
+        assert (await desk(ANN, lambda queue: queue.cancel(waiting))).state is State.CANCELLED
+        assert await follower == []
+        again = await desk(ANN, lambda queue: queue.cancel(waiting))
+        assert (again.state, again.reason) == (State.CANCELLED, "cancelled by ann")
+
+    play(tmp_path, story)
+
+
+async def wire(desk, *requests):
+    """The raw answers to raw requests on one connection."""
+    reader, writer = await asyncio.open_unix_connection(desk.path)
+    answers = []
+    for request in requests:
+        writer.write(request if isinstance(request, bytes) else protocol.encode(request))
+        answers.append(protocol.decode(await asyncio.wait_for(reader.readline(), DEADLINE)))
+    writer.close()
+    return answers
+
+
+def test_a_request_that_is_none_is_answered_and_the_next_one_served(tmp_path):
+    async def story(desk):
+        good = {"v": 1, "op": "ping"}
+        answers = await wire(desk, b"rubbish\n", good, {"v": 2, "op": "ping"}, {"v": 1, "op": "dance" * 20}, {"v": 1}, good)
+        assert [answer["ok"] for answer in answers] == [False, True, False, False, False, True]
+        assert [answer["error"]["message"] for answer in answers if not answer["ok"]] == [
+            "a message is not JSON",
+            "protocol version 2, this daemon speaks 1",
+            f"unknown operation {('dance' * 8)!r}",
+            "unknown operation 'None'",
+        ]
+
+    play(tmp_path, story)
+
+
+def test_a_failure_of_the_daemon_itself_is_told_without_what_was_asked(tmp_path, capfd):
+    async def story(desk):
+        async def broken(*_):
+            raise ValueError("hunter2")
+
+        desk.server._verbs["ping"] = broken
+        desk.server._logs = broken
+        answers = await wire(desk, {"v": 1, "op": "ping"}, {"v": 1, "op": "logs", "job": 1}, {"v": 1, "op": "info"})
+        assert [answer["ok"] for answer in answers] == [False, False, True]
+        assert all(
+            answer["error"]["code"] == SchedError.code and "the daemon failed" in answer["error"]["message"] for answer in answers[:2]
+        )
+
+    play(tmp_path, story)
+    said = capfd.readouterr().err
+    assert "unexpected error in ping of uid 0" in said and "unexpected error in logs of uid 0" in said and "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("request_", "wrong"),
+    [
+        ({"op": "queue", "limit": 100_000}, ""),
+        ({"op": "queue", "limit": 100_001}, "'limit' is not a whole number from 0 to 100000"),
+        ({"op": "queue", "limit": -1}, "'limit'"),
+        ({"op": "queue", "limit": True}, "'limit'"),
+        ({"op": "queue", "limit": 1.0}, "'limit'"),
+        ({"op": "queue", "limit": None, "user": None}, ""),
+        ({"op": "queue", "user": 7}, "'user' is not a name"),
+        ({"op": "submit", "jobs": []}, "'jobs' is not a list of 1 to 10000"),
+        ({"op": "submit", "jobs": {}}, "'jobs' is not a list of 1 to 10000"),
+        ({"op": "submit", "jobs": [{}] * 10_001}, "'jobs' is not a list of 1 to 10000"),
+        ({"op": "submit", "jobs": [None] * 10_000}, "job"),
+        ({"op": "submit", "jobs": [{}], "array": 0}, "'array' is not a whole number from 1 to 10000"),
+        ({"op": "submit", "jobs": [{}], "array": 10_001}, "'array' is not a whole number from 1 to 10000"),
+        ({"op": "wait", "jobs": [1] * 10_001}, "'jobs' is not a list of up to 10000 job ids"),
+        ({"op": "wait", "jobs": {}}, "'jobs' is not a list of up to 10000 job ids"),
+        ({"op": "wait", "jobs": [4711] * 10_000}, "there is no job 4711"),
+        ({"op": "wait", "jobs": [], "timeout": 1e9}, ""),
+        ({"op": "wait", "jobs": [], "timeout": 1e9 + 1}, "'timeout' is not a number of seconds"),
+        ({"op": "wait", "jobs": [], "timeout": 0}, ""),
+        ({"op": "wait", "jobs": [], "timeout": -1}, "'timeout'"),
+        ({"op": "wait", "jobs": [], "timeout": True}, "'timeout'"),
+        ({"op": "wait", "jobs": [], "timeout": "1"}, "'timeout'"),
+        ({"op": "cancel", "job": 1, "grace": 3600}, "there is no job 1"),
+        ({"op": "cancel", "job": 1, "grace": 3601}, "'grace' is not a number of seconds"),
+        ({"op": "job", "job": 0}, "'0' is not a job id"),
+        ({"op": "job", "job": True}, "'True' is not a job id"),
+        ({"op": "job", "job": 1.0}, "'1.0' is not a job id"),
+        ({"op": "job", "job": (1 << 62) - 1}, "there is no job"),
+        ({"op": "job", "job": 1 << 62}, "is not a job id"),
+        ({"op": "job"}, "'None' is not a job id"),
+    ],
+)
+def test_the_bounds_of_what_is_asked(tmp_path, request_, wrong):
+    async def story(desk):
+        return (await wire(desk, {"v": 1, **request_}))[0]
+
+    answer = play(tmp_path, story)
+    assert answer["ok"] is (wrong == "") and wrong in answer.get("error", {}).get("message", "")
+
+
+def test_the_bounds_of_what_is_asked_of_a_log(tmp_path):
+    async def story(desk):
+        (number,) = await desk.submit(0, job())
+        await desk.runs(number)
+        asked = [{"attempt": 1_000_001}, {"attempt": -1}, {"after": -1}, {"after": (1 << 62) + 1}, {"attempt": 0, "after": 1 << 62}]
+        answers = await wire(desk, *({"v": 1, "op": "logs", "job": number, **fields} for fields in asked))
+        assert [answer["error"]["subject"] for answer in answers[:4]] == ["attempt", "attempt", "after", "after"]
+        assert answers[4] == {"ok": True, "end": True}
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("mine", "all", "descriptor", "refusal"),
+    [
+        (OWN, EVERYBODY, 0, ""),
+        (OWN, EVERYBODY + 1, 0, "as many connections as it can serve"),
+        (1, 1, 1024 - KEPT_BACK - 1, ""),
+        (1, 1, 1024 - KEPT_BACK, "as many connections as it can serve"),
+        (OWN + 1, IN_ALL, 0, ""),
+        (OWN, IN_ALL + 1, 0, ""),
+        (OWN + 1, IN_ALL + 1, 0, f"until there are fewer each user can have {OWN}"),
+        (PER_USER, PER_USER, 0, ""),
+        (PER_USER + 1, PER_USER + 1, 0, f"user ann has {PER_USER} connections to the daemon already"),
+    ],
+)
+def test_how_many_connections(monkeypatch, mine, all, descriptor, refusal):
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: (1024, 4096))
+    desk = Server.__new__(Server)
+    desk._connections = Counter({ANN: mine, BEN: all - mine, 0: 50})  # root's count against nobody
+    with pytest.raises(Refused, match=refusal) if refusal else contextlib.nullcontext():
+        desk._refuse_too_many(PEOPLE[ANN], descriptor)
+    desk._refuse_too_many(PEOPLE[0], 1023)
+
+
+def test_who_is_refused_hears_it_and_takes_no_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "OWN", 1)
+    monkeypatch.setattr(server, "PER_USER", 1)
+
+    async def story(desk):
+        desk.who = ANN
+        with socket.socket(socket.AF_UNIX) as first:
+            first.connect(str(desk.path))
+            await until(lambda: desk.server._connections[ANN] == 1)
+            assert "user ann has 1 connections" in await desk.refused(Refused, ANN, lambda queue: queue.ping())
+            await until(lambda: desk.server._connections[ANN] == 1)
+        await until(lambda: not desk.server._connections)
+        assert (await desk(ANN, lambda queue: queue.ping())).user == "ann"
+
+    play(tmp_path, story)
+
+
+def test_what_was_asked_is_answered_before_the_end_and_who_waits_is_hung_up_on(tmp_path):
+    async def story(desk):
+        gate, inside = asyncio.Event(), asyncio.Event()
+        ping = desk.server._verbs["ping"]
+
+        async def slowly(*args):
+            inside.set()
+            await gate.wait()
+            return await ping(*args)
+
+        desk.server._verbs["ping"] = slowly
+        (number,) = await desk.submit(0, job())
+        await desk.runs(number)
+        asked = asyncio.ensure_future(desk(0, lambda queue: queue.ping()))
+        waits = asyncio.ensure_future(desk(0, lambda queue: setattr(queue, "patience", 0.0) or queue.wait(number)))
+        await asyncio.wait_for(inside.wait(), DEADLINE)
+        await until(lambda: desk.engine.entries[number].ended)
+        closing = asyncio.ensure_future(desk.server.close())
+        await until(lambda: not desk.path.exists())
+        assert not closing.done()
+        gate.set()
+        await asyncio.wait_for(closing, DEADLINE)
+        assert (await asked).version == "1.2"
+        await desk.server.hang_up()
+        with pytest.raises(DaemonUnavailable):
+            await waits
+        assert not desk.server._handlers
+
+    play(tmp_path, story)
+
+
+def test_a_long_request_costs_its_user_turns(tmp_path, monkeypatch):
+    async def story(desk):
+        turns = []
+        turn = desk.server._turn
+
+        async def counted(uid, rounds=1):
+            turns.append((uid, rounds))
+            await turn(uid, rounds)
+
+        desk.server._turn = counted
+        for size in (server.PIECE, server.PIECE + 1, 3 * server.PIECE):
+            line = protocol.encode({"v": 1, "op": "ping", "x": ""})
+            line = line.replace(b'"x":""', b'"x":"' + b"y" * (size - len(line)) + b'"')
+            assert len(line) == size and (await wire(desk, line))[0]["ok"]
+        assert turns == [(0, 1), (0, 1), (0, 1), (0, 1), (0, 3)]
+        assert desk.server._unfinished == {}
+
+    play(tmp_path, story)

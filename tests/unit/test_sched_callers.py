@@ -1,0 +1,99 @@
+"""Whom the daemon serves, and as what: from the ids of the kernel and the system's list of users."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from dockless.errors import NotPermitted
+from dockless.sched import callers as module
+from dockless.sched.callers import Caller, Callers
+from dockless.sched.config import Config
+from dockless.sched.policy import Quotas
+
+NOBODY = 65534
+USERS = {0: "root", 1001: "ann", 1002: "ben", NOBODY: "nobody"}
+GROUPS = {50: "vision", 51: "students"}
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    """A host with a few users. Which ids were looked up."""
+    ids = []
+
+    def getpwuid(uid):
+        ids.append(uid)
+        return SimpleNamespace(pw_name=USERS[uid], pw_gid=50 if uid == 1001 else 99)
+
+    def getgrgid(gid):
+        return SimpleNamespace(gr_name=GROUPS[gid])
+
+    monkeypatch.setattr(module.pwd, "getpwuid", getpwuid)
+    monkeypatch.setattr(module.grp, "getgrgid", getgrgid)
+    monkeypatch.setattr(module.os, "getgrouplist", lambda user, gid: [gid, 51])
+    return ids
+
+
+def served_by(uid: int, config: Config | None = None) -> Callers:
+    made = Callers(config or Config())
+    made._owner = uid
+    return made
+
+
+def test_roots_daemon_serves_all_who_have_an_account():
+    daemon = served_by(0, Config(admins=("ben", "uid-1003")))
+    assert daemon.caller(0) == Caller(0, "root", frozenset({"gid-99", "students"}), True) and daemon.caller(0).root
+    assert daemon.caller(1001) == Caller(1001, "ann", frozenset({"vision", "students"}), False) and not daemon.caller(1001).root
+    assert daemon.caller(1002).admin
+    with pytest.raises(NotPermitted, match="has no account"):
+        daemon.caller(1003)
+
+
+def test_a_users_daemon_serves_her_and_root():
+    """Also where the system has no name for her: then she has no account, and it is hers all the same."""
+    assert served_by(1001).caller(1001) == Caller(1001, "ann", frozenset({"vision", "students"}), True)
+    assert served_by(1001).caller(0).admin
+    assert served_by(1003).caller(1003) == Caller(1003, "uid-1003", frozenset(), True, False)
+    for uid in (1002, NOBODY):
+        with pytest.raises(NotPermitted, match="serves one user"):
+            served_by(1001).caller(uid)
+
+
+def test_the_id_of_those_that_have_none_here():
+    with pytest.raises(NotPermitted, match="not mapped"):
+        served_by(0).caller(NOBODY)
+    assert served_by(NOBODY).caller(NOBODY).admin
+
+
+def test_groups_of_the_settings_come_before_those_of_the_system():
+    config = Config(Quotas(groups={"vision": 3, "students": 2, "lab": 1}), {"students": ("ben",), "lab": ("ann",)})
+    daemon = served_by(0, config)
+    ann, ben = daemon.caller(1001), daemon.caller(1002)
+    assert (daemon.quota_groups(ann), daemon.quota_groups(ben)) == (("vision", "lab"), ("students",))
+
+
+def test_groups_are_looked_up_again_after_a_minute(monkeypatch, asked):
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    daemon = served_by(0)
+    for now, times in ((1000.0, 1), (1059.0, 1), (1061.0, 2), (1119.0, 2)):
+        daemon.caller(1001)
+        assert asked.count(1001) == times, now
+
+
+def test_what_is_remembered_is_bounded():
+    daemon = served_by(0)
+    daemon._known = {uid: (0.0, "", frozenset(), True) for uid in range(5000, 15_000)}
+    daemon.caller(1001)
+    assert len(daemon._known) == 10_001
+    daemon.caller(1002)
+    assert list(daemon._known) == [1002]
+
+
+def test_the_kernel_says_who_calls():
+    near, far = socket.socketpair(socket.AF_UNIX)
+    with near, far:
+        assert served_by(0).peer_uid(near) == os.getuid()
