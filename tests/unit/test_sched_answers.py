@@ -16,7 +16,7 @@ from support.stand_in import DEADLINE, StandIn, engine, until
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import Client, JobSpec, State, protocol, server
+from dockless.sched import Client, JobSpec, State, client, protocol, server
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.policy import Quotas
@@ -264,6 +264,26 @@ def test_waiting_for_many(tmp_path):
     play(tmp_path, story)
 
 
+def test_cancelling_many(tmp_path, monkeypatch):
+    """In pieces, in the order asked for, each once; of a piece all or none."""
+    monkeypatch.setattr(client, "_CANCELLED_AT_ONCE", 2)
+
+    async def story(desk):
+        ran, *numbers = await desk.submit(ANN, job(gpus="2"), *[job(gpus="1") for _ in range(4)])
+        box = await desk.runs(ran)
+        for wrong, error in (([numbers[0], 4711], UnknownJob), ([numbers[0], *await desk.submit(BEN, job(gpus="1"))], NotPermitted)):
+            await desk.refused(error, ANN, lambda queue, wrong=wrong: queue.cancel_many(wrong))
+            assert desk.engine.entries[numbers[0]].job.state is State.PENDING
+        asked = [numbers[2], ran, numbers[0], numbers[2], numbers[1]]
+        found = await desk(ANN, lambda queue: queue.cancel_many(asked, grace=5))
+        assert [one.id for one in found] == asked
+        assert {one.state for one in found if one.id != ran} == {State.CANCELLED}
+        await until(lambda: ran not in desk.engine.entries)
+        assert box.said[0] == "stop" and desk.engine.entries[numbers[3]].job.state is not State.CANCELLED
+
+    play(tmp_path, story)
+
+
 def test_what_was_forgotten_meanwhile(tmp_path):
     async def story(desk):
         numbers = await desk.submit(ANN, job(), job())
@@ -425,8 +445,8 @@ def test_a_failure_of_the_daemon_itself_is_told_without_what_was_asked(tmp_path,
         ({"op": "wait", "jobs": [], "timeout": -1}, "'timeout'"),
         ({"op": "wait", "jobs": [], "timeout": True}, "'timeout'"),
         ({"op": "wait", "jobs": [], "timeout": "1"}, "'timeout'"),
-        ({"op": "cancel", "job": 1, "grace": 3600}, "there is no job 1"),
-        ({"op": "cancel", "job": 1, "grace": 3601}, "'grace' is not a number of seconds"),
+        ({"op": "cancel", "jobs": [1], "grace": 3600}, "there is no job 1"),
+        ({"op": "cancel", "jobs": [1], "grace": 3601}, "'grace' is not a number of seconds"),
         ({"op": "job", "job": 0}, "'0' is not a job id"),
         ({"op": "job", "job": True}, "'True' is not a job id"),
         ({"op": "job", "job": 1.0}, "'1.0' is not a job id"),
