@@ -80,7 +80,7 @@ _WORDS = {
     "src/dockless/cli/attached": "cli_run",
     "src/dockless/cli/bars": "cli_images",
     "src/dockless/cli/boxes": "cli_run cli_parser",
-    "src/dockless/cli/jobs": "cli_queue submit_fields hostile_text",
+    "src/dockless/cli/jobs": "cli_jobs cli_queue submit_fields hostile_text",
     "src/dockless/cli/logs": "logs_on_a_terminal cli_run",
     "src/dockless/cli/progress": "cli_images",
     "src/dockless/cli/run": "cli_run submit_fields",

@@ -109,3 +109,63 @@ async def until(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < end, "not within the deadline"
         await asyncio.sleep(0.002)
     return answer
+
+
+class Daemon:
+    """The daemon in a thread of this process. ``do``: a call in its loop, for what only that may touch."""
+
+    def __init__(self, directory: Path, config: Config | None = None) -> None:
+        self.launcher = StandIn(directory / "boxes")
+        self.path = directory / "s"
+        self._directory, self._config = directory, config
+        self._ready, self._over = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        from dockless.sched.server import Server
+
+        self._loop = asyncio.get_running_loop()
+        async with engine(self._directory, self.launcher, self._config) as self.engine:
+            self.server = Server(self.engine, self.path, "1.2", self._over.set)
+            await self.server.open()
+            self._ready.set()
+            await self._over.wait()
+            await self.server.close()
+            await self.server.hang_up()
+
+    def __enter__(self) -> Daemon:
+        self._thread.start()
+        assert self._ready.wait(DEADLINE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(DEADLINE)
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result(DEADLINE)
+
+    def running(self, number: int) -> Box:
+        """The sandbox of a job, once it runs."""
+
+        def look() -> Box | None:
+            found = [box for box in self.launcher.boxes.values() if box.id.startswith(f"job-{number}-")]
+            entry = self.engine.entries.get(number)
+            return found[-1] if entry is not None and entry.job.state == "RUNNING" else None
+
+        end = time.monotonic() + DEADLINE
+        while (box := self.do(look)) is None:
+            assert time.monotonic() < end, "it does not run"
+            time.sleep(0.002)
+        return box
+
+    def ended(self, number: int, record: Exit) -> None:
+        """End it so, and until the queue knows."""
+        self.running(number).end(record)
+        end = time.monotonic() + DEADLINE
+        while self.do(lambda: number in self.engine.entries):
+            assert time.monotonic() < end, "it has not ended"
+            time.sleep(0.002)

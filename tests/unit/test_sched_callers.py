@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -97,3 +98,5 @@ def test_the_kernel_says_who_calls():
     near, far = socket.socketpair(socket.AF_UNIX)
     with near, far:
         assert served_by(0).peer_uid(near) == os.getuid()
+    ucred = SimpleNamespace(getsockopt=lambda level, option, size: struct.pack("3i", 11, 22, 33)[:size])  # pid, uid, gid
+    assert served_by(0).peer_uid(ucred) == 22

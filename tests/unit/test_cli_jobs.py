@@ -1,0 +1,298 @@
+"""``submit``, ``queue``, ``wait`` and ``cancel``: each option and each word of theirs, on a daemon that starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+
+import pytest
+from support.stand_in import Daemon
+
+from dockless import pulling
+from dockless.cli import jobs as cli_jobs
+from dockless.cli import main
+from dockless.sandbox.process import Exit
+from dockless.sched import Job, State, connect
+from dockless.sched.jobs import Attempt, AttemptState
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture
+def daemon(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    with Daemon(tmp_path) as made:
+        monkeypatch.setenv("DOCKLESS_SOCKET", str(made.path))
+        yield made
+
+
+@pytest.fixture
+def say(capfd):
+    """The exit code and the lines of standard output and standard error of a command line."""
+
+    def say(*words: object) -> tuple[int, list[str], list[str]]:
+        code = main([str(word) for word in words])
+        out, err = capfd.readouterr()
+        return code, out.splitlines(), err.splitlines()
+
+    return say
+
+
+def stored(number: int) -> Job:
+    with connect() as queue:
+        return queue.job(number)
+
+
+def test_every_option_arrives(daemon, say):
+    group = next(iter(daemon.do(lambda: daemon.engine.callers.caller(os.getuid()).groups)))
+    options = [
+        "--name",
+        "night",
+        "--time",
+        "1m30s",
+        "--priority",
+        "-7",
+        "--group",
+        group,
+        "--on-reboot",
+        "requeue",
+        "--gpus",
+        "1",
+        "-e",
+        "A=1",
+    ]
+    assert say("submit", "-q", *options, "host", "--", "sleep", "7")[:2] == (0, ["1"])
+    job = stored(1)
+    assert (job.name, job.time_limit, job.priority, job.group, job.on_reboot, job.gpu_count, job.image, job.command) == (
+        "night", 90.0, -7, group, "requeue", 1, "host", "sleep 7"
+    )  # fmt: skip
+    assert dict(daemon.running(1).spec.env)["A"] == "1"
+    assert say("submit", "-q", "--", "true")[:2] == (0, ["2"])
+    job = stored(2)
+    assert (job.name, job.time_limit, job.priority, job.group, job.on_reboot, job.gpu_count, job.array) == ("", 0.0, 0, "", "fail", 0, 0)
+
+
+@pytest.mark.parametrize(("words", "policy"), [((), "missing"), (("--pull", "never"), "never"), (("--pull", "always"), "always")])
+def test_the_image_is_there_before_the_job_is(daemon, say, monkeypatch, words, policy):
+    """Brought as the option says, for this daemon, and submitted by the name that it has then."""
+    asked = []
+
+    def present_for(answering, image, wanted="missing", progress=None):
+        asked.append((answering.version, image, wanted))
+        with connect() as queue:
+            assert queue.queue() == []
+        return "there:2"
+
+    monkeypatch.setattr(pulling, "present_for", present_for)
+    assert say("submit", "-q", *words, "wanted:1", "--", "true")[:2] == (0, ["1"])
+    assert asked == [("1.2", "wanted:1", policy)]
+    assert stored(1).image == "there:2"
+
+
+def test_what_submit_says(daemon, say):
+    simulated = "dockless: the GPUs are simulated: nothing computes on them"
+    assert say("submit", "--", "true") == (0, ["job 1"], [])
+    assert say("submit", "--gpus", "1", "--", "true") == (0, ["job 2"], [simulated])
+    assert say("submit", "--array", "1", "--", "true") == (0, ["job 3"], [])
+    assert say("submit", "--array", "3", "--", "true") == (0, ["jobs 4 to 6"], [])
+    assert say("submit", "-q", "--array", "2", "--gpus", "1", "--", "true") == (0, ["7", "8"], [])
+    code, out, err = say("submit", "--json", "--gpus", "1", "--", "true")
+    assert (code, json.loads(out[0]), err) == (0, {"id": 9}, [])
+    code, out, err = say("submit", "--json", "--array", "2", "--", "true")
+    assert (code, json.loads(out[0]), err) == (0, {"ids": [10, 11]}, [])
+    assert [(job.array, job.index) for job in (stored(4), stored(6), stored(10))] == [(4, 0), (4, 2), (10, 0)]
+
+
+@pytest.mark.parametrize(
+    ("record", "code", "said"),
+    [
+        (Exit(0, None), 0, None),
+        (Exit(3, None), 3, "FAILED, exit code 3"),
+        (Exit(None, 9), 137, "FAILED, killed by signal 9"),
+    ],
+)
+def test_submit_that_waits(daemon, say, monkeypatch, record, code, said):
+    start = daemon.launcher.start
+
+    def at_once(*args, **how):
+        box = start(*args, **how)
+        box.end(record)
+        return box
+
+    monkeypatch.setattr(daemon.launcher, "start", at_once)
+    assert say("submit", "--wait", "--", "true") == (code, ["job 1"], [f"dockless: job 1: {said}"] if said else [])
+    assert say("submit", "--wait", "-q", "--", "true") == (code, ["2"], [f"dockless: job 2: {said}"] if said else [])
+    got, out, err = say("submit", "--wait", "--json", "--", "true")
+    (row,) = json.loads("".join(out))
+    assert (got, row["id"], row["exit_code"], err) == (code, 3, code, [])
+
+
+def test_waiting_for_some(daemon, say):
+    say("submit", "--array", "4", "--", "true")
+    for number, record in ((1, Exit(0, None)), (2, Exit(4, None)), (3, Exit(5, None))):
+        daemon.ended(number, record)
+    assert say("wait", "1") == (0, ["job 1: COMPLETED"], [])
+    assert say("wait", "1", "3", "2") == (5, ["job 1: COMPLETED", "job 3: FAILED, exit code 5", "job 2: FAILED, exit code 4"], [])
+    assert say("wait", "-q", "1", "2") == (4, [], ["dockless: job 2: FAILED, exit code 4"])
+    code, out, err = say("wait", "--json", "1", "2")
+    assert (code, [row["id"] for row in json.loads("".join(out))], err) == (4, [1, 2], [])
+    code, out, err = say("wait", "--timeout", "0", "1", "4")
+    assert (code, out) == (124, []) and "1 of 2 jobs have not ended" in err[0]
+    code, out, err = say("wait", "1", "box")
+    assert code == 125 and "jobs and sandboxes together" in err[0]
+    daemon.running(4).now = "vanished"
+    daemon.ended(4, None)
+    assert say("wait", "4")[0] == 1 and stored(4).state is State.LOST
+
+
+def test_cancelling(daemon, say):
+    say("submit", "--gpus", "2", "--", "true")
+    say("submit", "--array", "3", "--gpus", "1", "--", "true")
+    daemon.running(1)
+    assert say("cancel", "2") == (0, [f"job 2: CANCELLED, cancelled by {ME}"], [])
+    assert say("cancel", "-q", "3") == (0, [], [])
+    code, out, err = say("cancel", "--json", "3", "4")
+    assert (code, [(row["id"], row["state"]) for row in json.loads("".join(out))], err) == (0, [(3, "CANCELLED"), (4, "CANCELLED")], [])
+    for words in ((), ("--mine", "1")):
+        code, out, err = say("cancel", *words)
+        assert (code, out) == (125, []) and "which jobs?" in err[0]
+    assert stored(1).state is State.RUNNING
+    say("submit", "--gpus", "1", "--", "true")
+    code, out, _ = say("cancel", "--mine", "--grace", "5")
+    assert (code, out) == (0, ["job 1: ending", f"job 5: CANCELLED, cancelled by {ME}"])
+    assert say("wait", "-q", "1")[0] == 143 and stored(1).state is State.CANCELLED
+    assert say("cancel", "--mine") == (0, [], [])
+
+
+def test_a_grace_that_is_asked_for(daemon, say, monkeypatch):
+    """None of it: killed at once; more than a job has of its own: not yet."""
+    say("submit", "--", "true")
+    box = daemon.running(1)
+    monkeypatch.setattr(box, "send_stop", lambda: box.said.append("stop"))
+    box.on_kill = lambda: box.end(Exit(None, 9))
+    assert say("cancel", "--grace", "1h", "1")[0] == 0 and "kill" not in box.said
+    assert say("cancel", "--grace", "0", "1")[0] == 0
+    assert say("wait", "-q", "1")[0] == 137 and box.said[:2] == ["stop", "kill"]
+
+
+def test_what_is_no_number(daemon, say):
+    for verb in ("queue", "cancel"):
+        code, out, err = say(verb, "box")
+        assert (code, out) == (125, []) and "'box' is not the number of a job" in err[0]
+
+
+def test_listings(daemon, say):
+    say("submit", "--gpus", "2", "--name", "wide", "--priority", "3", "--", "true")
+    say("submit", "--gpus", "1", "--", "sleep", "x" * 40)
+    say("submit", "--", "false")
+    daemon.running(1)
+    daemon.ended(3, Exit(1, None))
+    code, out, err = say("queue")
+    assert (code, err, out[-1]) == (0, [], "GPUs are simulated.")
+    rows = [line.split() for line in out[:-1]]
+    assert rows[0] == ["ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"]
+    assert [(row[:5], row[6]) for row in rows[1:2]] == [(["1", ME, "RUNNING", "2", "3"], "wide")]
+    assert rows[2][:4] == ["2", ME, "PENDING", "1"] and rows[2][5:7] == ["sleep", "x" * 21 + "…"]
+    assert " ".join(rows[2][7:]) == "needs 1 GPU, 0 free; waits for job 1, which has no time limit"
+    assert say("queue", "-q") == (0, ["1", "2"], [])
+    assert say("queue", "-q", "-a") == (0, ["1", "2", "3"], [])
+    assert say("queue", "-q", "-a", "--limit", "1") == (0, ["1", "2", "3"], [])
+    assert say("queue", "-q", "-a", "--user", "nobody-here") == (0, [], [])
+    assert say("queue", "-q", "3", "1") == (0, ["3", "1"], [])
+    code, out, _ = say("queue", "-a", "--json")
+    assert [(row["id"], row["simulated"]) for row in json.loads("".join(out))] == [(1, True), (2, True), (3, False)]
+    code, out, _ = say("queue", "--json", "3")
+    assert [(row["id"], row["simulated"]) for row in json.loads("".join(out))] == [(3, False)]
+
+
+def test_how_many_have_ended_is_bounded_unless_one_says(daemon, say):
+    say("submit", "--array", "52", "--gpus", "1", "--", "true")
+    say("cancel", "-q", "--mine", "--grace", "0")
+    assert say("wait", "-q", *range(1, 53))[0] != 0
+    assert len(say("queue", "-q", "-a")[1]) == 50
+    assert len(say("queue", "-q", "-a", "--limit", "51")[1]) == 51
+
+
+def test_what_the_disk_says_is_said_with_the_queue(daemon, say):
+    daemon.do(lambda: setattr(daemon.engine.outage, "text", "no room"))
+    for words in (("queue",), ("queue", "--json")):
+        code, _, err = say(*words)
+        assert code == 0 and "no room" in err[0]
+    assert say("queue", "-q") == (0, [], [])
+
+
+def row(**fields) -> Job:
+    return Job(**{"id": 7, "uid": 5, "user": "ann", "state": State.PENDING, "submitted": 100.0, **fields})
+
+
+@pytest.fixture
+def _at_1000(monkeypatch):
+    monkeypatch.setattr("dockless.cli.output.time.time", lambda: 1000.0)
+
+
+@pytest.mark.usefixtures("_at_1000")
+@pytest.mark.parametrize(
+    ("job", "cells"),
+    [
+        (row(image="img"), ["7", "ann", "PENDING", "15m", "img"]),
+        (row(reason="why", command="sleep 1", image="img"), ["7", "ann", "PENDING", "15m", "sleep 1", "why"]),
+        (row(state=State.RUNNING, started=940.0, name="n", command="c", gpu_count=2), ["7", "ann", "RUNNING", "2", "1m", "n"]),
+        (row(state=State.FAILED, started=200.0, ended=205.0, exit_code=3, name="n"), ["7", "ann", "FAILED", "5s", "n", "exit 3"]),
+        (row(state=State.FAILED, started=200.0, ended=205.0, exit_code=3, name="n", reason="r"), ["7", "ann", "FAILED", "5s", "n", "r"]),
+        (
+            row(state=State.COMPLETED, started=200.0, ended=205.0, exit_code=0, priority=4, name="n"),
+            ["7", "ann", "COMPLETED", "4", "5s", "n"],
+        ),
+        (row(state=State.CANCELLED, ended=205.0, name="n"), ["7", "ann", "CANCELLED", "15m", "n"]),
+    ],
+)
+def test_a_row(capfd, job, cells):
+    cli_jobs.print_queue([job], False)
+    head, line = capfd.readouterr().out.splitlines()
+    assert [cell.strip() for cell in line.split("  ") if cell.strip()] == cells
+    assert head.split() == ["ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"]
+
+
+@pytest.mark.usefixtures("_at_1000")
+def test_a_job_in_full(capfd):
+    def told(job: Job, simulated: bool = False) -> list[str]:
+        cli_jobs._detail(job, simulated)
+        return capfd.readouterr().out.splitlines()
+
+    assert told(row(image="img")) == [
+        "job         7",
+        "state       PENDING",
+        "user        ann (5)",
+        "image       img",
+        "submitted   15m ago",
+        "",
+    ]
+    attempts = (
+        Attempt(7, 1, AttemptState.VOID, "job-7-1-x", (), 0.0, 300.0, "the daemon died"),
+        Attempt(7, 2, AttemptState.ENDED, "job-7-2-x", ("GPU-1", "GPU-2"), 200.0, 205.0),
+        Attempt(7, 3, AttemptState.RUNNING, "job-7-3-x", (), 300.0),
+    )
+    full = row(
+        state=State.FAILED, reason="exit code 0", name="n", group="g", image="img", command="sleep 1", gpus="all", gpu_count=2,
+        devices=("GPU-1", "GPU-2"), time_limit=90.0, priority=-3, exit_code=0, attempts=attempts,
+    )  # fmt: skip
+    assert told(full, True) == [
+        "job         7",
+        "state       FAILED, exit code 0",
+        "name        n",
+        "user        ann (5), group g",
+        "image       img",
+        "command     sleep 1",
+        "gpus        all = 2 (simulated): GPU-1, GPU-2",
+        "time limit  1m30s",
+        "priority    -3",
+        "submitted   15m ago",
+        "exit code   0",
+        "attempt     1: VOID, sandbox job-7-1-x, the daemon died",
+        "attempt     2: ENDED, sandbox job-7-2-x, 5s",
+        "attempt     3: RUNNING, sandbox job-7-3-x",
+        "",
+    ]
+    assert told(row(gpus="2", gpu_count=2))[3] == "gpus        2 = 2: none yet"
+    assert told(row(), True) == told(row())
