@@ -65,7 +65,7 @@ class Callers:
         if not account and uid not in (0, self._owner):
             # Each user has thousands of subordinate ids, subuid(5): limits that hold for each id would not hold for her.
             raise NotPermitted(f"uid {uid} has no account on this host", subject=f"uid {uid}", hint="see `getent passwd`")
-        return Caller(uid, user, groups, uid in (0, self._owner) or (account and user in self.config.admins), account)
+        return Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins, account)
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:
         """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""

@@ -23,6 +23,8 @@ def f(a: int = 3, *, keep=True) -> int:
     return a + 1
 def unseen(end):
     return time.monotonic() > end or self.fd < 0 or 1 > own_fd
+def the_same(a, b):
+    return max(a, b)
 '''
 C = b"""/* if (x < 1) return 2; */
 #define ONE 1
@@ -49,6 +51,7 @@ def test_python():
     assert {("dropped not", 8), ("dropped call", 10), ("removed keyword", 11), ("swapped arguments", 11), ("swapped operator", 12)} <= kinds
     assert not {line for _, line in kinds} & {1, 2, 3, 4, 9}
     assert {kind for kind, line in kinds if line == 14} == {"and for or", "dropped operand"}
+    assert not {kind for kind, line in kinds if line == 16}
     assert ("removed keyword", 11, 'g(a, 2, mode=0o600, hint="say " + "so")', 'g(a, 2, hint="say " + "so")') in changed(found, PYTHON)
 
 

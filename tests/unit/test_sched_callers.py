@@ -63,6 +63,11 @@ def test_a_users_daemon_serves_her_and_root():
             served_by(1001).caller(uid)
 
 
+def test_root_is_root_without_a_name_too(monkeypatch):
+    monkeypatch.delitem(USERS, 0)
+    assert served_by(1001).caller(0) == Caller(0, "uid-0", frozenset(), True, False)
+
+
 def test_the_id_of_those_that_have_none_here():
     with pytest.raises(NotPermitted, match="not mapped"):
         served_by(0).caller(NOBODY)

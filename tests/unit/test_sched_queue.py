@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dockless.errors import SchedError, Unwritable
 from dockless.sched import State, queue
-from dockless.sched.jobs import AttemptState
+from dockless.sched.jobs import Attempt, AttemptState, Job
 from dockless.sched.lease import Lease, held
 from dockless.sched.writer import Writer
 
@@ -96,6 +98,102 @@ def test_a_life_in_the_database(db, path):
     assert held(db) == [] and queue.live(db) == []
     events = [row[0] for row in db.execute("SELECT event FROM events ORDER BY seq")]
     assert events == ["submit", "start", "void", "start", "running", "ended"]
+
+
+def test_every_value_comes_back_as_itself(db):
+    new = new_job(
+        "ben", uid=1001, name="n", group="g", image="i", command="c", gpus="2", gpu_count=2, wanted=("a", "b"), quota_groups=("q", "r"),
+        priority=-3, time_limit=4.5, on_reboot="requeue", spec="[1, 2]",
+    )  # fmt: skip
+    queue.insert(db, [new], False, 2.0)
+    assert queue.insert(db, [new, new], True, 3.0) == [2, 3]
+    shown = Job(
+        3, 1001, "ben", State.PENDING, name="n", group="g", image="i", command="c", gpus="2", gpu_count=2, priority=-3, time_limit=4.5,
+        on_reboot="requeue", submitted=3.0, array=2, index=1,
+    )  # fmt: skip
+    assert queue.live(db)[2] == queue.Live(shown, ("a", "b"), ("q", "r"), False, spec_size=6)
+    assert queue.live(db)[0].job == replace(shown, id=1, submitted=2.0, array=0, index=0)
+    assert [live.job.id for live in queue.live(db, [3, 1])] == [1, 3]
+    assert queue.job(db, 3) == shown and queue.job(db, 4) is None
+    queue.begin_attempt(db, Lease(3, 1, ("a", "b"), 5.0), "box", "this boot", 77.0)
+    shown = replace(shown, state=State.STARTING, started=5.0, devices=("a", "b"), attempt=1)
+    assert queue.live(db)[2] == queue.Live(shown, ("a", "b"), ("q", "r"), False, "this boot", 77.0, 6)
+    first = Attempt(3, 1, AttemptState.STARTING, "box", ("a", "b"), 5.0)
+    assert queue.attempts(db, 3) == (first,)
+    queue.set_running(db, 3, 1, 6.0, "detail")
+    queue.want_cancel(db, 3, 7.0, "by ann")
+    assert queue.live(db)[2].cancelled and not queue.live(db)[1].cancelled
+    queue.finish(db, 3, 1, State.CANCELLED, 9.0, "why", {"code": None, "signal": 15}, 143)
+    attempt = replace(first, state=AttemptState.ENDED, ended=9.0, reason="why", exit={"code": None, "signal": 15})
+    assert queue.job(db, 3) == replace(
+        shown, state=State.CANCELLED, reason="why", ended=9.0, exit_code=143, signal=15, attempts=(attempt,)
+    )  # fmt: skip
+    assert list(db.execute("SELECT at, job, attempt, event, detail FROM events ORDER BY seq")) == [
+        (2.0, 1, 0, "submit", ""), (3.0, 2, 0, "submit", "2 jobs, to 3"), (5.0, 3, 1, "start", "a b"), (6.0, 3, 1, "running", "detail"),
+        (7.0, 3, 0, "cancel", "by ann"), (9.0, 3, 1, "ended", "why"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("how", [queue.requeue, queue.void_attempt])
+def test_a_job_that_goes_back_has_nothing(db, how, running):
+    queue.insert(db, [new_job()], False, 1.0)
+    start(db, 1, 1, ("g0", "g1"))
+    if running:
+        queue.set_running(db, 1, 1, 6.0)
+        if how is queue.void_attempt:  # it ran
+            with pytest.raises(SchedError, match="is not STARTING any more"):
+                how(db, 1, 1, 8.0, "why")
+            return
+    how(db, 1, 1, 8.0, "why")
+    job = queue.job(db, 1)
+    assert (job.state, job.reason, job.started, job.devices, job.attempt) == (State.PENDING, "", 0.0, (), 1)
+    state = AttemptState.LOST if how is queue.requeue else AttemptState.VOID
+    assert job.attempts == (Attempt(1, 1, state, "job-1-1", ("g0", "g1"), 5.0, 8.0, "why"),)
+    assert held(db) == []
+    start(db, 1, 2, ("g0", "g1"))
+
+
+def test_how_ends_are_recorded(db):
+    """With an attempt and without one, and where nobody knows how."""
+    queue.insert(db, [new_job()] * 2, False, 1.0)
+    start(db, 1)
+    queue.finish(db, 1, 1, State.LOST, 8.0, "nobody knows", None)
+    queue.finish(db, 2, 0, State.CANCELLED, 9.0, "by ann", None)
+    lost, cancelled = queue.job(db, 1), queue.job(db, 2)
+    assert (lost.state, lost.exit_code, lost.signal, lost.attempts[0].state, lost.attempts[0].exit) == (
+        State.LOST, None, None, AttemptState.LOST, None
+    )  # fmt: skip
+    assert (cancelled.state, cancelled.attempts) == (State.CANCELLED, ())
+    events = db.execute("SELECT at, job, attempt, event, detail FROM events WHERE at > 7 ORDER BY seq")
+    assert list(events) == [(8.0, 1, 1, "lost", "nobody knows"), (9.0, 2, 0, "cancelled", "by ann")]
+    with pytest.raises(SchedError, match="job 3 is not in the queue"):
+        queue.finish(db, 3, 0, State.CANCELLED, 9.0, "", None)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 200])
+def test_ended_jobs_the_newest_first(db, monkeypatch, page):
+    """Of the same moment the one with the larger number first; however many are read at once."""
+    monkeypatch.setattr(queue, "_PAGE", page)
+    queue.insert(db, [new_job("ann"), new_job("ben"), new_job("ann"), new_job("ann"), new_job("ann")], False, 1.0)
+    for number, at in ((1, 5.0), (2, 7.0), (3, 7.0), (4, 6.0)):
+        queue.finish(db, number, 0, State.CANCELLED, at, "", None)
+    assert [job.id for job in queue.ended(db, "", 10)] == [3, 2, 4, 1]
+    assert [job.id for job in queue.ended(db, "ann", 10)] == [3, 4, 1]
+    assert [[job.id for job in queue.ended(db, "", limit)] for limit in (0, 1, 2, 3, 4)] == [[], [3], [3, 2], [3, 2, 4], [3, 2, 4, 1]]
+
+
+def test_whose_jobs_and_which_sandboxes(db):
+    queue.insert(db, [new_job(uid=7), new_job(uid=8), new_job(uid=9)], False, 1.0)
+    start(db, 2)
+    assert queue.owners(db) == {1: 7, 2: 8, 3: 9} and queue.owners(db, [3, 1, 44]) == {1: 7, 3: 9} and queue.owners(db, []) == {}
+    assert queue.has_sandbox(db, "job-2-1") and not queue.has_sandbox(db, "job-1-1")
+
+
+def test_the_clock_of_the_kernel():
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= queue.ticks() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert queue.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def test_a_newer_or_damaged_queue_is_refused(path, db, tmp_path):

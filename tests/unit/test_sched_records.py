@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from dockless import errors
 from dockless.cgroups import Limits
 from dockless.errors import BadInput, DocklessError, LimitUnavailable, SchedError
+from dockless.sandbox.plan import Command
 from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
 from dockless.sched import Attempt, AttemptState, Job, JobSpec, State, protocol
 from dockless.sched.codec import job_from_plain, job_to_plain
-from dockless.sched.jobs import ALLOWED, ENDED, final_state, shell_code
+from dockless.sched.jobs import ALLOWED, ENDED, MAX_PRIORITY, MAX_TIME_LIMIT, final_state, shell_code
+from dockless.sched.queue import NewJob
 
 
 def test_a_job_travels_whole():
@@ -56,6 +58,8 @@ def test_wrong_jobs_are_refused(plain):
 
 def test_states():
     assert set(ALLOWED) == set(State)
+    assert {state for state in State if state.ended} == ENDED
+    assert {state for state in State if state.holds_gpus} == {State.STARTING, State.RUNNING}
     assert all(not ALLOWED[state] for state in ENDED)
     assert State.PENDING not in ALLOWED[State.PENDING]
     assert str(State.OOM) == "OOM" and State("LOST").ended
@@ -76,6 +80,50 @@ def test_states():
 def test_how_a_job_ended(record, cancelled, state, code):
     assert final_state(record, cancelled)[0] is state
     assert shell_code(record) == code
+
+
+def test_why_a_job_ended():
+    """The first of these that is so; how it ended goes along."""
+    record = {"code": None, "signal": 9, "timed_out": True, "oom_killed": True}
+    assert final_state(record, True) == (State.CANCELLED, "cancelled while it ran (killed by signal 9)")
+    assert final_state(record, False) == (State.TIMEOUT, "reached its time limit")
+    record["timed_out"] = False
+    assert final_state(record, False) == (State.OOM, "out of memory (killed by signal 9)")
+    assert final_state({"code": 0, "signal": None, "oom_killed": True}, False) == (State.COMPLETED, "")
+    assert final_state({"code": 7, "signal": None}, False) == (State.FAILED, "exit code 7")
+
+
+def test_the_largest_values_of_a_job():
+    for field, most in (("priority", MAX_PRIORITY), ("time_limit", MAX_TIME_LIMIT)):
+        assert getattr(JobSpec(**{field: most}), field) == most
+        with pytest.raises(BadInput, match="out of range") as caught:
+            JobSpec(**{field: most + 1})
+        assert caught.value.subject == field
+    assert JobSpec(priority=-MAX_PRIORITY, time_limit=0.0)
+    for wrong in ({"priority": -MAX_PRIORITY - 1}, {"time_limit": -0.1}, {"time_limit": float("nan")}):
+        with pytest.raises(BadInput, match="out of range"):
+            JobSpec(**wrong)
+    for field in ("name", "group", "gpus"):
+        assert JobSpec(**{field: "x" * 128})
+        for text in ("x" * 129, "a\nb"):
+            with pytest.raises(BadInput, match="too long or not printable") as caught:
+                JobSpec(**{field: text})
+            assert caught.value.subject == field
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Spec(env=(("TOKEN", "hunter2"),)),
+        JobSpec(Spec(env=(("TOKEN", "hunter2"),))),
+        Command(("true",), ("true",), ("TOKEN=hunter2",)),
+        NewJob(0, "root", "", "", "host", "true", "", 0, (), (), 0, 0.0, "fail", "hunter2"),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_what_holds_an_environment_does_not_show_it(record):
+    """A repr ends in somebody's log."""
+    assert "hunter2" not in repr(record)
 
 
 def test_job_reads_back():

@@ -182,6 +182,7 @@ def test_shares(db):
     assert (shares.jobs, shares.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
     with shares.coming(2, 10, 20):
         assert (shares.jobs[2], shares.size[2]) == (11, 21)
+    assert (shares.jobs, shares.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
     for live in lives[:2]:
         shares.leave(live)
     assert (shares.jobs[1], shares.size[1]) == (2, 107)
@@ -210,6 +211,33 @@ def test_a_users_oldest_output_goes_first(tmp_path):
     kept.add(7, "job-6-1-cafe")
     assert kept.trim(7, 2000) == 2 and names(tmp_path) == {"job-2-1-cafe", "job-6-1-cafe"}
     assert kept.prune(5.0) == 1 and names(tmp_path) == {"job-6-1-cafe"}
+
+
+def test_what_a_user_may_have_kept(tmp_path):
+    """So much and no more; the newest whatever it takes; each counts once, and what is empty not at all."""
+    kept = Kept(tmp_path)
+    for number in (1, 2, 3):
+        write(tmp_path, f"job-{number}-1-cafe", 1000, number)
+        kept.add(7, f"job-{number}-1-cafe", float(number))
+        kept.add(7, f"job-{number}-1-cafe")
+    (tmp_path / "job-4-1-cafe.log").touch()
+    kept.add(8, "job-4-1-cafe")
+    kept.add(8, "job-5-1-cafe")
+    assert (kept.trim(8, 0), kept.trim(9, 0), kept.trim(7, 3000)) == (0, 0, 0)
+    assert kept.trim(7, 2999) == 1 and kept.trim(7, 2000) == 0
+    assert kept.prune(2.0) == 0 and kept.prune(2.5) == 1 and kept.trim(7, 0) == 0
+    assert names(tmp_path) == {"job-3-1-cafe", "job-4-1-cafe"}
+    kept.remove("job-3-1-cafe")
+    kept.remove("job-3-1-cafe")
+    assert names(tmp_path) == {"job-4-1-cafe"} and not kept._bytes and not kept._of_user
+
+
+def test_when_it_came_is_when_it_was_added(tmp_path, monkeypatch):
+    monkeypatch.setattr("dockless.sched.kept.time.time", lambda: 50.0)
+    kept = Kept(tmp_path)
+    write(tmp_path, "job-1-1-cafe", 10, 1.0)
+    kept.add(7, "job-1-1-cafe")
+    assert kept.prune(50.0) == 0 and kept.prune(50.5) == 1
 
 
 def test_output_of_the_forgotten_and_of_old_queues_goes(tmp_path):

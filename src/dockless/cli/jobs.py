@@ -19,9 +19,7 @@ def submit_options(parser: Parser) -> None:
     image_options(parser, "dockless submit [options] [IMAGE] [-- COMMAND …]")
     queue = parser.add_argument_group("the queue")
     queue.add_argument("--name", default="", help="of the job, for listings")
-    queue.add_argument(
-        "--time-limit", "--time", dest="time_limit", metavar="TIME", help="2h: it may be fitted in before a job that waits for more"
-    )
+    queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
     queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
     queue.add_argument("--group", default="", help="one of your groups, for listings")
     queue.add_argument("--array", type=whole(1), metavar="N", help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1")
@@ -145,9 +143,7 @@ def _time(job: Job) -> str:
 
 
 def _why(job: Job) -> str:
-    if job.reason or not job.state.ended:
-        return job.reason
-    return "" if job.exit_code in (None, 0) else f"exit {job.exit_code}"
+    return job.reason or ("" if job.exit_code in (None, 0) else f"exit {job.exit_code}")
 
 
 def _detail(job: Job, simulated: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run_options(parser: Parser) -> None:
     image_options(parser, "dockless run [options] [IMAGE] [-- COMMAND …]")
-    parser.add_argument("--name", "--id", dest="name", metavar="NAME", help="call the sandbox that")
+    parser.add_argument("--name", "--id", metavar="NAME", help="call the sandbox that")
     pull_option(parser)
     parser.add_argument("-d", "--detach", action="store_true", help="go on without us: print its id; see ps, logs, wait, stop, rm")
     parser.add_argument("--explain", action="store_true", help="print every step of the plan, and stop; with --time: run, then print")

@@ -59,7 +59,7 @@ def prune_options(parser: Parser) -> None:
     parser.add_argument("--keep-last", type=whole(0), metavar="N", help="of each repository all but the N used last")
     parser.add_argument("--blobs", action="store_true", help="layers as they came, too: only push and save need them")
     parser.add_argument("--dry-run", action="store_true", help="say what would go")
-    parser.add_argument("-y", "--yes", "-f", "--force", dest="yes", action="store_true", help="do not ask")
+    parser.add_argument("-y", "--yes", "-f", "--force", action="store_true", help="do not ask")
     parser.quiet("say nothing")
     parser.json()
 
