@@ -65,7 +65,7 @@ struct erofs_index {
     size_t reserved;
     uint64_t size, size_max, members, members_max;
     uint32_t whiteout; /* the inode that all whiteouts share */
-    int base, finished;
+    int base;
     uint32_t warned[WARN_END];
     char examples[WARN_END][160];
 };

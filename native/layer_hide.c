@@ -104,6 +104,6 @@ int settle(struct writer *w) {
     }
     int failed = dirs_flush(w);
     if (!error) error = failed;
-    if (error && error != -EALREADY) layer_fail(&w->error, FAULT_SYSTEM, -error, "cannot finish the layer: %s", strerror(-error));
+    if (error) layer_fail(&w->error, FAULT_SYSTEM, -error, "cannot finish the layer: %s", strerror(-error));
     return error ? -1 : 0;
 }

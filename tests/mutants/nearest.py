@@ -36,7 +36,7 @@ _WORDS = {
     "images/upload": "push",
     "native/clone": "launch_threads launcher",
     "native/erofs": "image_erofs test_erofs sandbox_indexed",
-    "native/fault": "layer_writer",
+    "native/fault": "layer_writer tarstream_edges",
     "native/init": "launcher operations plan_effects sandbox_process",
     "native/keeper": "launcher detached damaged plan_effects",
     "native/launcher": "launcher operations",
@@ -112,6 +112,7 @@ _WIDE = {
 _SLOW = (
     "attacks/test_layers_bombs.py attacks/test_registry_endless.py attacks/test_sched_fairness.py"
     " integration/test_daemon_crash.py integration/test_daemon_full_disk.py integration/test_documents.py"
+    " integration/test_explained_script.py"
     " integration/test_fault_points.py integration/test_image_concurrency.py integration/test_image_erofs.py"
     " integration/test_image_interop.py integration/test_pull_chaos.py integration/test_pull_crashes.py"
     " integration/test_registry_interop.py integration/test_stress.py"

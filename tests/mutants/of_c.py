@@ -1,4 +1,7 @@
-"""Mutants of C, from its tokens. What does not compile afterwards is none, and nobody could see ``fd < 1`` for ``fd < 0``, or -2 for -1."""
+"""Mutants of C, from its tokens. What does not compile afterwards is none.
+
+Nobody could see ``fd < 1`` for ``fd < 0``, 2 for a 1 that only says yes (it becomes 0), -2 for -1, nor a buffer that is longer.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ _FLIPPED = {b"<": b"<=", b"<=": b"<", b">": b">=", b">=": b">", b"==": b"!=", b"
 _LOGIC = re.compile(rb" (&&|\|\|) ")
 _FLAG = re.compile(rb" \| ([A-Z][A-Z0-9_]+|0x[0-9a-f]+)\b")
 _NUMBER = re.compile(rb"(?<![\w.])(\d+|0x[0-9a-fA-F]+)(u?l{0,2})\b(?![.\w])")
+_ANSWER = re.compile(rb"(?:-|return |= |[?:] )\Z")
+_LENGTH = re.compile(rb"^[ \t]+(?:static |const |unsigned |struct )*\w+ \w+\[[^\]\n]+\]", re.MULTILINE)
 _CALL = re.compile(rb"^[ \t]+(\w+\([^;{}]*\));[ \t]*(?=\n|$)", re.MULTILINE)
 _SUM = re.compile(rb"(?<=[\w)\]]) ([+-]) (?=[\w(])")
 _IF = re.compile(rb"\bif \(")
@@ -23,6 +28,7 @@ _LEAVES = re.compile(rb"\s*(return|goto|continue|break)\b[^;{}]*;")
 def mutants(path: str, source: bytes) -> list[Mutant]:
     """Of functions' bodies and tables; comments, strings and the preprocessor's lines are left alone."""
     code = _IGNORED.sub(lambda match: re.sub(rb"[^\n]", b"\0", match[0]), source)
+    code = _LENGTH.sub(lambda match: b"\0" * len(match[0]), code)
     code = _DESCRIPTOR.sub(lambda match: b"\0" * len(match[0]), code)
     found = [Mutant(path, source.count(b"\n", 0, start) + 1, kind, start, end, new) for kind, start, end, new in _all(code, source)]
     return [one for one in found if b"\0" not in code[one.start : one.start + 1]]
@@ -37,8 +43,8 @@ def _all(code: bytes, source: bytes) -> Iterator[tuple[str, int, int, bytes]]:
         yield "dropped flag", *match.span(), b""
     for match in _NUMBER.finditer(code):
         decimal = match[1] == b"0" or not match[1].startswith(b"0")  # others are flags, masks and modes
-        failure = code[match.start() - 1 : match.end()] == b"-1"  # -2 says the same
-        yield "changed constant", *match.span(1), b"%d" % (int(match[1]) + 1) if decimal and not failure else b"0"
+        says_yes = match[1] == b"1" and _ANSWER.search(code, max(0, match.start() - 9), match.start())
+        yield "changed constant", *match.span(1), b"%d" % (int(match[1]) + 1) if decimal and not says_yes else b"0"
     for match in _CALL.finditer(code):
         if not match[1].startswith((b"return", b"if", b"for", b"while", b"switch")):
             yield "dropped call", *match.span(1), b"(void)0"

@@ -140,7 +140,7 @@ class _Judge:
             if mutant.path.endswith(".c"):
                 copy.unbuild(self.place)
         if verdict.state == "noticed" and not (again and self._is_sound(verdict.by)):
-            self.failing_anyway.add(verdict.by)
+            self.failing_anyway |= {verdict.by} | (self._failing(verdict.by) if again else set())
             return self.of(mutant, source, tests)
         verdict.seconds = time.monotonic() - start
         return verdict
@@ -165,7 +165,7 @@ class _Judge:
         if status is None:
             verdict.state, verdict.by = "undecided", f"{self.chosen.time:g} s are over"
         elif status:
-            failed = [line.split(" ", 1)[1].split(" - ")[0] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            failed = _failed(said)
             verdict.state, verdict.by = "noticed", failed[0] if failed else said.strip()[-200:].replace("\n", " ")
 
     def _fails(self, test: str) -> bool:
@@ -178,8 +178,12 @@ class _Judge:
             self.sound.add(test)
         return test in self.sound
 
-    def _pytest(self, tests: list[str], seconds: float) -> tuple[int | None, str]:
-        command = ["-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--no-header"]
+    def _failing(self, test: str) -> set[str]:
+        """All tests of this one's file that fail without the mutant, so that they are not found out one by one."""
+        return set(_failed(self._pytest([test.removeprefix("tests/").split("::")[0]], 300, "--maxfail=0")[1]))
+
+    def _pytest(self, tests: list[str], seconds: float, *options: str) -> tuple[int | None, str]:
+        command = ["-m", "pytest", "-x", *options, "-q", "--tb=no", "-p", "no:cacheprovider", "--no-header"]
         command += [f"--basetemp={self.place.parent / 'pytest'}", *(f"--deselect={name}" for name in sorted(self.failing_anyway))]
         env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1", "DOCKLESS_TEST_TIME_LIMIT": "20"}
         with tempfile.TemporaryFile() as out:  # not a pipe: whatever a mutant leaves running would keep that open
@@ -197,6 +201,10 @@ class _Judge:
                 leftovers.end(process.pid)
             out.seek(0)
             return (0 if status == 5 else status), out.read().decode(errors="replace")  # 5: nothing was collected
+
+
+def _failed(said: str) -> list[str]:
+    return [line.split(" ", 1)[1].split(" - ")[0] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
 
 
 def _report(verdicts: list[Verdict], chosen: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _BIND, _REC, _PRIVATE, _MOVE = 0x20000, 4096, 16384, 1 << 18, 8192
 _NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_LOOPS = range(64)
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 
 
@@ -28,6 +29,9 @@ def enter(devices: Path) -> None:
     for name, (major, minor) in _NODES.items():
         os.mknod(devices / name, 0o020666, os.makedev(major, minor))
         os.chmod(devices / name, 0o666)
+    os.mknod(devices / "loop-control", 0o020660, os.makedev(10, 237))
+    for number in _LOOPS:
+        os.mknod(devices / f"loop{number}", 0o060660, os.makedev(7, number))
     for name, target in _LINKS.items():
         os.symlink(target, devices / name)
     for name in ("pts", "shm"):

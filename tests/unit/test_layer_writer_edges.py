@@ -428,6 +428,28 @@ def test_xattrs_that_are_not_taken(tmp_path):
     assert sorted(os.listdir(tmp_path / "x")) == ["p", "q", "s"]
 
 
+def test_what_is_listed_twice_has_the_last_ones_xattrs(tmp_path):
+    first, second = (make.directory("d", pax={"SCHILY.xattr.user.x": value}) for value in ("first", "second"))
+    lay(tmp_path / "x", first, second)
+    assert os.getxattr(tmp_path / "x/d", "user.x") == b"second"
+
+
+@pytest.mark.skipif(USER, reason="only root keeps ACLs")
+def test_a_default_acl_goes_with_its_directory(tmp_path):
+    """It is set at the end: on what is still there, and not on what took its place."""
+    everybody = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 7, 2**32 - 1) for tag in (1, 4, 32))
+    rest = b" SCHILY.xattr.system.posix_acl_default=" + everybody + b"\n"
+    record = b"%d" % (len(rest) + 2) + rest
+    info = make.tarfile.TarInfo("pax")
+    info.type, info.size = b"x", len(record)
+    head = info.tobuf(make.tarfile.USTAR_FORMAT) + record + bytes(-len(record) % 512)
+    raw = b"".join(head + make.layer_tar([make.directory(name)])[:512] for name in ("a", "b", "b/c", "ba", "d"))
+    raw_lay(tmp_path / "x", raw + make.layer_tar([make.file("b"), make.directory("b"), make.directory("b/c"), make.file("d")]))
+    found = {name: os.listxattr(tmp_path / "x" / name) for name in ("a", "b", "b/c", "ba", "d")}
+    acl = ["system.posix_acl_default"]
+    assert found == {"a": acl, "b": [], "b/c": [], "ba": acl, "d": []}
+
+
 @pytest.mark.skipif(USER, reason="only root sets capabilities")
 def test_a_capability_outlives_the_data_and_the_owner(tmp_path):
     capability = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
@@ -540,14 +562,24 @@ def test_as_many_links_as_linux_follows(tmp_path):
 @pytest.mark.parametrize(
     ("target", "leads"),
     [
-        *[("d", "d"), ("/d", "d"), ("./d", "d"), ("d/.", "d"), ("d/e", "d/e"), ("d/e/..", "d"), ("d//e", "d/e"), ("/", ""), (".", "")],
+        *[
+            ("d", "d"),
+            ("/d", "d"),
+            ("./d", "d"),
+            ("d/.", "d"),
+            ("d/inner", "d/inner"),
+            ("d/inner/..", "d"),
+            ("d//inner", "d/inner"),
+            ("/", ""),
+            (".", ""),
+        ],
         *[
             ("..", ""),
             ("../..", ""),
             ("/..", ""),
             ("../d", "d"),
-            ("d/../d/e", "d/e"),
-            ("d/e/../..", ""),
+            ("d/../d/inner", "d/inner"),
+            ("d/inner/../..", ""),
             ("new", "new"),
             ("d/new", "d/new"),
         ],
@@ -555,7 +587,7 @@ def test_as_many_links_as_linux_follows(tmp_path):
 )
 @pytest.mark.parametrize("lower", [False, True], ids=["one layer", "two layers"])
 def test_where_links_lead(tmp_path, target, leads, lower):
-    there = [make.directory("d"), make.directory("d/e"), make.symlink("l", target), make.symlink("d/l", f"../{target.lstrip('/')}")]
+    there = [make.directory("d"), make.directory("d/inner"), make.symlink("l", target), make.symlink("d/l", f"../{target.lstrip('/')}")]
     files = [make.file("l/f1"), make.file("d/l/f2"), make.file("l/deep/f3")]
     if lower:
         lay(tmp_path / "below", *there)
