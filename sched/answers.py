@@ -114,10 +114,9 @@ class Answers:
             with contextlib.suppress(UnknownJob):
                 yield self.own(caller, number)
 
-    async def started(self, number: int) -> None:
+    async def started(self, entry: Entry) -> None:
         """Until the job's program runs, or it never will."""
-        entry = self.engine.entries.get(number)
-        while entry is not None and entry.job.state in (State.PENDING, State.STARTING) and number in self.engine.entries:
+        while entry.job.state in (State.PENDING, State.STARTING):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry.up.append(future)
             await future

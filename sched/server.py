@@ -27,7 +27,7 @@ from dockless.sched.answers import Answers
 from dockless.sched.callers import Caller
 from dockless.sched.engine import Engine
 from dockless.sched.faults import describe, say
-from dockless.sched.jobs import Job, State
+from dockless.sched.jobs import Job
 from dockless.sched.protocol import (
     MAX_JOBS_PER_REQUEST,
     MAX_JOBS_PER_SUBMIT,
@@ -356,8 +356,8 @@ class Server:
 
         async def stream() -> None:
             entry = self.engine.entries.get(number)
-            if entry is not None and follow and entry.job.state in (State.PENDING, State.STARTING):
-                await self.answers.started(number)
+            if entry is not None and follow:
+                await self.answers.started(entry)
                 entry = self.engine.entries.get(number)
             current = attempt or (entry.job.attempt if entry is not None else self.answers.own(caller, number).attempt)
             base = self.engine.log_base(number, current)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+from types import SimpleNamespace
 
 import pytest
 from support.stand_in import Daemon
@@ -12,8 +13,9 @@ from support.stand_in import Daemon
 from dockless import pulling
 from dockless.cli import jobs as cli_jobs
 from dockless.cli import main
+from dockless.sandbox import detached
 from dockless.sandbox.process import Exit
-from dockless.sched import Job, State, connect
+from dockless.sched import Job, State, connect, server
 from dockless.sched.jobs import Attempt, AttemptState
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -163,6 +165,43 @@ def test_cancelling(daemon, say):
     assert (code, out) == (0, ["job 1: ending", f"job 5: CANCELLED, cancelled by {ME}"])
     assert say("wait", "-q", "1")[0] == 143 and stored(1).state is State.CANCELLED
     assert say("cancel", "--mine") == (0, [], [])
+
+
+def test_all_of_mine_are_more_than_a_listing_shows(daemon, say, monkeypatch):
+    monkeypatch.setattr(server, "LISTED", 2)
+    say("submit", "--array", "5", "--gpus", "2", "--", "true")
+    daemon.running(1)
+    assert len(say("queue", "-q")[1]) == 3
+    assert len(say("cancel", "--mine")[1]) == 5
+
+
+class Box:
+    """What ``wait`` needs of a detached sandbox. ``asked``: how long each was waited for."""
+
+    def __init__(self, code, asked):
+        self.code, self.asked = code, asked
+
+    def wait(self, timeout):
+        self.asked.append(timeout)
+        return SimpleNamespace(exit_code=self.code)
+
+
+def test_waiting_for_sandboxes(say, monkeypatch):
+    """The first that did not end well says how; the time is for all of them together."""
+    asked = []
+    boxes = {"fine": Box(0, asked), "four": Box(4, asked), "five": Box(5, asked)}
+    monkeypatch.setattr(detached, "get", boxes.__getitem__)
+    monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: {"code": box.code})
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0 + 3 * len(asked))
+    assert say("wait", "fine", "four", "five") == (4, ["fine: exit code 0", "four: exit code 4", "five: exit code 5"], [])
+    assert say("wait", "five", "four")[0] == 5 and say("wait", "fine")[0] == 0
+    assert asked == [None] * 6
+    assert say("wait", "-q", "four") == (4, [], [])
+    code, out, _ = say("wait", "--json", "four", "fine")
+    assert (code, json.loads("".join(out))) == (4, [{"code": 4}, {"code": 0}])
+    asked.clear()
+    assert say("wait", "-q", "--timeout", "5", "fine", "four", "five")[0] == 4
+    assert asked == [5.0, 2.0, 0.0]
 
 
 def test_a_grace_that_is_asked_for(daemon, say, monkeypatch):
