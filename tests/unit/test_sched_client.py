@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dockless.errors import DaemonUnavailable, NotPermitted
-from dockless.sched import protocol
-from dockless.sched.client import connect
-from dockless.sched.protocol import GpuInfo, HostInfo, LogLine
+from dockless.errors import BadInput, DaemonUnavailable, NotPermitted
+from dockless.sched import Job, JobSpec, State, protocol
+from dockless.sched import client as client_module
+from dockless.sched.client import Client, connect
+from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 
 
 @pytest.fixture
@@ -106,3 +107,171 @@ def test_an_older_daemon_says_less_and_a_newer_one_more(listening):
         assert client.info() == HostInfo(
             (GpuInfo(0, "GPU-0", "", 0, -1, False, False, 0, 0, "", 0.0),), 3, 0, 0, "", (("user", "ann", 1, None),)
         )
+
+
+def test_which_daemon(tmp_path, monkeypatch, home):
+    """The one that is named, else one's own where there is one or there is to be one, else root's."""
+    root, own = tmp_path / "root.sock", client_module.own_socket()
+    monkeypatch.setattr(client_module, "ROOT_SOCKET", root)
+    monkeypatch.setenv("DOCKLESS_SOCKET", "/named")
+    assert own == home / "run" / "daemon.sock" and client_module.socket_path() == Path("/named")
+    monkeypatch.delenv("DOCKLESS_SOCKET")
+    root.touch()
+    assert client_module.socket_path() == own  # DOCKLESS_HOME says where
+    monkeypatch.setattr(client_module, "own_socket", lambda: tmp_path / "own.sock")
+    monkeypatch.delenv("DOCKLESS_HOME")
+    assert client_module.socket_path() == root
+    (tmp_path / "own.sock").touch()
+    assert client_module.socket_path() == tmp_path / "own.sock"
+    (tmp_path / "own.sock").unlink()
+    root.unlink()
+    assert client_module.socket_path() == tmp_path / "own.sock"
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(root))
+    assert Client().path == root and Client("/x").path == Path("/x")
+
+
+def test_what_is_asked(listening):
+    """What is not given is not sent. Each answer is a line, however it is cut."""
+    job = Job(7, 0, "root", State.PENDING).as_dict()
+    answers = [
+        [{"ids": [3, 4]}],
+        [{"first": 5}],
+        [{"ids": [8, 9]}],
+        [{"jobs": [job]}],
+        [{"jobs": []}],
+        [{"job": job}],
+        [{"jobs": [job]}],
+        [{"jobs": [job]}],
+    ]
+    with daemon(listening[0], answers) as asked, connect(listening[1]) as queue:
+        assert queue.submit_many([]) == []
+        assert queue.submit_many([JobSpec(), JobSpec(priority=-1)]) == [3, 4]
+        assert queue.submit_array(JobSpec(), 3) == [5, 6, 7]
+        assert queue.submit_array(JobSpec(), 2) == [8, 9]  # of an older daemon
+        assert [one.id for one in queue.queue()] == [7]
+        assert queue.queue(ended=True, user="ann", limit=4) == []
+        assert queue.job(7).id == 7
+        assert queue.cancel(7).id == 7
+        assert queue.cancel(7, grace=0).id == 7
+    assert asked == [
+        {"v": 1, "op": "submit", "jobs": [{}, {"priority": -1}]},
+        {"v": 1, "op": "submit", "jobs": [{}], "array": 3},
+        {"v": 1, "op": "submit", "jobs": [{}], "array": 2},
+        {"v": 1, "op": "queue", "ended": False, "user": "", "limit": 0},
+        {"v": 1, "op": "queue", "ended": True, "user": "ann", "limit": 4},
+        {"v": 1, "op": "job", "job": 7},
+        {"v": 1, "op": "cancel", "jobs": [7]},
+        {"v": 1, "op": "cancel", "jobs": [7], "grace": 0},
+    ]
+
+
+def test_many_are_waited_for_in_parts(listening, monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_JOBS_PER_REQUEST", 2)
+    jobs = [[{"jobs": [Job(number, 0, "root", State.FAILED).as_dict() for number in part]}] for part in ([5, 3], [4])]
+    with daemon(listening[0], jobs) as asked, connect(listening[1]) as queue:
+        assert [job.id for job in queue.wait_many([5, 3, 5, 4])] == [5, 3, 5, 4]
+    assert asked == [{"v": 1, "op": "wait", "jobs": part} for part in ([5, 3], [4])]
+
+
+def test_an_answer_in_pieces_and_two_at_once(listening):
+    listener, path = listening
+    with connect(path) as queue:
+        there = listener.accept()[0]
+        with there:
+            first, second = (protocol.encode({"ok": True, "ids": [number]}) for number in (1, 2))
+            queue._send("submit", {})
+            there.sendall(first[:5])
+            queue._socket.settimeout(5)
+            sender = threading.Timer(0.05, there.sendall, [first[5:] + second])
+            sender.start()
+            assert queue._receive(10) == {"ok": True, "ids": [1]}
+            assert queue._receive(10) == {"ok": True, "ids": [2]} and queue._buffer == b""
+            sender.join()
+
+
+def test_what_is_too_long_is_not_sent(listening, monkeypatch):
+    line = protocol.encode({"v": 1, "op": "job", "job": 7})
+    with connect(listening[1]) as queue:
+        for most, error in ((len(line) - 1, BadInput), (len(line), TimeoutError)):
+            monkeypatch.setattr(protocol, "MAX_REQUEST", most)
+            queue.timeout = 0.01
+            with pytest.raises(BadInput if error is BadInput else DaemonUnavailable) as caught:
+                queue.job(7)
+            assert ("the request has" in str(caught.value)) is (error is BadInput)
+        assert "no answer in time" in str(caught.value) and queue._socket is None
+
+
+def test_a_stream_that_is_left_is_not_read_on(listening):
+    """What comes of it later is no answer to the next question."""
+    lines = {"lines": [["", "stdout", "a", False], ["", "stdout", "b", False]]}
+    with daemon(listening[0], [[lines, {"end": True}]], [[{"ids": [7]}]]) as asked, connect(listening[1]) as queue:
+        rows = queue.logs(7)
+        assert next(rows).text == "a"
+        rows.close()
+        assert queue._socket is None and queue.submit(JobSpec()) == 7
+    assert [one["op"] for one in asked] == ["logs", "submit"]
+
+
+def test_a_stream_that_ended_leaves_its_connection(listening):
+    with daemon(listening[0], [[{"end": True}], [{"ids": [7]}]]), connect(listening[1]) as queue:
+        assert list(queue.logs(7)) == [] and queue.submit(JobSpec()) == 7
+    assert queue._socket is None
+    queue.close()
+
+
+def test_waiting_goes_on_over_a_restart_for_as_long_as_one_is_patient(listening, monkeypatch):
+    job = Job(7, 0, "root", State.COMPLETED).as_dict()
+    now = 1000.0
+    slept = []
+
+    def sleep(seconds):
+        nonlocal now
+        slept.append(seconds)
+        now += 4.0
+
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(client_module.time, "sleep", sleep)
+    with daemon(listening[0], [], [], [[{"jobs": [job]}]]), connect(listening[1]) as queue:
+        assert queue.wait(7).id == 7 and len(slept) == 2
+    slept.clear()
+    away = Client("/no/such/socket", patience=10.0)
+    with pytest.raises(DaemonUnavailable, match="no socket there"):
+        away.wait(7)
+    assert len(slept) == 3  # 0, 4 and 8 seconds are no more than 10
+    slept.clear()
+    with pytest.raises(DaemonUnavailable):
+        away.wait(7, timeout=5.0)
+    assert len(slept) == 2  # at 8 the time is over
+    slept.clear()
+    with pytest.raises(DaemonUnavailable):
+        list(away.logs(7, follow=True))
+    assert len(slept) == 3
+
+
+def test_how_long_a_wait_waits(listening):
+    left = pytest.raises(TimeoutError, match="1 of 1 jobs have not ended after 1000 s")
+    with daemon(listening[0], [[{"timeout": True, "left": 1}]]) as asked, connect(listening[1]) as queue, left:
+        queue.wait(7, timeout=1000)
+    assert 0 < asked[0]["timeout"] <= 1000
+    assert (Client("/x").timeout, Client("/x").patience) == (10.0, 30.0)
+
+
+def test_why_nobody_answers(tmp_path):
+    stale = tmp_path / "stale"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(stale))
+    with pytest.raises(DaemonUnavailable, match="nobody listens"):
+        connect(stale)
+    with pytest.raises(DaemonUnavailable, match="no socket there"):
+        connect(tmp_path / "none")
+    with pytest.raises(DaemonUnavailable, match="Not a directory"):
+        connect(stale / "below")
+
+
+def test_a_newer_daemon_says_more_of_itself(listening):
+    info = {"pid": 1, "version": "9", "owner_uid": 0, "user": "ann", "admin": False, "started": 1.0, "socket": "elsewhere", "new": 1}
+    with daemon(listening[0], [[{"daemon": info}], [{}]]) as asked, connect(listening[1]) as queue:
+        assert queue.ping() == DaemonInfo(1, "9", 0, "ann", False, 1.0, str(listening[1]))
+        queue.shutdown()
+        assert queue._socket is None
+    assert [one["op"] for one in asked] == ["ping", "shutdown"]
