@@ -19,7 +19,7 @@ _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 
 def say(text: str) -> None:
     """One line of the daemon's log."""
-    print(f"dockless daemon: {escaped(text)}", file=sys.stderr, flush=True)
+    print(f"dockless daemon: {escaped(text)}", file=sys.stderr)
 
 
 def describe(error: BaseException) -> str:

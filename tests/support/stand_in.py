@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from typing import Any
 
 from dockless.errors import SandboxGone
 from dockless.sandbox.process import Exit
+from dockless.sched import State, policy
 from dockless.sched.config import Config
 from dockless.sched.engine import Engine
 from dockless.sched.hostgpus import HostGpus
+from dockless.sched.lease import held
 
 DEADLINE = 20.0
 
@@ -99,8 +102,23 @@ async def engine(directory: Path, launcher: StandIn, config: Config | None = Non
     try:
         await asyncio.wait_for(made.recover(), DEADLINE)
         yield made
+        check(made)
     finally:
         await made.close()
+
+
+def check(engine: Engine) -> None:
+    """What is so of an engine whenever nothing is under way in it: each job is in its places and in no other."""
+    jobs = {number: entry.job for number, entry in engine.entries.items()}
+    assert {number for number, job in jobs.items() if job.state.holds_gpus} == set(engine.active)
+    waiting = [entry.waiting for entry in engine.entries.values() if entry.job.state is State.PENDING]
+    assert sorted(waiting, key=policy.order) == engine.waiting
+    assert engine.shares.jobs == Counter(job.uid for job in jobs.values())
+    for number, job in jobs.items():
+        assert bool(job.devices) == (number in engine.active and job.gpu_count > 0)
+        assert bool(job.started) == (number in engine.active)
+    if not any(job.state is State.STARTING for job in jobs.values()):  # the lease of such a one may be on its way to the disk
+        assert {lease.job: lease.gpus for lease in held(engine.reader)} == {job.id: job.devices for job in jobs.values() if job.devices}
 
 
 async def until(condition: Callable[[], Any]) -> Any:

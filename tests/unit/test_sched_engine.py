@@ -7,12 +7,12 @@ import threading
 import time
 
 import pytest
-from support.stand_in import DEADLINE, Box, StandIn, engine, until
+from support.stand_in import DEADLINE, Box, StandIn, check, engine, until
 
 from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, attempts, queue
+from dockless.sched import State, attempts, outage, queue
 from dockless.sched import engine as engine_module
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
@@ -153,6 +153,32 @@ def test_a_lease_that_is_refused_launches_nothing(tmp_path, launcher, capfd):
             await running.write(lambda db: db.execute("DELETE FROM leases"))
             await until(lambda: running.entries[number].job.state is State.RUNNING)
             assert len(launcher.boxes) == 1
+
+    asyncio.run(play())
+
+
+def test_a_start_that_cannot_be_recorded_is_none(tmp_path, launcher, monkeypatch):
+    """The job waits as if nothing had been tried, and is started when the disk has room."""
+    monkeypatch.setattr(outage, "LOOK", 0.05)
+
+    def full(change):
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(SchedError("the queue cannot be written: disk full", subject="jobs.db"))
+        return future
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            for number in await running.submit(ME, [plain(gpus="1"), plain()], None):
+                entry = running.entries[number]
+                with monkeypatch.context() as patch:
+                    patch.setattr(running, "write", full)
+                    running.kick()
+                    await until(lambda: running.outage.text)
+                    await until(lambda entry=entry: entry.job.state is State.PENDING)
+                    check(running)
+                    assert entry.job.attempt == 0 and launcher.boxes == {}
+            await until(lambda: all(entry.job.state is State.RUNNING for entry in running.active.values()) and not running.waiting)
+            assert {entry.job.attempt for entry in running.entries.values()} == {1}
 
     asyncio.run(play())
 
