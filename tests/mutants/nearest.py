@@ -51,7 +51,7 @@ _WORDS = {
     "native/remove": "launcher layer_writer",
     "native/report": "launcher detached",
     "native/shim": "launch_threads launcher",
-    "native/simulated": "gpu_nvml gpu_topology",
+    "native/simulated": "gpu_stand_in gpu_nvml gpu_topology",
     "native/tar": "image_tarstream layer_writer",
     "sandbox/binds": "compile sandbox_mounts bad_input",
     "sandbox/bpf": "seccomp",
