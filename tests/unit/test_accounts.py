@@ -95,6 +95,7 @@ def test_bad_numbers_are_refused_even_if_a_user_is_called_so(bad):
             with pytest.raises(BadInput) as raised:
                 resolve_user(spec, passwd, group)
             assert len(str(raised.value)) < 200
+            assert ("is not a usable id" in str(raised.value)) == (not bad[0].isspace())
     assert parse_id(bad) is None
 
 
