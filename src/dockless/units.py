@@ -134,12 +134,12 @@ def _parse_duration_text(text: str, what: str) -> float:
     elif match := _CLOCK.fullmatch(text):
         days, hours, minutes, seconds = (Decimal(part or 0) for part in match.groups())
         # The leading field may be any size; below it, 61 minutes is a slip of the pen.
-        inner = [seconds] if match[1] is None and match[2] is None else [seconds, minutes]
+        inner = [seconds] if match[2] is None else [seconds, minutes]
         if all(part < 60 for part in inner) and (match[1] is None or match[2] is not None) and (match[1] is None or hours < 24):
             total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     elif text and (match := _PARTS.fullmatch(text)):
         total = sum((Decimal(part) * unit for part, unit in zip(match.groups(), _PART_SECONDS, strict=True) if part), Decimal(0))
-    if total is None or not math.isfinite(float(total)):
+    if total is None:
         _bad(what, text, _DURATION_HINT)
     return float(total)
 
@@ -194,7 +194,7 @@ def format_duration(seconds: float) -> str:
     if seconds < 0.0009995:
         return f"{seconds * 1e6:.0f}us" if seconds else "0s"
     if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g}ms" if seconds < 0.09995 else f"{seconds * 1e3:.0f}ms"
+        return f"{seconds * 1e3:.3g}ms"
     if seconds < 59.95:
         return f"{seconds:.2f}".rstrip("0").rstrip(".") + "s"
     whole = round(seconds)

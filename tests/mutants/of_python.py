@@ -52,7 +52,7 @@ class _Finder:
             if name in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
             for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.keyword) and child.arg in _FOR_PEOPLE:
+                if isinstance(child, ast.keyword) and _is_no_behaviour(node, child):
                     continue
                 if isinstance(child, ast.AST):
                     yield from self.walk(child)
@@ -97,7 +97,7 @@ class _Finder:
     def of_call(self, node: ast.Call) -> Iterator[Mutant]:
         # In front of each argument there is a comma or the bracket; the last comma may stay behind.
         for keyword in node.keywords:
-            if keyword.arg is not None and keyword.arg not in _FOR_PEOPLE:
+            if keyword.arg is not None and not _is_no_behaviour(node, keyword):
                 start, end = self.span(keyword)
                 before = self.source[:start].rstrip()
                 if before.endswith(b","):
@@ -139,6 +139,11 @@ class _Finder:
     def _is_elif(self, node: ast.If) -> bool:
         start, _ = self.span(node)
         return self.source[start : start + 4] == b"elif"
+
+
+def _is_no_behaviour(call: ast.AST, keyword: ast.keyword) -> bool:
+    """Words for people, and an assertion: that of what is zipped nothing is left over."""
+    return keyword.arg in _FOR_PEOPLE or (keyword.arg == "strict" and isinstance(call, ast.Call) and ast.unparse(call.func) == "zip")
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -24,7 +24,7 @@ def f(a: int = 3, *, keep=True) -> int:
 def unseen(end):
     return time.monotonic() > end or self.fd < 0 or 1 > own_fd
 def the_same(a, b):
-    return max(a, b)
+    return max(a, b), zip(a, strict=True)
 '''
 C = b"""/* if (x < 1) return 2; */
 #define ONE 1

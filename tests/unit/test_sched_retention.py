@@ -241,7 +241,7 @@ def test_when_it_came_is_when_it_was_added(tmp_path, monkeypatch):
 
 
 def test_output_of_the_forgotten_and_of_old_queues_goes(tmp_path):
-    for name, at in (("job-1-1-cafe", 9.0), ("job-2-1-cafe", 9.0), ("job-1-1-dead", 1.0), ("job-2-1-dead", 9.0)):
+    for name, at in (("job-1-1-cafe", 9.0), ("job-2-1-cafe", 9.0), ("job-1-1-dead", 4.9), ("job-2-1-dead", 5.0)):
         write(tmp_path, name, 10, at)
     for name in ("job-x-1-cafe", "note-2-1-cafe"):
         write(tmp_path, name, 10, 9.0)

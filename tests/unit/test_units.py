@@ -17,6 +17,7 @@ from dockless.units import (
     parse_count,
     parse_duration,
     parse_rate,
+    parse_signal,
     parse_size,
 )
 
@@ -143,4 +144,72 @@ def test_printed_durations_read_back(seconds):
      (59.96, "1m"), (0.9996, "1s")],
 )  # fmt: skip
 def test_how_durations_look(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize("parse", [parse_size, parse_rate, parse_count, parse_cores, parse_duration, parse_signal])
+@pytest.mark.parametrize("value", ["?", "?" * 65, b"1", -1, True, None])
+def test_a_refusal_names_what_and_shows_it(parse, value):
+    """In that order: what was to be read, and what stood there, shortened."""
+    with pytest.raises(BadInput) as caught:
+        parse(value, "the thing")
+    assert caught.value.subject == "the thing" and str(caught.value).startswith("the thing ") and caught.value.hint
+    assert len(str(caught.value)) < 200
+    if parse is parse_rate and isinstance(value, str):
+        assert "bytes per second" in caught.value.hint
+
+
+@pytest.mark.parametrize("parse", [parse_size, parse_rate, parse_count, parse_cores, parse_duration])
+def test_a_number_may_have_so_many_characters(parse):
+    assert parse("0" * 63 + "7") == parse(" " * 99 + "7" + " " * 99) == 7
+    with pytest.raises(BadInput):
+        parse("0" * 64 + "7")
+
+
+def test_the_least_and_the_most():
+    for parse in (parse_size, parse_rate, parse_count):
+        assert parse(0) == parse("0") == 0 and parse((1 << 63) - 1) == (1 << 63) - 1
+        with pytest.raises(BadInput, match="more than any kernel counts") as caught:
+            parse(1 << 63, "the thing")
+        assert caught.value.subject == "the thing"
+    assert parse_duration(0) == 0 and parse_duration(0.0) == 0
+    assert parse_cores(0.01) == 0.01 and parse_cores("10m") == 0.01
+    for value in (b"7", 1.5, None):
+        with pytest.raises(BadInput):
+            parse_count(value)
+    assert parse_signal(0) == 0 and parse_signal("1") == 1 and parse_signal("64") == 64
+    for value in (False, "1000", "0009", "065536", "²", "٩", "TERM!", "RTMIN+300"):
+        with pytest.raises(BadInput):
+            parse_signal(value)
+
+
+def test_clocks():
+    """Below its leading field a clock has sixty of each at most, and a day twenty-four hours."""
+    for text, seconds in (("59:59", 3599), ("90:00", 5400), ("1:59:59", 7199), ("1-23:59:59", 172799), ("2-0:0:0", 172800)):
+        assert parse_duration(text) == seconds
+    for text in ("0:60", "0:60:00", "1-24:00:00", "1-00:60:00", "1-5:00", "1-5"):
+        with pytest.raises(BadInput):
+            parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (1, "1 B"), (-1, "-1 B"), (-512, "-512 B"), (1023, "1023 B"), (1024, "1 KiB"), (1024.9, "1 KiB"), (-1024, "-1 KiB"),
+        (1536, "1.5 KiB"), (9.99 * 1024, "9.99 KiB"), (9.995 * 1024, "10 KiB"), (10.25 * 1024, "10.2 KiB"), (99.9 * 1024, "99.9 KiB"),
+        (100.7 * 1024, "101 KiB"), (1023.4 * 1024, "1023 KiB"), (1023.5 * 1024, "1 MiB"), (2000 * 2**60, "2000 EiB"),
+    ],
+)  # fmt: skip
+def test_how_sizes_look(size, text):
+    assert format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00099949, "999us"), (0.0009995, "0.999ms"), (0.0995, "99.5ms"), (0.09995, "100ms"), (0.1234, "123ms"), (0.9994, "999ms"),
+        (0.9995, "1s"), (1.2345, "1.23s"), (59.94, "59.94s"), (59.95, "1m"),
+    ],
+)  # fmt: skip
+def test_where_durations_change_their_unit(seconds, text):
     assert format_duration(seconds) == text
