@@ -173,7 +173,7 @@ def _environment(value: Mapping[str, str] | Iterable[str]) -> tuple[tuple[str, s
 
 def _group(item: int | str) -> int:
     number = _decimal(str(item))
-    if number is None or number > 0xFFFFFFFE:
+    if number is None:
         raise BadInput(f"group_add: {shown(item)} is not a group's number", subject="group_add", hint="give its id as the sandbox knows it")
     return number
 

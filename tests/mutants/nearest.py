@@ -84,6 +84,7 @@ _WORDS = {
     "src/dockless/cli/logs": "logs_on_a_terminal cli_run",
     "src/dockless/cli/progress": "cli_images",
     "src/dockless/cli/run": "cli_run submit_fields",
+    "src/dockless/cli/sandbox_options": "cli_sandbox_options cli_parser",
     "src/dockless/cli/store_room": "cli_images",
     "src/dockless/doctor": "doctor",
     "src/dockless/gpus": "cli_run front_door",
