@@ -89,12 +89,10 @@ class Builder:
         section.add("CLOSE", context)
         return mount
 
-    def clone_tree(
-        self, section: Section, path: str, *, recursive: bool = False, attributes: int = 0, label: str = "", optional: bool = False
-    ) -> int:
+    def clone_tree(self, section: Section, path: str, *, recursive: bool = False, attributes: int = 0, label: str = "") -> int:
         """A clone of what is mounted at a path of the host, attached nowhere yet, and no peer of it: its slot."""
         tree = self.slot(label or path)
-        section.add("OPEN_TREE", slot_out=tree, a=path, x=TREE_CLONE | (RECURSIVE if recursive else 0), optional=optional)
+        section.add("OPEN_TREE", slot_out=tree, a=path, x=TREE_CLONE | (RECURSIVE if recursive else 0))
         # A clone of a shared mount (systemd shares /) is its peer: what is mounted below one would appear below the other.
-        section.add("MOUNT_ATTR", tree, a="", b=PRIVATE, x=attributes, c=RECURSIVE if recursive else 0, optional=optional)
+        section.add("MOUNT_ATTR", tree, a="", b=PRIVATE, x=attributes, c=RECURSIVE if recursive else 0)
         return tree

@@ -264,3 +264,91 @@ def test_volumes_lie_where_nobody_else_can_change_them(home, monkeypatch, mode, 
     finally:
         os.close(fd)
         home.chmod(0o700)
+
+
+# -- what is refused, and what just is not ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hostname", "fine"),
+    [
+        ("h", True), ("h" * 64, True), ("h" * 65, False), ("a.b-c_d.9", True), ("a b", False), ("a/b", False), ("a.b c", False),
+        ("a\n", False), ("", True),
+    ],
+)  # fmt: skip
+def test_hostnames(hostname, fine):
+    if fine:
+        assert _resolve(hostname=hostname).hostname == hostname or not hostname
+    else:
+        with pytest.raises(BadInput, match="is not usable"):
+            _resolve(hostname=hostname)
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "owner", "subject"),
+    [
+        ({"profile": "privileged"}, {}, 7, "privileged"),
+        ({"profile": "untrusted", "mounts": (Bind("/", "/x", idmap=True),)}, {}, None, "idmap"),
+        ({"namespaces": Namespaces(user="host")}, {}, 7, "user namespace"),
+        ({}, {"user_namespaces": False}, None, "user namespace"),
+        ({"namespaces": Namespaces(time="new")}, {"time_namespace": False}, None, "time namespace"),
+        ({"time_offset": 5}, {}, None, "time_offset"),
+        ({"time_offset": -(10**12), "namespaces": Namespaces(time="new")}, {}, None, "time_offset"),
+        ({"time_offset": 10**12, "namespaces": Namespaces(time="new")}, {}, None, "time_offset"),
+        ({"rlimits": (Rlimit("nofiles", 1, 1),)}, {}, None, "nofiles"),
+        ({"cpus": (0, 100_000)}, {}, None, "cpus"),
+        ({"mounts": (Bind("relative", "/x"),)}, {}, None, "relative"),
+        ({"mounts": (Bind("/", "/x"), Bind("/", "/x/"))}, {}, None, "mounts"),
+        *[({"mounts": (Bind("/", target),)}, {}, None, target) for target in ("/", "/dev", "/proc", "/sys")],
+        *[({"mounts": (Bind("/", target),)}, {}, None, target) for target in ("/proc/x", "/sys/x", "/x/../dev/")],
+        ({"argv": ("",)}, {}, None, ""),
+    ],
+)  # fmt: skip
+def test_what_no_sandbox_has(monkeypatch, fields, more, owner, subject):
+    """For root, for a user's sandbox that root makes, and for a user."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(DocklessError) as caught:
+        resolve(Spec(**{"argv": ("true",), **fields}), host_image(), replace(ROOT, **{"time_namespace": True, **more}), owner=owner)
+    assert caught.value.subject == subject
+
+
+@pytest.mark.parametrize("fields", [{"profile": "privileged"}, {"namespaces": Namespaces(user="host")}])
+def test_what_only_root_has(monkeypatch, fields):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Unsupported):
+        _resolve(made=replace(ROOT, sys_admin=False), **fields)
+
+
+def test_targets_beside_those_of_the_kernel():
+    made = _resolve(mounts=tuple(Bind("/", target) for target in ("/process", "/system", "/dev/x", "/devices", "/x/proc")))
+    assert [mount.target for mount in made.mounts] == ["/process", "/system", "/dev/x", "/devices", "/x/proc"]
+
+
+def test_an_offset_of_the_clock_that_just_fits():
+    made = replace(ROOT, time_namespace=True)
+    for offset in (0, 5, -1):
+        assert _resolve(made=made, time_offset=offset, namespaces=Namespaces(time="new")).spec.time_offset == offset
+
+
+@pytest.mark.parametrize(("size", "of_each"), [(0, 4096), (9215, 4096), (9216, 4096), (9225, 4100), (9 << 20, 4 << 20)])
+def test_room_for_logs(size, of_each):
+    assert _resolve(log_size=size).log_limit == of_each
+
+
+@pytest.mark.parametrize(("roots", "memory"), [("readonly", True), ("disk", False), ("tmpfs", False)])
+def test_image_volumes_that_are_mounted_or_reserved_are_left_out(roots, memory):
+    image = _image(volumes=("/data", "/mine", "/proc/x", "/dev/x", "/dev"))
+    made = _resolve(image, root=roots, mounts=(Bind("/", "/mine"),))
+    assert [(mount.kind, mount.target) for mount in made.mounts] == [("bind", "/mine"), *([("tmpfs", "/data")] if memory else [])]
+
+
+def test_the_environment_says_who_and_where():
+    from dockless.sandbox.resolve import DEFAULT_PATH
+
+    environment = dict(entry.split("=", 1) for entry in _resolve(hostname="box").command.envp)
+    assert (environment["PATH"], environment["HOSTNAME"], environment["HOME"]) == (DEFAULT_PATH, "box", "/root")
+
+
+def test_signals_of_the_image():
+    assert _resolve(_image(stop_signal=2)).stop_signal == 2
+    assert _resolve(_image(stop_signal=2), stop_signal=3).stop_signal == 3

@@ -144,3 +144,87 @@ def test_what_cannot_be_opened_is_damaged_unless_the_error_is_ours(tmp_path, mon
 
 def test_a_path_that_cannot_be_is_locked_by_nobody(tmp_path):
     assert not is_locked(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("status", b"65535", None), ("status", b"65536", "65536 is no wait status"),
+        ("user_us", b"18446744073709551615", None), ("user_us", b"18446744073709551616", "is no number"),
+        ("user_us", b"000000000000000000012", "is no number"), ("user_us", b"00000000000000000012", None),
+        ("user_us", b"-1", "is no number"), ("user_us", b"", "is no number"), ("user_us", b"1 2", "is no number"),
+        ("user_us", "\u0661".encode(), "is no number"), ("user_us", "\u00b9".encode(), "is no number"),
+    ],
+)  # fmt: skip
+def test_the_numbers_of_a_record(key, value, why):
+    lines = [f"{key} ".encode() + value if line.startswith(key.encode() + b" ") else line for line in NUMBERS.split(b"\n")]
+    raw = b"\n".join(lines).partition(b"[cpu.stat]")[0]
+    if why is None:
+        assert records.parse_exit(raw).usage is not None
+    else:
+        with pytest.raises(ValueError, match=why):
+            records.parse_exit(raw)
+
+
+@pytest.mark.parametrize("name", ["status", "outcome", "user_us", "system_us", "max_rss_kb", "started_ns", "ended_ns"])
+def test_each_number_has_to_be_there(name):
+    raw = b"".join(line + b"\n" for line in NUMBERS.partition(b"[")[0].splitlines() if not line.startswith(name.encode() + b" "))
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        records.parse_exit(raw)
+
+
+def test_what_a_record_says():
+    """Micro- and nanoseconds become seconds, kilobytes bytes; without the group's files there is the process's own account."""
+    ended = records.parse_exit(NUMBERS.partition(b"[")[0])
+    assert (ended.code, ended.started, ended.ended, ended.max_rss, ended.oom_killed) == (3, 1.7e9, 1.7e9 + 1, 400 * 1024, False)
+    assert ended.usage is not None
+    assert (ended.usage.cpu_seconds, ended.usage.user_seconds, ended.usage.system_seconds) == pytest.approx((15e-6, 12e-6, 3e-6))
+    grouped = records.parse_exit(NUMBERS)
+    assert grouped.usage is not None and (grouped.usage.user_seconds, grouped.usage.cpu_seconds) == pytest.approx((15e-6, 20e-6))
+
+
+@pytest.mark.parametrize(
+    ("keeper", "init", "fine"),
+    [(1, 1, True), ((1 << 22) - 1, (1 << 22) - 1, True), (1 << 22, 1, False), (1, 1 << 22, False), (0, 1, False), (1, 0, False)],
+)
+def test_pids_of_a_record(keeper, init, fine):
+    raw = b"keeper %d\ninit %d\n" % (keeper, init)
+    if fine:
+        assert records.parse_started(raw) == {"keeper": keeper, "init": init}
+    else:
+        with pytest.raises(ValueError, match="it names no " + ("init" if 0 < keeper < 1 << 22 else "keeper")):
+            records.parse_started(raw)
+    for name in (b"keeper", b"init"):
+        with pytest.raises(ValueError, match=f"it names no {name.decode()}"):
+            records.parse_started(b"".join(line + b"\n" for line in b"keeper 5\ninit 6".splitlines() if not line.startswith(name)))
+
+
+def test_the_largest_file_that_is_read(tmp_path):
+    (tmp_path / "most").write_bytes(b"x" * records.MOST)
+    assert records.read(tmp_path / "most") == b"x" * records.MOST
+    (tmp_path / "more").write_bytes(b"x" * (records.MOST + 1))
+    with pytest.raises(ValueError, match=f"it has {records.MOST + 1} bytes"):
+        records.read(tmp_path / "more")
+
+
+def test_why_a_file_could_not_be_read(tmp_path, monkeypatch):
+    """Damage is a ValueError; what says nothing about the file is not."""
+    for number, expected in ((errno.EMFILE, OSError), (errno.ENFILE, OSError), (errno.EIO, ValueError), (errno.ENOENT, FileNotFoundError)):
+
+        def refuse(*arguments, number=number, **more):
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            with pytest.raises(expected, match=os.strerror(number)):
+                records.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"format 2\n" + NUMBERS, NEW[:-1] + b"x\n", NEW.replace(b"crc32", b"crc33"), NEW.replace(b"crc32 ", b"crc32 x"), b"[end]\n"]
+)
+def test_ends_that_are_none(raw):
+    with pytest.raises(ValueError, match=r"it has no end|its checksum is wrong"):
+        records.parse_exit(raw)
+    with pytest.raises(ValueError, match=r"it has no end|its checksum is wrong"):
+        records.parse_started(raw if b"[end]" in raw else raw + b"[end]\n")
