@@ -18,7 +18,7 @@ from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.explain import rows
 from dockless.sandbox.features import Features
-from dockless.sandbox.plan import Command, Plan, encode
+from dockless.sandbox.plan import Command, Op, Plan, encode
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.script import script
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs
@@ -148,6 +148,36 @@ def test_every_plan_can_be_explained(name):
     table = rows(plan)
     assert len(table) == len(plan.ops) + 1 and all(row.words and row.shell for row in table)
     assert [row.actor for row in table] == sorted((row.actor for row in table), key=["keeper", "init", "job"].index)
+
+
+RARE = Plan(
+    (
+        Op("REMOVE", 16, a="gone"), Op("CHOWN", 16, a="a b", x=7 | 8 << 32), Op("CHOWN", 16, a="", x=7 | 8 << 32),
+        Op("OPEN", 16, 17, a="/x"),
+        Op("WRITE", 16, a="/x", b="t\\\t\n", x=0), Op("WRITE", a="/x", b="y" * 79, x=0), Op("WRITE", a="/x", b="y" * 80, x=0),
+        Op("RLIMIT", a=struct.pack("<QQ", 5, 2**64 - 1), c=7), Op("RLIMIT", a=struct.pack("<QQ", 2**64 - 1, 6), c=9),
+        Op("AFFINITY", a=struct.pack("<Q", 0b1000101)), Op("BOUNDING", x=(1 << 41) - 1), Op("BOUNDING", x=0), Op("CAPS", x=1 << 40 | 1),
+        Op("SET_IDS", a=1, b=b"", x=7 | 8 << 32), Op("SET_IDS", a=0, b=b"", x=7 | 8 << 32), Op("SET_IDS", b=struct.pack("<II", 5, 6), x=7),
+        Op("SYMLINK", 16, a="/a b", b="c d"), Op("MKDIR", 16, 18, a="x", x=0o700), Op("EXPECT_DEVICE", 16, x=195 << 8 | 255),
+        Op("MOVE_MOUNT", 16, a="/"), Op("MOVE_MOUNT", 16, a="/x y"), Op("FS_STRING", 16, a="source", b="/proc/self/fd/17/x"),
+        Op("FS_STRING", 16, a="lowerdir", b="/proc/self/fd/17:/proc/self/fd/18"), Op("CLONE"), Op("SPAWN"),
+        Op("SET_IDS", a=1, b=b"", x=7 | 8 << 32), Op("SET_IDS", b=struct.pack("<I", 5), x=7 | 8 << 32), Op("PDEATHSIG", x=9),
+    ),
+    Command(("/bin/x",), ("x", "a b"), ("A=1", "1=2", "B C=3")),
+    slots={16: "a place", 17: "a-place", 18: "other"},
+)  # fmt: skip
+"""What the plans above have not."""
+
+
+def test_each_operation_explained(golden):
+    """In words and as a command, each once: a reader of --explain sees nothing else."""
+    plans = [RARE, *(compile_plan(CASES[name]) for name in ("root-everything", "root-indexed-old-kernel", "user-mounts"))]
+    lines = dict.fromkeys(f"{row.actor} {row.operation}: {row.words}\n    {row.shell}\n" for plan in plans for row in rows(plan))
+    golden("explained.txt", "".join(lines))
+
+
+def test_a_whole_script(golden):
+    golden("script.txt", script(CASES["root-everything"], compile_plan(CASES["root-everything"]), ["limit pids.max to 5"]))
 
 
 # -- what must hold for every plan -----------------------------------------------------------------------------------------------------
