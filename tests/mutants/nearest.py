@@ -82,12 +82,15 @@ _WORDS = {
     "src/dockless/cli/boxes": "cli_run cli_parser",
     "src/dockless/cli/jobs": "cli_jobs cli_queue submit_fields hostile_text",
     "src/dockless/cli/logs": "logs_on_a_terminal cli_run",
+    "src/dockless/cli/inspecting": "cli_output cli_images",
+    "src/dockless/cli/output": "cli_output hostile_text",
     "src/dockless/cli/progress": "cli_images",
     "src/dockless/cli/run": "cli_run submit_fields",
     "src/dockless/cli/sandbox_options": "cli_sandbox_options cli_parser",
     "src/dockless/cli/store_room": "cli_images",
     "src/dockless/doctor": "doctor",
     "src/dockless/gpus": "cli_run front_door",
+    "src/dockless/text": "cli_output hostile_text",
     "src/dockless/waiting": "results integration/test_run",
 }
 """Further words by which a file's tests may be called."""
