@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from dockless.errors import BadImage
 
@@ -25,6 +25,10 @@ _MAGICS = (
     (b"BZh", "bzip2"),
 )
 MAGIC_LENGTH = 6
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class _Decompressor(Protocol):
@@ -51,7 +55,7 @@ def detect(head: bytes) -> str:
 class Decompressed(io.RawIOBase):
     """The uncompressed bytes of ``raw``. ``kind`` says what the compression was; a torn or damaged stream is ``BadImage``."""
 
-    def __init__(self, raw: BinaryIO, what: str) -> None:
+    def __init__(self, raw: Readable, what: str) -> None:
         self._raw = raw
         self._what = what
         self._pending = _read_some(raw, MAGIC_LENGTH)
@@ -69,8 +73,8 @@ class Decompressed(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes (at most ``CHUNK``), empty at the end."""
-        size = CHUNK if size < 0 else min(size, CHUNK)
+        """Up to ``size`` bytes, and never more than ``CHUNK``, which a ``size`` below 1 means too. Empty at the end."""
+        size = CHUNK if size < 1 else min(size, CHUNK)
         if self._inner is None:
             if self._pending:
                 data, self._pending = self._pending[:size], self._pending[size:]
@@ -123,7 +127,7 @@ class Decompressed(io.RawIOBase):
         return BadImage(f"{self._what}: damaged {self.kind} data: {why}", subject=self._what, hint="fetch or build the image again")
 
 
-def _read_some(raw: BinaryIO, size: int) -> bytes:
+def _read_some(raw: Readable, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = raw.read(size - len(data))

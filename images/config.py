@@ -53,18 +53,17 @@ def parse(document: Mapping[str, Any], what: str) -> ConfigDocument:
     """Check an image configuration; ``BadImage`` names the field that is wrong."""
     if wrong := wrong_kind(document, CONFIG):
         raise _bad(what, wrong)
-    rootfs = _mapping(document, "rootfs", what)
-    if rootfs and rootfs.get("type", "layers") != "layers":
+    rootfs = document.get("rootfs") or {}
+    if rootfs.get("type", "layers") != "layers":
         raise _bad(what, "rootfs.type is not 'layers'")
-    diff_ids = _list(rootfs, "diff_ids", what)
+    diff_ids = rootfs.get("diff_ids") or []
     if len(diff_ids) > LAYERS_MAX:
         raise _bad(what, f"it has {len(diff_ids)} layers, more than {LAYERS_MAX}")
-    created = document.get("created")
     return ConfigDocument(
         platform=normal(document.get("os"), document.get("architecture"), document.get("variant")),
         diff_ids=tuple(parse_digest(text, "a layer's diff_id") for text in diff_ids),
-        config=_config(_mapping(document, "config", what), what),
-        created=created if isinstance(created, str) else "",
+        config=_config(document.get("config") or {}, what),
+        created=document.get("created") or "",
     )
 
 
@@ -80,17 +79,15 @@ def _config(raw: Mapping[str, Any], what: str) -> ImageConfig:
         cmd=_strings(raw, "Cmd", what),
         working_dir=posixpath.normpath("/" + _string(raw, "WorkingDir", what).lstrip("/")),
         user=_string(raw, "User", what),
-        volumes=tuple(sorted({_volume(path, what) for path in _mapping(raw, "Volumes", what)})),
+        volumes=tuple(sorted({_volume(path, what) for path in raw.get("Volumes") or {}})),
         stop_signal=_stop_signal(_string(raw, "StopSignal", what), what),
-        labels=tuple(
-            (key, value) for key, value in _mapping(raw, "Labels", what).items() if isinstance(key, str) and isinstance(value, str)
-        ),
+        labels=tuple((key, value) for key, value in (raw.get("Labels") or {}).items() if value is not None),
     )
 
 
-def _volume(path: object, what: str) -> str:
-    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-        raise _bad(what, f"the volume {str(path)[:100]!r} is not an absolute path without '..'")
+def _volume(path: str, what: str) -> str:
+    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise _bad(what, f"the volume {path[:100]!r} is not an absolute path without '..'")
     clean = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
     if clean == "/":
         raise _bad(what, "a volume covers the whole image")
@@ -106,38 +103,16 @@ def _stop_signal(text: str, what: str) -> int:
     return 0 if number in NOT_FOR_STOP else number
 
 
-def _mapping(raw: Mapping[str, Any], key: str, what: str) -> Mapping[str, Any]:
-    value = raw.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _bad(what, f"{key} is not an object")
-    return value
-
-
-def _list(raw: Mapping[str, Any], key: str, what: str) -> list[Any]:
-    value = raw.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise _bad(what, f"{key} is not a list")
-    return value
-
-
 def _strings(raw: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:
-    value = raw.get(key)
-    if value is None:
-        value = []
-    if not isinstance(value, list) or not all(isinstance(part, str) and "\0" not in part for part in value):
+    value = raw.get(key) or []
+    if any(part is None or "\0" in part for part in value):
         raise _bad(what, f"{key} is not a list of texts")
     return tuple(value)
 
 
 def _string(raw: Mapping[str, Any], key: str, what: str) -> str:
-    value = raw.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str) or "\0" in value:
+    value: str = raw.get(key) or ""
+    if "\0" in value:
         raise _bad(what, f"{key} is not a text")
     return value
 

@@ -56,25 +56,32 @@ class Partial:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (held := cls._begun(fd, path, size, chunk)) is not None:
+                    return held
             except BlockingIOError:
                 os.close(fd)
                 return None
             except BaseException:
                 os.close(fd)
                 raise
-            if _still(path, fd):
-                found = os.fstat(fd).st_size
-                if found == size:
-                    return cls(fd, path, size, chunk, [], whole=True)
-                counts = _read_counts(fd, size, found, chunk)
-                if counts is not None:
-                    return cls(fd, path, size, chunk, counts, whole=False)
-                if found == 0:
-                    counts = [0] * -(-size // chunk)
-                    _write(fd, _HEAD.pack(_MAGIC, size, chunk, 0) + bytes(4 * len(counts)), _base(size))
-                    return cls(fd, path, size, chunk, counts, whole=False)
-                os.unlink(path)  # of another size, or torn: begin anew, in a new file because somebody may be reading this one
             os.close(fd)
+
+    @classmethod
+    def _begun(cls, fd: int, path: Path, size: int, chunk: int) -> Partial | None:
+        """What the locked file holds, a head written to a new one; None where ``path`` names another file by now, or will."""
+        if not _still(path, fd):
+            return None
+        found = os.fstat(fd).st_size
+        if found == size:
+            return cls(fd, path, size, chunk, [], whole=True)
+        counts = _read_counts(fd, size, found, chunk)
+        if counts is None and found:
+            os.unlink(path)  # of another size, or torn: begin anew, in a new file because somebody may be reading this one
+            return None
+        if counts is None:
+            counts = [0] * -(-size // chunk)
+            _write(fd, _HEAD.pack(_MAGIC, size, chunk, 0) + bytes(4 * len(counts)), _base(size))
+        return cls(fd, path, size, chunk, counts, whole=False)
 
     # -- writing ---------------------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ until ``Pipeline.run`` returns. Where something goes wrong in the middle, the re
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import threading
 from collections.abc import Callable
@@ -91,11 +90,7 @@ class Pipeline:
         """Send all of ``stream`` through; afterwards both digests and the size have been checked. Raises ``BadDigest``, ``BadImage``,
         ``UnsafeLayer``, ``ImageError``."""
         blob = _Blob(stream, self._source, self._keep, self._tell)
-        try:
-            content = Decompressed(blob, self._source.what)  # type: ignore[arg-type]
-        except DocklessError as error:
-            blob.blame(error)
-            raise
+        content = Decompressed(blob, self._source.what)
         hashing = _Hashing(self._diff_id)
         branches = [_Branch(sink, self._stopped) for sink in [hashing, *self._sinks]]
         try:  # the threads start in here, so that a Ctrl-C at any moment ends them
@@ -181,7 +176,7 @@ class _Hashing:
         return Digest(self._algorithm, self._hash.hexdigest())
 
 
-class _Blob(io.RawIOBase):
+class _Blob:
     """The blob as it passes: hashed, counted, kept, never more of it than was announced."""
 
     def __init__(self, raw: BinaryIO, source: LayerSource, keep: int, tell: Callable[[int], None]) -> None:
@@ -196,11 +191,8 @@ class _Blob(io.RawIOBase):
         self._room = 0
         self.done = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._raw.read(CHUNK if size < 0 else size)
+    def read(self, size: int) -> bytes:
+        data = self._raw.read(size)
         self._hash.update(data)
         self.done += len(data)
         if self._source.size is not None and self.done > self._source.size:
@@ -219,11 +211,6 @@ class _Blob(io.RawIOBase):
         view = memoryview(data)
         while view:
             view = view[os.write(self._keep, view) :]
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
     def digest(self) -> Digest:
         return Digest(self._algorithm, self._hash.hexdigest())

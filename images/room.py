@@ -20,7 +20,7 @@ from typing import Any
 
 from dockless.errors import BadDigest, BadImage, ImageInUse, NoRoom, UnknownImage
 from dockless.images import digest, erofs, reference
-from dockless.images.files import check_room, explained, remove_tree, temporary_directory
+from dockless.images.files import check_room, explained, temporary_directory
 from dockless.images.layers import INDEX_FILE
 from dockless.images.lease import forget, is_used, last_use, seized
 from dockless.images.store import LAYER_FILE, Store
@@ -48,8 +48,8 @@ class ImageRoom:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The whole store, in bytes. ``layers``: unpacked, or tars and their indexes; ``unneeded``: of no image; ``free``: of its file system.
-    ``bound``: what the settings allow, None for no bound."""
+    """The whole store, in bytes. ``blobs``: with the notes about them; ``layers``: unpacked, or tars and their indexes; ``unneeded``: of no
+    image; ``free``: of its file system. ``bound``: what the settings allow, None for no bound."""
 
     images: tuple[ImageRoom, ...]
     blobs: int
@@ -131,7 +131,7 @@ def room(store: Store) -> Room:
         free = about.f_bavail * about.f_frsize
     return Room(
         tuple(sorted(images, key=lambda image: -image.last_used)),
-        blobs=by_folder["blobs"],
+        blobs=by_folder["blobs"] + by_folder["diffs"],
         layers=by_folder["layers"] + by_folder["tars"],
         partial=by_folder["partial"],
         unneeded=unneeded,
@@ -206,7 +206,7 @@ def reserved(store: Store, size: int, what: str) -> Iterator[None]:
         limit = bound()
         if limit is not None:
             _shrink(store, limit - size, size, limit, what)
-        fd = os.open(store.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(store.root, os.O_RDONLY | os.O_CLOEXEC)
         try:
             check_room(fd, size + sum(_promises(store)), what)
         finally:
@@ -331,7 +331,6 @@ def _remove(store: Store, parts: list[Part]) -> None:
             if part[0] == "layers":
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path, grave / str(number))
-                    remove_tree(grave / str(number))
             else:
                 path.unlink(missing_ok=True)
     erofs.let_go()

@@ -19,6 +19,8 @@ FAILED = pytest.StashKey[bool]()
 TEMPORARY = pytest.StashKey[Path]()
 STATUS = pytest.StashKey[int]()
 CHECKED_FOR_RESIDUE = ("integration", "attacks")
+WITH_STAND_INS = ("test_sched_", "test_cli_jobs")
+"""Their stand-ins for sandboxes and daemons hold pipes and sockets."""
 
 # No deadline: the guest emulates its processor. No database of examples where the tests lie on a read-only disk.
 hypothesis.settings.register_profile("dockless", deadline=None, **({} if os.access(HERE.parent, os.W_OK) else {"database": None}))
@@ -125,10 +127,19 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture(autouse=True)
 def _no_residue(request: pytest.FixtureRequest, home: Path) -> Iterator[None]:
-    """Integration and attack tests leave the machine as they found it."""
+    """Integration and attack tests leave the machine as they found it; the others leave no descriptor open."""
     folder = request.node.path.relative_to(HERE).parts[0] if request.node.path.is_relative_to(HERE) else ""
-    if folder not in CHECKED_FOR_RESIDUE or request.node.get_closest_marker("leaves"):
+    if request.node.get_closest_marker("leaves"):
         yield
+        return
+    if folder not in CHECKED_FOR_RESIDUE:
+        if request.node.path.name.startswith(WITH_STAND_INS):
+            yield
+            return
+        open_before = residue.open_descriptors()
+        yield
+        if still_open := residue.open_descriptors(but=open_before):
+            pytest.fail("left open:\n  " + "\n  ".join(sorted(still_open)), pytrace=False)
         return
     before = residue.snapshot()
     yield

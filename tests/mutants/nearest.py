@@ -113,6 +113,9 @@ _WIDE = {
 }
 """What runs the room for real, the quickest first."""
 
+_EVERY = "unit/test_layering.py "
+"""What reads the sources."""
+
 _SLOW = (
     "attacks/test_layers_bombs.py attacks/test_registry_endless.py attacks/test_sched_fairness.py"
     " integration/test_daemon_crash.py integration/test_daemon_full_disk.py integration/test_documents.py"
@@ -134,7 +137,7 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     files = sorted(str(file.relative_to(tests)) for kind in _KINDS for file in (tests / kind).glob("test_*.py"))
     scores = {file: _score(tests, file, path) for file in files}
     near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
-    room = _WIDE["layers" if path.startswith(tuple(_LAYERS)) else room_of(path)]
+    room = _EVERY + _WIDE["layers" if path.startswith(tuple(_LAYERS)) else room_of(path)]
     wide = [file for prefix in room.split() for file in files if file.startswith(prefix) and file not in near]
     late = [file for file in (*near, *wide) if file in _SLOW]
     return [file for file in near if file not in late], [file for file in wide if file not in late] + late

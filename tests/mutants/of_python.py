@@ -1,7 +1,8 @@
 """Mutants of Python, from the syntax tree.
 
 Left alone: docstrings and other strings, annotations, what only type checkers run, ``raise`` statements (their text is for people),
-``assert`` and imports. So is what nobody could see: ``>`` for ``>=`` beside a clock, 1 for 0 where a descriptor is compared with it.
+``assert`` and imports. So is what nobody could see: ``>`` for ``>=`` beside a clock, 1 for 0 where a descriptor is compared with it, a
+thread's name, the order of what ``max`` and ``min`` compare, and ``O_RDONLY | O_CLOEXEC``, which Python asks for anyway (PEP 446).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _LEAVES = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 _FOR_PEOPLE = ("hint", "help", "metavar", "description")
 _BOUND = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _UNSEEN = re.compile(r"\b(monotonic|time)\(\)|^[\w.]*fd$")
+_NO_FLAGS = re.compile(r"os\.O_RDONLY \| os\.O_CLOEXEC\Z")
 _SKIPPED = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 
@@ -79,6 +81,8 @@ class _Finder:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 yield self.replaced(node, "dropped not", f"({self.text(operand)})")
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                if _NO_FLAGS.match(self.text(node)):
+                    return
                 if not any(isinstance(side, (ast.JoinedStr, ast.List, ast.Tuple)) or _is_text(side) for side in (left, right)):
                     yield self.replaced(node, "swapped operator", f"{self.text(left)} {_ARITHMETIC[type(op)]} {self.text(right)}")
             case ast.Constant(value=bool() as value):
@@ -142,8 +146,9 @@ class _Finder:
 
 
 def _is_no_behaviour(call: ast.AST, keyword: ast.keyword) -> bool:
-    """Words for people, and an assertion: that of what is zipped nothing is left over."""
-    return keyword.arg in _FOR_PEOPLE or (keyword.arg == "strict" and isinstance(call, ast.Call) and ast.unparse(call.func) == "zip")
+    """Words for people, a thread's name among them, and an assertion: that of what is zipped nothing is left over."""
+    callee = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+    return keyword.arg in _FOR_PEOPLE or (keyword.arg, callee.removeprefix("threading.")) in (("strict", "zip"), ("name", "Thread"))
 
 
 def _is_text(node: ast.AST) -> bool:

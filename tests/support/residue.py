@@ -189,6 +189,15 @@ def leftovers(before: State, deadline: float = DEADLINE) -> list[str]:
     return sorted(left)
 
 
+def open_descriptors(but: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Descriptors of this process that are not ``but`` those, without what dead objects hold."""
+    found = _descriptors() - but
+    if found and but:
+        gc.collect()
+        found &= _descriptors()
+    return found
+
+
 def unmount_below(place: Path) -> None:
     """Detach mounts that a failed test left below ``place``: whoever removes the directory later must not remove what is mounted there."""
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):

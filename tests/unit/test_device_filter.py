@@ -150,20 +150,20 @@ def test_rules_of_nodes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "error", "kind", "said"),
+    ("where", "code", "words", "kind", "said"),
     [
-        ("load", OSError(errno.ENOSYS, "Function not implemented"), LimitUnavailable, "CONFIG_CGROUP_BPF"),
-        ("load", OSError(errno.EINVAL, "Invalid argument"), LimitUnavailable, "CONFIG_CGROUP_BPF"),
-        ("load", OSError(errno.EPERM, "Operation not permitted"), LimitUnavailable, "needs root"),
-        ("load", OSError(errno.EACCES, "Permission denied"), LimitUnavailable, "needs root"),
-        ("load", OSError(errno.EINVAL, "Invalid argument: R1 invalid mem access"), CgroupError, "R1 invalid mem access"),
-        ("attach", OSError(errno.EINVAL, "Invalid argument"), CgroupError, "refused"),
-        ("attach", OSError(errno.EPERM, "Operation not permitted"), LimitUnavailable, "needs root"),
+        ("load", errno.ENOSYS, "Function not implemented", LimitUnavailable, "CONFIG_CGROUP_BPF"),
+        ("load", errno.EINVAL, "Invalid argument", LimitUnavailable, "CONFIG_CGROUP_BPF"),
+        ("load", errno.EPERM, "Operation not permitted", LimitUnavailable, "needs root"),
+        ("load", errno.EACCES, "Permission denied", LimitUnavailable, "needs root"),
+        ("load", errno.EINVAL, "Invalid argument: R1 invalid mem access", CgroupError, "R1 invalid mem access"),
+        ("attach", errno.EINVAL, "Invalid argument", CgroupError, "refused"),
+        ("attach", errno.EPERM, "Operation not permitted", LimitUnavailable, "needs root"),
     ],
 )
-def test_a_filter_that_cannot_be_had_says_why(monkeypatch, where, error, kind, said):
+def test_a_filter_that_cannot_be_had_says_why(monkeypatch, where, code, words, kind, said):
     def refused(*_):
-        raise error
+        raise OSError(code, words)
 
     monkeypatch.setattr(
         native, "bpf_prog_load_cgroup_device", refused if where == "load" else lambda code: os.open("/dev/null", os.O_RDONLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -150,6 +151,23 @@ def test_counts_that_cannot_be(path):
     held = take(path)
     assert held.have == 0
     held.close()
+
+
+def test_a_disk_that_was_full_is_not_a_holder(path, monkeypatch):
+    """Whoever could not begin holds nothing: the next try in the same process is not kept waiting for it."""
+
+    def full(fd, data, offset):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partial, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            take(path)
+    held = take(path)
+    fill(held)
+    held.finish()
+    held.close()
+    assert path.read_bytes() == DATA
 
 
 def test_a_link_is_not_followed(path, tmp_path):

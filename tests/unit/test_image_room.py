@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import resource
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 from support import make_image as make
 from support.layers import load, tree
+from support.requires import requires
 
-from dockless.errors import BadInput, ImageInUse, NoRoom, UnknownImage
-from dockless.images import Store, lease, room
+from dockless.errors import BadInput, ImageError, ImageInUse, NoRoom, UnknownImage
+from dockless.images import Store, lease, reference, room
 from dockless.images.files import locked
 from dockless.images.importing import import_root
+from dockless.images.room import Freed
 
 
 def image(tmp_path: Path, name: str, *contents: str):
@@ -155,17 +159,226 @@ def test_the_whole_store_is_gone_through_once_however_many_images_there_are(tmp_
     assert len({entry.own for entry in room.room(Store()).images} - {0}) >= 1 and calls == 1
 
 
-def test_what_takes_room(tmp_path):
-    image(tmp_path, "a:1", "base" * 3000, "a" * 9000)
-    image(tmp_path, "b:1", "base" * 3000)
+def on_disk(*folders: str) -> int:
+    """Bytes of everything in these folders of the store: as blocks, layers as their content."""
+    found = [path for folder in folders for path in (Store().root / folder).glob("*/*")]
+    return sum(room._layer_size(path) if path.is_dir() else path.stat().st_blocks * 512 for path in found)
+
+
+@pytest.mark.parametrize("index", [False, pytest.param(True, marks=requires("root", "erofs"))], ids=["written", "indexed"])
+def test_what_takes_room(tmp_path, index):
+    store = Store(index=index)
+    base, own = [make.file("f", "base" * 3000)], [make.file("g", "a" * 9000)]
+    for name, layers in (("a:1", [base, own]), ("b:1", [base])):
+        load(tmp_path, layers, store, ref=name, config={"Labels": {"name": name}})
+    Store().tag("b:1", "b:2")
+    age("docker.io/library/b:1", 100)
+    torn = Store().root / "partial" / "sha256"
+    torn.mkdir(parents=True, exist_ok=True)
+    (torn / ".torn-1").write_bytes(os.urandom(10_000))
     found = room.room(Store())
-    a, b = sorted(found.images, key=lambda image: image.tags)
-    assert a.size > b.size > 0
-    assert 0 < a.own < a.size
-    assert b.own < b.size
-    assert found.unneeded == 0
-    assert found.free > 0
-    assert found.used == found.blobs + found.layers + found.partial
+    a, b = found.images
+    assert (a.tags, b.tags) == (("docker.io/library/a:1",), ("docker.io/library/b:1", "docker.io/library/b:2")), "the last used is first"
+    assert (found.blobs, found.layers, found.partial) == (on_disk("blobs", "diffs"), on_disk("layers", "tars"), on_disk("partial"))
+    assert found.used == found.blobs + found.layers + found.partial and found.partial >= 10_000
+    assert (found.unneeded, found.bound, a.in_use, b.in_use) == (0, None, False, False)
+    assert abs(a.last_used - b.last_used - 100) < 60
+    shared = a.size - a.own
+    assert a.size + b.own == on_disk("blobs", "diffs", "layers", "tars") and b.size == b.own + shared
+    assert a.own > (9000 if not index else 0) and shared > (12_000 if not index else 0)
+    bounded("7M")
+    assert room.room(Store()).bound == 7 << 20
+    before = on_disk("blobs", "diffs", "layers", "tars")
+    assert room.remove(Store(), "a:1").size == a.own == before - on_disk("blobs", "diffs", "layers", "tars")
+    room.unlist(Store(), {b.digest})
+    assert room.room(Store()).unneeded == b.size
+
+
+def test_room_of_a_store_that_is_not_there(tmp_path):
+    found = room.room(Store(tmp_path / "none" / "at" / "all"))
+    about = os.statvfs(tmp_path)
+    assert (found.images, found.used, found.unneeded) == ((), 0, 0)
+    assert found.free == pytest.approx(about.f_bavail * about.f_frsize, rel=0.5)
+
+
+@pytest.mark.parametrize("about", [None, b"", b"{}", b"[]", b'{"size": "x"}', b'{"size": null}'])
+def test_a_layer_that_does_not_say_its_size_counts_nothing(tmp_path, about):
+    (layer,) = image(tmp_path, "a:1", "x" * 5000).layers
+    assert room._layer_size(layer.path.parent) == 5000
+    place = layer.path.parent / "layer.json"
+    place.unlink()
+    if about is not None:
+        place.write_bytes(about)
+    assert room._layer_size(layer.path.parent) == 0
+    assert room.room(Store()).layers == 0
+
+
+def test_a_damaged_image_keeps_what_is_still_known_of_it(tmp_path):
+    found = image(tmp_path, "a:1", "x")
+    (Store().root / "blobs" / found.digest.replace(":", "/")).write_bytes(b"{")
+    room.prune(Store())
+    left = {path.name for path in (Store().root / "blobs" / "sha256").iterdir()}
+    assert left == {name.partition(":")[2] for name in (found.digest, found.config_digest)}
+
+
+def test_what_was_torn_off_a_week_ago_goes(tmp_path):
+    image(tmp_path, "a:1", "x")
+    place = Store().root / "partial" / "sha256"
+    place.mkdir(parents=True, exist_ok=True)
+    week = 7 * 86400
+    for name, seconds in (("old", week + 3600), ("young", week - 3600)):
+        (place / name).write_bytes(os.urandom(5000))
+        os.utime(place / name, (0, time.time() - seconds))
+    size = on_disk("partial") // 2
+    assert room.prune(Store(), dry_run=True).size == size
+    assert room.remove(Store(), "a:1").size > size
+    assert os.listdir(place) == ["young"]
+    assert room.prune(Store(), all_images=True, dry_run=True).size == size
+    assert room.prune(Store(), all_images=True).size == size
+    assert os.listdir(place) == []
+
+
+def test_the_last_used_of_each_repository_stay(tmp_path):
+    for age_of, name in enumerate(("a:3", "a:2", "a:1", "b:1", "example.com/a:1")):
+        image(tmp_path, name, name)
+        age(str(reference.parse(name)), 100 * age_of)
+    Store().tag("a:3", "a:latest")
+    gone = [room.prune(Store(), keep_last=count, dry_run=True).images for count in (1, 2, 3)]
+    assert gone == [("docker.io/library/a:1", "docker.io/library/a:2"), ("docker.io/library/a:1",), ()]
+    assert room.prune(Store(), keep_last=0, dry_run=True).images == tuple(sorted(filter(None, names())))
+    assert room.prune(Store(), keep_last=1, unused_for=150, dry_run=True).images == ("docker.io/library/a:1",)
+    would = room.prune(Store(), keep_last=1, dry_run=True)
+    assert room.prune(Store(), keep_last=1) == would
+
+
+def test_what_is_used_is_not_told_to_go(tmp_path):
+    fd = lease.lease(Store(), image(tmp_path, "a:1", "x"))
+    image(tmp_path, "b:1", "y")
+    os.utime(fd, (0, 0))
+    age("docker.io/library/a:1", 1000)
+    would = room.prune(Store(), unused_for=500, dry_run=True)
+    assert would.images == room.prune(Store(), unused_for=500).images == ()
+    assert room.prune(Store(), all_images=True, dry_run=True).images == ("docker.io/library/b:1",)
+    os.close(fd)
+    assert room.prune(Store(), unused_for=500).images == ("docker.io/library/a:1",)
+
+
+def test_blobs_of_layers_that_are_unpacked(tmp_path):
+    """They go on demand, the documents stay; what is told beforehand is what goes."""
+    found = image(tmp_path, "a:1", os.urandom(20_000).hex(), "y")
+    would = room.prune(Store(), blobs=True, dry_run=True)
+    assert 20_000 < would.size <= on_disk("blobs")
+    assert room.prune(Store(), blobs=True) == would
+    left = {path.name for path in (Store().root / "blobs" / "sha256").iterdir()}
+    assert left == {name.partition(":")[2] for name in (found.digest, found.config_digest)}
+    assert room.prune(Store(), blobs=True).size == 0
+    assert room.prune(Store(), all_images=True, blobs=True, dry_run=True).size == on_disk("blobs", "diffs", "layers", "tars")
+
+
+def test_removal_names_what_it_removed(tmp_path):
+    found = image(tmp_path, "a:1", "x")
+    Store().tag("a:1", "b:1")
+    fd = lease.lease(Store(), found)
+    assert room.remove(Store(), "a:1") == Freed(("docker.io/library/a:1",), 0), "the image keeps a tag, so nobody loses it"
+    with pytest.raises(ImageInUse, match=r"^a sandbox uses docker.io/library/b:1$"):
+        room.remove(Store(), "b:1")
+    with pytest.raises(ImageInUse):
+        room.remove(Store(), found.digest)
+    assert room.remove(Store(), found.digest, force=True) == Freed(("docker.io/library/b:1",), 0)
+    os.close(fd)
+    assert Store().find(found.digest).digest == found.digest, "it was in use"
+    assert room.remove(Store(), found.digest).images == (found.digest,)
+    assert parts() == set()
+
+
+def test_an_image_by_its_digest(tmp_path):
+    """With its one tag it goes without force."""
+    found = image(tmp_path, "a:1", "x")
+    assert room.remove(Store(), found.digest).images == ("docker.io/library/a:1",)
+    assert parts() == set()
+
+
+def test_when_an_image_was_last_used(tmp_path):
+    found = image(tmp_path, "a:1", "x")
+    place = Store().root / "leases" / found.digest.replace(":", "-")
+    with Store().changing() as index:
+        del index["images"][found.digest]["added"]
+    place.unlink(missing_ok=True)
+    assert room.room(Store()).images[0].last_used == 0.0
+    before = time.time()
+    with lease.held(Store(), [found]):
+        assert lease.is_used(Store(), found.digest)
+    assert not lease.is_used(Store(), found.digest)
+    assert room.room(Store()).images[0].last_used >= before - 60
+    os.utime(place, (50, 50))
+    assert not lease.is_used(Store(), found.digest)
+    assert room.room(Store()).images[0].last_used == 50, "a look is no use"
+
+
+def test_a_lease_on_a_file_that_was_removed_meanwhile(tmp_path, monkeypatch):
+    """Who held the image is gone with the file; the next one of that name counts."""
+    found = image(tmp_path, "a:1", "x")
+    place = Store().root / "leases" / found.digest.replace(":", "-")
+    lock, removals = fcntl.flock, [place.unlink, lambda: (place.unlink(), place.touch())]
+
+    def locked_late(fd, how):
+        if removals:
+            removals.pop()()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", locked_late)
+    fd = lease.lease(Store(), found)
+    assert removals == [] and os.fstat(fd).st_ino == place.stat().st_ino
+    os.close(fd)
+
+
+def test_pruning_waits_for_what_comes(tmp_path):
+    image(tmp_path, "a:1", "x")
+    with Store().using():
+        freed = room.prune(Store(), all_images=True)
+    assert freed == Freed(("docker.io/library/a:1",), 0, busy=True)
+    assert room.prune(Store()).size > 0
+
+
+def test_a_promise_ends_with_its_block(tmp_path):
+    Store().prepare()
+    place = Store().root / "reserved"
+    (place / "left").write_text("1")
+    (place / "beginning").write_text("")
+    with room.reserved(Store(), 100, "one"):
+        (mine,) = set(os.listdir(place)) - {"left", "beginning"}
+        assert (place / mine).read_text() == "100" and not (place / "left").exists()
+        with pytest.raises(RuntimeError), room.reserved(Store(), 50, "two"):
+            assert list(room._promises(Store())) in ([100, 50], [50, 100])
+            raise RuntimeError
+        assert list(room._promises(Store())) == [100]
+        with (place / "beginning").open() as beginning:
+            fcntl.flock(beginning, fcntl.LOCK_EX)
+            assert sorted(room._promises(Store())) == [0, 100]
+        (place / mine).unlink()
+    assert os.listdir(place) == ["beginning"], "one that is just being made has no size yet"
+
+
+def test_links_in_the_store_are_not_followed(tmp_path):
+    """Whatever put them there: what they lead to is neither opened, nor made, nor removed."""
+    found = image(tmp_path, "a:1", "x")
+    root, victim = Store().root, tmp_path / "victim"
+    victim.write_text("1")
+    leases = root / "leases" / found.digest.replace(":", "-")
+    for place, look in (
+        (leases, lambda: lease.lease(Store(), found)),
+        (leases, lambda: lease.is_used(Store(), found.digest)),
+        (leases, lambda: room.prune(Store(), all_images=True)),
+        (root / "locks" / "using", lambda: room.prune(Store())),
+        (root / "reserved" / "x", lambda: list(room._promises(Store()))),
+    ):
+        place.unlink(missing_ok=True)
+        place.symlink_to(victim)
+        with pytest.raises((OSError, ImageError), match="symbolic links"):
+            look()
+        place.unlink()
+    assert victim.read_text() == "1"
+    assert tree(Store().get("a:1").layers) == {"f": "file:x"}
 
 
 def bounded(size: str) -> None:

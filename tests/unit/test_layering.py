@@ -86,3 +86,17 @@ def test_import_sched_is_the_standard_library():
 def test_importing_a_package_loads_nothing_heavy(module):
     loaded = python(f"import sys, {module}; print(' '.join(sys.modules))").split()
     assert not [name for name in HEAVY if name in loaded]
+
+
+@needs_sources
+def test_a_thread_never_keeps_the_program_from_ending():
+    """One that waits for a registry or a full queue would; after an error nobody may be left to wake it."""
+    wrong, seen = [], 0
+    places = (SOURCE, SOURCE / "cli", *(SOURCE / package for package in PACKAGES), SOURCE / "images" / "registry")
+    for path in sorted(path for place in places for path in place.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("threading.Thread"):
+                seen += 1
+                if not any(one.arg == "daemon" and ast.unparse(one.value) == "True" for one in node.keywords):
+                    wrong.append(f"{path.name}:{node.lineno}")
+    assert seen >= 5 and wrong == []

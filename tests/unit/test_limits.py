@@ -209,6 +209,10 @@ def test_lists_look_like_the_kernels():
 
 def test_huge_page_names():
     assert [hugetlb_name(size) for size in ("2MB", "2M", "2048K", "1G", "64K", "512MiB")] == ["2MB", "2MB", "2MB", "1GB", "64KB", "512MB"]
+    assert [hugetlb_name(size) for size in ("1K", "1536K", "1M", "1.5G", "3G")] == ["1KB", "1536KB", "1MB", "1536MB", "3GB"]
+    for none in ("0", "1023", "1025"):
+        with pytest.raises(BadInput, match="not a huge page size"):
+            hugetlb_name(none)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ def unseen(end):
     return time.monotonic() > end or self.fd < 0 or 1 > own_fd
 def the_same(a, b):
     return max(a, b), zip(a, strict=True)
+def unseen_too():
+    return os.open(a, os.O_RDONLY | os.O_CLOEXEC), threading.Thread(target=f, name="f")
 '''
 C = b"""/* if (x < 1) return 2; */
 #define ONE 1
@@ -54,6 +56,9 @@ def test_python():
     assert not {line for _, line in kinds} & {1, 2, 3, 4, 9}
     assert {kind for kind, line in kinds if line == 14} == {"and for or", "dropped operand"}
     assert not {kind for kind, line in kinds if line == 16}
+    assert {one.change(PYTHON)[1] for one in found if one.line == 18 and one.kind != "swapped arguments"} == {
+        'return os.open(a, os.O_RDONLY | os.O_CLOEXEC), threading.Thread( name="f")'
+    }
     assert ("removed keyword", 11, 'g(a, 2, mode=0o600, hint="say " + "so")', 'g(a, 2, hint="say " + "so")') in changed(found, PYTHON)
 
 

@@ -210,6 +210,20 @@ def test_helpers_of_registries_conf_come_first(env, write, helper):
     assert (found.find("r.test").username, found.find("q.test").username, found.find("p.test")) == ("ring", "file", None)
 
 
+@pytest.mark.parametrize(
+    ("answer", "login"),
+    [
+        ('{"Username": "u", "Secret": "s"}', ("u", "s")),
+        ('{"Username": "", "Secret": "token"}', ("", "token")),
+        ('{"Username": "u", "Secret": ""}', ("u", "")),
+        ('{"Username": "", "Secret": ""}', None),
+    ],
+)
+def test_half_a_login_is_one(env, helper, answer, login):
+    helper("some", f"cat > /dev/null; echo '{answer}'")
+    assert helpers.get("some", "r.test", {**env, "PATH": env["PATH"] + ":/usr/bin:/bin"}) == login
+
+
 def test_a_helper_runs_with_little(env, helper, tmp_path):
     helper("env", f'env >{tmp_path}/env; pwd >>{tmp_path}/env; echo \'{{"Username":"u","Secret":"s"}}\'')
     noise = {"LD_PRELOAD": "/x.so", "PYTHONPATH": "/x", "BASH_ENV": "/x", "SECRET_OF_MINE": "1", "DBUS_SESSION_BUS_ADDRESS": "unix:x"}
