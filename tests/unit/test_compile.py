@@ -352,3 +352,16 @@ def test_the_environment_says_who_and_where():
 def test_signals_of_the_image():
     assert _resolve(_image(stop_signal=2)).stop_signal == 2
     assert _resolve(_image(stop_signal=2), stop_signal=3).stop_signal == 3
+
+
+def test_what_a_sandbox_is_when_nothing_is_said():
+    said = {name: getattr(Spec(argv=("x",)), name) for name in Spec.__dataclass_fields__}
+    assert said == {
+        "argv": ("x",), "image": "host", "entrypoint": None, "env": (), "workdir": "", "user": "", "groups": (), "hostname": "", "profile": "default",
+        "root": "disk", "root_size": 0, "mounts": (), "shm_size": 0, "network": "none",
+        "namespaces": Namespaces("new", "new", "new", "new", "new", "new", "host"), "limits": Limits(), "best_effort": False, "cap_add": (),
+        "cap_drop": (), "seccomp": "", "rlimits": (), "umask": None, "oom_score_adj": None, "cpus": (), "time_offset": 0, "stop_signal": 0,
+        "timeout": 0.0, "grace": 0.0, "gpus": (), "log_size": 0,
+    }  # fmt: skip
+    for mount in (Bind("/a", "/b"), Tmpfs("/b"), Volume("a", "/b")):
+        assert (mount.target, mount.readonly, mount.recursive, mount.idmap, mount.size, mount.mode) == ("/b", False, True, None, 0, 0o1777)
