@@ -260,3 +260,118 @@ def test_numbers_of_the_format_agree():
     magic = re.search(r"PLAN_MAGIC (0x\w+?)u", HEADER)
     assert magic and int(magic[1], 16) == plan._MAGIC and struct.unpack_from("<I", SMALL)[0] == plan._MAGIC
     assert re.search(rf"PLAN_ABI {plan._ABI}\b", HEADER)
+
+
+# -- the last that is taken, and the first that is not -----------------------------------------------------------------------------------
+
+
+def _errand(*ops: plan.Op) -> bytes:
+    return plan.encode(plan.Plan(ops, None))
+
+
+def _limit(name: str) -> int:
+    found = re.search(rf"{name} \(?(\w+?)u? ?(?:<< (\d+))?\)?$", HEADER, re.M)
+    assert found
+    return int(found[1], 0) << int(found[2] or 0)
+
+
+@needs_sources
+def test_as_many_operations_as_a_plan_may_have():
+    most = _limit("PLAN_MAX_OPS")
+    assert native.validate(_errand(*[plan.Op("SETSID")] * most)) == (True, -1)
+    assert native.validate(_errand(*[plan.Op("SETSID")] * (most + 1))) == (False, -1)
+    assert native.validate(_errand()) == (False, -1), "and none is no errand"
+
+
+@needs_sources
+def test_as_large_as_a_plan_may_be():
+    most = _limit("PLAN_MAX_SIZE")
+    room = most - len(_errand(plan.Op("HOSTNAME", a="")))
+    largest = _errand(plan.Op("HOSTNAME", a="x" * room))
+    assert len(largest) == most and native.validate(largest) == (True, -1)
+    assert native.validate(_errand(plan.Op("HOSTNAME", a="x" * (room + 8)))) == (False, -1)
+
+
+def test_a_header_is_whole():
+    for size in (0, 1, plan.HEADER_SIZE - 1):
+        assert native.validate(_set(SMALL, size=size)[:size]) == (False, -1)
+    assert native.validate(SMALL + bytes(8)) == (False, -1)
+    assert native.validate(_set(SMALL + bytes(8), size=len(SMALL) + 8))[0], "more may stand behind"
+
+
+@pytest.mark.parametrize(
+    ("change", "fine"),
+    [
+        ({"stop_signal": 64}, True), ({"stop_signal": 65}, False), ({"stop_signal": 0}, True),
+        ({"directory": _get(SMALL, "data_size") - 1}, True), ({"directory": _get(SMALL, "data_size")}, False),
+        ({"cgroup": _get(SMALL, "data_size") - 1}, True), ({"cgroup": _get(SMALL, "data_size")}, False),
+        ({"times_offset": 8}, True), ({"times_offset": 4}, False), ({"times_offset": 1}, False),
+        ({"data_size": _get(SMALL, "data_size") + 1}, False), ({"ops_offset": plan.HEADER_SIZE - 8}, False),
+        ({"ops_offset": plan.HEADER_SIZE + 4}, False), ({"data_offset": _get(SMALL, "data_offset") - 8}, False),
+        ({"data_offset": _get(SMALL, "data_offset") + 8}, False), ({"n_ops": _get(SMALL, "n_ops") + 1}, False),
+        ({"n_ops": _get(SMALL, "n_ops") - 1}, False), ({"flags": 4}, False),
+    ],
+)  # fmt: skip
+def test_edges_of_the_header(change, fine):
+    assert native.validate(_set(SMALL, **change))[0] == fine
+
+
+def test_edges_of_the_times():
+    times, size = _get(TIMED, "times_offset"), len(TIMED)
+    assert times == _get(TIMED, "data_offset") + _get(TIMED, "data_size")
+    assert native.validate(_set(TIMED + bytes(8), size=size + 8, times_offset=times + 8))[0]
+    for offset, more in ((times - 8, 0), (times + 8, 0), (times + 16, 8), (times + 4, 8)):
+        assert not native.validate(_set(TIMED + bytes(more), size=size + more, times_offset=offset))[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "fine"),
+    [
+        (plan.Op("CLOSE", 16), {"in_": 959}, True), (plan.Op("CLOSE", 16), {"in_": 960}, False), (plan.Op("CLOSE", 16), {"in_": 0}, True),
+        (plan.Op("CLOSE", 16), {"in_": -1}, False), (plan.Op("CLOSE", 16), {"out": -1}, True), (plan.Op("CLOSE", 16), {"out": 0}, False),
+        (plan.Op("OPEN", -1, 16, a="/"), {"in_": -1}, True), (plan.Op("OPEN", -1, 16, a="/"), {"in_": -2}, False),
+        (plan.Op("OPEN", -1, 16, a="/"), {"in_": 959}, True), (plan.Op("OPEN", -1, 16, a="/"), {"in_": 960}, False),
+        (plan.Op("OPEN", -1, 16, a="/"), {"out": -1}, False), (plan.Op("OPEN", -1, 16, a="/"), {"b": 1}, False),
+        (plan.Op("MOVE_MOUNT", 16, 17, a="/x"), {"b": 959}, True), (plan.Op("MOVE_MOUNT", 16, 17, a="/x"), {"b": 960}, False),
+        (plan.Op("CLOSE", 16), {"flags": 1}, True), (plan.Op("CLOSE", 16), {"flags": 2}, False),
+        (plan.Op("CLOSE", 16), {"flags": 3}, False),
+        (plan.Op("CLOSE", 16), {"a": 1}, False), (plan.Op("CLOSE", 16), {"b": 1}, False), (plan.Op("CLOSE", 16), {"code": 0}, False),
+        *[(plan.Op(name, b=bytes(8), x=0), {"b": by}, by % 4 == 0) for name in ("SET_IDS", "FS_IDS") for by in (0, 1, 2, 3, 4)],
+        *[(plan.Op(name, b=bytes(8), x=0), {"c": by}, by % 4 == 0) for name in ("SET_IDS", "FS_IDS") for by in (0, 1, 2, 3, 4)],
+    ],
+)  # fmt: skip
+def test_edges_of_an_operation(op, changes, fine):
+    assert native.validate(_op(_errand(op), 0, **changes))[0] == fine
+
+
+@pytest.mark.parametrize(("name", "size"), [("RLIMIT", 16), ("SECCOMP", 8), ("SECCOMP", 4096 * 8)])
+def test_blobs_of_the_right_size(name, size):
+    assert native.validate(_errand(plan.Op(name, a=bytes(size)))) == (True, -1)
+
+
+def _with_vector(words: list[int], shift: int = 0, length: int | None = None) -> bytes:
+    """An exec whose vector is these words: strings are at 0."""
+    blob = struct.pack(f"<{len(words)}I", *words)
+    at = bytes(SMALL)
+    index, place = _get(at, "n_ops") - 1, _get(at, "data_offset") + _get(at, "data_size")
+    raw = _set(at + blob + bytes(-len(blob) % 8), size=len(at) + len(blob) + -len(blob) % 8, data_size=_get(at, "data_size") + len(blob))
+    return _op(raw, index, a=place - _get(at, "data_offset") + shift, b=len(blob) if length is None else length)
+
+
+@pytest.mark.parametrize(
+    ("words", "fine"),
+    [
+        ([1, 0, 1, 0, 0], True), ([2, 0, 0, 1, 0, 0], True), ([1, 0, 1, 0, 1, 0], True), ([0, 1, 0, 0], False), ([1, 0, 0, 0], False),
+        ([1, 0, 1, 0], False), ([1, 0, 1, 0, 1], False), ([1, 0, 1, 0, 0, 0], False), ([4, 0, 1, 0, 0], False), ([5, 0, 1, 0, 0], False),
+        ([1, 0xFFFFFFF, 1, 0, 0], False), ([1, 0, 1, 0xFFFFFFF, 0], False), ([1, 0, 1, 0, 1, 0xFFFFFFF], False), ([], False), ([1], False),
+    ],
+)  # fmt: skip
+def test_edges_of_an_exec_vector(words, fine):
+    assert native.validate(_with_vector(words))[0] == fine
+
+
+def test_an_exec_vector_is_whole_words():
+    words = [1, 0, 1, 0, 0, 0]
+    assert native.validate(_with_vector(words, length=20))[0]
+    for shift, length in ((1, 20), (2, 20), (4, 20), (0, 19), (0, 21), (0, 18)):
+        assert not native.validate(_with_vector(words, shift, length))[0]
