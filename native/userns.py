@@ -71,6 +71,12 @@ class IdMap:
     def outside_gid(self, gid: int) -> int | None:
         return _outside(self.gids, gid)
 
+    def root(self) -> tuple[int, int]:
+        """The host's numbers for the sandbox's root and its group, which every sandbox's map has."""
+        uid, gid = self.outside_uid(0), self.outside_gid(0)
+        assert uid is not None and gid is not None
+        return uid, gid
+
     def uid_text(self) -> str:
         """As written to /proc/PID/uid_map."""
         return _text(self.uids)

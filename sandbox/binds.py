@@ -109,8 +109,7 @@ def _person(uid: int) -> _Person | None:
 
 def _only(owner: _Person, idmap: IdMap) -> IdMap:
     """The owner is the sandbox's root, with her own group, not the directory's, which she need not be in; no other id is there."""
-    uid, gid = idmap.outside_uid(0), idmap.outside_gid(0)
-    assert uid is not None and gid is not None
+    uid, gid = idmap.root()
     return IdMap((Range(owner.uid, uid, 1),), (Range(owner.gid, gid, 1),))
 
 

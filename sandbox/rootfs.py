@@ -194,7 +194,8 @@ def _upper(b: Builder, section: Section, r: Resolved, directory: int, attach: bo
 def _inside_root(r: Resolved) -> int:
     """The sandbox's root as the host knows it: uid | gid << 32."""
     assert r.idmap is not None
-    return (r.idmap.outside_uid(0) or 0) | (r.idmap.outside_gid(0) or 0) << 32
+    uid, gid = r.idmap.root()
+    return uid | gid << 32
 
 
 def _empty_root(b: Builder, section: Section, r: Resolved) -> int:
@@ -203,7 +204,8 @@ def _empty_root(b: Builder, section: Section, r: Resolved) -> int:
     if r.spec.root_size:
         options["size"] = str(r.spec.root_size)
     if r.rootful and r.idmap is not None:
-        options |= {"uid": str(r.idmap.outside_uid(0) or 0), "gid": str(r.idmap.outside_gid(0) or 0)}
+        uid, gid = r.idmap.root()
+        options |= {"uid": str(uid), "gid": str(gid)}
     return b.file_system(section, "tmpfs", options, attributes=NODEV, label="root")
 
 

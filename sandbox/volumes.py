@@ -54,7 +54,7 @@ def volume_path(name: str, owner: int | None = None) -> str:
         try:
             os.close(_open(folder, home / name, resolve))
         except FileNotFoundError:
-            _make(folder, home / name, resolve, idmap.outside_uid(0) or 0, idmap.outside_gid(0) or 0)
+            _make(folder, home / name, resolve, *idmap.root())
     return str(home / name)
 
 

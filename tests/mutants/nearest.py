@@ -137,6 +137,7 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     files = sorted(str(file.relative_to(tests)) for kind in _KINDS for file in (tests / kind).glob("test_*.py"))
     scores = {file: _score(tests, file, path) for file in files}
     near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
+    near.sort(key=_cost)  # those of a kind stay in their order
     room = _EVERY + _WIDE["layers" if path.startswith(tuple(_LAYERS)) else room_of(path)]
     wide = [file for prefix in room.split() for file in files if file.startswith(prefix) and file not in near]
     late = [file for file in (*near, *wide) if file in _SLOW]

@@ -319,6 +319,10 @@ def test_what_only_root_has(monkeypatch, fields):
         _resolve(made=replace(ROOT, sys_admin=False), **fields)
 
 
+def test_a_kernel_without_time_namespaces_runs_what_needs_none():
+    assert _resolve(made=replace(HERE, time_namespace=False)).spec.namespaces.time == "host"
+
+
 def test_targets_beside_those_of_the_kernel():
     made = _resolve(mounts=tuple(Bind("/", target) for target in ("/process", "/system", "/dev/x", "/devices", "/x/proc")))
     assert [mount.target for mount in made.mounts] == ["/process", "/system", "/dev/x", "/devices", "/x/proc"]

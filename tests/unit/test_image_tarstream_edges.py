@@ -628,6 +628,8 @@ def test_the_longest_maps():
     assert member(one + header(size=len(lines)) + lines).sparse == ()
     longer = padded(b"%d\n" % (most + 1) + b"0\n0\n" * (most + 1))
     assert "a sparse map is too long" in refused(one + header(size=len(longer)) + longer)
+    for count in (b"65537", b"9223372036854775808"):  # twice the second is 0 in 64 bits
+        assert "a sparse map is too long" in refused(one + header(size=BLOCK) + padded(count + b"\n"))
 
 
 def test_a_map_in_front_of_the_data():

@@ -70,6 +70,7 @@ def test_lookups():
     assert [idmap.outside_uid(n) for n in (0, 1, 65535, 65536)] == [1000, 100000, 165534, None]
     assert idmap.maps_uid(65535) and not idmap.maps_uid(65536) and not idmap.maps_uid(-1)
     assert idmap.maps_gid(0) and not idmap.maps_gid(1)
+    assert idmap.root() == (1000, 1000) and IdMap((Range(5, 7, 1), Range(0, 8, 1)), (Range(0, 0, 1),)).root() == (8, 0)
     assert idmap.uid_text() == "0 1000 1\n1 100000 65535\n"
     assert idmap.gid_text() == "0 1000 1\n"
     idmap.require(65535, 0)
