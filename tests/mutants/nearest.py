@@ -20,7 +20,7 @@ _WORDS = {
     "images/compression": "image_save image_commit image_tarwriter layers_bombs",
     "images/discover": "image_store image_documents layers_content",
     "images/entries": "image_commit image_export image_diff",
-    "images/fetch": "image_partial pull_rows registry_transport registry_pull",
+    "images/fetch": "image_download image_partial pull_rows registry_transport registry_pull",
     "images/importing": "image_export cli_images",
     "images/ingest": "image_store image_check pull_rows",
     "images/load": "image_store cli_images",

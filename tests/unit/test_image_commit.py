@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 import os
+import socket
+import tarfile
 
 import pytest
 from support import make_image as make
@@ -14,10 +16,10 @@ from support.layers import load, tree
 from support.uppers import own_map
 
 from dockless.errors import BadImage, BadInput, ImageError
-from dockless.images import Store, digest, host_image
+from dockless.images import Store, digest, host_image, lease
 from dockless.images.assemble import Created, Edit, new_config
 from dockless.images.commit import commit
-from dockless.images.diff import Upper
+from dockless.images.diff import Upper, write_layer
 from dockless.images.packing import Packer
 
 BASE = [make.directory("etc"), make.file("etc/passwd", "root"), make.file("file", "file")]
@@ -70,6 +72,23 @@ def test_a_commit_is_an_image_with_one_more_layer(tmp_path, base):
     assert not list((Store().root / "tmp").iterdir())
 
 
+def test_what_a_layer_cannot_hold_is_told(tmp_path, base):
+    """Each reason once, with an example and how many more there are."""
+    upper = upper_with(tmp_path, {"etc/kept": "kept", "etc/odd": "odd"})
+    for name in ("one", "two", "three"):
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(upper.path / name))
+    for key, value in (("user.kept", b"1"), ("user.overlay.origin", b"2"), ("user.a=b", b"3")):
+        os.setxattr(upper.path / "etc/odd", key, value)
+    image = commit(Store(), base, upper)
+    assert sorted(image.warnings) == ["dropped: an xattr with '=' in its name: 'etc/odd'", "left out: a socket: 'one' and 2 more"]
+    (upper.path / "three").unlink()
+    assert "left out: a socket: 'one' and 1 more" in commit(Store(), base, upper).warnings
+    made = Store().blob_path(digest.parse(manifest_of(image)["layers"][1]["digest"])).read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(made)) as tar:
+        assert {key for key in tar.getmember("etc/odd").pax_headers if key.startswith("SCHILY")} == {"SCHILY.xattr.user.kept"}
+
+
 def test_the_same_changes_at_a_given_time_are_the_same_image(tmp_path, base, monkeypatch):
     first = commit(Store(), base, upper_with(tmp_path, {"a/b": "c"}, "one"), created=1_000_000_000)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
@@ -83,6 +102,17 @@ def test_the_same_changes_at_a_given_time_are_the_same_image(tmp_path, base, mon
     assert third.digest == first.digest
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
     assert commit(Store(), base, upper_with(tmp_path, {"a/b": "c"}, "four")).digest != first.digest
+
+
+def test_the_base_is_kept_while_it_is_committed_to(tmp_path, base):
+    upper, used = upper_with(tmp_path, {"f": "x"}), []
+
+    def write(out, clamp):
+        used.append(lease.is_used(Store(), base.digest))
+        return write_layer(upper, base.layers, out, clamp=clamp)
+
+    assert tree(commit(Store(), base, write).layers)["f"] == "file:x"
+    assert used == [True] and not lease.is_used(Store(), base.digest)
 
 
 def test_an_upper_without_changes_adds_no_layer(tmp_path, base):

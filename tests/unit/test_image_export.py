@@ -46,9 +46,11 @@ def image(tmp_path):
 
 def exported(image, **more) -> list[tarfile.TarInfo]:
     out = io.BytesIO()
-    export(image, out, **more)
+    written = export(image, out, **more)
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
-        return archive.getmembers()
+        members = archive.getmembers()
+    assert (written.members, written.size) == (len(members), sum(member.size for member in members if member.isreg()))
+    return members
 
 
 def test_the_export_is_the_merged_tree(image):
@@ -116,6 +118,11 @@ def test_what_is_no_root_file_system(tmp_path):
     with pytest.raises(ImageError, match="more than 1000 bytes"):
         import_root(Store(limits=UnpackLimits(size=1000)), io.BytesIO(make.layer_tar([make.file("x", b"x" * 5000)])))
     assert Store().list() == [] and not list((Store().root / "tmp").iterdir())
+
+
+def test_an_empty_tree_is_an_image_with_an_empty_layer(tmp_path):
+    image = import_root(Store(), io.BytesIO(make.layer_tar([])))
+    assert len(image.layers) == 1 and tree(image.layers) == {}
 
 
 def test_the_host_is_not_exported(tmp_path):
