@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 from collections import Counter
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 from support.stand_in import DEADLINE, StandIn, engine, until
 
-from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, SchedError, UnknownJob
+from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.process import Exit
-from dockless.sandbox.spec import Spec
+from dockless.sandbox.spec import Bind, Namespaces, Spec
 from dockless.sched import Client, JobSpec, State, client, protocol, server
 from dockless.sched.callers import Caller
+from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.policy import Quotas
 from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo
@@ -562,5 +564,81 @@ def test_a_long_request_costs_its_user_turns(tmp_path, monkeypatch):
             assert len(line) == size and (await wire(desk, line))[0]["ok"]
         assert turns == [(0, 1), (0, 1), (0, 1), (0, 1), (0, 3)]
         assert desk.server._unfinished == {}
+
+    play(tmp_path, story)
+
+
+def test_how_much_one_user_may_have_in_the_queue(tmp_path):
+    """So many jobs, and specs of so many bytes; an array's once. What ends makes room, what is refused takes none."""
+
+    def of_size(size: int) -> JobSpec:
+        return JobSpec(Spec(argv=("true",), env=(("A", "x" * size),)), gpus="2")
+
+    empty = len(json.dumps(job_to_plain(of_size(0)), separators=(",", ":")))
+
+    async def story(desk):
+        await desk.submit(BEN, job(gpus="2"))
+        assert "bytes of jobs" in await desk.refused(Refused, ANN, lambda queue: queue.submit(of_size(501 - empty)))
+        assert desk.engine.shares.size[ANN] == desk.engine.shares.jobs[ANN] == 0
+        first = await desk(ANN, lambda queue: queue.submit_array(of_size(500 - empty), 2))
+        for more in (of_size(0), job()):
+            assert "has 500 bytes of jobs in the queue" in await desk.refused(Refused, ANN, lambda queue, more=more: queue.submit(more))
+        await desk(ANN, lambda queue: queue.cancel_many(first))
+        last = await desk.submit(ANN, *[job(gpus="2")] * 3)
+        said = await desk.refused(Refused, ANN, lambda queue: queue.submit(job()))
+        assert said == "user ann has 3 jobs in the queue; 1 more would pass the limit of 3"
+        await desk(ANN, lambda queue: queue.cancel(last[0]))
+        await desk.refused(Refused, ANN, lambda queue: queue.submit_array(job(), 2))
+        await desk.submit(ANN, job(gpus="2"))
+
+    play(tmp_path, story, Config(per_user=3, per_user_size=500))
+
+
+@pytest.mark.parametrize(
+    ("who", "spec", "error", "said"),
+    [
+        (ANN, job(priority=1), NotPermitted, "priority 1 is for administrators"), (ANN, job(priority=0), None, ""),
+        (0, job(priority=1), None, ""),
+        (ANN, job(group="lab"), NotPermitted, "ann is not in group lab"), (ANN, job(group="vision"), None, ""),
+        (0, job(group="lab"), None, ""),
+        (ANN, JobSpec(Spec(profile="privileged")), NotPermitted, "the profile 'privileged' is for root"),
+        (ANN, JobSpec(Spec(namespaces=Namespaces(user="host"))), NotPermitted, "the host's user namespace is for root"),
+        (ANN, JobSpec(Spec(oom_score_adj=-1)), NotPermitted, "oom_score_adj -1 is for root"),
+        (ANN, JobSpec(Spec(oom_score_adj=0)), None, ""),
+        (0, JobSpec(Spec(oom_score_adj=-1)), None, ""),
+        (ANN, JobSpec(Spec(mounts=(Bind("/a", "/b"), Bind("/a", "/c", idmap=True)))), NotPermitted, "an id-mapped bind mount is for root"),
+        (ANN, JobSpec(Spec(log_size=1001)), Refused, "log_size 1001 is more than the limit of 1000"),
+        (ANN, JobSpec(Spec(log_size=1000)), None, ""),
+        (ANN, job(gpus="2"), Refused, "needs 2 GPUs, the quota of user ann is 1: this could never start"), (ANN, job(gpus="1"), None, ""),
+        (BEN, job(gpus="2"), None, ""), (BEN, job(gpus="3"), NotEnoughGpus, "3 GPUs asked for"),
+        (ANN, job(), None, ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused_at_submit(tmp_path, who, spec, error, said):
+    async def story(desk):
+        if error is None:
+            assert await desk.submit(who, spec) == [1]
+        else:
+            assert said in await desk.refused(error, who, lambda queue: queue.submit(spec))
+            assert not desk.engine.entries
+
+    play(tmp_path, story, Config(Quotas({"ann": 1}), {"vision": ("ann",), "lab": ("ben",)}, log_size_limit=1000, log_size=10))
+
+
+def test_a_host_that_runs_no_jobs_without_gpus(tmp_path):
+    async def story(desk):
+        assert "no jobs without GPUs" in await desk.refused(Refused, ANN, lambda queue: queue.submit(job()))
+        await desk.submit(ANN, job(gpus="1"))
+
+    play(tmp_path, story, Config(cpu_jobs=0))
+
+
+def test_what_is_listed_of_a_long_command(tmp_path):
+    async def story(desk):
+        long = JobSpec(Spec(argv=("sh", "-c", "x y", "\udcff", *["z" * 300] * 50), entrypoint=("env",)))
+        await desk.submit(ANN, long)
+        shown = (await desk(ANN, lambda queue: queue.job(1))).command
+        assert shown.startswith("env sh -c 'x y' '\\xff' zzz") and 200 <= len(shown) < 210
 
     play(tmp_path, story)
