@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from dockless.cli import inspecting, output
-from dockless.errors import BadInput, OutputLost
+from dockless.errors import BadInput, OutputLost, SandboxGone, UnknownImage
 from dockless.text import escaped, shown
 
 
@@ -246,6 +246,34 @@ def test_the_history_of_an_image(history):
     assert history(ABOUT, quiet=True).split() == ["sha256:" + "2" * 64, "sha256:" + "1" * 64]
     rows = json.loads(history(ABOUT, json=True))
     assert [(row["layer"], row["size"]) for row in rows] == [(None, 0), ("sha256:" + "2" * 64, 5), (None, 0), ("sha256:" + "1" * 64, 2048)]
+
+
+def test_an_image_goes_before_a_sandbox_of_the_same_name(stdout, stderr, monkeypatch):
+    def about_image(name):
+        if name != "both":
+            raise UnknownImage(f"there is no image {name!r}")
+        return {"image": name}
+
+    def get(name):
+        if name not in ("both", "box"):
+            raise SandboxGone(f"there is no sandbox {name!r}")
+        return name
+
+    def said(*names, kind=None, as_json=False):
+        here, there = stdout(), stderr()
+        code = inspecting.inspect(SimpleNamespace(raw=None, names=names, type=kind, json=as_json))
+        return code, here.said().decode(), there.said().decode()
+
+    monkeypatch.setattr(inspecting, "about_image", about_image)
+    monkeypatch.setattr("dockless.sandbox.detached.get", get)
+    monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: {"sandbox": box})
+    assert said("both", "box") == (0, '[\n  {\n    "image": "both"\n  },\n  {\n    "sandbox": "box"\n  }\n]\n', "")
+    assert said("both", as_json=True)[1] == '[{"image": "both"}]\n'
+    assert json.loads(said("both", kind="sandbox")[1]) == [{"sandbox": "both"}]
+    for kind, text in ((None, "neither an image nor a sandbox"), ("image", "there is no image"), ("sandbox", "there is no sandbox")):
+        code, out, err = said("none", kind=kind)
+        assert (code, out) == (125, "[]\n") and text in err
+    assert "there is no sandbox '7'" in said("7")[2]  # the number of a job
 
 
 def test_an_image_without_a_history_has_its_layers_all_the_same(history):

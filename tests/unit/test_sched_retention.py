@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.stand_in import until
 
-from dockless.sched import State, queue
+from dockless.sched import State, housekeeping, queue
 from dockless.sched.kept import Kept
 from dockless.sched.queue import NewJob
 from dockless.sched.shares import Shares
@@ -146,6 +149,39 @@ def old_queue(path: Path) -> None:
             (state, ended, array, index, spec),
         )
     old.close()
+
+
+def test_a_round_every_hour_and_after_many_ends(monkeypatch, capfd):
+    """One that fails is said, and the next comes all the same."""
+    rounds = []
+    keeper = SimpleNamespace(ends=5, many_ended=asyncio.Event())
+
+    async def one_round(engine):
+        rounds.append(engine.ends)
+        if len(rounds) == 2:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(housekeeping, "one_round", one_round)
+
+    async def resting(count):
+        await until(lambda: len(rounds) >= count)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(rounds) == count and keeper.ends == 0 and not keeper.many_ended.is_set()
+
+    async def play():
+        task = asyncio.ensure_future(housekeeping.keep_house(keeper))
+        await resting(1)
+        keeper.ends = 7
+        keeper.many_ended.set()
+        await resting(2)
+        assert rounds == [5, 7] and "trying again in an hour" in capfd.readouterr().err
+        monkeypatch.setattr(housekeeping, "EVERY", 0.001)
+        keeper.many_ended.set()
+        await until(lambda: len(rounds) > 5)
+        task.cancel()
+
+    asyncio.run(play())
 
 
 def test_an_older_queue_is_taken_over(path):

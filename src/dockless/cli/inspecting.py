@@ -40,13 +40,10 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
             if kind == "image":
                 raise
     try:
-        row = describe(detached.get(name))
+        return describe(detached.get(name))
     except (BadInput, SandboxGone):
         if kind == "sandbox" or is_job(name):
             raise
-        row = None
-    if row is not None:
-        return row
     raise UnknownImage(
         f"there is neither an image nor a sandbox {name!r}", subject=name, hint="list them: dockless images, dockless ps --all"
     )
