@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.apart import slowness
+from support.boxes import DEADLINE
 from support.requires import requires
 
 from dockless.cgroups import (
@@ -138,10 +138,8 @@ def test_kill_reaches_everything(group):
     assert process.stdout is not None and process.stdout.readline() == b"in\n"
     process.stdout.close()
     assert group.populated and process.pid in group.pids()
-    before = time.monotonic()
     group.kill()
-    assert group.wait_empty(5)
-    assert time.monotonic() - before < 1
+    assert group.wait_empty(DEADLINE)
     assert ended(process) == -signal.SIGKILL
     assert group.pids() == ()
 
@@ -239,7 +237,7 @@ def test_events_iterate_until_the_group_is_empty(group):
 def test_events_of_a_process_that_has_ended_before_anybody_looks(group):
     with group.events() as watch:
         ended(start(group, "true"))
-        assert group.wait_empty(5)
+        assert group.wait_empty(DEADLINE)
         assert list(watch) == []
 
 
@@ -288,7 +286,7 @@ def test_wait_empty_times_out(group):
     process = sleeper(group)
     before = time.monotonic()
     assert not group.wait_empty(0.05)
-    assert 0.05 <= time.monotonic() - before < 1
+    assert time.monotonic() - before >= 0.05
     group.kill()
     ended(process)
 
@@ -409,17 +407,6 @@ def test_a_cleanup_error_does_not_hide_the_first(group):
     with Cgroup.open(path):
         pass
     ended(process)
-
-
-@requires("root")
-def test_cheap_groups():
-    """A guard against growth, with room for slow machines; the figure itself is measured by the benchmarks."""
-    times = []
-    for index in range(60):
-        before = time.perf_counter()
-        Cgroup.create(f"{NAME}-{index}").remove()
-        times.append(time.perf_counter() - before)
-    assert sorted(times)[10] < 0.005 * slowness()
 
 
 def opens(*paths: str, flags: str = "os.O_RDWR") -> str:

