@@ -274,6 +274,8 @@ def test_an_image_goes_before_a_sandbox_of_the_same_name(stdout, stderr, monkeyp
         code, out, err = said("none", kind=kind)
         assert (code, out) == (125, "[]\n") and text in err
     assert "there is no sandbox '7'" in said("7")[2]  # the number of a job
+    monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: None)  # it is gone by now
+    assert "neither an image nor a sandbox" in said("box")[2]
 
 
 def test_an_image_without_a_history_has_its_layers_all_the_same(history):

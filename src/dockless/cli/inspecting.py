@@ -40,7 +40,8 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
             if kind == "image":
                 raise
     try:
-        return describe(detached.get(name))
+        if (row := describe(detached.get(name))) is not None:
+            return row
     except (BadInput, SandboxGone):
         if kind == "sandbox" or is_job(name):
             raise
