@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -328,7 +329,7 @@ def find_device(target: str) -> str:
             reason = getattr(error, "strerror", None) or error
             hint = "name a block device, or any path on the disk; `lsblk` lists them"
             raise BadInput(f"io limit for {target}: {reason}", subject=target, hint=hint) from error
-        block = (info.st_mode & 0o170000) == 0o060000
+        block = stat.S_ISBLK(info.st_mode)
         device = info.st_rdev if block else info.st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
         if not block and os.major(device) == 0:
@@ -355,7 +356,7 @@ def _mounted_device(number: str) -> str | None:
                 info = os.stat(right.split()[1])
             except OSError:
                 continue
-            if (info.st_mode & 0o170000) == 0o060000:
+            if stat.S_ISBLK(info.st_mode):
                 return f"{os.major(info.st_rdev)}:{os.minor(info.st_rdev)}"
     return None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 
-from dockless.cgroups import Delegation, Limits, Usage, unavailable
+from dockless.cgroups import Cgroup, Delegation, Limits, Usage, unavailable
+from dockless.cgroups import group as module
 from dockless.cgroups.delegation import Mount, find_mounts, own_directory
 from dockless.cgroups.group import check_name
 from dockless.cgroups.usage import Pressure, parse_flat
@@ -116,3 +119,42 @@ def test_no_place():
 def test_names_that_name_no_group(name):
     with pytest.raises(BadInput):
         check_name(name)
+
+
+# -- groups below a group, over a made-up one ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    """A directory with the files that are looked at; of its limits ``asked`` holds (file, controllers that are there, best effort)."""
+    place = tmp_path / "dockless" / "outer"
+    place.mkdir(parents=True)
+    for name, text in (("controllers", "cpu memory pids"), ("subtree_control", ""), ("procs", "")):
+        (place / f"cgroup.{name}").write_text(text)
+    monkeypatch.setattr(module, "apply", lambda fd, writes, have, inside, best: asked.append((writes[0].file, have, best)) or ([], []))
+    asked: list[tuple[str, frozenset[str], bool]] = []
+    with_fd = Cgroup(str(place), os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+    yield with_fd, asked
+    with_fd.close()
+
+
+def test_a_group_passes_on_what_a_group_below_needs(group):
+    outer, asked = group
+    outer.child("inner", Limits(pids_max=5), best_effort=True).close()
+    assert asked == [("pids.max", {"pids"}, True)] and (outer.path / "cgroup.subtree_control").read_text() == "+pids"
+    (outer.path / "cgroup.subtree_control").write_text("pids\n")
+    (outer.path / "cgroup.procs").write_text("1\n")
+    outer.child("second", Limits(pids_max=5)).close()
+    assert asked[-1] == ("pids.max", {"pids"}, False), "what is passed on already needs no change"
+    outer.child("third").close()
+    outer.child("fourth", Limits(hugetlb=())).close()
+    assert len(asked) == 2 and sorted(path.name for path in outer.path.iterdir() if path.is_dir()) == ["fourth", "inner", "second", "third"]
+
+
+def test_a_group_with_processes_limits_none_below(group):
+    outer, asked = group
+    (outer.path / "cgroup.procs").write_text("1\n")
+    with pytest.raises(CgroupError, match="outer has processes of its own") as caught:
+        outer.child("inner", Limits(pids_max=5))
+    assert caught.value.subject == str(outer.path) and asked == []
+    assert not (outer.path / "inner").exists() and (outer.path / "cgroup.subtree_control").read_text() == ""

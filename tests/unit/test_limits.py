@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -158,8 +160,10 @@ def test_limits_this_host_cannot_have():
 
 
 def test_disks():
-    with pytest.raises(BadInput, match="No such file"):
+    with pytest.raises(BadInput, match=r"^io limit for /no/such/place: No such file or directory$"):
         find_device("/no/such/place")
+    with pytest.raises(BadInput, match=r"^io limit for /a\0b: embedded null byte$"):
+        find_device("/a\0b")
     with pytest.raises(BadInput, match="no disk behind it") as caught:
         find_device("/proc")
     assert "lsblk" in caught.value.hint
@@ -167,6 +171,86 @@ def test_disks():
         find_device("4000:1")
     with pytest.raises(BadInput):
         IoMax("/a\0b", rbps=1)
+
+
+class Host:
+    """Files by path: (type, number of the disk it lies on, number of its own)."""
+
+    MOUNTS = """\
+20 1 254:16 / /other rw - ext4 /dev/vdc rw
+21 1 0:44 / /proc rw - proc proc rw
+22 1 0:45 / /data rw shared:1 - btrfs /dev/gone rw
+23 1 0:45 / /data rw - btrfs /data/image rw
+24 1 0:45 / /data rw shared:1 master:2 - btrfs /dev/vdb rw
+25 1 0:46 / /tmp rw - tmpfs /dev/vdb rw
+26 1 0:45 / /data rw - btrfs /dev/vdc rw
+"""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        plain, (self.vda, self.vdb, self.part, self.vdc) = os.stat, (os.makedev(254, number) for number in (0, 16, 17, 32))
+        files = {
+            "/data": (stat.S_IFDIR, os.makedev(0, 45), 0),
+            "/data/image": (stat.S_IFREG, os.makedev(0, 45), 0),
+            "/proc": (stat.S_IFDIR, os.makedev(0, 44), 0),
+            "/other": (stat.S_IFDIR, self.vdb, 0),
+            "/other/console": (stat.S_IFCHR, self.vdb, self.vdc),
+            "/part": (stat.S_IFDIR, self.part, 0),
+            "/dev/vda": (stat.S_IFBLK, self.vdb, self.vda),
+            "/dev/vdb": (stat.S_IFBLK, os.makedev(0, 5), self.vdb),
+            "/dev/vdc": (stat.S_IFBLK, os.makedev(0, 5), self.vdc),
+            "/dev/loop9": (stat.S_IFBLK, os.makedev(0, 45), os.makedev(0, 45)),
+            **dict.fromkeys([f"/sys/dev/block/254:{number}" for number in (0, 16, 17, 32)], (stat.S_IFDIR, 0, 0)),
+            "/sys/dev/block/254:17/partition": (stat.S_IFREG, 0, 0),
+        }
+
+        def look(path, **how):
+            kind, disk, own = files.get(path, (0, 0, 0))
+            if path == "/dev/gone":
+                raise FileNotFoundError(2, "No such file or directory", path)
+            return SimpleNamespace(st_mode=kind, st_dev=disk, st_rdev=own) if kind else plain(path, **how)
+
+        texts = {"/proc/self/mountinfo": self.MOUNTS, "/sys/dev/block/254:17/../dev": "254:16\n"}
+        patch.setattr(os, "stat", look)
+        patch.setattr(module, "_read", texts.get)
+
+
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [
+        ("/dev/vda", "254:0"),
+        ("/other", "254:16"),
+        ("/other/console", "254:16"),
+        ("/data", "254:16"),
+        ("/part", "254:16"),
+        ("254:17", "254:16"),
+        ("254:32", "254:32"),
+    ],
+)
+def test_the_disk_behind_a_path(monkeypatch, target, number):
+    """A node's own number, a path's file system's; btrfs shows one that no disk has, and its mount's source says which it is."""
+    with monkeypatch.context() as patch:
+        Host(patch)
+        found = find_device(target)
+    assert found == number
+
+
+@pytest.mark.parametrize(("target", "number"), [("/proc", "0:44"), ("/dev/loop9", "0:45"), ("254:99", "254:99")])
+@pytest.mark.parametrize("mounts", [True, False])
+def test_paths_without_a_disk(monkeypatch, target, number, mounts):
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match=f"no disk behind it.*\\({number}\\)") as caught:
+        Host(patch)
+        if not mounts:
+            patch.setattr(module, "_read", lambda path: None)
+        find_device(target)
+    assert caught.value.subject == target
+
+
+def test_a_partition_whose_disk_does_not_say_its_number(monkeypatch):
+    with monkeypatch.context() as patch:
+        Host(patch)
+        patch.setattr(module, "_read", lambda path: None)
+        found = find_device("/part")
+    assert found == "254:17"
 
 
 def _disks_with_partitions():
