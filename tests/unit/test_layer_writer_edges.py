@@ -682,6 +682,17 @@ def test_an_opaque_root_hides_each_name(tmp_path, below):
     assert opaque(tmp_path / "x/d") and (tmp_path / "x/only-third").is_file()
 
 
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed"])
+@pytest.mark.parametrize("what", ["a whiteout", "an opaque root", "neither"])
+def test_what_is_settled_at_the_end(tmp_path, below, listed, what):
+    """Each by itself: whiteouts, an opaque root, and the root's own owner and mode where the layer does not say them."""
+    below[0].chmod(0o711)
+    hiding = {"a whiteout": [make.whiteout("only-second")], "an opaque root": [make.opaque("")], "neither": []}[what]
+    lay(tmp_path / "x", *([make.directory(".", 0o750)] if listed else []), *hiding, lower=below)
+    hidden = {"a whiteout": ["only-second"], "an opaque root": ["d", "o", "only-second", "only-third"], "neither": []}[what]
+    assert (mode(tmp_path / "x"), whiteouts(tmp_path / "x")) == (0o750 if listed else 0o711, hidden)
+
+
 def test_what_is_hidden_twice_is_hidden_once(tmp_path, below):
     lay(tmp_path / "x", make.opaque("d"), make.whiteout("d/two"), make.file("d/sub/f"), make.whiteout("d/sub/x"), lower=below)
     assert whiteouts(tmp_path / "x") == []
