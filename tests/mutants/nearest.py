@@ -13,7 +13,7 @@ _KINDS = ("unit", "native", "attacks", "integration")
 _ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
 DOOR = "door"
 _WORDS = {
-    "cgroups/apply": "limits cgroup_bare",
+    "cgroups/apply": "cgroup_usage limits cgroup_bare",
     "cgroups/systemd": "delegation cgroup_systemd",
     "images/check": "image_check image_store",
     "images/choose": "image_documents image_store pull_rows",

@@ -7,12 +7,13 @@ import os
 import msgspec
 import pytest
 
-from dockless.cgroups import Cgroup, Delegation, Limits, Usage, unavailable
+from dockless.cgroups import Cgroup, Delegation, Limits, Rounding, Usage, unavailable
+from dockless.cgroups import apply as apply_module
 from dockless.cgroups import group as module
 from dockless.cgroups.delegation import Mount, find_mounts, own_directory
 from dockless.cgroups.group import check_name
 from dockless.cgroups.usage import Pressure, parse_flat
-from dockless.errors import BadInput, CgroupError
+from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
 FILES = {
     "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\nnr_periods 30\nnr_throttled 20\nthrottled_usec 1250000\n",
@@ -43,6 +44,7 @@ def test_unknown_is_not_zero():
     assert Usage.from_files({}) == Usage()
     assert Usage.from_files({"cpu.stat": "usage_usec 5\n"}).throttled_seconds is None
     assert Usage.from_files({"io.stat": ""}).io_read_bytes == 0
+    assert Pressure.parse("") == Pressure.parse("some\n") == Pressure(*[0.0] * 8)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "usage_usec", "usage_usec x\n", "garbage\0\n", "some avg10=x\n", "8:0 rbytes=-\n"])
@@ -119,6 +121,92 @@ def test_no_place():
 def test_names_that_name_no_group(name):
     with pytest.raises(BadInput):
         check_name(name)
+
+
+# -- weights for disks ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "bfq"), [(1, 1), (50, 50), (100, 100), (101, 100), (111, 101), (5050, 550), (10000, 1000)])
+def test_a_weight_is_written_for_both_schedulers(tmp_path, monkeypatch, asked, bfq):
+    """io.cost's scale ends at 10000, bfq's at 1000; 100 is the middle of both."""
+    (tmp_path / "io.weight").write_text("")
+    (tmp_path / "io.bfq.weight").write_text("")
+    for at_work in ([True, False], [False, True]):
+        monkeypatch.setattr(apply_module, "_io_cost_on", lambda at_work=at_work: at_work[0])
+        monkeypatch.setattr(apply_module, "_bfq_on", lambda at_work=at_work: at_work[1])
+        assert weighed(tmp_path, asked) == ([], [])
+        assert [(tmp_path / f"io.{name}weight").read_text() for name in ("", "bfq.")] == [f"default {asked}", str(bfq)]
+        for path in tmp_path.glob("io.*"):
+            path.write_text("")
+
+
+def weighed(place, weight):
+    fd = os.open(place, os.O_RDONLY)
+    try:
+        here = Delegation(place, frozenset({"io"}), frozenset({"io"}), "subtree", "a test")
+        return apply_module.apply(fd, Limits(io_weight=weight).writes(), frozenset({"io"}), here, False)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("there", [[], ["io.weight"], ["io.bfq.weight"], ["io.weight", "io.bfq.weight"]])
+def test_a_weight_that_no_disk_heeds_is_an_error(tmp_path, monkeypatch, there):
+    for name in there:
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(apply_module, "_io_cost_on", lambda: False)
+    monkeypatch.setattr(apply_module, "_bfq_on", lambda: False)
+    with pytest.raises(LimitUnavailable, match="no disk of this host shares by weight") as caught:
+        weighed(tmp_path, 50)
+    assert (caught.value.controller, caught.value.subject) == ("io", "io.weight")
+
+
+# -- limits into files ---------------------------------------------------------------------------------------------------------------
+
+
+def applied(place, limits, have="cpuset io memory pids", best_effort=False):
+    fd = os.open(place, os.O_RDONLY)
+    try:
+        here = Delegation(place, frozenset(have.split()), frozenset(have.split()), "subtree", "a test")
+        return apply_module.apply(fd, limits.writes(), frozenset(have.split()), here, best_effort)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("effective", "kept"), [("0-3\n", None), ("0-1,3\n", "0-1,3"), ("\n", ""), ("0-4\n", LimitUnavailable), ("7\n", LimitUnavailable)]
+)
+def test_a_set_is_what_is_in_force(tmp_path, effective, kept):
+    (tmp_path / "cpuset.cpus").write_text("")
+    (tmp_path / "cpuset.cpus.effective").write_text(effective)
+    if kept is LimitUnavailable:
+        with pytest.raises(LimitUnavailable, match=f"the groups above allow {effective.strip()} only") as caught:
+            applied(tmp_path, Limits(cpuset_cpus="0-3"))
+        assert (caught.value.controller, caught.value.subject) == ("cpuset", "cpuset.cpus")
+    else:
+        assert applied(tmp_path, Limits(cpuset_cpus="0-3")) == ([], [] if kept is None else [Rounding("cpuset.cpus", "0-3", kept)])
+    assert (tmp_path / "cpuset.cpus").read_text() == "0-3"
+
+
+def test_limits_that_cannot_be_had_are_errors_or_warnings(tmp_path):
+    (tmp_path / "pids.max").write_text("")
+    limits = Limits(memory_max=1 << 20, pids_max=5)
+    with pytest.raises(
+        LimitUnavailable, match=r"^memory\.max cannot be limited: this kernel's memory controller has no such file"
+    ) as caught:
+        applied(tmp_path, limits)
+    assert (caught.value.controller, caught.value.subject, (tmp_path / "pids.max").read_text()) == ("memory", "memory.max", "")
+    assert applied(tmp_path, limits, best_effort=True) == ([str(caught.value)], []) and (tmp_path / "pids.max").read_text() == "5"
+    with pytest.raises(LimitUnavailable) as caught:
+        applied(tmp_path, limits, have="pids")
+    assert (caught.value.controller, caught.value.subject) == ("memory", "memory.max")
+    (tmp_path / "memory.max").symlink_to("/dev/full")
+    with pytest.raises(LimitUnavailable, match="the kernel refuses '1048576': No space left on device") as caught:
+        applied(tmp_path, limits)
+    assert (caught.value.controller, caught.value.subject) == ("memory", "memory.max")
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory.max").mkdir()
+    with pytest.raises(LimitUnavailable, match="the kernel refuses '1048576': Is a directory"):
+        applied(tmp_path, limits)
 
 
 # -- groups below a group, over a made-up one ----------------------------------------------------------------------------------------
