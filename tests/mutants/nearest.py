@@ -84,7 +84,7 @@ _WORDS = {
     "src/dockless/cli/logs": "logs_on_a_terminal cli_run",
     "src/dockless/cli/inspecting": "cli_output cli_images",
     "src/dockless/cli/output": "cli_output hostile_text",
-    "src/dockless/cli/progress": "cli_images",
+    "src/dockless/cli/progress": "cli_output cli_images",
     "src/dockless/cli/run": "cli_run submit_fields",
     "src/dockless/cli/sandbox_options": "cli_sandbox_options cli_parser",
     "src/dockless/cli/store_room": "cli_images",

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from dockless.cli import inspecting, output
+from dockless.cli.progress import Shown
 from dockless.errors import BadInput, OutputLost, SandboxGone, UnknownImage
 from dockless.text import escaped, shown
 
@@ -129,6 +130,11 @@ def test_where_there_is_no_terminal_whoever_wrote_the_script_has_decided(stderr,
         monkeypatch.setattr(sys, "stdin", stdin)
         assert output.confirmed("go on?") is True
     assert there.said() == b""
+
+
+def test_progress_without_anywhere_to_show_it(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not Shown(False)._terminal
 
 
 def test_tables(stdout):
