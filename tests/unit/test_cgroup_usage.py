@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 import msgspec
@@ -147,6 +148,32 @@ def weighed(place, weight):
         return apply_module.apply(fd, Limits(io_weight=weight).writes(), frozenset({"io"}), here, False)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("files", "cost", "bfq"),
+    [
+        ({"/sys/fs/cgroup/io.cost.qos": "8:0 enable=1\n", "/sys/block/a/queue/scheduler": "[none] bfq\n"}, True, False),
+        ({"/sys/fs/cgroup/io.cost.qos": "8:0 enable=0\n", "/sys/block/b/queue/scheduler": "none [bfq]\n"}, False, True),
+        ({}, True, False),
+    ],
+)
+def test_which_disks_share_by_weight(monkeypatch, files, cost, bfq):
+    """Where it cannot be seen, the group's own file is believed."""
+
+    def opened(path, **_):
+        if path not in files:
+            raise FileNotFoundError(path)
+        return io.StringIO(files[path])
+
+    monkeypatch.setattr(apply_module, "open", opened, raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: ["a", "b"])
+        assert (apply_module._io_cost_on(), apply_module._bfq_on()) == (cost, bfq)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: opened("/sys/block"))
+        found = apply_module._bfq_on()
+    assert found is True
 
 
 @pytest.mark.parametrize("there", [[], ["io.weight"], ["io.bfq.weight"], ["io.weight", "io.bfq.weight"]])
