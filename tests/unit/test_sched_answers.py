@@ -12,81 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.stand_in import DEADLINE, StandIn, engine, until
+from support.desk import ANN, BEN, PEOPLE, play
+from support.stand_in import DEADLINE, until
 
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
-from dockless.sched import Client, JobSpec, State, client, protocol, server
-from dockless.sched.callers import Caller
+from dockless.sched import JobSpec, State, client, protocol, server
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.policy import Quotas
 from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
-ANN, BEN = 1001, 1002
-PEOPLE = {
-    0: Caller(0, "root", frozenset(), True),
-    ANN: Caller(ANN, "ann", frozenset({"vision"}), False),
-    BEN: Caller(BEN, "ben", frozenset(), False),
-}
-
 
 @pytest.fixture(autouse=True)
 def _gpus(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-class Desk:
-    """The daemon's end, and how its callers are asked: ``await desk(who, lambda queue: …)``, in a thread as its own program would."""
-
-    def __init__(self, running, path: Path) -> None:
-        self.engine, self.path = running, path
-        self.ended = asyncio.Event()
-        self.server = Server(running, path, "1.2", self.ended.set)
-        self.who = 0
-        running.callers.peer_uid = lambda connection: self.who
-        running.callers._look_up = lambda uid: (PEOPLE[uid].user, PEOPLE[uid].groups, True)
-        running.callers._owner, running.callers._overflow = 0, -1
-
-    async def __call__(self, who: int, work):
-        self.who = who
-        with Client(self.path, timeout=DEADLINE) as queue:
-            return await asyncio.wait_for(asyncio.to_thread(work, queue), DEADLINE)
-
-    async def refused(self, error: type[Exception], who: int, work) -> str:
-        with pytest.raises(error) as caught:
-            await self(who, work)
-        return str(caught.value)
-
-    async def submit(self, who: int, *jobs: JobSpec) -> list[int]:
-        return await self(who, lambda queue: queue.submit_many(jobs))
-
-    async def runs(self, number: int):
-        """Its sandbox, once it runs."""
-        await until(lambda: self.engine.entries[number].job.state is State.RUNNING)
-        return next(box for box in self.engine.launcher.boxes.values() if box.id.startswith(f"job-{number}-"))
-
-
-@contextlib.asynccontextmanager
-async def serving(tmp_path: Path, config: Config | None = None):
-    async with engine(tmp_path, StandIn(tmp_path / "boxes"), config) as running:
-        desk = Desk(running, tmp_path / "s")
-        await desk.server.open()
-        try:
-            yield desk
-        finally:
-            await desk.server.close()
-            await desk.server.hang_up()
-
-
-def play(tmp_path, story, config: Config | None = None):
-    async def all_of_it():
-        async with serving(tmp_path, config) as desk:
-            return await story(desk)
-
-    return asyncio.run(all_of_it())
 
 
 def job(**fields) -> JobSpec:
@@ -166,6 +108,7 @@ def test_why_a_job_waits(tmp_path):
         desk.engine.kick()
         await desk.runs(number)
         (second,) = await desk.submit(ANN, job(gpus="device=1"))
+        await until(lambda: desk.engine.decision.held(desk.engine.entries[second].waiting))
         assert (await desk(ANN, lambda queue: queue.job(second))).reason == (
             f"needs GPU 1, 1 free; waits for job {number}, which has no time limit"
         )
