@@ -102,13 +102,13 @@ async def engine(directory: Path, launcher: StandIn, config: Config | None = Non
     try:
         await asyncio.wait_for(made.recover(), DEADLINE)
         yield made
-        check(made)
+        await settled(made)
     finally:
         await made.close()
 
 
 def check(engine: Engine) -> None:
-    """What is so of an engine whenever nothing is under way in it: each job is in its places and in no other."""
+    """What is so of an engine while nothing is under way in it: each job is in its places and in no other."""
     jobs = {number: entry.job for number, entry in engine.entries.items()}
     assert {number for number, job in jobs.items() if job.state.holds_gpus} == set(engine.active)
     waiting = [entry.waiting for entry in engine.entries.values() if entry.job.state is State.PENDING]
@@ -119,6 +119,18 @@ def check(engine: Engine) -> None:
         assert bool(job.started) == (number in engine.active)
     if not any(job.state is State.STARTING for job in jobs.values()):  # the lease of such a one may be on its way to the disk
         assert {lease.job: lease.gpus for lease in held(engine.reader)} == {job.id: job.devices for job in jobs.values() if job.devices}
+
+
+async def settled(engine: Engine) -> None:
+    """``check``, as soon as what is on its way to the disk or from there has arrived."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return check(engine)
+        except AssertionError:
+            if time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.002)
 
 
 async def until(condition: Callable[[], Any]) -> Any:
@@ -137,7 +149,14 @@ class Daemon:
         self.path = directory / "s"
         self._directory, self._config = directory, config
         self._ready, self._over = threading.Event(), asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._error: BaseException | None = None
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
 
     async def _serve(self) -> None:
         from dockless.sched.server import Server
@@ -158,7 +177,10 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(DEADLINE)
+        self._thread.join(2 * DEADLINE)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
 
     def do(self, work: Callable[[], Any]) -> Any:
         async def call() -> Any:
