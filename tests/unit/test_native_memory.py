@@ -23,19 +23,21 @@ class _Mallinfo2(ctypes.Structure):
     )
 
 
+LIBC = ctypes.CDLL(None)
+if hasattr(LIBC, "mallinfo2"):
+    LIBC.mallinfo2.restype = _Mallinfo2
+pytestmark = pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="this C library does not say what it has given out")
+
+
 def in_use() -> int:
     """Bytes that malloc(3) has given out."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
-        pytest.skip("this C library does not say what it has given out")
-    libc.mallinfo2.restype = _Mallinfo2
     gc.collect()
-    found = libc.mallinfo2()
+    found = LIBC.mallinfo2()
     return int(found.uordblks + found.hblkhd)
 
 
 def leaks(once: Callable[[], None]) -> bool:
-    """Whether each call keeps something. In the process of other tests Python and its threads take and give, too, but not in every batch."""
+    """Whether each call keeps something. Python and its threads take and give, too, but not in every batch."""
     once()
     for _ in range(20):
         before = in_use()
