@@ -139,9 +139,11 @@ def sweep(parent: Path) -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a process that removes it for us uses it too
+            # By another name, so that who has just made it does not take it for its own while a process that removes it for us uses it too.
+            path = path.rename(parent / os.urandom(8).hex())
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             remove_tree(path)
-        except BlockingIOError:
+        except (BlockingIOError, FileNotFoundError):  # it is in use; another sweeper has it
             pass
         finally:
             os.close(fd)

@@ -131,6 +131,22 @@ def test_temporary_directories_go_with_their_maker(place):
     assert list(place.iterdir()) == []
 
 
+def test_what_is_swept_is_nobodys_to_take(place, monkeypatch):
+    """Who has made a directory and does not hold it yet finds it gone, not half removed."""
+    path, real, swept = place / "made", files.remove_tree, []
+    path.mkdir()
+
+    def removing(found: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            files.in_use(path)
+        swept.append(found)
+        real(found)
+
+    monkeypatch.setattr(files, "remove_tree", removing)
+    files.sweep(place)
+    assert len(swept) == 1 and os.listdir(place) == []
+
+
 def test_a_sweeper_that_is_quicker(place, monkeypatch):
     """It takes the new directory before that is in use, or is just about to: another one is made."""
     use, rivals = files.in_use, [lambda path: path.rmdir(), None]
