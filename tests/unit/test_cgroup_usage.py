@@ -8,7 +8,7 @@ import os
 import msgspec
 import pytest
 
-from dockless.cgroups import Cgroup, Delegation, Limits, Rounding, Usage, unavailable
+from dockless.cgroups import Cgroup, Delegation, Limits, Rounding, Usage, unavailable, watch
 from dockless.cgroups import apply as apply_module
 from dockless.cgroups import group as module
 from dockless.cgroups.delegation import Mount, find_mounts, own_directory
@@ -273,3 +273,21 @@ def test_a_group_with_processes_limits_none_below(group):
         outer.child("inner", Limits(pids_max=5))
     assert caught.value.subject == str(outer.path) and asked == []
     assert not (outer.path / "inner").exists() and (outer.path / "cgroup.subtree_control").read_text() == ""
+
+
+def test_a_process_that_has_ended_is_waited_for_once(tmp_path):
+    """A zombie stays in cgroup.procs until it is reaped: who asked for it again would never sleep."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    (tmp_path / "cgroup.procs").write_text(f"0\n{child}\n")
+    (tmp_path / "cgroup.events").write_text("populated 1\n")
+    events, directory = os.open(tmp_path / "cgroup.events", os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
+    gone: set[int] = set()
+    try:
+        watch._wait_for_one(directory, events, gone, 60.0)
+        assert gone == {child}
+    finally:
+        os.waitpid(child, 0)
+        os.close(directory)
+        os.close(events)
