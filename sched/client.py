@@ -122,7 +122,7 @@ class Client:
         for start in range(0, len(once), _CANCELLED_AT_ONCE):
             answer = self._call("cancel", jobs=once[start : start + _CANCELLED_AT_ONCE], grace=grace)
             found |= {job.id: job for job in map(Job.from_dict, answer["jobs"])}
-        return [found[number] for number in ids]
+        return _in_order(ids, found)
 
     @checked
     def wait(self, job: int, *, timeout: float | None = None) -> Job:
@@ -139,10 +139,7 @@ class Client:
         for start in range(0, len(once), protocol.MAX_JOBS_PER_REQUEST):
             for job in self._wait_for(once[start : start + protocol.MAX_JOBS_PER_REQUEST], deadline, timeout):
                 found[job.id] = job
-        forgotten = [number for number in once if number not in found]
-        if forgotten:
-            raise UnknownJob(f"job {forgotten[0]} ended and was forgotten", subject=str(forgotten[0]), hint="see queue.keep_jobs")
-        return [found[number] for number in ids]
+        return _in_order(ids, found)
 
     def _wait_for(self, ids: list[int], deadline: float | None, timeout: float | None) -> list[Job]:
         lost_since: float | None = None
@@ -300,6 +297,14 @@ def _ids(jobs: Iterable[int]) -> tuple[int, ...]:
     ids = tuple(jobs)
     check("jobs", ids, tuple[int, ...])
     return ids
+
+
+def _in_order(ids: Iterable[int], found: dict[int, Job]) -> list[Job]:
+    """``UnknownJob``: one is no longer remembered."""
+    for number in ids:
+        if number not in found:
+            raise UnknownJob(f"job {number} ended and was forgotten", subject=str(number), hint="see queue.keep_jobs")
+    return [found[number] for number in ids]
 
 
 def _plain(job: JobSpec) -> dict[str, Any]:

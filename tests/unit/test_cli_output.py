@@ -37,22 +37,22 @@ class Stream(io.TextIOWrapper):
         return self.buffer.getvalue()
 
 
+def replacing(monkeypatch, name):
+    def put(**how):
+        monkeypatch.setattr(sys, name, Stream(**how))
+        return getattr(sys, name)
+
+    return put
+
+
 @pytest.fixture
 def stdout(monkeypatch):
-    def stdout(**how):
-        monkeypatch.setattr(sys, "stdout", Stream(**how))
-        return sys.stdout
-
-    return stdout
+    return replacing(monkeypatch, "stdout")
 
 
 @pytest.fixture
 def stderr(monkeypatch):
-    def stderr(**how):
-        monkeypatch.setattr(sys, "stderr", Stream(**how))
-        return sys.stderr
-
-    return stderr
+    return replacing(monkeypatch, "stderr")
 
 
 def test_lines(stdout, stderr):

@@ -243,8 +243,8 @@ def test_what_was_forgotten_meanwhile(tmp_path):
             return found(caller, number)
 
         desk.server.answers.own = forgotten
-        said = await desk.refused(UnknownJob, ANN, lambda queue: queue.wait_many(numbers))
-        assert said == f"job {numbers[1]} ended and was forgotten"
+        for ask in (lambda queue: queue.wait_many(numbers), lambda queue: queue.cancel_many(numbers)):
+            assert await desk.refused(UnknownJob, ANN, ask) == f"job {numbers[1]} ended and was forgotten"
 
     play(tmp_path, story)
 
