@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from support.streams import Stream
 
 from dockless.cli import inspecting, output
 from dockless.cli.progress import Shown
 from dockless.errors import BadInput, OutputLost, SandboxGone, UnknownImage
 from dockless.text import escaped, shown
-
-
-class Stream(io.TextIOWrapper):
-    """A standard stream of a kind: a terminal or not, of an encoding, one that fails."""
-
-    def __init__(self, encoding="utf-8", terminal=False, error=None):
-        super().__init__(io.BytesIO(), encoding=encoding, newline="")
-        self.terminal, self.error = terminal, error
-
-    def isatty(self):
-        return self.terminal
-
-    def flush(self):
-        if self.error is not None:
-            raise self.error
-        super().flush()
-
-    def said(self) -> bytes:
-        self.flush()
-        return self.buffer.getvalue()
 
 
 def replacing(monkeypatch, name):

@@ -31,7 +31,7 @@ def ps(options: Namespace) -> int:
     else:
         rows = [(r["id"], r["image"], cut(" ".join(r["command"]), 40), _state(r), age(r["created"]), len(r["gpus"]) or "") for r in shown]
         table(("ID", "IMAGE", "COMMAND", "STATE", "AGE", "GPUS"), rows)
-        if any(row["gpus"] and row["simulated"] for row in shown):
+        if any(row["simulated"] for row in shown):
             out("GPUs are simulated.")
     return 0
 
