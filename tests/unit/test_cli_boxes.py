@@ -1,5 +1,4 @@
-"""The verbs for detached sandboxes: what they print of what lies in a sandbox's directory, and what they ask of it; and the GPUs where no
-daemon answers."""
+"""The verbs for detached sandboxes: what they print of what lies in a sandbox's directory, and what they ask of it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from support.recorded import AT, OOM_KILLED, alive, exit_record, recorded
 from dockless.cli import main
 from dockless.cli.boxes import describe
 from dockless.errors import SandboxGone
-from dockless.sandbox import detached, gpu, gpu_lease
+from dockless.sandbox import detached
 from dockless.sandbox.detached import Detached
 from dockless.sandbox.process import TIMED_OUT
 from dockless.sandbox.spec import Spec
@@ -221,14 +220,3 @@ def test_several_are_all_tried(known, say):
     assert say("rm", "-q", "one", "two") == (0, "", "")
     assert say("rm", "--json", "one", "two") == (0, '["one", "two"]\n', "")
     assert say("rm", "-q", "--json", "one") == (0, '["one"]\n', "")
-
-
-def test_gpus_where_no_daemon_answers(home, monkeypatch, capsys):
-    """Held by a lease, in use by somebody else, free."""
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "3x80G,busy=2")
-    inventory = {unit.index: unit for unit in gpu.units(gpu.inventory())}
-    with gpu_lease.lease(gpu.parse_request("device=1")):
-        assert main(["info", "--json"]) == 0
-    shown = {one["index"]: (one["held"], one["outside"]) for one in json.loads(capsys.readouterr().out)["gpus"]}
-    busy = next(index for index, unit in inventory.items() if unit.processes)
-    assert busy != 1 and shown == {index: (index == 1, index == busy) for index in range(3)}
