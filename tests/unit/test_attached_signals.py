@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -40,3 +41,13 @@ def test_a_start_that_hangs_is_left_at_the_second_interrupt():
         signals._running = True
         signal.raise_signal(signal.SIGINT)
         assert signals._waiting == [signal.SIGINT] * 2
+
+
+def test_more_signals_than_anybody_reads_are_no_error(capfd):
+    with Signals() as signals:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(signals._wake, bytes(4096))
+        signal.raise_signal(signal.SIGWINCH)
+        assert signals._waiting == [signal.SIGWINCH]
+    assert capfd.readouterr().err == ""

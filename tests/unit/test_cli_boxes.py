@@ -56,8 +56,6 @@ def boxes(home, monkeypatch):
         yield {box.id: box for box in made}
 
 
-
-
 def test_ps_as_a_table(boxes, say):
     assert say("ps") == (
         0,

@@ -72,7 +72,7 @@ class Signals:
             ready = {fd for fd, _ in poller.poll()}
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            if box.fileno() in ready and (ended := box.poll()) is not None:
+            if (ended := box.poll()) is not None:
                 return ended
 
 

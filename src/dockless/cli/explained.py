@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from dockless.cli.output import out, plain, print_json, raw
@@ -72,7 +71,6 @@ def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: b
     if as_json:
         print_json({"image": image, "seconds": took, "exit_code": ended.exit_code, "operations": plain(table)})
     else:
-        sys.stdout.flush()
         out(*text(table).split("\n"))
         slowest = sorted((row for row in table if row.seconds is not None), key=_seconds, reverse=True)[:3]
         out("", "slowest: " + ", ".join(f"{row.index} ({row.operation}) {format_duration(_seconds(row))}" for row in slowest))

@@ -56,12 +56,11 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
     from dockless.box import Sandbox
     from dockless.cli.attached import Signals
 
-    with Signals() as signals, Sandbox(image, command, id=options.name or None, pull="never", **wanted) as box:
-        if not options.quiet and not options.json and box.warnings:
+    with Signals() as signals, Sandbox(image, command, id=options.name, pull="never", **wanted) as box:
+        for warning in () if options.quiet or options.json else box.warnings:
             from dockless.cli.output import warn
 
-            for warning in box.warnings:
-                warn(warning)
+            warn(warning)
         ended = signals.wait(box)
     if options.json:
         print_exit(image, command, ended, box)
@@ -110,7 +109,7 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
             lease = stack.enter_context(gpus.lease(wanted["gpus"]))
             spec = replace(spec, gpus=lease.uuids)
             labels = {"gpus": "simulated"} if lease.simulated else {}
-        box = detached.start(spec, id=options.name or None, labels=labels)
+        box = detached.start(spec, id=options.name, labels=labels)
     from dockless.cli.output import out, print_json, warn
 
     warnings = box.document.warnings
