@@ -31,7 +31,11 @@ GPU  MODEL  MEMORY  UUID   HOLDER          USER  SINCE
 1    H100   80 GiB  GPU-1  in use outside
 2    A2     16 GiB  GPU-2  free
 """
-QUOTAS = "quota       user ann: 1 of 4 GPUs in use\nquota       user bob: 0 of 0 GPUs in use\nquota       group lab: 2 of any number GPUs in use\n"
+QUOTAS = """\
+quota       user ann: 1 of 4 GPUs in use
+quota       user bob: 0 of 0 GPUs in use
+quota       group lab: 2 of any number GPUs in use
+"""
 OUTAGE = "  hint: make room on the disk of the daemon's directory; until then no job is started, and no end is recorded\n"
 
 
