@@ -107,6 +107,7 @@ hold() {{
 # user namespaces, the directory.
 end() {{
     trap '' HUP INT QUIT TERM
+    case " $holders $keeper " in *" ${{!-}} "*) ;; *) keeper=$! ;; esac  # ended before the line that notes what was begun
     if [ -n "$keeper" ]; then
         kill -s KILL "$keeper" "-$keeper" 2> /dev/null || :
         wait "$keeper" || :

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -260,7 +261,25 @@ def test_ended_by_a_signal_it_leaves_nothing(tmp_path, number, when):
     started.send_signal(number)
     assert started.wait(60) == 128 + number
     until(lambda: not any(map(alive, processes)), "its processes have ended")
-    assert started.stdout.read() == ""  # nobody holds it any more
+    until(lambda: select.select([started.stdout], [], [], 0)[0], "nobody holds its output any more")
+    assert started.stdout.read() == ""
+
+
+@pytest.mark.parametrize("begun", [" &\n", "keeper <&3 3<&- &\n"], ids=["what holds a namespace", "the keeper"])
+def test_ended_before_it_could_note_what_it_had_begun(tmp_path, begun):
+    path = _script(tmp_path, *ENDLESS)
+    text = Path(path).read_text()
+    assert text.count(begun) >= 1
+    Path(path).write_text(text.replace(begun, f"{begun}    kill -s STOP $$\n", 1))
+    started = subprocess.Popen(["/bin/sh", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert started.stdout is not None and os.WIFSTOPPED(os.waitpid(started.pid, os.WUNTRACED)[1])
+    if "keeper" in begun:
+        assert started.stdout.readline() == "up\n"
+    started.send_signal(signal.SIGTERM)
+    started.send_signal(signal.SIGCONT)
+    assert started.wait(60) == 128 + signal.SIGTERM
+    until(lambda: select.select([started.stdout], [], [], 0)[0], "nobody holds its output any more")
+    assert started.stdout.read() == ""
 
 
 def test_ctrl_c_on_a_terminal_ends_it(tmp_path):
