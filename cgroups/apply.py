@@ -111,7 +111,7 @@ def _write_io_weight(fd: int, write: Write) -> Rounding | None:
 
 def _io_cost_on() -> bool:
     try:
-        with open("/sys/fs/cgroup/io.cost.qos", encoding="ascii") as file:
+        with open("/sys/fs/cgroup/io.cost.qos") as file:
             return "enable=1" in file.read()
     except OSError:
         return True  # not the host's own root: cannot tell, so believe the file
@@ -124,7 +124,7 @@ def _bfq_on() -> bool:
         return True
     for disk in disks:
         try:
-            with open(f"/sys/block/{disk}/queue/scheduler", encoding="ascii") as file:
+            with open(f"/sys/block/{disk}/queue/scheduler") as file:
                 if "[bfq]" in file.read():
                     return True
         except OSError:

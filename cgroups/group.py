@@ -365,7 +365,7 @@ def _tree(path: str) -> list[str]:
 
 def _pids_in(path: str) -> list[int]:
     try:
-        with open(f"{path}/cgroup.procs", encoding="ascii") as file:
+        with open(f"{path}/cgroup.procs") as file:
             return [int(pid) for pid in file.read().split()]
     except (OSError, ValueError):
         return []

@@ -114,6 +114,7 @@ def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -
         return Found("exited", handle)
     if not was_running and not os.path.lexists(handle.directory / "started"):
         return Found("void", handle, "the daemon ended during the launch")
+    handle.kill()  # nothing of it may go on while its GPUs go to the next
     return Found("lost", handle, handle.loss() if same_boot else "the host was rebooted while it ran")
 
 

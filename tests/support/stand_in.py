@@ -15,11 +15,12 @@ from typing import Any
 
 from dockless.errors import SandboxGone
 from dockless.sandbox.process import Exit
-from dockless.sched import State, policy
+from dockless.sched import State, policy, queue
 from dockless.sched.config import Config
 from dockless.sched.engine import Engine
 from dockless.sched.hostgpus import HostGpus
-from dockless.sched.lease import held
+from dockless.sched.jobs import sandbox_id
+from dockless.sched.lease import Lease, held
 
 DEADLINE = 20.0
 
@@ -93,6 +94,37 @@ class StandIn:
 
     def list_all(self) -> list[Box]:
         return list(self.boxes.values())
+
+
+def left_running(
+    directory: Path,
+    launcher: StandIn,
+    *,
+    cancelled: bool = False,
+    ticks: float | None = None,
+    boot: str | None = None,
+    state: str = "running",
+    box: bool = True,
+    **job: Any,
+) -> tuple[int, Box | None]:
+    """A job that an earlier daemon started, by root, on one GPU, and its sandbox. ``job``: other values of it."""
+    values = {
+        "uid": 0, "user": "root", "name": "", "group": "", "image": "host", "command": "true", "gpus": "1", "gpu_count": 1, "wanted": (),
+        "quota_groups": (), "priority": 0, "time_limit": 0.0, "on_reboot": "fail", "spec": "{}",
+    }  # fmt: skip
+    db = queue.open_queue(directory / "jobs.db")
+    (number,) = queue.insert(db, [queue.NewJob(**(values | job))], False, 1.0)
+    name = sandbox_id(number, 1, queue.queue_id(db))
+    ticks = queue.ticks() if ticks is None else ticks
+    queue.begin_attempt(db, Lease(number, 1, ("GPU-0",), 5.0), name, boot or queue.boot_id(), ticks)
+    if state == "running":
+        queue.set_running(db, number, 1, 6.0)
+    if cancelled:
+        queue.want_cancel(db, number, 7.0, "by root")
+    db.close()
+    if box:
+        launcher.boxes[name] = Box(name, launcher.place / name)
+    return number, launcher.boxes.get(name)
 
 
 @asynccontextmanager

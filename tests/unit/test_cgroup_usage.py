@@ -275,6 +275,30 @@ def test_a_group_with_processes_limits_none_below(group):
     assert not (outer.path / "inner").exists() and (outer.path / "cgroup.subtree_control").read_text() == ""
 
 
+def test_limits_that_change_while_it_runs(group, monkeypatch):
+    """What could not be had, and what the kernel made of the rest, is remembered of every change."""
+    outer, _ = group
+    rounded = Rounding("memory.max", "5000", "4096")
+    seen = []
+
+    def apply(*arguments):
+        seen.append(arguments)
+        return ["no such thing"], [rounded]
+
+    monkeypatch.setattr(module, "apply", apply)
+    have = frozenset({"cpu", "memory", "pids"})
+    place = Delegation(outer.path, have, have, "subtree", "a group of ours")
+    outer.set(Limits(pids_max=5))
+    outer.set(Limits(memory_max=5000), best_effort=True)
+    outer.set(Limits())
+    assert seen == [
+        (outer.fd, Limits(pids_max=5).writes(), have, place, False),
+        (outer.fd, Limits(memory_max=5000).writes(), have, place, True),
+        (outer.fd, (), have, place, False),
+    ]
+    assert (outer.warnings, outer.readback) == (("no such thing",) * 3, (rounded,) * 3)
+
+
 def test_a_process_that_has_ended_is_waited_for_once(tmp_path):
     """A zombie stays in cgroup.procs until it is reaped: who asked for it again would never sleep."""
     child = os.fork()

@@ -165,7 +165,11 @@ def test_nothing_is_ours(tree, monkeypatch):
     monkeypatch.setattr(systemd, "request_scope", lambda: None)
     place = found(ask_systemd=True)
     assert (place.path, place.kind, place.available) == (None, "none", set(ALL.split()))
-    assert "new scope is not writable" in place.why and "log in" in place.hint
+    assert place.why == "this user may not make groups here, and the new scope is not writable"
+    assert place.hint == (
+        "log in through a session with a systemd user manager, or have root delegate a group (chown it, its cgroup.procs and "
+        "cgroup.subtree_control) and start this process in it"
+    )
 
 
 def place_at(path: Path, controllers=ALL) -> Delegation:

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support.stand_in import DEADLINE, Box, StandIn, check, engine, until
+from support.stand_in import DEADLINE, Box, StandIn, check, engine, left_running, until
 
 from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.process import Exit
@@ -18,7 +18,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.engine import OVERDUE
-from dockless.sched.jobs import JobSpec, sandbox_id
+from dockless.sched.jobs import JobSpec
 from dockless.sched.lease import Lease, held
 from dockless.sched.queue import Live
 
@@ -37,27 +37,6 @@ def launcher(tmp_path):
 
 def plain(**fields):
     return job_to_plain(JobSpec(Spec(argv=("true",)), **fields))
-
-
-def left_running(tmp_path, launcher, *, cancelled=False, ticks=None, boot=None, time_limit=0.0, state="running"):
-    """A job that an earlier daemon started."""
-    db = queue.open_queue(tmp_path / "jobs.db")
-    job = queue.NewJob(
-        uid=0, user="root", name="", group="", image="host", command="true", gpus="1", gpu_count=1, wanted=(), quota_groups=(), priority=0,
-        time_limit=time_limit, on_reboot="fail", spec="{}",
-    )  # fmt: skip
-    (number,) = queue.insert(db, [job], False, 1.0)
-    name = sandbox_id(number, 1, queue.queue_id(db))
-    gpus = ("GPU-0",)
-    ticks = queue.ticks() if ticks is None else ticks
-    queue.begin_attempt(db, Lease(number, 1, gpus, 5.0), name, boot or queue.boot_id(), ticks)
-    if state == "running":
-        queue.set_running(db, number, 1, 6.0)
-    if cancelled:
-        queue.want_cancel(db, number, 7.0, "by root")
-    db.close()
-    box = launcher.boxes[name] = Box(name, launcher.place / name)
-    return number, box
 
 
 def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):

@@ -1,0 +1,163 @@
+"""A daemon that comes back: what became of a job that an earlier one had started, and what its record then says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from support.stand_in import StandIn, engine, left_running, until
+
+from dockless.sandbox.process import Exit
+from dockless.sched import State, queue, stopping
+from dockless.sched.entry import GRACE
+from dockless.sched.lease import held
+
+REBOOTED = "the host was rebooted while it ran"
+KILLED = "its keeper was killed"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return StandIn(tmp_path / "boxes")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "found", "state", "reason", "code", "attempts", "events"),
+    [
+        ("running", "running", State.RUNNING, "", None, [("RUNNING", "")], []),
+        ("starting", "running", State.RUNNING, "", None, [("RUNNING", "")], [("running", "adopted")]),
+        ("running", 0, State.COMPLETED, "", 0, [("ENDED", "")], [("ended", "")]),
+        ("running", 3, State.FAILED, "exit code 3", 3, [("ENDED", "exit code 3")], [("ended", "exit code 3")]),
+        ("starting", 3, State.FAILED, "exit code 3", 3, [("ENDED", "exit code 3")], [("ended", "exit code 3")]),
+        ("running", "vanished", State.LOST, KILLED, None, [("LOST", KILLED)], [("lost", KILLED)]),
+        ("running", "none", State.LOST, "its sandbox is gone", None, [("LOST", "its sandbox is gone")], [("lost", "its sandbox is gone")]),
+        ("starting", "none", State.RUNNING, "", None, [("VOID", "the daemon ended before the launch"), ("RUNNING", "")],
+         [("void", "the daemon ended before the launch"), ("start", "GPU"), ("running", "")]),
+        ("starting", "vanished", State.RUNNING, "", None, [("VOID", "the daemon ended during the launch"), ("RUNNING", "")],
+         [("void", "the daemon ended during the launch"), ("start", "GPU"), ("running", "")]),
+        ("starting cancelled", "none", State.CANCELLED, "cancelled before it ran", None, [("VOID", "the daemon ended before the launch")],
+         [("cancel", "by root"), ("void", "the daemon ended before the launch"), ("cancelled", "cancelled before it ran")]),
+        ("running cancelled", "vanished", State.CANCELLED, KILLED, None, [("ENDED", KILLED)], [("cancel", "by root"), ("ended", KILLED)]),
+        ("running rebooted", "vanished", State.LOST, REBOOTED, None, [("LOST", REBOOTED)], [("lost", REBOOTED)]),
+        ("running rebooted", "none", State.LOST, REBOOTED, None, [("LOST", REBOOTED)], [("lost", REBOOTED)]),
+        ("running rebooted requeue", "vanished", State.RUNNING, "", None, [("LOST", "the host was rebooted"), ("RUNNING", "")],
+         [("lost", "the host was rebooted"), ("start", "GPU"), ("running", "")]),
+        ("running requeue", "vanished", State.LOST, KILLED, None, [("LOST", KILLED)], [("lost", KILLED)]),
+        ("running rebooted requeue cancelled", "vanished", State.CANCELLED, REBOOTED, None, [("ENDED", REBOOTED)],
+         [("cancel", "by root"), ("ended", REBOOTED)]),
+    ],
+)  # fmt: skip
+def test_what_became_of_a_job(tmp_path, launcher, recorded, found, state, reason, code, attempts, events):
+    number, box = left_running(
+        tmp_path,
+        launcher,
+        state="running" if "running" in recorded else "starting",
+        boot="another" if "rebooted" in recorded else None,
+        on_reboot="requeue" if "requeue" in recorded else "fail",
+        cancelled="cancelled" in recorded,
+        box=found != "none",
+    )
+    if found in (0, 3):
+        box.now, box.record = "exited", Exit(found, None)
+    elif box is not None:
+        box.now = found
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: queue.job(running.reader, number).state is state)
+            job = queue.job(running.reader, number)
+            assert (job.reason, job.exit_code, [(str(one.state), one.reason) for one in job.attempts]) == (reason, code, attempts)
+            rows = list(running.reader.execute("SELECT event, detail FROM events ORDER BY seq"))[2 + recorded.startswith("running") :]
+            assert [(what, "GPU" if detail.startswith("GPU") or detail.startswith("sim") else detail) for what, detail in rows] == events
+            if state is State.RUNNING:
+                entry = running.entries[number]
+                await until(lambda: entry.job.state is State.RUNNING)
+                assert entry.job.attempt == len(attempts) and len(entry.job.devices) == 1
+            await until(lambda: box is None or found == "running" or box.said[-1:] == ["remove"])
+            assert box is None or ("kill" in box.said) is (found == "vanished" and recorded.startswith("running"))
+
+    asyncio.run(play())
+
+
+def test_what_lives_on_without_its_keeper_is_killed_before_its_gpus_go_on(tmp_path, launcher):
+    number, box = left_running(tmp_path, launcher)
+    box.now = "vanished"
+    leased = []
+    box.on_kill = lambda: leased.extend(lease.job for lease in held(queue.connect(tmp_path / "jobs.db")))
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: number not in running.entries)
+
+    asyncio.run(play())
+    assert leased == [number] and box.said == ["kill", "remove"]
+
+
+def test_what_waited_waits_in_its_order(tmp_path, launcher):
+    db = queue.open_queue(tmp_path / "jobs.db")
+    new = queue.NewJob(0, "root", "", "", "host", "true", "2", 2, (), (), 0, 0.0, "fail", "{}")
+    queue.insert(db, [new, new, replace(new, priority=5)], False, 1.0)
+    db.close()
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: running.entries[3].job.state is State.RUNNING)
+            assert [one.id for one in running.waiting] == [1, 2] and running.shares.jobs == {0: 3}
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("spec", "grace", "limit"),
+    [
+        ({}, GRACE, None),
+        ({"spec": {"argv": ["true"], "grace": 3.0, "timeout": 50.0}}, 3.0, 53.0),
+        ({"spec": {"argv": ["true"], "timeout": 50.0}}, GRACE, 50.0),
+        ({"of an older dockless": 1}, GRACE, None),
+        ("no object", GRACE, None),
+    ],
+)
+def test_how_it_ends_is_known_again(tmp_path, launcher, spec, grace, limit):
+    """What it was submitted with is read anew; one that cannot be read any more goes on all the same."""
+    number, _ = left_running(tmp_path, launcher, spec=json.dumps(spec))
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            entry = running.entries[number]
+            assert (entry.grace, entry.limit, entry.overdue is not None) == (grace, limit, limit is not None)
+            assert entry.job.state is State.RUNNING and entry.pidfd >= 0
+
+    asyncio.run(play())
+
+
+def test_one_that_cannot_be_taken_up_is_ended_and_the_others_are_taken_up(tmp_path, launcher, monkeypatch, capfd):
+    first, box = left_running(tmp_path, launcher)
+    box.on_kill = lambda: setattr(box, "now", "vanished")
+    find, broken = launcher.find, [ValueError("hunter2")]
+
+    def once(name):
+        if name == box.id and broken:
+            raise broken.pop()
+        return find(name)
+
+    monkeypatch.setattr(launcher, "find", once)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: first not in running.entries)
+            job = queue.job(running.reader, first)
+            assert (job.state, job.reason) == (State.LOST, "the daemon could not follow it: ValueError")
+
+    asyncio.run(play())
+    assert box.said == ["kill", "remove"]
+    said = capfd.readouterr().err
+    assert said.startswith(f"dockless daemon: job {first} cannot be followed: ValueError in attempts.py:")
+    assert said.endswith("; ending it\n") and "hunter2" not in said
