@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -212,6 +213,42 @@ def test_a_bug_is_not_a_traceback(capsys, monkeypatch):
 
 def test_verbs_without_commands_refuse_one(capsys):
     assert main(["images", "--", "x"]) == 125
+
+
+# -- every option
+
+
+def kind_of(action: argparse.Action) -> str:
+    """What an option's value may be: any text, a whole number and the smallest one, or one of some words."""
+    if action.choices is not None:
+        return "|".join(action.choices)
+    if action.type is None or action.nargs == 0:
+        return ""
+    for number in (-1000, -1, 0, 1, 2):
+        try:
+            assert callable(action.type) and action.type(str(number)) == number
+        except argparse.ArgumentTypeError:
+            continue
+        return f"from {number}" if number > -1000 else "any whole number"
+    raise AssertionError(action)
+
+
+def lines_of(verb: str) -> list[str]:
+    """Every option of a verb: its names, how many values it has, which ones, what it is without being given, and where that is kept."""
+    parser = parser_of(verb)
+    lines = [f"{verb}{' [-- COMMAND …]' if parser.takes_command else ''}"]
+    for action in parser._actions:
+        if action.dest != "help":
+            values = {None: 1}.get(action.nargs, action.nargs)
+            collected = " all" if isinstance(action, argparse._AppendAction) else ""
+            facts = [f"{values}{collected}", kind_of(action), repr(action.default), action.dest]
+            lines.append("    " + " ".join(action.option_strings or [action.dest.upper()]) + ": " + ", ".join(filter(None, facts)))
+    return lines
+
+
+def test_every_option_of_every_verb(golden):
+    """Scripts rely on them: none goes or changes its meaning unseen."""
+    golden("options.txt", "\n".join(line for verb in VERBS for line in lines_of(verb)) + "\n")
 
 
 # -- help and completion

@@ -158,7 +158,8 @@ BUSY = "dockless: a pull or load is at work, so the rest has to stay for now: do
 
 
 @pytest.mark.parametrize(
-    ("size", "busy", "said"), [(2048, False, "2 KiB freed\n"), (2048, True, "2 KiB freed\n" + BUSY), (0, True, BUSY), (0, False, "0 B freed\n")]
+    ("size", "busy", "said"),
+    [(2048, False, "2 KiB freed\n"), (2048, True, "2 KiB freed\n" + BUSY), (0, True, BUSY), (0, False, "0 B freed\n")],
 )
 def test_what_was_freed(prune, size, busy, said):
     assert prune(freed=Freed((), size, busy))[0] == (0, "", said)

@@ -59,7 +59,7 @@ def load(options: Namespace) -> int:
             else:
                 found = store.load(source, name=options.name, progress=progress)
         loaded.extend(found)
-        for image in found if len(sources) > 1 else ():
+        for image in found:
             kept.callback(os.close, store.lease(image))
         print_images(found, options)
 
@@ -82,11 +82,11 @@ def _spooled(store: Store) -> Iterator[Path]:
         with temporary_directory(store.root / "tmp") as scratch:
             path = scratch / "stdin"
             with open(path, "xb") as out:
-                shutil.copyfileobj(standard_input(""), out, 1 << 20)
+                shutil.copyfileobj(standard_input(""), out)
             try:
                 yield path
             except DocklessError as error:
-                error.args = (str(error).replace(str(path), "standard input"), *error.args[1:])
+                error.args = (str(error).replace(str(path), "standard input"),)
                 error.subject = error.subject.replace(str(path), "-")
                 raise
 
