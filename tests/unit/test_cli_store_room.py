@@ -26,6 +26,7 @@ one:1, two:2  abababababab  3 MiB  1 MiB       1m ago
 busy:1        efefefefefef  5 B    5 B         in use
 
 """
+BOTH = Freed(("one:1", "two:2"), 2048)
 BLOBS = "blobs        2 KiB, as they came: for push and save (dockless prune --blobs)\n"
 
 
@@ -77,7 +78,7 @@ def test_room_for_scripts(df, home):
 def prune(monkeypatch, say):
     """What ``prune`` says, and what the store was asked to remove. ``answer``: what is typed on a terminal, None without one."""
 
-    def prune(*words: str, freed: Freed = Freed(("one:1", "two:2"), 2048), answer: str | None = None) -> tuple[tuple[int, str, str], list]:
+    def prune(*words: str, freed: Freed = BOTH, answer: str | None = None) -> tuple[tuple[int, str, str], list]:
         asked = []
         stdin = SimpleNamespace(isatty=lambda: answer is not None, readline=lambda: answer)
         monkeypatch.setattr(sys, "stdin", stdin)
