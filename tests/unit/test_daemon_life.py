@@ -49,7 +49,7 @@ def slept(monkeypatch):
 @contextlib.contextmanager
 def held(path, text):
     """Somebody else has the lock, and wrote that into it."""
-    path.write_text(text)
+    path.write_bytes(text)
     with open(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
@@ -61,7 +61,7 @@ def test_the_one_daemon_says_who_it_is(lock):
         assert lock.read_text() == f"{US}\n"
         with open(lock) as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with held(lock, ""):
+    with held(lock, b""):
         pass
 
 
@@ -86,15 +86,19 @@ def test_a_full_disk_keeps_no_daemon_from_serving(lock, monkeypatch):
 
 def test_a_daemon_that_lives_is_not_waited_for(lock, slept):
     refusal = pytest.raises(SchedError, match=f"^a daemon serves this queue already, process {US}$")
-    with held(lock, f"{US}\n"), refusal as caught, daemon.only_one(lock):
+    with held(lock, b"%d\n" % US), refusal as caught, daemon.only_one(lock):
         pass
     assert (caught.value.subject, caught.value.hint, slept) == (str(lock), "there is one per user", [])
 
 
-@pytest.mark.parametrize("text", ["4194305\n", "", "self\n"], ids=["a process that is gone", "nobody", "no number"])
-def test_the_lock_of_a_dead_daemon_is_waited_for_some_seconds(lock, slept, text):
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(b"4194305\n", "4194305"), (b"", ""), (b"self\n", "self"), (b"\xff", "\ufffd"), (b"1" * 30, "1" * 20)],
+    ids=["a process that is gone", "nobody", "no number", "no text", "too long a number"],
+)
+def test_the_lock_of_a_dead_daemon_is_waited_for_some_seconds(lock, slept, text, shown):
     """A sandbox that it was just cloning holds it until its exec. 4194304 is the largest number of processes, proc_sys_kernel(5)."""
-    refusal = pytest.raises(SchedError, match=f"^a daemon serves this queue already, process {text.strip()}$")
+    refusal = pytest.raises(SchedError, match=f"^a daemon serves this queue already, process {shown}$")
     with held(lock, text), refusal, daemon.only_one(lock):
         pass
     assert len(slept) == 51 and set(slept) == {0.02}
@@ -111,7 +115,7 @@ def test_the_lock_that_a_dead_daemon_leaves_is_taken_over(lock, slept, monkeypat
             there.close()
         return real(fd, how)
 
-    with held(lock, "4194305\n") as there:
+    with held(lock, b"4194305\n") as there:
         monkeypatch.setattr(daemon.fcntl, "flock", flock)
         with daemon.only_one(lock):
             assert lock.read_text() == f"{US}\n"
