@@ -60,7 +60,7 @@ class HostGpus:
                 hint="leave out the GPUs, or see `dockless doctor`",
             )
         count = gpu.possible(request, self.gpus)
-        if not request.devices:
+        if not request.devices and not (request.count == gpu.ALL and self.slices):  # slices are given by name only
             return count, ()
         idle = tuple(replace(unit, processes=()) for unit in self.gpus)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
@@ -75,7 +75,7 @@ class HostGpus:
             from dockless.sandbox import gpu
 
             try:
-                self.gpus = gpu.refresh(self.gpus)
+                self.gpus, self.error = gpu.refresh(self.gpus), ""
             except DocklessError as error:
                 self.error = str(error)
             self._read = time.monotonic()

@@ -37,7 +37,10 @@ def launcher(tmp_path):
     return StandIn(tmp_path / "boxes")
 
 
-def plain(spec=Spec(argv=("true",)), **fields):
+TRUE = Spec(argv=("true",))
+
+
+def plain(spec=TRUE, **fields):
     return job_to_plain(JobSpec(spec, **fields))
 
 

@@ -1,0 +1,152 @@
+"""The GPUs that the daemon keeps in mind, over a made-up driver: which there are, which are meant, and which are in use outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from support.stand_in import StandIn, engine, until
+
+from dockless.errors import GpuDriverMissing, NotEnoughGpus
+from dockless.sandbox import gpu, gpu_lease
+from dockless.sandbox.gpu import Gpu, GpuProcess, Link, MigInstance
+from dockless.sandbox.spec import Spec
+from dockless.sched import State, hostgpus
+from dockless.sched.callers import Caller
+from dockless.sched.codec import job_to_plain
+from dockless.sched.hostgpus import HostGpus
+from dockless.sched.jobs import JobSpec
+
+MIG_1, MIG_2 = (f"MIG-{number:08x}-0000-0000-0000-000000000000" for number in (1, 2))
+A = Gpu(0, "GPU-a", 7, "H100", 80 << 30, links=(Link("GPU-b", "x", 2, 12), Link("GPU-c", "x", 5), Link("GPU-d", "x", 3, 60)))
+B = Gpu(1, "GPU-b", 3, "H100", 80 << 30)
+C = Gpu(2, "GPU-c", 1, "A100", 40 << 30, mig_enabled=True, mig=(MigInstance(MIG_1, 1, 0, 20 << 30), MigInstance(MIG_2, 2, 0, 20 << 30)))
+BUSY = (GpuProcess(4711, 1 << 20),)
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """``there``: what the driver shows, or the error it raises. ``now``: the clock. ``looks``: how often its processes were read."""
+    host = SimpleNamespace(there=(A, B, C), now=100.0, looks=0, held=frozenset(), detached=frozenset(), open=0, asked=[])
+
+    def shown():
+        if isinstance(host.there, Exception):
+            raise host.there
+        return host.there
+
+    @contextlib.contextmanager
+    def session():
+        shown()
+        host.open += 1
+        yield
+        host.open -= 1
+
+    def refresh(units):
+        host.looks += 1
+        return gpu.units(shown())
+
+    monkeypatch.setattr(gpu, "session", session)
+    monkeypatch.setattr(gpu, "inventory", shown)
+    monkeypatch.setattr(gpu, "refresh", refresh)
+    monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now))
+    monkeypatch.setattr(gpu_lease, "held", lambda uuids: host.asked.append(uuids) or host.held)
+    monkeypatch.setattr(gpu_lease, "detached", lambda: host.detached)
+    return host
+
+
+def test_what_there_is(host):
+    """A divided one is its slices. Near is first the kind of link, then how many, of which no number outdoes a kind."""
+    gpus = HostGpus()
+    assert [unit.uuid for unit in gpus.gpus] == ["GPU-a", "GPU-b", MIG_1, MIG_2]
+    assert (gpus.uuids, gpus.slices, gpus.error) == (("GPU-a", "GPU-b", MIG_1, MIG_2), {MIG_1, MIG_2}, "")
+    assert gpus.distances == {("GPU-a", "GPU-b"): 2 - 0.12, ("GPU-a", "GPU-c"): 5, ("GPU-a", "GPU-d"): 2.5}
+    assert not gpus.simulated and host.open == 1
+    gpus.close()
+    assert host.open == 0
+    host.there = (A, replace(B, simulated=True))
+    assert HostGpus().simulated
+
+
+def test_which_are_meant(host):
+    """Also of those that are in use just now: a job waits for them."""
+    host.there = (replace(A, processes=BUSY), B, C)
+    gpus = HostGpus()
+    answers = {
+        "": (0, ()), "1": (1, ()), "2": (2, ()), "device=1": (1, ("GPU-b",)), "device=0,1": (2, ("GPU-a", "GPU-b")),
+        f"device={MIG_2}": (1, (MIG_2,)), "all": (4, ("GPU-a", "GPU-b", MIG_1, MIG_2)),
+    }  # fmt: skip
+    assert {text: gpus.resolve(text) for text in answers} == answers
+    with pytest.raises(NotEnoughGpus, match="3 GPUs asked for, this host has 2 in all"):
+        gpus.resolve("3")
+    host.there = (A, B)
+    assert HostGpus().resolve("all") == (2, ())
+
+
+@pytest.mark.parametrize("simulated", ["2x80G", "2x80G,mig=2"])
+def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
+    """Slices, too, which are given by name only: no job waits for ever for what the host has."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulated)
+
+    async def play():
+        async with engine(tmp_path, StandIn(tmp_path / "boxes")) as running:
+            job = job_to_plain(JobSpec(Spec(argv=("true",)), gpus="all"))
+            (number,) = await running.submit(Caller(0, "root", frozenset(), True), [job], None)
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            assert sorted(running.entries[number].job.devices) == sorted(running.gpus.uuids)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("there", "error", "said"),
+    [
+        (GpuDriverMissing("no driver"), "no driver", "2 GPUs asked for, this host has none (no driver)"),
+        ((), "", "2 GPUs asked for, this host has none"),
+    ],
+)
+def test_a_host_without_gpus(host, there, error, said):
+    host.there = there
+    gpus = HostGpus()
+    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), gpus.outside(())) == (error, (), (), (0, ()), frozenset())
+    assert host.looks == 0 and host.asked == []
+    with pytest.raises(NotEnoughGpus) as caught:
+        gpus.resolve("2")
+    assert (str(caught.value), caught.value.subject) == (said, "2")
+    gpus.close()
+
+
+def test_what_is_in_use_outside(host):
+    """Held by a `dockless run`, attached or detached, or computed on, and not leased by the queue."""
+    gpus = HostGpus()
+    assert gpus.outside(()) == frozenset() and host.asked == [("GPU-a", "GPU-b", MIG_1, MIG_2)]
+    host.held, host.detached = frozenset({"GPU-b"}), frozenset({MIG_1})
+    assert gpus.outside(()) == {"GPU-b", MIG_1}
+    assert gpus.outside(["GPU-b"]) == {MIG_1} and gpus.outside([MIG_1, "GPU-a"]) == {"GPU-b"}
+    host.there = (replace(A, processes=BUSY), B, C)
+    host.now += 3.0
+    assert gpus.outside(()) == {"GPU-a", "GPU-b", MIG_1} and gpus.outside({"GPU-a"}) == {"GPU-b", MIG_1}
+
+
+def test_how_often_their_processes_are_read(host):
+    gpus = HostGpus()
+    for later, looks in ((1.9, 0), (0.3, 1), (1.9, 1), (0.3, 2)):
+        host.now += later
+        gpus.outside(())
+        assert host.looks == looks
+
+
+def test_a_driver_that_fails_meanwhile(host):
+    """What was last seen is believed until it answers again; the reason is shown as long."""
+    host.there = (replace(A, processes=BUSY), B)
+    gpus = HostGpus()
+    host.there = GpuDriverMissing("it is being updated")
+    host.now += 3.0
+    assert gpus.outside(()) == {"GPU-a"} and gpus.error == "it is being updated"
+    gpus.outside(())
+    assert host.looks == 1
+    host.there = (A, B)
+    host.now += 3.0
+    assert gpus.outside(()) == frozenset() and gpus.error == ""
