@@ -283,9 +283,8 @@ def forget(db: sqlite3.Connection, before: float, keep: int, most: int) -> tuple
     gone = [row[0] for row in db.execute("SELECT id FROM jobs WHERE ended > 0 AND ended < ? ORDER BY ended LIMIT ?", (before, most))]
     for uid, count in db.execute("SELECT uid, COUNT(*) FROM jobs WHERE ended > 0 GROUP BY uid HAVING COUNT(*) > ?", (keep,)).fetchall():
         over = min(count - keep, most - len(gone))
-        if over > 0:
-            oldest = db.execute("SELECT id FROM jobs WHERE uid=? AND ended > 0 ORDER BY ended, id LIMIT ?", (uid, over))
-            gone += [row[0] for row in oldest if row[0] not in set(gone)]
+        oldest = db.execute("SELECT id FROM jobs WHERE uid=? AND ended > 0 ORDER BY ended, id LIMIT ?", (uid, over))
+        gone += [row[0] for row in oldest if row[0] not in set(gone)]
     marks = ",".join("?" * len(gone))
     names = [row[0] for row in db.execute(f"SELECT sandbox FROM attempts WHERE job IN ({marks})", gone)]
     for table, column in (("events", "job"), ("attempts", "job"), ("jobs", "id")):

@@ -113,7 +113,8 @@ def left_running(
         "quota_groups": (), "priority": 0, "time_limit": 0.0, "on_reboot": "fail", "spec": "{}",
     }  # fmt: skip
     db = queue.open_queue(directory / "jobs.db")
-    (number,) = queue.insert(db, [queue.NewJob(**(values | job))], False, 1.0)
+    db.execute("INSERT INTO sqlite_sequence SELECT 'jobs', 6 WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name='jobs')")
+    (number,) = queue.insert(db, [queue.NewJob(**(values | job))], False, 1.0)  # not 1, which would be the attempt's number, too
     name = sandbox_id(number, 1, queue.queue_id(db))
     ticks = queue.ticks() if ticks is None else ticks
     queue.begin_attempt(db, Lease(number, 1, ("GPU-0",), 5.0), name, boot or queue.boot_id(), ticks)

@@ -12,6 +12,7 @@ import pytest
 
 from dockless.errors import SchedError, Unwritable
 from dockless.sched import State, queue
+from dockless.sched import writer as writer_module
 from dockless.sched.jobs import Attempt, AttemptState, Job
 from dockless.sched.lease import Lease, held
 from dockless.sched.writer import Writer
@@ -40,6 +41,7 @@ def db(path: Path):
 def test_settings_of_the_promise(db, path):
     assert db.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
     assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert db.execute("PRAGMA journal_size_limit").fetchone()[0] == 16 << 20
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -132,6 +134,18 @@ def test_every_value_comes_back_as_itself(db):
         (2.0, 1, 0, "submit", ""), (3.0, 2, 0, "submit", "2 jobs, to 3"), (5.0, 3, 1, "start", "a b"), (6.0, 3, 1, "running", "detail"),
         (7.0, 3, 0, "cancel", "by ann"), (9.0, 3, 1, "ended", "why"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"), [("tür", "tür"), ("a\udcff", "a\\xff"), ("t\udcc3\udcbcr", "tür"), ("\ud800\udcff", "\\ud800\\udcff")]
+)
+def test_any_text_can_be_stored(db, text, stored):
+    """Bytes that are not UTF-8 come from command lines, and half a character from JSON."""
+    assert queue.storable(text) == stored
+    queue.insert(db, [new_job(name=text)], False, 1.0)
+    queue.finish(db, 1, 0, State.CANCELLED, 2.0, text, None)
+    job = queue.job(db, 1)
+    assert (job.name, job.reason) == (stored, stored)
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -233,6 +247,22 @@ def test_group_commit_acks_after_the_commit(path):
     assert writer.transactions <= 160
     with pytest.raises(SchedError):
         writer.write(lambda db: None)
+
+
+def test_so_many_changes_share_a_transaction_and_no_more(path, monkeypatch):
+    monkeypatch.setattr(writer_module, "MOST", 3)
+    settled = []
+    writer = Writer(queue.open_queue(path), lambda outcome: settled.append([result for _, result, _ in outcome]))
+    gate, busy = threading.Event(), threading.Event()
+    writer.write(lambda db: (busy.set(), gate.wait(10)), "a future of another kind")
+    assert busy.wait(10)
+    for number in range(7):
+        writer.write(lambda db, number=number: number, number)
+    gate.set()
+    writer.close()
+    assert settled[1:] == [[0, 1, 2], [3, 4, 5], [6]] and writer.transactions == 4
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        writer._db.execute("SELECT 1")
 
 
 def test_one_change_that_fails_takes_nobody_along(path):

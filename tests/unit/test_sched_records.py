@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
 from dockless.sched import Attempt, AttemptState, Job, JobSpec, State, protocol
 from dockless.sched.codec import job_from_plain, job_to_plain
 from dockless.sched.jobs import ALLOWED, ENDED, MAX_PRIORITY, MAX_TIME_LIMIT, final_state, shell_code
+from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 from dockless.sched.queue import NewJob
 
 
@@ -175,3 +178,111 @@ def test_log_text_comes_back_byte_for_byte(raw):
 def test_nested_beyond_reason():
     with pytest.raises(BadInput):
         protocol.decode(b'{"a":' + b"[" * 100_000)
+
+
+def test_what_the_daemon_says_of_itself_and_of_the_host():
+    """As it is printed: each field, by its name."""
+    rows = (
+        LogLine("10:00", "stdout", "text", True, 7),
+        GpuInfo(1, "GPU-1", "H100", 80, 2, True, True, 7, 3, "ann", 5.0),
+        HostInfo((GpuInfo(0, "GPU-0"),), 1, 2, 3, "why", (("user", "ann", 1, None),)),
+        DaemonInfo(1, "2", 3, "ann", True, 4.0, "/s", True, "full"),
+    )
+    assert [row.as_dict() for row in rows] == [
+        {"at": "10:00", "stream": "stdout", "text": "text", "partial": True, "dropped": 7},
+        {
+            "index": 1, "uuid": "GPU-1", "model": "H100", "memory": 80, "numa_node": 2, "simulated": True, "outside": True, "job": 7,
+            "attempt": 3, "user": "ann", "since": 5.0,
+        },
+        {"gpus": (GpuInfo(0, "GPU-0").as_dict(),), "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
+         "quotas": (("user", "ann", 1, None),)},
+        {"pid": 1, "version": "2", "owner_uid": 3, "user": "ann", "admin": True, "started": 4.0, "socket": "/s", "simulated": True,
+         "outage": "full"},
+    ]  # fmt: skip
+    assert LogLine("", "", "").as_dict() == {"at": "", "stream": "", "text": "", "partial": False, "dropped": 0}
+    assert GpuInfo(0, "GPU-0") == GpuInfo(0, "GPU-0", "", 0, -1, False, False, 0, 0, "", 0.0)
+    assert HostInfo() == HostInfo((), 0, 0, 0, "", ()) and DaemonInfo(1, "", 2, "", True, 3.0) == DaemonInfo(
+        1, "", 2, "", True, 3.0, "", False, ""
+    )
+
+
+def test_a_job_of_which_nothing_is_known_but_that_it_waits():
+    assert Job(7, 1, "ann", State.PENDING).as_dict() == {
+        "id": 7, "uid": 1, "user": "ann", "state": "PENDING", "reason": "", "name": "", "group": "", "image": "", "command": "",
+        "gpus": "", "gpu_count": 0, "devices": [], "priority": 0, "time_limit": 0.0, "on_reboot": "fail", "submitted": 0.0,
+        "started": 0.0, "ended": 0.0, "attempt": 0, "exit_code": None, "signal": None, "array": 0, "index": 0, "attempts": [],
+    }  # fmt: skip
+    attempt = Attempt(7, 1, AttemptState.VOID, "job-7-1-abc", ("GPU-1",))
+    assert Job(7, 1, "ann", State.LOST, attempts=(attempt,)).as_dict()["attempts"] == [{
+        "job": 7, "number": 1, "state": "VOID", "sandbox": "job-7-1-abc", "gpus": ["GPU-1"], "started": 0.0, "ended": 0.0, "reason": "",
+        "exit": None,
+    }]  # fmt: skip
+    assert Job.from_dict({"id": 7, "uid": 1, "user": "ann", "state": "PENDING"}) == Job(7, 1, "ann", State.PENDING)
+    older = {"job": 7, "number": 1, "state": "VOID", "sandbox": "s"}
+    (read,) = Job.from_dict({"id": 7, "uid": 1, "user": "ann", "state": "LOST", "attempts": [older]}).attempts
+    assert read == Attempt(7, 1, AttemptState.VOID, "s")
+
+
+@pytest.mark.parametrize(("part", "values"), [(b"[],", 2), (b"{},", 2), (b"[[[", 3), (b'"a[,{\\"[[[\\\\",', 1), (b'"\\\\",', 1)])
+def test_how_many_values_a_request_may_have(part, values):
+    """Each array, object and further element; what stands in strings is none, however it is quoted."""
+    most = b"{" + part * 40_000 + b"," * (150_000 - 1 - values * 40_000)
+    protocol.check_parts(most)
+    with pytest.raises(BadInput, match="a request has more than 150000 values"):
+        protocol.check_parts(most + b",")
+
+
+def test_an_error_travels_with_what_its_class_adds():
+    sent = LimitUnavailable("what", controller="memory", subject="memory.max", hint="do")
+    sent.add_note("and more")
+    assert protocol.error_message(sent) == {
+        "ok": False,
+        "error": {
+            "code": "limit_unavailable", "message": "what", "subject": "memory.max", "hint": "do", "extra": {"controller": "memory"},
+            "notes": ["and more"],
+        },
+    }  # fmt: skip
+    with pytest.raises(LimitUnavailable) as caught:
+        protocol.raise_error(protocol.error_message(sent)["error"])
+    assert caught.value.__notes__ == ["and more"]
+
+
+def test_an_error_that_says_too_little_or_too_much():
+    """Nothing private is set, and what is not told is empty."""
+    with pytest.raises(SchedError) as caught:
+        protocol.raise_error({"extra": {"_secret": 1, "no name": 2, "fine": 3}, "code": "of tomorrow"})
+    error = caught.value
+    assert (str(error), error.subject, error.hint, vars(error).get("_secret"), vars(error)["fine"]) == ("", "", "", None, 3)
+    assert "no name" not in vars(error) and not hasattr(error, "__notes__")
+
+
+@pytest.mark.parametrize(("size", "right"), [(107, True), (108, False)])
+def test_a_path_that_no_socket_can_have(size, right):
+    path = Path("/" + "ü" * 20 + "x" * (size - 41))
+    with contextlib.nullcontext() if right else pytest.raises(BadInput, match=f"has {size} bytes, at most 107") as caught:
+        protocol.check_address(path)
+    assert right or caught.value.subject == str(path)[:200]
+
+
+@pytest.mark.parametrize("line", [b"[]", b"7", b"null", b"{", b"\xff", b""])
+def test_a_line_that_is_no_object(line):
+    with pytest.raises(BadInput) as caught:
+        protocol.decode(line)
+    assert caught.value.subject == "protocol" and caught.value.hint == "send one JSON object per line"
+
+
+@pytest.mark.parametrize(
+    ("plain", "subject", "said"),
+    [
+        ([], "job", "job is not an object"),
+        ({"nonsense": 1}, "job.nonsense", "job.nonsense is unknown"),
+        ({"priority": "high"}, "job.priority", "job.priority: Expected `int`, got `str`"),
+        ({"spec": 7}, "job.spec", "job.spec is not an object"),
+        ({"spec": {"argv": "ls"}}, "job.spec.argv", "job.spec.argv: Expected `array`, got `str`"),
+        ({"spec": {"nonsense": 1}}, "job.spec.nonsense", "job.spec.nonsense is unknown"),
+    ],
+)
+def test_what_is_wrong_with_a_job_is_named(plain, subject, said):
+    with pytest.raises(BadInput) as caught:
+        job_from_plain(plain)
+    assert (caught.value.subject, str(caught.value)) == (subject, said)

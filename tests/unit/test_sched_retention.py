@@ -88,6 +88,17 @@ def test_of_each_user_so_many_are_remembered(db):
     assert [number for number in many if queue.job(db, number)] == many[-5:] and all(queue.job(db, number) for number in few)
 
 
+def test_so_many_are_forgotten_at_once_and_no_more(db):
+    """Whether they are too old or too many, of however many users; each counts once."""
+    for uid in (1, 2, 3):
+        for number in queue.insert(db, [new(uid)] * 4, False, 1.0):
+            end(db, number, float(number))
+    rounds = []
+    while (count := queue.forget(db, 3.0, 2, 3)[0]) > 0:
+        rounds.append((count, [number for number in range(1, 13) if queue.job(db, number)]))
+    assert rounds == [(3, [3, 4, 6, 7, 8, 9, 10, 11, 12]), (3, [3, 4, 7, 8, 11, 12])]
+
+
 def test_the_sandboxes_of_the_forgotten_are_named(db):
     from dockless.sched.lease import Lease
 
@@ -151,6 +162,32 @@ def old_queue(path: Path) -> None:
     old.close()
 
 
+def test_a_round(monkeypatch):
+    """In small steps: others' changes come in between."""
+    monkeypatch.setattr(housekeeping.time, "time", lambda: 100 * 86400.0)
+    forgotten = [(500, ["job-1-1-cafe", "job-2-1-cafe"]), (3, ["job-3-1-cafe"]), (0, [])]
+    steps, more = [], [True, True, False]
+
+    async def write(change):
+        return change("db")
+
+    async def clear_left(engine):
+        steps.append(("clear", engine))
+
+    kept = SimpleNamespace(remove=lambda name: steps.append(("remove", name)), prune=lambda before: steps.append(("prune", before)))
+    config = SimpleNamespace(keep_jobs_days=10.0, keep_jobs=7, kept_since=lambda: 55.0)
+    keeper = SimpleNamespace(config=config, write=write, kept=kept)
+    monkeypatch.setattr(queue, "forget", lambda *how: steps.append(("forget", *how)) or forgotten.pop(0))
+    monkeypatch.setattr(queue, "give_back", lambda *how: steps.append(("give back", *how)) or more.pop(0))
+    monkeypatch.setattr(housekeeping.remains, "clear_left", clear_left)
+    asyncio.run(housekeeping.one_round(keeper))
+    forget = ("forget", "db", 90 * 86400.0, 7, 500)
+    assert steps == [
+        forget, ("remove", "job-1-1-cafe"), ("remove", "job-2-1-cafe"), forget, ("remove", "job-3-1-cafe"), forget,
+        *[("give back", "db", 256)] * 3, ("prune", 55.0), ("clear", keeper),
+    ]  # fmt: skip
+
+
 def test_a_round_every_hour_and_after_many_ends(monkeypatch, capfd):
     """One that fails is said, and the next comes all the same."""
     rounds = []
@@ -206,6 +243,20 @@ def test_an_older_queue_is_taken_over(path):
     assert queue.insert(db, [new()], False, 1.0) == [56]
     db.close()
     queue.open_queue(path).close()
+
+
+def test_an_older_queue_keeps_its_size_where_there_is_no_room_for_a_copy(path):
+    class Full(queue._Connection):
+        def execute(self, sql, parameters=(), /):
+            if sql == "VACUUM":
+                raise sqlite3.OperationalError("database or disk is full")
+            return super().execute(sql, parameters)
+
+    old_queue(path)
+    db = sqlite3.connect(path, isolation_level=None, factory=Full)
+    queue._upgrade_1(db)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == 2 and specs(db) == 3
+    db.close()
 
 
 def test_shares(db):

@@ -1,0 +1,129 @@
+"""What is queued of a job, and what is refused at once: by rights, by quotas, by what the host can do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from dockless import cgroups
+from dockless.cgroups import IoMax, Limits
+from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage
+from dockless.sandbox.spec import Spec
+from dockless.sched.admission import Admission
+from dockless.sched.callers import Caller, Callers
+from dockless.sched.config import Config
+from dockless.sched.jobs import JobSpec
+from dockless.sched.policy import Quotas
+from dockless.sched.queue import NewJob
+from dockless.sched.shares import Shares
+
+ROOT = Caller(0, "root", frozenset(), True)
+ANN = Caller(1001, "ann", frozenset({"vision", "students"}), False)
+BOSS = Caller(1002, "boss", frozenset(), True)
+
+
+def desk(config: Config | None = None, check_image=lambda reference: None) -> Admission:
+    config = config or Config()
+    gpus = SimpleNamespace(resolve=lambda text: (2, ("GPU-a", "GPU-b")) if text.startswith("device") else (int(text or 0), ()))
+    return Admission(config, gpus, Callers(config), check_image)
+
+
+def test_what_is_queued():
+    images = []
+    config = Config(Quotas(groups={"vision": 5, "other": 1, "students": 9}))
+    spec = Spec(argv=("a b", "\udcff"), entrypoint=("env",), image="img", env=(("A", "1"),))
+    job = JobSpec(spec, gpus="device=0,1", priority=-3, time_limit=4.5, name="n", group="vision", on_reboot="requeue")
+    assert desk(config, images.append).admit(ANN, job) == NewJob(
+        uid=1001, user="ann", name="n", group="vision", image="img", command=r"env 'a b' '\xff'", gpus="device=0,1", gpu_count=2,
+        wanted=("GPU-a", "GPU-b"), quota_groups=("vision", "students"), priority=-3, time_limit=4.5, on_reboot="requeue",
+        spec=r'{"spec":{"argv":["a b","\udcff"],"image":"img","entrypoint":["env"],"env":[["A","1"]]},'
+        '"gpus":"device=0,1","priority":-3,"time_limit":4.5,"name":"n","group":"vision","on_reboot":"requeue"}',
+    )  # fmt: skip
+    assert images == ["img"]
+
+
+def test_an_image_that_is_not_here():
+    def check_image(reference):
+        raise UnknownImage(f"no {reference}")
+
+    with pytest.raises(UnknownImage, match="no host"):
+        desk(check_image=check_image).admit(ANN, JobSpec())
+
+
+def test_who_has_no_account_runs_nothing():
+    """But root is root, whatever the list of users says."""
+    nobody = Caller(5, "uid-5", frozenset(), True, account=False)
+    with pytest.raises(NotPermitted, match="uid 5 has no account on this host, so nothing can run as it") as caught:
+        desk().admit(nobody, JobSpec())
+    assert caught.value.subject == "uid-5"
+    assert desk().admit(Caller(0, "uid-0", frozenset(), True, account=False), JobSpec()).user == "uid-0"
+
+
+@pytest.mark.parametrize(
+    ("target", "right"),
+    [("8:0", True), ("1234:1234567", True), ("12345:0", False), ("8:12345678", False), ("8:", False), ("/", False), ("/dev/sda", False), ("8:0 ", False)],
+)  # fmt: skip
+def test_a_disk_is_named_by_its_number(target, right):
+    """A path would be followed with root's rights. The client looks it up with its user's."""
+    job = JobSpec(Spec(limits=Limits(io_max=(IoMax("8:16", rbps=5), IoMax(target, rbps=5))), best_effort=True))
+    assert desk().admit(ROOT, job)
+    if right:
+        assert desk().admit(ANN, job)
+    else:
+        for caller in (ANN, BOSS):
+            with pytest.raises(NotPermitted, match="an io limit names its disk by a path") as caught:
+                desk().admit(caller, job)
+            assert caught.value.subject == "io_max"
+
+
+@pytest.mark.parametrize("best_effort", [False, True])
+@pytest.mark.parametrize("limits", [Limits(), Limits(pids_max=5)])
+def test_limits_that_this_host_cannot_keep(monkeypatch, limits, best_effort):
+    """Are told at submit and not hours later."""
+    asked = []
+    error = LimitUnavailable("pids cannot be limited", controller="pids")
+    monkeypatch.setattr(cgroups, "find_delegation", lambda: "the place")
+    monkeypatch.setattr(cgroups, "unavailable", lambda *of: asked.append(of) or (error, LimitUnavailable("more", controller="io")))
+    job = JobSpec(Spec(limits=limits, best_effort=best_effort))
+    if limits == Limits() or best_effort:
+        assert desk().admit(ANN, job) and asked == []
+        return
+    with pytest.raises(LimitUnavailable) as caught:
+        desk().admit(ANN, job)
+    assert caught.value is error and asked == [(limits, "the place")]
+    monkeypatch.setattr(cgroups, "unavailable", lambda *of: ())
+    assert desk().admit(ANN, job)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "asked", "said"),
+    [
+        (Quotas({"ann": 2}), "2", ""),
+        (Quotas({"ann": 2}), "3", "needs 3 GPUs, the quota of user ann is 2: this could never start"),
+        (Quotas(default=1), "2", "needs 2 GPUs, the quota of user ann is 1: this could never start"),
+        (Quotas(groups={"vision": 2, "other": 1}), "2", ""),
+        (Quotas(groups={"students": 4, "vision": 2}), "3", "needs 3 GPUs, the quota of group vision is 2: this could never start"),
+        (Quotas({"ann": 0}), "", ""),
+    ],
+)
+def test_more_than_a_quota_can_never_start(quotas, asked, said):
+    if not said:
+        assert desk(Config(quotas)).admit(ANN, JobSpec(gpus=asked))
+        return
+    with pytest.raises(Refused) as caught:
+        desk(Config(quotas)).admit(ANN, JobSpec(gpus=asked))
+    assert (str(caught.value), caught.value.subject) == (said, asked)
+
+
+def test_how_much_more_a_user_may_queue():
+    shares = Shares()
+    for uid, jobs, size in ((1001, 3, 90), (1002, 1000, 1000)):
+        shares.jobs[uid], shares.size[uid] = jobs, size
+    of = desk(Config(per_user=5, per_user_size=100))
+    of.refuse_too_many(ANN, shares, 2)
+    of.refuse_too_large(ANN, shares, 10)
+    with pytest.raises(Refused, match="^user ann has 3 jobs in the queue; 3 more would pass the limit of 5$"):
+        of.refuse_too_many(ANN, shares, 3)
+    with pytest.raises(Refused, match="^user ann has 90 bytes of jobs in the queue; 11 more would pass the limit of 100$"):
+        of.refuse_too_large(ANN, shares, 11)
