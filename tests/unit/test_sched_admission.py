@@ -62,7 +62,10 @@ def test_who_has_no_account_runs_nothing():
 
 @pytest.mark.parametrize(
     ("target", "right"),
-    [("8:0", True), ("1234:1234567", True), ("12345:0", False), ("8:12345678", False), ("8:", False), ("/", False), ("/dev/sda", False), ("8:0 ", False)],
+    [
+        ("8:0", True), ("1234:1234567", True),
+        ("12345:0", False), ("8:12345678", False), ("8:", False), ("/", False), ("/dev/sda", False), ("8:0 ", False),
+    ],
 )  # fmt: skip
 def test_a_disk_is_named_by_its_number(target, right):
     """A path would be followed with root's rights. The client looks it up with its user's."""
@@ -123,7 +126,7 @@ def test_how_much_more_a_user_may_queue():
     of = desk(Config(per_user=5, per_user_size=100))
     of.refuse_too_many(ANN, shares, 2)
     of.refuse_too_large(ANN, shares, 10)
-    with pytest.raises(Refused, match="^user ann has 3 jobs in the queue; 3 more would pass the limit of 5$"):
+    with pytest.raises(Refused, match=r"^user ann has 3 jobs in the queue; 3 more would pass the limit of 5$"):
         of.refuse_too_many(ANN, shares, 3)
-    with pytest.raises(Refused, match="^user ann has 90 bytes of jobs in the queue; 11 more would pass the limit of 100$"):
+    with pytest.raises(Refused, match=r"^user ann has 90 bytes of jobs in the queue; 11 more would pass the limit of 100$"):
         of.refuse_too_large(ANN, shares, 11)

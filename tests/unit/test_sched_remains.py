@@ -50,7 +50,7 @@ def test_output_is_kept_up_to_so_much(tmp_path, launcher):
         async with engine(tmp_path, launcher, Config(logs_per_user=9)) as running:
             names = []
             for text in ("first", "second", "x"):
-                number, box = await run(running, launcher)
+                _, box = await run(running, launcher)
                 names.append(box.id)
                 (box.directory / "log").write_text(text)
                 box.end(Exit(0, None))
@@ -91,7 +91,7 @@ def test_what_an_earlier_daemon_left(tmp_path, launcher):
     async def play():
         async with engine(tmp_path, launcher, Config(keep_days=1.0)) as running:
             for _ in range(2):
-                number, box = await run(running, launcher)
+                _, box = await run(running, launcher)
                 box.end(Exit(0, None))
                 await until(lambda box=box: box.said == ["remove"])
             _, living = await run(running, launcher)
@@ -161,7 +161,7 @@ def test_who_asks_again_can_only_make_it_shorter(tmp_path, launcher, monkeypatch
 def test_the_daemons_own_end_stops_nothing(tmp_path, launcher):
     async def play():
         async with engine(tmp_path, launcher) as running:
-            number, box = await run(running, launcher)
+            number, _ = await run(running, launcher)
             running.closing = True
             stopping.stop(running, running.entries[number], 0.0)
             assert running.entries[number].stop_by is None and running.entries[number].hurry is None
