@@ -217,7 +217,7 @@ class Limits:
         out: list[Write] = []
         if self.cpu_max is not None:
             quota, period = _quota(self.cpu_max)
-            exact = math.isclose(quota / period, self.cpu_max, rel_tol=1e-9)
+            exact = math.isclose(quota / period, self.cpu_max)
             out.append(Write("cpu.max", f"{quota} {period}", "cpu", "" if exact else f"{self.cpu_max:.10g} cores"))
         if self.cpu_burst is not None:
             out.append(Write("cpu.max.burst", str(round(self.cpu_burst * 1e6)), "cpu"))
@@ -439,7 +439,7 @@ def _parse_pairs(what: str, value: str | Mapping[str, str | int]) -> tuple[tuple
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, errors="replace") as file:
             return file.read()
     except OSError:
         return None

@@ -126,7 +126,7 @@ def test_somebody_tidied_up_meanwhile(place, asked, monkeypatch):
     place.home.rmdir()
     calls.clear()
     gone = 2
-    with pytest.raises(CgroupError, match="cannot make the group .*/dockless/job: No such file or directory"):
+    with pytest.raises(CgroupError, match=r"cannot make the group .*/dockless/job: No such file or directory"):
         Cgroup.create("job", delegation=place)
 
 
@@ -176,6 +176,9 @@ def test_names_that_are_refused(name, place, asked):
     with pytest.raises(BadInput, match="cannot name a group") as caught:
         Cgroup.create(name, delegation=place)
     assert caught.value.subject == name[:80] and asked == []
+    place.home.mkdir()
+    with pytest.raises(BadInput, match="cannot name a group"), Cgroup(str(place.home), -1) as outer:
+        outer.child(name)
 
 
 def test_only_what_dockless_made_is_opened(tmp_path, group):
@@ -285,7 +288,7 @@ def test_what_does_not_freeze_or_thaw(group, monkeypatch):
     with pytest.raises(CgroupError, match=r"^job did not freeze in 2\.5 s$") as caught:
         group.freeze(2.5)
     assert (group.path / "cgroup.freeze").read_text() == "0" and caught.value.subject == str(group.path)
-    with pytest.raises(CgroupError, match="^job did not thaw$") as caught:
+    with pytest.raises(CgroupError, match=r"^job did not thaw$") as caught:
         group.thaw()
     assert caught.value.subject == str(group.path)
 

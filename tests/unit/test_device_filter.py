@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import struct
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -102,6 +104,9 @@ def test_nothing_allowed():
 
 
 def test_the_standard_devices():
+    assert [str(rule) for rule in STANDARD_DEVICES] == [
+        "c 1:3 rw", "c 1:5 rw", "c 1:7 rw", "c 1:8 rw", "c 1:9 rw", "c 5:0 rw", "c 5:2 rw", "c 136:* rw"
+    ]  # fmt: skip
     program = assemble(STANDARD_DEVICES)
     for minor in (3, 5, 7, 8, 9):
         assert run(program, "c", "rw", 1, minor) == 1
@@ -141,8 +146,24 @@ def test_rules_are_refused(text):
     assert caught.value.hint
 
 
-def test_rules_of_nodes(tmp_path):
-    assert DeviceRule.of("/dev/null") == DeviceRule("c", 1, 3)
+def test_the_largest_numbers_of_a_device():
+    assert str(DeviceRule("b", 4095, 1048575, "m")) == "b 4095:1048575 m" and DeviceRule("c", 0, 0)
+    for major, minor in ((4096, 0), (0, 1048576), (-1, 0), (0, -1)):
+        with pytest.raises(BadInput, match="no device has that number") as caught:
+            DeviceRule("c", major, minor)
+        assert caught.value.subject == f"c {major}:{minor} rw"
+    with pytest.raises(BadInput, match="no device has that number"):
+        DeviceRule.parse("c 99999999:0 rw")
+    with pytest.raises(BadInput, match="cannot be read"):
+        DeviceRule.parse("c 999999999:0 rw")
+
+
+def test_rules_of_nodes(tmp_path, monkeypatch):
+    assert DeviceRule.of("/dev/null") == DeviceRule("c", 1, 3, "rw")
+    with monkeypatch.context() as patch:
+        for kind, mode in (("b", stat.S_IFBLK), ("c", stat.S_IFCHR)):
+            patch.setattr(os, "stat", lambda _, mode=mode: SimpleNamespace(st_mode=mode | 0o660, st_rdev=os.makedev(8, 17)))
+            assert DeviceRule.of("/dev/x", "m") == DeviceRule(kind, 8, 17, "m")
     with pytest.raises(BadInput, match="not a device"):
         DeviceRule.of(tmp_path)
     with pytest.raises(BadInput):

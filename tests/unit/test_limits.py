@@ -159,6 +159,92 @@ def test_limits_this_host_cannot_have():
     Limits(cpuset_cpus="0", cpuset_mems="0", memory_max=1 << 50).check_host()
 
 
+@pytest.fixture
+def host(monkeypatch):
+    """One with four processors, two memory nodes and pages of 2 MiB; what it does not say is left out."""
+    texts = {"/sys/devices/system/cpu/online": "0-3\n", "/sys/devices/system/node/online": "0-1\n"}
+    monkeypatch.setattr(module, "_read", texts.get)
+    monkeypatch.setattr(module.os.path, "isdir", lambda path: path == "/sys/kernel/mm/hugepages/hugepages-2048kB")
+    return texts
+
+
+def test_what_a_host_has(host):
+    Limits(cpuset_cpus="1-3", cpuset_mems="1", hugetlb=(("2MB", 1 << 21),)).check_host()
+    for limits, said, subject in (
+        (Limits(cpuset_cpus="2-5,7"), "cpuset 2-5,7: this host has no 4-5,7", "2-5,7"),
+        (Limits(cpuset_mems="1-2"), "memory nodes 1-2: this host has no 2", "1-2"),
+        (Limits(hugetlb=(("2MB", 1 << 21), ("1GB", 1 << 30))), "this host has no huge pages of 1GB", "1GB"),
+        (Limits(io_max=(IoMax("/no/such/place", rbps=5),)), "io limit for /no/such/place: No such file or directory", "/no/such/place"),
+    ):
+        with pytest.raises(BadInput) as caught:
+            limits.check_host()
+        assert (str(caught.value), caught.value.subject) == (said, subject)
+    host.clear()  # without memory nodes there is one
+    Limits(cpuset_cpus="0", cpuset_mems="0").check_host()
+    with pytest.raises(BadInput, match="this host has no 1") as caught:
+        Limits(cpuset_mems="0-1").check_host()
+    assert caught.value.hint == "it has 0 online"
+
+
+def test_disks_by_their_numbers(monkeypatch):
+    monkeypatch.setattr(module, "find_device", {"/data": "254:0", "254:16": "254:16"}.__getitem__)
+    limits = Limits(pids_max=5, io_max=(IoMax("/data", rbps=5), IoMax("254:16", wiops=7)))
+    assert limits.by_number() == Limits(pids_max=5, io_max=(IoMax("254:0", rbps=5), IoMax("254:16", wiops=7)))
+    assert Limits(pids_max=5).by_number() == Limits(pids_max=5)
+
+
+def test_limits_come_as_text_and_as_values():
+    io = IoMax("/data", rbps=5)
+    expected = Limits(io_max=(io, IoMax("/other", wiops=1000)), hugetlb=(("2MB", 1 << 30), ("1GB", 5)), dmem=(("a/b", 4096),))
+    mixed = Limits.parse(io=[io, "/other:wiops=1k"], hugetlb={"2MB": "1G", "1GB": 5}, dmem={"a/b": "4K"})
+    assert mixed == expected == Limits.parse(io=(io, IoMax("/other", wiops=1000)), hugetlb="2MB=1G,1GB=5", dmem="a/b=4096")
+    assert values(Limits(memory_oom_group=False, cpuset_cpus="3,1,2", cpuset_mems="1,0")) == {
+        "memory.oom.group": "0", "cpuset.cpus": "1-3", "cpuset.mems": "0-1"
+    }  # fmt: skip
+    assert [(write.value, write.asked) for write in Limits(cpu_max=1 / 3, cpu_burst=0.0123456).writes()] == [
+        ("33333 100000", "0.3333333333 cores"), ("12346", "")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"memory": "lots"}, "memory"), ({"memory_high": "lots"}, "memory_high"), ({"memory_low": "lots"}, "memory_low"),
+        ({"memory_min": "lots"}, "memory_min"), ({"swap": "lots"}, "swap"), ({"cpu_weight": "x"}, "cpu_weight"),
+        ({"io_weight": "x"}, "io_weight"), ({"pids": "x"}, "pids"), ({"cpus": 1, "cpu_burst": "x"}, "cpu_burst"),
+        ({"io": "/data:write=x"}, "io rate"), ({"io": "/data:wiops=x"}, "io operations"), ({"hugetlb": "2MB=x"}, "hugetlb"),
+        ({"hugetlb": {"2MB": "x"}}, "hugetlb"), ({"dmem": "a=x"}, "dmem"), ({"cpuset": "x"}, "cpuset"), ({"mems": "x"}, "memory nodes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(wanted, said):
+    with pytest.raises(BadInput, match=f"^{said} "):
+        Limits.parse(**wanted)
+
+
+def test_the_largest_values():
+    """2^20 processors and 2^22 processes are what a kernel of 64 bit may have."""
+    assert Limits(cpu_max=1048576.0, pids_max=4194304)
+    for wanted in ({"cpu_max": 1048576.5}, {"pids_max": 4194305}):
+        with pytest.raises(BadInput):
+            Limits(**wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"cpu_max": "1"}, {"pids_max": 1.5}, {"memory_oom_group": 1}, {"io_max": ("/data",)}, {"hugetlb": [("2MB", 1)]}]
+)
+def test_values_of_another_type_are_refused(wanted):
+    with pytest.raises(BadInput) as caught:
+        Limits(**wanted)
+    assert caught.value.subject.partition("[")[0].endswith(*wanted)
+    with pytest.raises(BadInput):
+        IoMax("/data", rbps="5")
+
+
+def test_files_of_the_kernel_that_hold_odd_names(tmp_path):
+    (tmp_path / "mountinfo").write_bytes(b"/mnt/caf\xe9\n")
+    assert module._read(str(tmp_path / "mountinfo")) == "/mnt/caf\ufffd\n" and module._read(str(tmp_path / "none")) is None
+
+
 def test_disks():
     with pytest.raises(BadInput, match=r"^io limit for /no/such/place: No such file or directory$"):
         find_device("/no/such/place")
@@ -288,7 +374,8 @@ def test_lists_round_trip(numbers):
 def test_lists_look_like_the_kernels():
     assert format_list([3, 0, 1, 2, 8]) == "0-3,8"
     assert parse_list("8,0-3") == {0, 1, 2, 3, 8}
-    assert format_list([]) == ""
+    assert format_list([]) == "" and format_list([7]) == "7" and format_list([4, 5]) == "4-5"
+    assert parse_list(" 3-3 , 99999\n") == {3, 99999}
 
 
 def test_huge_page_names():
@@ -307,7 +394,13 @@ def test_huge_page_names():
         (Write("cpu.max", "150000 100000", "cpu"), "150000 100000\n", None),
         (Write("cpu.max", "33333 100000", "cpu", "0.3333333333 cores"), "33333 100000\n", "0.33333 cores"),
         (Write("cpu.max", "150000 100000", "cpu"), "max 100000\n", "max 100000"),
+        (Write("cpu.max", "150000 100000", "cpu"), "140000\n", "140000"),
+        (Write("cpu.max", "150000 100000", "cpu"), "140000 max\n", "140000 max"),
         (Write("io.weight", "default 50", "io"), "default 50\n8:0 10\n", None),
+        (Write("io.weight", "default 50", "io"), "50\n", None),
+        (Write("io.weight", "default 50", "io"), " 40\n", "default 40"),
+        (Write("io.weight", "default 50", "io"), "", "default "),
+        (Write("io.max", "254:0 wbps=7 riops=5", "io"), "\n254:0 riops=5\n", "254:0 wbps=max riops=5"),
         (Write("io.max", "254:0 wbps=1048576", "io"), "8:0 rbps=1\n254:0 rbps=max wbps=1048576 riops=max wiops=max\n", None),
         (Write("io.max", "254:0 wiops=9999999999", "io"), "254:0 rbps=max wbps=max riops=max wiops=4294967295\n", "254:0 wiops=4294967295"),
         (Write("io.max", "254:0 wbps=1", "io"), "", "nothing"),
