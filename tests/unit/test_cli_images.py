@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -85,6 +86,8 @@ def test_inspect_and_history(one, capfd):
     (about,) = json.loads(said(capfd, "inspect", "one:1"))
     assert about["digest"] == one and about["tags"] == [ONE] and len(about["layers"]) == 2 and about["config"]["cmd"] == ["true"]
     assert {"digest", "diff_id", "chain_id", "form", "size", "blob_kept"} <= set(about["layers"][0])
+    (place,) = (path for path in (Store().root / "blobs/sha256").iterdir() if path.name == about["config_digest"][7:])
+    assert said(capfd, "inspect", "--raw", "config", "one:1") == place.read_text()
     raw = said(capfd, "inspect", "--raw", "manifest", one[7:19])
     assert json.loads(raw)["layers"][0]["digest"] == about["layers"][0]["digest"]
     lines = said(capfd, "history", "one:1").splitlines()
@@ -92,6 +95,50 @@ def test_inspect_and_history(one, capfd):
     newest, middle, oldest = json.loads(said(capfd, "history", "one:1", "--json"))
     assert (newest["layer"], middle["layer"]) == (about["layers"][1]["digest"], None) and oldest["created_by"] == "ADD first"
     assert said(capfd, "history", "-q", "one:1").split() == [layer["digest"] for layer in reversed(about["layers"])]
+
+
+def test_all_about_an_image(one, capfd):
+    """As its own documents have it."""
+    manifest, config = (json.loads(said(capfd, "inspect", "--raw", which, "one:1")) for which in ("manifest", "config"))
+    (about,) = json.loads(said(capfd, "inspect", "--json", "one:1"))
+    places = [Path(layer.pop("path")) for layer in about["layers"]]
+    assert all(place.is_relative_to(Store().root) and place.exists() for place in places) and len({*places}) == 2
+    first, second = config["rootfs"]["diff_ids"]
+    chain = [first, f"sha256:{hashlib.sha256(f'{first} {second}'.encode()).hexdigest()}"]
+    forms = ["indexed" if layer.tar is not None else "written" for layer in Store().get("one:1").layers]
+    assert about["layers"] == [
+        {"digest": entry["digest"], "media_type": entry["mediaType"], "size": entry["size"], "diff_id": diff, "chain_id": chain_id,
+         "form": form, "blob_kept": True}
+        for entry, diff, chain_id, form in zip(manifest["layers"], (first, second), chain, forms, strict=True)
+    ]  # fmt: skip
+    assert about["history"] == [
+        {"created_by": "ADD first", "empty_layer": False},
+        {"created_by": "/bin/sh -c #(nop)  ENV A=1", "empty_layer": True},
+        {"created_by": "RUN second", "comment": "a comment", "empty_layer": False},
+    ]
+    assert (about["tags"], about["origins"], about["in_use"]) == ([ONE], [], False)
+    assert about["manifest_size"] == len(said(capfd, "inspect", "--raw", "manifest", "one:1").encode())
+    main(["prune", "-q", "--blobs"])
+    (about,) = json.loads(said(capfd, "inspect", "one:1"))
+    assert [layer["blob_kept"] for layer in about["layers"]] == [False, False]
+
+
+def test_inspect_of_the_host(one, capfd):
+    (about,) = json.loads(said(capfd, "inspect", "host"))
+    assert about["reference"] == "host" and "history" not in about
+    refused = "dockless: the host is no image with documents\n  hint: name an image of 'dockless images'\n"
+    assert said(capfd, "inspect", "--raw", "config", "host", code=125) == refused
+
+
+def test_inspect_without_a_home_says_so(capfd, monkeypatch):
+    """Nothing can be looked up then: that the name is unknown would not be true."""
+
+    def nowhere() -> Path:
+        raise BadInput("user 7 has no home directory", hint="set HOME")
+
+    monkeypatch.setattr("dockless.paths.store", nowhere)
+    monkeypatch.setattr("dockless.paths.state", nowhere)
+    assert said(capfd, "inspect", "one:1", code=125) == "dockless: user 7 has no home directory\n  hint: set HOME\n"
 
 
 def test_inspect_goes_on_after_an_unknown_name(one, capfd):

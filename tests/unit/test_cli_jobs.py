@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from support.stand_in import Daemon
 
-from dockless import pulling
+from dockless import pulling, sched
 from dockless.cli import jobs as cli_jobs
 from dockless.cli import main
 from dockless.sandbox import detached
 from dockless.sandbox.process import Exit
-from dockless.sched import Job, State, connect, server
+from dockless.sched import Client, Job, State, connect, server
 from dockless.sched.jobs import Attempt, AttemptState
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -86,9 +88,14 @@ def test_the_image_is_there_before_the_job_is(daemon, say, monkeypatch, words, p
             assert queue.queue() == []
         return "there:2"
 
+    def told_whose_store(answering, image):
+        asked.append((answering.version, image))
+        return contextlib.nullcontext()
+
     monkeypatch.setattr(pulling, "present_for", present_for)
+    monkeypatch.setattr(pulling, "told_whose_store", told_whose_store)
     assert say("submit", "-q", *words, "wanted:1", "--", "true")[:2] == (0, ["1"])
-    assert asked == [("1.2", "wanted:1", policy)]
+    assert asked == [("1.2", "wanted:1", policy), ("1.2", "there:2")]
     assert stored(1).image == "there:2"
 
 
@@ -175,6 +182,24 @@ def test_all_of_mine_are_more_than_a_listing_shows(daemon, say, monkeypatch):
     assert len(say("cancel", "--mine")[1]) == 5
 
 
+def test_mine_are_nobody_elses(say, monkeypatch):
+    """To root, too, whom the daemon would show everybody's."""
+    asked = []
+
+    def listed(*, user, limit):
+        asked.append((user, limit >= 100_000))
+        return [row(id=5), row(id=7)]
+
+    def cancel_many(ids, *, grace):
+        asked.append((ids, grace))
+        return []
+
+    client = SimpleNamespace(ping=lambda: SimpleNamespace(user="ann"), queue=listed, cancel_many=cancel_many)
+    monkeypatch.setattr(sched, "connect", lambda: contextlib.nullcontext(client))
+    assert say("cancel", "--mine") == (0, [], [])
+    assert asked == [("ann", True), ([5, 7], None)]
+
+
 class Box:
     """What ``wait`` needs of a detached sandbox. ``asked``: how long each was waited for."""
 
@@ -243,6 +268,29 @@ def test_listings(daemon, say):
     assert [(row["id"], row["simulated"]) for row in json.loads("".join(out))] == [(1, True), (2, True), (3, False)]
     code, out, _ = say("queue", "--json", "3")
     assert [(row["id"], row["simulated"]) for row in json.loads("".join(out))] == [(3, False)]
+
+
+def test_jobs_in_full(daemon, say):
+    say("submit", "--name", "first", "--", "true")
+    say("submit", "--gpus", "1", "--", "true")
+    code, out, err = say("queue", "2", "1")
+    assert (code, err) == (0, []) and [line for line in out if line.startswith(("job ", "name ", "gpus "))] == [
+        "job         2",
+        next(line for line in out if line.startswith("gpus        1 = 1 (simulated): ")),
+        "job         1",
+        "name        first",
+    ]
+
+
+def test_what_is_simulated_is_said_of_gpus_alone(daemon, say, monkeypatch):
+    """Neither of jobs without any, nor where they are real."""
+    say("submit", "--", "true")
+    assert "GPUs are simulated." not in say("queue")[1]
+    ping = Client.ping
+    monkeypatch.setattr(Client, "ping", lambda self: replace(ping(self), simulated=False))
+    assert say("submit", "--gpus", "1", "--", "true") == (0, ["job 2"], [])
+    assert "GPUs are simulated." not in say("queue")[1] and "simulated" not in "".join(say("queue", "2")[1])
+    assert [row["simulated"] for row in json.loads("".join(say("queue", "--json")[1]))] == [False, False]
 
 
 def test_how_many_have_ended_is_bounded_unless_one_says(daemon, say):

@@ -199,8 +199,10 @@ def test_the_short_name_of_network(network):
 def test_a_host_name_is_no_wish_for_help(verb, capsys):
     assert main([verb, "-h", "web", "busybox"]) == 125
     assert "--hostname" in capsys.readouterr().err
+    assert main([verb, "-h", "web"]) == 125 and capsys.readouterr().out == ""
     assert main([verb, "-h"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: dockless {verb}")
+    assert main(["ps", "-h", "web"]) == 0
 
 
 @pytest.mark.parametrize("name", ["build", "nosuch", "--debug"])

@@ -141,8 +141,7 @@ def dispatch(arguments: list[str]) -> int:
     options.command = command
     if command is not None and not parser.takes_command:
         parser.error("takes no command after '--'")
-    code = getattr(_module(name), VERBS[name].function or name)(options)
-    return int(code or 0)
+    return int(getattr(_module(name), VERBS[name].function or name)(options))
 
 
 def _known(name: str) -> None:

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
                 action.required = False  # an unknown option says more than what is missing
             self._refuse_letters(words)
             unknown = self.parse_known_args(words)[1]
-            if unknown and unknown[0].startswith("-"):
+            if unknown:
                 self._refuse(unknown[0])
             raise
         if not unknown:
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse_letters(self, words: Sequence[str]) -> None:
         """``-dit``: what stands in one word behind an option of ours that takes no value."""
         for word in words:
-            if word[:1] != "-" or word[:2] == "--":
+            if word[:1] != "-":
                 continue
             for at, letter in enumerate(word[1:], 1):
                 action = self._option_string_actions.get(f"-{letter}")
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
             return
         from dockless.cli import docker_words
 
-        name = max(action.option_strings, key=len, default=action.dest)
+        name = next(iter(action.option_strings), action.dest)
         word = next(filter(None, (docker_words.value(one, value) for one in action.option_strings)), None)
         self.error(f"{name} cannot be {value[:60]!r}", word.hint if word else f"write one of {', '.join(action.choices)}")
 
