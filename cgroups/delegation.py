@@ -19,6 +19,7 @@ Documentation/admin-guide/cgroup-v2.rst, "Delegation"; systemd.io/CGROUP_DELEGAT
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -298,18 +299,14 @@ def _is_delegated(directory: str) -> bool:
     return False
 
 
-def _try_write(path: Path, value: str) -> bool:
-    try:
+def _try_write(path: Path, value: str) -> None:
+    """What is refused shows in the file itself."""
+    with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        os.write(fd, value.encode())
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
 
 
 def _text(path: str | Path) -> str:

@@ -42,7 +42,7 @@ class Tree:
             os.setxattr(place, "user.delegate", b"1")
         return place
 
-    def write(self, path: Path, value: str) -> bool:
+    def write(self, path: Path, value: str) -> None:
         """What the kernel does with it."""
         self.written.append((str(path.relative_to(self.top)), value))
         if path.name == "cgroup.procs" and path.parent.is_dir():
@@ -50,7 +50,6 @@ class Tree:
         if path.name == "cgroup.subtree_control":
             words = delegation._words(path) | {value.removeprefix("+")}
             path.write_text(" ".join(words))
-        return True
 
 
 @pytest.fixture
@@ -222,3 +221,115 @@ def test_release_takes_what_is_empty(tree):
     (tree.top / "a/dockless/job").rmdir()
     assert delegation.release(place) is True and delegation.release(place) is False
     assert delegation.release(Delegation(None, frozenset(), frozenset(), "none", "")) is False
+
+
+# -- its smaller parts
+
+
+def test_the_place_is_looked_for_once(tree, monkeypatch):
+    """By each process and each user: after a fork or a change of ids it may be another."""
+    as_user(monkeypatch, 0)
+    first = found()
+    assert found() is first and delegation.find_delegation(fresh=True, ask_systemd=False) is not first
+    second = found()
+    assert second is not first and second == first
+    as_user(monkeypatch, 1000)
+    assert found() is not second
+    as_user(monkeypatch, 0)
+    monkeypatch.setattr(delegation.os, "getpid", lambda: -5)
+    assert found() is not second
+
+
+def test_why_a_controller_cannot_be_had(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu pids memory\n")
+    words = {name: frozenset(text.split()) for name, text in (("have", "pids"), ("there", "pids cpu io memory"), ("v1", "rdma"))}
+    place = Delegation(tmp_path, words["have"], words["there"], "subtree", "a test", words["v1"], "a hint")
+    scope = "start it in a place of its own: systemd-run --user --scope -p Delegate=yes dockless ..."
+    unit = "as root: systemctl edit user@.service, add [Service] Delegate=cpu cpuset io memory pids; then log in again"
+    unified = "boot with systemd.unified_cgroup_hierarchy=1 (without systemd: cgroup_no_v1=all, and mount cgroup2 on /sys/fs/cgroup)"
+    for controller, text, hint in (
+        ("rdma", "this host has the rdma controller in cgroup v1 only", unified),
+        ("misc", "this kernel offers no misc controller in cgroup v2", "see /proc/cgroups and the kernel's command line"),
+        ("io", f"the io controller is not delegated to {tmp_path}", unit),
+        ("cpu", f"other processes live in {tmp_path}, so it cannot pass on the cpu controller", scope),
+        ("pids", f"the kernel did not switch the pids controller on below {tmp_path}", unit),
+    ):
+        error = place.missing(controller)
+        assert (str(error), error.hint) == (f"{controller} cannot be limited: {text}", hint)
+        assert (error.controller, error.subject) == (controller, controller)
+    error = place.missing("pids", "pids.max")
+    assert str(error).startswith("pids.max cannot be limited: ") and (error.controller, error.subject) == ("pids", "pids.max")
+    error = Delegation(None, words["have"], words["there"], "none", "no bus", words["v1"], "log in").missing("rdma")
+    assert (str(error), error.hint) == ("rdma cannot be limited: no bus", "log in")
+
+
+def test_a_place_that_cannot_be_written(tree):
+    (tree.top / "dockless").write_text("a file")
+    with pytest.raises(CgroupError, match=f"^cannot make {tree.top}/dockless: File exists$") as caught:
+        delegation.enable(place_at(tree.top), [])
+    assert caught.value.subject == f"{tree.top}/dockless" and caught.value.hint == "the cgroup2 mount must be writable for this user"
+    assert tree.written == []
+
+
+def test_who_cannot_step_aside_passes_nothing_on(tree):
+    (tree.group("a", procs=ME) / "dockless").mkdir()
+    (tree.top / "a/dockless/_caller").write_text("in the way")
+    delegation.enable(place_at(tree.top / "a"), ["cpu"])
+    assert {path for path, _ in tree.written} == {"a/dockless/cgroup.subtree_control"}
+
+
+def test_what_is_switched_on_already_moves_nobody(tree):
+    tree.group("a", procs=ME, passes_on="cpu io memory pids")
+    delegation.enable(place_at(tree.top / "a"), [])
+    assert {path for path, _ in tree.written} == {"a/dockless/cgroup.subtree_control"}
+
+
+def test_what_is_refused_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "none", "."):
+        delegation._try_write(tmp_path / name, "+cpu")
+    delegation._try_write(Path("/dev/full"), "+cpu")
+    assert (tmp_path / "file").read_text() == "+cpu"
+
+
+@pytest.mark.parametrize(
+    ("marks", "delegated"),
+    [({}, False), ({"user.delegate": b"1"}, True), ({"trusted.delegate": b"1"}, True), ({"user.delegate": b"0"}, False),
+     ({"user.delegate": b"0", "trusted.delegate": b"1"}, True)],
+)  # fmt: skip
+def test_what_systemd_marks(monkeypatch, marks, delegated):
+    def getxattr(path, name):
+        if (path, name) == ("/place", name) and name in marks:
+            return marks[name]
+        raise OSError
+
+    monkeypatch.setattr(delegation.os, "getxattr", getxattr)
+    assert delegation._is_delegated("/place") is delegated
+
+
+@pytest.mark.parametrize("refused", ["", "/place", "/place/cgroup.procs", "/place/cgroup.subtree_control"])
+def test_what_must_be_writable(monkeypatch, refused):
+    """With the rights that count for files: a set-user-id program's effective ones."""
+
+    def access(path, mode, *, effective_ids):
+        assert mode == os.W_OK and effective_ids is True
+        return path != refused
+
+    monkeypatch.setattr(delegation.os, "access", access)
+    assert delegation._writable("/place") is (refused == "")
+
+
+def test_files_that_are_not_there_or_not_text(tmp_path):
+    (tmp_path / "file").write_bytes(b"/caf\xe9 b\n")
+    assert delegation._text(tmp_path / "file") == "/caf\udce9 b\n" and delegation._text(tmp_path / "none") == ""
+    assert delegation._words(tmp_path / "file") == {"/caf\udce9", "b"} and delegation._words(tmp_path / "none") == frozenset()
+
+
+def test_nothing_is_forgotten_where_there_is_no_place(monkeypatch):
+    known = {(os.getpid(), "/place/dockless"): (frozenset(), frozenset()), (1, "/place/dockless"): (frozenset(), frozenset())}
+    monkeypatch.setattr(delegation, "_enabled", known)
+    delegation.forget(Delegation(None, frozenset(), frozenset(), "none", ""))
+    assert len(known) == 2
+    delegation.forget(place_at(Path("/place")))
+    delegation.forget(place_at(Path("/place")))
+    assert list(known) == [(1, "/place/dockless")]
