@@ -15,7 +15,26 @@ from dockless.cli.logs import _box
 from dockless.errors import NotPermitted
 from dockless.sandbox.detached import Detached
 from dockless.sandbox.logfile import Row, parse
-from dockless.sched import config, logs
+from dockless.sched import (
+    answers,
+    attempts,
+    client,
+    config,
+    daemon,
+    engine,
+    entry,
+    hostgpus,
+    housekeeping,
+    jobs,
+    logs,
+    outage,
+    protocol,
+    queue,
+    server,
+    stopping,
+    wants,
+    writer,
+)  # fmt: skip
 from dockless.sched.callers import Callers
 
 
@@ -29,6 +48,59 @@ def test_settings(tmp_path):
     assert read.quotas.of("anna") == 4 and read.quotas.of("bob") == 2 and read.quotas.groups == {"vision": 6}
     assert (read.groups, read.per_user, read.cpu_jobs, read.admins, read.keep_days) == ({"vision": ("anna",)}, 50, 3, ("carl",), 7.0)
     assert config.load(tmp_path / "none") == config.Config()
+
+
+def test_jobs_without_gpus_where_nothing_is_set(tmp_path, monkeypatch):
+    for cores, many in ((None, 8), (1, 8), (4, 8), (5, 10), (64, 128)):
+        monkeypatch.setattr(config.os, "cpu_count", lambda cores=cores: cores)
+        assert config.Config().cpu_jobs == config.load(tmp_path / "none").cpu_jobs == many
+
+
+def test_how_long_output_is_kept(monkeypatch):
+    monkeypatch.setattr(config.time, "time", lambda: 1e9)
+    assert config.Config(keep_days=2.0).kept_since() == 1e9 - 172800.0
+
+
+def test_every_setting_goes_to_its_place(tmp_path):
+    path = tmp_path / "dockless.toml"
+    path.write_text(
+        "[quota]\ndefault = 1\n[queue]\nper_user = 2\nper_user_size = 30000\nkeep_days = 4\nkeep_jobs = 5\n"
+        "[logs]\nkeep_days = 6\nper_user = 70000\nsize_limit = 80000\nsize = 9000\n"
+    )
+    assert config.load(path) == config.Config(
+        config.Quotas(default=1), per_user=2, per_user_size=30000, keep_jobs_days=4.0, keep_jobs=5, keep_days=6.0, logs_per_user=70000,
+        log_size_limit=80000, log_size=9000,
+    )  # fmt: skip
+
+
+NUMBERS = {
+    answers: {"_AT_ONCE": 500},
+    attempts: {"SETTLE": 30.0},
+    client: {"_CANCELLED_AT_ONCE": 1000},
+    daemon: {"TAKE_OVER": 5.0, "LET_GO_EVERY": 60.0},
+    engine: {"LAUNCHERS": 4, "AT_A_TIME": 50, "OVERDUE": 10.0, "LAUNCHES": 300, "GIVE_UP": 30, "LOOK_AGAIN": 5.0},
+    entry: {"GRACE": 10.0},
+    hostgpus: {"FRESH": 2.0},
+    housekeeping: {"EVERY": 3600.0, "AFTER_ENDS": 1000, "AT_ONCE": 500, "PAGES": 256},
+    jobs: {"MAX_PRIORITY": 1_000_000, "MAX_TIME_LIMIT": 315_360_000.0, "MAX_NAME": 128},
+    outage: {"LOOK": 1.0, "ROOM": 262_144},
+    protocol: {
+        "VERSION": 1, "MAX_REQUEST": 1_048_576, "MAX_PARTS": 150_000, "MAX_JOBS_PER_SUBMIT": 10_000, "MAX_JOBS_PER_REQUEST": 10_000
+    },
+    queue: {"VERSION": 2, "_PAGE": 200},
+    server: {
+        "PER_USER": 64, "IN_ALL": 200, "OWN": 8, "EVERYBODY": 280, "KEPT_BACK": 128, "PIECE": 65_536, "UNFINISHED": 8_388_608, "AT_ONCE": 100,
+        "LISTED": 1000, "MAX_LISTED": 100_000,
+    },
+    stopping: {"KILL_AGAIN": 2.0},
+    wants: {"AGAIN": 1.0},
+    writer: {"MOST": 512},
+}  # fmt: skip
+
+
+def test_how_much_and_how_long():
+    """Decisions 032 and 034 and the guides promise these; other tests set them to what is quick."""
+    assert {module: {name: getattr(module, name) for name in numbers} for module, numbers in NUMBERS.items()} == NUMBERS
 
 
 def test_groups_come_from_the_settings_or_the_system(tmp_path):
@@ -111,6 +183,77 @@ def test_following_over_a_rotation_and_the_end(tmp_path):
         return got
 
     assert asyncio.run(play()) == ["one", "two", "three", "four"]
+
+
+def test_what_was_kept_is_read_from_where_one_was(tmp_path):
+    """The older file first; ``after`` counts bytes of output, an end of line among them."""
+    (tmp_path / "job-1-1-q.log.1").write_text("t stdout F one\nt stdout F two\n")
+    (tmp_path / "job-1-1-q.log").write_text("t stderr F three\n")
+
+    async def read(rows):
+        return [row.text.decode() async for part in rows for row in part]
+
+    base = tmp_path / "job-1-1-q"
+    for after, expected in ((0, ["one", "two", "three"]), (4, ["two", "three"]), (8, ["three"]), (14, [])):
+        assert asyncio.run(read(logs.ended(base, after))) == expected
+        assert asyncio.run(read(logs.running(tmp_path / "gone", base, None, after))) == expected
+    assert asyncio.run(read(logs.ended(tmp_path / "job-2-1-q"))) == []
+
+
+def test_changes_are_waited_for_without_a_watch_too(tmp_path, monkeypatch):
+    """Where a user's inotify instances are used up, or the directory is gone: every quarter of a second."""
+
+    async def play():
+        waits = []
+
+        async def wait(futures, **how):
+            waits.append((futures, how))
+
+        done = asyncio.get_running_loop().create_future()
+        before = set(os.listdir("/proc/self/fd"))
+        watch = logs.Watch(tmp_path / "gone")
+        with monkeypatch.context() as patch:
+            patch.setattr(logs.asyncio, "wait", wait)
+            await watch.wait(done)
+        assert waits == [([done], {"timeout": 0.25})]
+        watch.close()
+        assert set(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("what", ["written", "made", "moved in", "removed", "done"])
+def test_what_wakes_a_reader(tmp_path, what):
+    async def play():
+        (tmp_path / "log").write_text("")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "log").write_text("")
+        done = asyncio.get_running_loop().create_future()
+        before = set(os.listdir("/proc/self/fd"))
+        watch = logs.Watch(tmp_path)
+        for _ in range(2):  # what has woken it once does not do so again
+            waits = asyncio.ensure_future(watch.wait(done))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not waits.done()
+            if what == "written":
+                (tmp_path / "log").write_text("x")
+            elif what == "made":
+                (tmp_path / "log").rename(tmp_path / "other" / "log")
+                (tmp_path / "log").touch()
+            elif what == "moved in":
+                (tmp_path / "other" / "log").rename(tmp_path / "log")
+            elif what == "removed":
+                (tmp_path / "log").unlink(missing_ok=True)
+            else:
+                done.set_result(None)
+            await asyncio.wait_for(waits, 10)
+            if what != "written":
+                break
+        watch.close()
+        assert set(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(play())
 
 
 def test_importing_the_client_is_cheap():
