@@ -46,7 +46,7 @@ class _Finder:
             self.lines.append(self.lines[-1] + len(line))
 
     def walk(self, node: ast.AST) -> Iterator[Mutant]:
-        if isinstance(node, _SKIPPED) or (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")):
+        if isinstance(node, _SKIPPED) or _is_for_type_checkers(node):
             return
         if node not in self.left_alone:
             yield from self.of(node)
@@ -143,6 +143,12 @@ class _Finder:
     def _is_elif(self, node: ast.If) -> bool:
         start, _ = self.span(node)
         return self.source[start : start + 4] == b"elif"
+
+
+def _is_for_type_checkers(node: ast.AST) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return any(ast.unparse(one) in ("overload", "typing.overload") for one in node.decorator_list)
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
 def _is_no_behaviour(call: ast.AST, keyword: ast.keyword) -> bool:

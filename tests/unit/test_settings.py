@@ -235,6 +235,52 @@ def test_more_output_by_default_than_a_job_may_ask_for():
     assert f"{paths.config_file()}:3: logs.size is more than logs.size_limit, 1048576 bytes" in str(error)
 
 
+def test_as_much_output_by_default_as_a_job_may_ask_for(home):
+    written('[logs]\nsize_limit = "1M"\nsize = "1M"\n')
+    assert settings.load()["logs.size"] == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "accepted"),
+    [
+        ("[quota]\ndefault", "0", True), ("[quota]\ndefault", "1000000000", True), ("[quota]\ndefault", "1000000001", False),
+        ("[queue]\nper_user", "1", True), ("[queue]\nper_user", "0", False), ("[queue]\nper_user", "true", False),
+        ("[queue]\nper_user", "1.0", False), ("[queue]\nper_user", "'5'", False),
+        ("[queue]\nper_user_size", "1", True), ("[queue]\nper_user_size", "0", False), ("[queue]\nper_user_size", "true", False),
+        ("[queue]\nper_user_size", "1.5", False), ("[queue]\nper_user_size", "[1]", False),
+        ("[logs]\nsize", "8192", True), ("[logs]\nsize", "8191", False), ("[logs]\nsize_limit", "8192", True),
+        ("[logs]\nsize_limit", "8191", False), ("[images]\nmax_size", "0", True),
+        ("[host]\nadmins", "[]", True), ("[host]\nadmins", "['a', 5]", False), ("[host]\nadmins", "5", False),
+        ("[host]\nadmins", "true", False),
+    ],
+)  # fmt: skip
+def test_what_a_value_may_be(home, section, value, accepted):
+    text = f"{section} = {value}\n"
+    if accepted:
+        written(text)
+        settings.load()
+    else:
+        error = refused(text)
+        key = section.replace("[", "").replace("]\n", ".")
+        assert f":2: {key} is " in str(error) and error.subject == key and error.hint.startswith(f"{key}: ")
+
+
+def test_what_is_shown_of_a_long_value(home):
+    assert f"is '{'x' * 59}, not a size" not in str(refused(f"[images]\nmax_size = '{'x' * 100}'\n"))
+    assert str(refused(f"[quota]\ndefault = '{'x' * 100}'\n")).endswith(f"is '{'x' * 59}, not a whole number from 0")
+
+
+@pytest.mark.parametrize(("size", "sound"), [(1 << 20, True), ((1 << 20) + 1, False)])
+def test_how_long_a_file_may_be(home, size, sound):
+    text = "[quota]\ndefault = 7\n"
+    text += "#" * (size - len(text))
+    if sound:
+        written(text)
+        assert settings.load()["quota.default"] == 7
+    else:
+        assert "is not a file of settings" in str(refused(text))
+
+
 def test_a_limit_below_the_default_bounds_it(home):
     written('[logs]\nsize_limit = "1M"\n')
     assert settings.load()["logs.size"] == 1 << 20

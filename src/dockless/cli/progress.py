@@ -36,11 +36,10 @@ class Shown:
         self._verb = verb
         self._lock = threading.Lock()
         self._bars: Any = None
-        self._terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._over: set[tuple[str, int]] = set()
         self._moved: dict[tuple[str, int], int] = {}
         self._before: dict[tuple[str, int], int] = {}
-        self._begun = self._last = 0.0
 
     def __enter__(self) -> Callable[[Progress], None] | None:
         self._begun = self._last = time.monotonic()
@@ -50,7 +49,7 @@ class Shown:
         if self._bars is not None:
             self._bars.stop()
         moved, seconds = sum(self._moved.values()), time.monotonic() - self._begun
-        if kind is None and not self._quiet and moved >= SUMMARY_FROM and seconds >= SUMMARY_AFTER:
+        if kind is None and moved >= SUMMARY_FROM and seconds >= SUMMARY_AFTER:
             err(f"{format_size(moved)} {self._verb} in {format_duration(round(seconds, 1))}, {format_size(moved / seconds)}/s")
 
     def _step(self, step: Progress) -> None:
