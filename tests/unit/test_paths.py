@@ -76,7 +76,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-@pytest.mark.parametrize("umask", [0, 0o077, 0o777])
+@pytest.mark.parametrize("umask", [0, 0o077, 0o377])
 def test_directories_have_the_modes_that_were_asked_for(tmp_path, umask):
     before = os.umask(umask)
     try:
