@@ -369,7 +369,7 @@ def _quota(cores: float) -> tuple[int, int]:
 def _check_cpu(limits: Limits) -> None:
     cores, burst = limits.cpu_max, limits.cpu_burst
     if cores is not None:
-        if not math.isfinite(cores) or cores <= 0 or _quota(cores)[0] < SMALLEST_QUOTA:
+        if _quota(cores)[0] < SMALLEST_QUOTA:
             raise BadInput(f"cpus {cores:g}: the kernel gives no less than 0.001 core", subject=str(cores), hint="ask for at least 0.001")
         if cores > MOST_CORES:
             raise BadInput(f"cpus {cores:g}: no host has so many", subject=str(cores), hint="leave the limit out for no limit")

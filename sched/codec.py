@@ -78,7 +78,4 @@ def _record(cls: type[T], data: Any, where: str) -> T:
                 values[name] = msgspec.convert(item, hints[name])
             except msgspec.ValidationError as error:
                 raise BadInput(f"{place}: {error}", subject=place, hint="see the documentation of this field") from None
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise BadInput(f"{where}: {error}", subject=where, hint="a field is missing") from None
+    return cls(**values)

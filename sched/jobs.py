@@ -24,7 +24,6 @@ attempts; at most one of them is alive, ever. An attempt's sandbox is called ``j
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -104,7 +103,7 @@ class JobSpec:
         check_record(self)
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise BadInput(f"priority {self.priority} is out of range", subject="priority", hint=f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
-        if not math.isfinite(self.time_limit) or not 0 <= self.time_limit <= MAX_TIME_LIMIT:
+        if not 0 <= self.time_limit <= MAX_TIME_LIMIT:
             raise BadInput(
                 f"a time limit of {self.time_limit:g} seconds is out of range", subject="time_limit", hint="give seconds, or 0 for none"
             )
@@ -113,8 +112,6 @@ class JobSpec:
                 raise BadInput(
                     f"{what} {text[:40]!r} is too long or not printable", subject=what, hint=f"at most {MAX_NAME} printable characters"
                 )
-        if self.on_reboot not in ("requeue", "fail"):
-            raise BadInput(f"on_reboot {self.on_reboot!r} is unknown", subject="on_reboot", hint="use 'requeue' or 'fail'")
         if self.spec.gpus:
             raise BadInput("a job cannot name leased GPUs", subject="spec.gpus", hint="ask with JobSpec.gpus; the daemon leases them")
 

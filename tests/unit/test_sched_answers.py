@@ -171,6 +171,26 @@ def test_a_long_listing_is_one_answer(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_half_an_answer_is_none(tmp_path):
+    """Whoever asked is hung up on, and the daemon goes on."""
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, job(gpus="2"))
+        listing = desk.server.answers.listing
+
+        def failing(*how):
+            yield next(listing(*how))
+            raise SchedError("the queue cannot be read")
+
+        desk.server.answers.listing = failing
+        await desk.refused(DaemonUnavailable, ANN, lambda queue: queue.queue())
+        desk.server.answers.listing = listing
+        assert [one.id for one in await desk(ANN, lambda queue: queue.queue())] == [number]
+        await until(lambda: not desk.server._connections)
+
+    play(tmp_path, story)
+
+
 def test_how_many_are_listed_unless_one_says(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "LISTED", 2)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
+import struct
 import threading
 from pathlib import Path
 
 import pytest
 
+from dockless.cgroups import IoMax, Limits
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted
+from dockless.sandbox.spec import Spec
 from dockless.sched import Job, JobSpec, State, protocol
 from dockless.sched import client as client_module
 from dockless.sched.client import Client, connect
@@ -232,7 +236,7 @@ def test_waiting_goes_on_over_a_restart_for_as_long_as_one_is_patient(listening,
     monkeypatch.setattr(client_module.time, "monotonic", lambda: now)
     monkeypatch.setattr(client_module.time, "sleep", sleep)
     with daemon(listening[0], [], [], [[{"jobs": [job]}]]), connect(listening[1]) as queue:
-        assert queue.wait(7).id == 7 and len(slept) == 2
+        assert queue.wait(7).id == 7 and slept == [0.1, 0.1]
     slept.clear()
     away = Client("/no/such/socket", patience=10.0)
     with pytest.raises(DaemonUnavailable, match="no socket there"):
@@ -266,6 +270,90 @@ def test_why_nobody_answers(tmp_path):
         connect(tmp_path / "none")
     with pytest.raises(DaemonUnavailable, match="Not a directory"):
         connect(stale / "below")
+
+
+class Deaf:
+    """A socket that cannot connect. ``told``: what was asked of it."""
+
+    def __init__(self, number, told):
+        self.number, self.told = number, told
+
+    def setsockopt(self, *how):
+        self.told.append(how)
+
+    def connect(self, path):
+        self.told.append(path)
+        raise OSError(self.number, "planted")
+
+    def close(self):
+        self.told.append("closed")
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOENT, "no socket there"), (errno.EAGAIN, "it takes no call in time"), (errno.ECONNREFUSED, "nobody listens"),
+        (errno.EACCES, "it is not yours"), (errno.EIO, "[Errno 5] planted"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("timeout", "wait"), [(10.0, (10, 0)), (2.25, (2, 250_000)), (0.0, (0, 1000)), (-1.0, (0, 1000))])
+def test_a_daemon_that_cannot_be_called(monkeypatch, number, why, timeout, wait):
+    """The kernel waits as long as was asked for, and a moment where that is nothing: 0 would be for ever, socket(7)."""
+    told, made = [], []
+    monkeypatch.setattr(client_module.socket, "socket", lambda *kind: made.append(kind) or Deaf(number, told))
+    with pytest.raises(DaemonUnavailable) as caught:
+        connect("/run/s", timeout=timeout)
+    assert str(caught.value) == f"no daemon answers at /run/s: {why}" and caught.value.subject == "/run/s"
+    assert caught.value.hint == "start one with `dockless daemon` (it serves you alone), or ask the administrator for root's"
+    assert made == [(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)]
+    assert told == [(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *wait)), "/run/s", "closed"]
+
+
+def test_a_daemon_that_reads_nothing(listening):
+    with connect(listening[1]) as queue:
+        queue.timeout = 0.01
+        with pytest.raises(DaemonUnavailable, match="went away: no answer in time") as caught:
+            queue._send("submit", {"x": "y" * (protocol.MAX_REQUEST - 100)})
+        assert caught.value.subject == str(listening[1]) and queue._socket is None
+
+
+def test_how_long_an_answer_is_waited_for(monkeypatch):
+    """A wait for as long as it was asked for and some seconds more; all else for as long as a call."""
+    job = Job(7, 0, "root", State.COMPLETED).as_dict()
+    asked = []
+    queue = Client("/x", timeout=3.0)
+    monkeypatch.setattr(queue, "_send", lambda *_: None)
+    monkeypatch.setattr(queue, "_receive", lambda timeout: asked.append(timeout) or {"jobs": [job], "job": job})
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: 1000.0)
+    queue.wait(7, timeout=20.0), queue.wait(7), queue.job(7), queue.cancel(7)
+    assert asked == [25.0, None, 3.0, 3.0]
+
+
+def test_a_job_travels_with_its_disks_by_their_numbers(monkeypatch):
+    """A path is looked up with the rights of whoever asks."""
+    monkeypatch.setattr(Limits, "by_number", lambda self: Limits(io_max=(IoMax("8:0", rbps=5),)))
+    asked = []
+    queue = Client("/x")
+    monkeypatch.setattr(queue, "_call", lambda op, **how: asked.append((op, how)) or {"ids": [1], "first": 2})
+    queue.submit(JobSpec(Spec(argv=("a",), limits=Limits(io_max=(IoMax("/data", rbps=5),)))))
+    spec = {"argv": ["a"], "limits": {"io_max": [{"target": "8:0", "rbps": 5}]}}
+    assert asked == [("submit", {"jobs": [{"spec": spec}]})]
+
+
+@pytest.mark.parametrize(
+    ("call", "subject"),
+    [
+        (lambda queue: queue.wait_many([1], timeout="1"), "timeout"), (lambda queue: queue.wait_many(["1"]), "jobs"),
+        (lambda queue: queue.cancel_many([1], grace="1"), "grace"), (lambda queue: queue.cancel_many(7), "jobs"),
+        (lambda queue: queue.job("1"), "job"), (lambda queue: queue.wait("1"), "job"), (lambda queue: queue.cancel("1"), "job"),
+        (lambda queue: queue.submit_array(JobSpec(), "2"), "count"), (lambda queue: queue.queue(limit="1"), "limit"),
+        (lambda queue: queue.logs("1"), "job"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_is_checked_before_anybody_is_called(call, subject):
+    with pytest.raises(BadInput) as caught:
+        call(Client("/no/such/socket"))
+    assert caught.value.subject.startswith(subject)
 
 
 def test_a_newer_daemon_says_more_of_itself(listening):
