@@ -77,6 +77,10 @@ def test_mounts_are_found():
     assert find_mounts(PURE) == ([Mount("/sys/fs/cgroup", "/")], frozenset())
     assert find_mounts(HYBRID) == ([Mount("/sys/fs/cgroup/unified", "/")], {"memory", "io"})
     assert find_mounts("") == ([], frozenset())
+    for places in (("/a", "/sys/fs/cgroup"), ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"), ("/longer", "/a")):
+        lines = [f"30 23 0:26 / {point} rw - cgroup2 cgroup2 rw\n" for point in places]
+        for order in (lines, lines[::-1]):
+            assert [mount.point for mount in find_mounts("".join(order))[0]] == [*places[::-1]]
     odd = "30 23 0:26 /x /mnt/a\\040b rw - cgroup2 cgroup2 rw\n" + PURE
     assert find_mounts(odd)[0] == [Mount("/sys/fs/cgroup", "/"), Mount("/mnt/a b", "/x")]
 

@@ -189,6 +189,18 @@ def test_controllers_are_switched_on_as_they_are_needed(tree):
     assert delegation.enable(place, []) == have
 
 
+def test_what_was_refused_once_is_not_asked_for_at_every_group(tree, monkeypatch):
+    """A controller that cannot be had, as cpu beside realtime tasks; another that is wanted is asked for all the same."""
+    write = tree.write
+    monkeypatch.setattr(delegation, "_try_write", lambda path, value: tree.written.append(value) if value == "+cpu" else write(path, value))
+    place = place_at(tree.group("a"))
+    for _ in range(3):
+        assert delegation.enable(place, ["pids"]) == {"memory", "io", "pids"}
+        assert tree.written.count("+cpu") == 2
+    assert delegation.enable(place, ["cpuset"]) == delegation.enable(place, []) == {"memory", "io", "pids", "cpuset"}
+    assert tree.written.count("+cpu") == 4
+
+
 def test_alone_in_the_group_we_step_aside(tree):
     delegation.enable(place_at(tree.group("a", procs=ME)), [])
     assert tree.written[0] == ("a/dockless/_caller/cgroup.procs", "0") and ("a/cgroup.subtree_control", "+cpu") in tree.written
