@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 
@@ -39,6 +40,17 @@ def test_all_numbers():
     assert (usage.pids_current, usage.pids_peak, usage.pids_refused) == (3, 9, 4)
     assert usage.cpu_pressure == Pressure(1.5, 0.5, 0.1, 3.0, 0.0, 0.0, 0.0, 1.0)
     assert usage.memory_pressure is None
+
+
+def test_every_file_has_its_place():
+    waits = "some avg10={0}.00 avg60=0.50 avg300=0.10 total=3000000\nfull avg10=2.00 avg60=3.00 avg300=4.00 total=500000\n"
+    more = {f"{name}.pressure": waits.format(at) for at, name in enumerate(("cpu", "memory", "io"))}
+    usage = Usage.from_files({**FILES, "memory.swap.current": " 77\n", **more})
+    pressures = [Pressure(float(at), 0.5, 0.1, 3.0, 2.0, 3.0, 4.0, 0.5) for at in range(3)]
+    assert usage == Usage(
+        2.5, 2.0, 0.5, 30, 20, 1.25, 1 << 20, 64 << 20, 77, 12, 2, 4106, 8212, 4, 6, 3, 9, 4, pressures[0], pressures[1], pressures[2]
+    )  # fmt: skip
+    assert Usage() == Usage(*[None] * 21)
 
 
 def test_unknown_is_not_zero():
@@ -301,6 +313,93 @@ def test_limits_that_change_while_it_runs(group, monkeypatch):
         (outer.fd, (), have, place, False),
     ]
     assert (outer.warnings, outer.readback) == (("no such thing",) * 3, (rounded,) * 3)
+
+
+@pytest.fixture
+def events(tmp_path):
+    """A directory's descriptor, and what its cgroup.events says; None where it is not there."""
+    directory = os.open(tmp_path, os.O_RDONLY)
+
+    def say(text):
+        (tmp_path / "cgroup.events").unlink(missing_ok=True)
+        if text is not None:
+            (tmp_path / "cgroup.events").write_text(text)
+        (tmp_path / "cgroup.procs").write_text("")
+        return directory
+
+    yield say
+    os.close(directory)
+
+
+@pytest.mark.parametrize("timeout", [None, 0.0, 60.0])
+def test_what_is_so_already_is_not_waited_for(events, timeout):
+    for text, key, value, so in (
+        ("populated 1\nfrozen 1\n", "frozen", 1, True), ("frozen 0\n", "frozen", 0, True),
+        (None, "frozen", 0, True), (None, "frozen", 1, False),
+    ):  # fmt: skip
+        assert watch.wait_for(events(text), key, value, timeout) is so
+    assert watch.wait_empty(events(None), timeout) and watch.wait_empty(events("populated 0\n"), timeout)
+
+
+def test_a_time_that_is_over(events):
+    for timeout in (0.0, -1.0, 0.01):
+        assert not watch.wait_for(events("frozen 0\n"), "frozen", 1, timeout)
+        assert not watch.wait_empty(events("populated 1\n"), timeout)
+        assert not watch.wait_empty(events("frozen 0\n"), timeout)
+
+
+def test_a_group_that_is_removed_while_it_is_looked_at(events, monkeypatch):
+    def gone(*_):
+        raise OSError(errno.ENODEV, "planted")
+
+    directory = events("populated 1\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(watch.os, "pread", gone)
+        found = (
+            watch.wait_empty(directory, None),
+            watch.wait_for(directory, "frozen", 0, None),
+            watch.wait_for(directory, "frozen", 1, None),
+        )
+    assert found == (True, True, False)
+
+
+class Epoll:
+    def __init__(self, said):
+        self.said = said
+
+    def unregister(self, fd):
+        self.said.append(("unregister", fd))
+
+    def close(self):
+        self.said.append("closed")
+
+
+def test_what_has_happened_since_the_last_look(tmp_path):
+    """Each once, memory first; kills are counted; of a group that is gone, that it is empty."""
+    (tmp_path / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    (tmp_path / "memory.events").write_text("oom 0\noom_kill 3\n")
+    seen = watch.Watch.__new__(watch.Watch)
+    said = []
+    seen._epoll, seen._last = Epoll(said), {"populated": 0, "frozen": 0, "oom_kill": 3}
+    seen._files = [os.open(tmp_path / name, os.O_RDONLY) for name in ("cgroup.events", "memory.events")]
+    assert seen.read() == () and seen.state() == {"populated": 0, "frozen": 0, "oom": 0, "oom_kill": 3}
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    (tmp_path / "memory.events").write_text("oom 2\noom_kill 5\n")
+    assert seen.read() == (watch.OomEvent(2, 5), watch.Frozen(True), watch.Populated(True)) and seen.read() == ()
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    (tmp_path / "memory.events").write_text("oom 2\noom_kill 4\n")  # never, but no event either
+    assert seen.read() == (watch.Frozen(False),)
+    state = seen.state()
+    state.clear()
+    assert seen.state()["oom_kill"] == 4
+    first, second = seen._files
+    os.close(first)
+    seen._files[0] = directory = os.open(tmp_path, os.O_RDONLY)  # pread(2) fails on it
+    assert seen.read() == (watch.Populated(False),) and said == [("unregister", directory)] and seen._files == [second]
+    assert seen.read() == () and seen.wait(0.0) == ()
+    seen.close()
+    seen.close()
+    assert said[1:] == ["closed", "closed"] and seen.wait(None) == ()
 
 
 def test_a_process_that_has_ended_is_waited_for_once(tmp_path):

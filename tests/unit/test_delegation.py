@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,16 @@ def test_controllers_are_switched_on_as_they_are_needed(tree):
     delegation.forget(place)
     (tree.top / "a/dockless/cgroup.subtree_control").write_text("")
     assert delegation.enable(place, []) == have
+
+
+def test_others_may_look_into_the_home_of_all_groups(tree):
+    """Whatever the umask of whoever is first."""
+    before = os.umask(0)
+    try:
+        delegation.enable(place_at(tree.group("a")), [])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tree.top / "a/dockless").stat().st_mode) == 0o755
 
 
 def test_what_was_refused_once_is_not_asked_for_at_every_group(tree, monkeypatch):
