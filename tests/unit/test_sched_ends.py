@@ -523,8 +523,9 @@ def test_who_cancelled_is_written_down_once(tmp_path, launcher):
 
 
 def test_what_the_end_of_the_daemon_leaves(tmp_path, launcher, monkeypatch):
-    closed = []
+    closed, waits, wait = [], [], asyncio.wait
     monkeypatch.setattr(HostGpus, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(engine_module.asyncio, "wait", lambda tasks, **how: waits.append(how) or wait(tasks, **how))
 
     async def play():
         async with engine(tmp_path, launcher) as running:
@@ -533,8 +534,12 @@ def test_what_the_end_of_the_daemon_leaves(tmp_path, launcher, monkeypatch):
             box.send_stop = lambda: box.said.append("stop")
             await running.cancel(number, "root", 3600.0)
             await until(lambda: box.said == ["stop"])
+            waits.clear()
+        assert waits == [{"timeout": 10.0}]
         assert entry.pidfd == -1 and entry.overdue.cancelled() and not running._tasks and closed == [running.gpus]
-        for pool in (running._launching, running._ending, running.removing, running.signalling):
+        pools = {running._launching: 4, running._ending: 16, running.removing: 8, running.signalling: 4}
+        for pool, threads in pools.items():
+            assert pool._max_workers == threads
             with pytest.raises(RuntimeError, match="after shutdown"):
                 pool.submit(len, "")
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):

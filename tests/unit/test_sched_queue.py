@@ -42,6 +42,9 @@ def test_settings_of_the_promise(db, path):
     assert db.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
     assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     assert db.execute("PRAGMA journal_size_limit").fetchone()[0] == 16 << 20
+    reader = queue.connect(path)
+    assert [one.execute("PRAGMA busy_timeout").fetchone()[0] for one in (db, reader)] == [10_000, 10_000]  # milliseconds
+    reader.close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -17,7 +17,7 @@ from dockless.sandbox.plan import Command
 from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
 from dockless.sched import Attempt, AttemptState, Job, JobSpec, State, protocol
 from dockless.sched.codec import job_from_plain, job_to_plain
-from dockless.sched.jobs import ALLOWED, ENDED, MAX_PRIORITY, MAX_TIME_LIMIT, final_state, shell_code
+from dockless.sched.jobs import ALLOWED, ENDED, MAX_PRIORITY, MAX_TIME_LIMIT, final_state, sandbox_id, shell_code
 from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 from dockless.sched.queue import NewJob
 
@@ -94,6 +94,10 @@ def test_why_a_job_ended():
     assert final_state(record, False) == (State.OOM, "out of memory (killed by signal 9)")
     assert final_state({"code": 0, "signal": None, "oom_killed": True}, False) == (State.COMPLETED, "")
     assert final_state({"code": 7, "signal": None}, False) == (State.FAILED, "exit code 7")
+
+
+def test_the_name_of_an_attempts_sandbox():
+    assert sandbox_id(7, 2, "0123456789") == "job-7-2-01234567"
 
 
 def test_the_largest_values_of_a_job():

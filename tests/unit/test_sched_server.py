@@ -87,3 +87,31 @@ def test_long_requests_of_one_user_together_are_bounded():
     assert isinstance(got, Refused) and unfinished == {7: others}
     got, unfinished, _ = read([long], under_way=others - 3 * server.PIECE)
     assert got == long and unfinished == {7: others - 3 * server.PIECE + len(long)}
+
+
+def test_who_does_not_hang_up_is_not_waited_for_for_ever(monkeypatch):
+    it = server.Server.__new__(server.Server)
+
+    async def play():
+        waits = []
+
+        async def wait(tasks, **how):
+            waits.append((tasks, how))
+
+        it._handlers = set()
+        with monkeypatch.context() as patch:
+            patch.setattr(server.asyncio, "wait", wait)
+            await it.hang_up()
+            it._handlers = {asyncio.ensure_future(asyncio.sleep(3600))}
+            await it.hang_up()
+        assert waits == [(list(it._handlers), {"timeout": 2.0})]
+        await asyncio.wait(it._handlers)
+        assert all(task.cancelled() for task in it._handlers)
+
+    asyncio.run(play())
+
+
+def test_a_server_that_never_listened_can_be_closed(tmp_path):
+    it = server.Server.__new__(server.Server)
+    it._server, it.path, it._busy = None, tmp_path / "s", 0
+    asyncio.run(it.close())
