@@ -211,8 +211,6 @@ def _box(
         if stdin is not None:
             raise BadInput("input and stdin together", subject="input", hint="give one of them")
         stdin = PIPE
-    elif stdin == PIPE:
-        stdin, input = PIPE, None  # nothing will be written: the job sees the end at once
     if capture_output:
         if stdout is not None or stderr is not None:
             raise BadInput("capture_output with stdout or stderr", subject="capture_output", hint="give one of them")
