@@ -370,6 +370,11 @@ def test_leaving_the_block(group, tree, monkeypatch):
     assert steps == [] and empty.fd == -1 and not empty.path.exists()
     with empty:
         pass
+    detached = Cgroup(str(group.path.parent / "detached"), os.open(group.path, os.O_RDONLY))
+    detached.path.mkdir()
+    with detached:
+        detached.close()  # it lives on
+    assert steps == [] and detached.path.exists()
     gone = Cgroup(str(group.path.parent / "gone"), os.open(group.path, os.O_RDONLY))
     with gone:
         pass

@@ -202,14 +202,18 @@ def test_others_may_look_into_the_home_of_all_groups(tree):
 
 def test_what_was_refused_once_is_not_asked_for_at_every_group(tree, monkeypatch):
     """A controller that cannot be had, as cpu beside realtime tasks; another that is wanted is asked for all the same."""
-    write = tree.write
-    monkeypatch.setattr(delegation, "_try_write", lambda path, value: tree.written.append(value) if value == "+cpu" else write(path, value))
-    place = place_at(tree.group("a"))
-    for _ in range(3):
-        assert delegation.enable(place, ["pids"]) == {"memory", "io", "pids"}
-        assert tree.written.count("+cpu") == 2
-    assert delegation.enable(place, ["cpuset"]) == delegation.enable(place, []) == {"memory", "io", "pids", "cpuset"}
-    assert tree.written.count("+cpu") == 4
+    write, refused = tree.write, ("+cpu", "+cpuset")
+    monkeypatch.setattr(
+        delegation, "_try_write", lambda path, value: tree.written.append(value) if value in refused else write(path, value)
+    )
+    place = place_at(tree.group("a"), f"{ALL} rdma")
+    have = {"memory", "io", "pids"}
+    for wanted, asked, got in (
+        (["pids"], (2, 0), have), ([], (2, 0), have), (["cpuset"], (4, 2), have), ([], (4, 2), have), (["cpuset"], (4, 2), have),
+        (["rdma"], (6, 2), {*have, "rdma"}), (["cpuset"], (6, 2), {*have, "rdma"}), ([], (6, 2), {*have, "rdma"}),
+    ):  # fmt: skip
+        assert delegation.enable(place, wanted) == got
+        assert tuple(map(tree.written.count, refused)) == asked, wanted
 
 
 def test_alone_in_the_group_we_step_aside(tree):
@@ -238,11 +242,16 @@ def test_a_threaded_place_is_refused(tree):
 
 
 def test_release_takes_what_is_empty(tree):
+    """And what is made after it is made anew."""
     place = place_at(tree.group("a"))
+    delegation.enable(place, [])
+    (tree.top / "a/dockless/cgroup.subtree_control").unlink()
     (tree.top / "a/dockless/job").mkdir(parents=True)
     assert delegation.release(place) is False
     (tree.top / "a/dockless/job").rmdir()
     assert delegation.release(place) is True and delegation.release(place) is False
+    delegation.enable(place, [])
+    assert place.home.is_dir()
     assert delegation.release(Delegation(None, frozenset(), frozenset(), "none", "")) is False
 
 
