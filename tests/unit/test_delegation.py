@@ -78,6 +78,15 @@ def test_root_of_the_host(tree, monkeypatch):
     assert found() == Delegation(tree.top, words, words, "root", "root of cgroup v2")
 
 
+def test_root_where_nothing_may_be_written(tree, monkeypatch):
+    """As in a container that shows the host's groups read-only; a user's manager is not for root."""
+    as_user(monkeypatch, 0)
+    monkeypatch.setattr(delegation, "_writable", lambda directory: False)
+    monkeypatch.setattr(systemd, "request_scope", None)
+    place = found(ask_systemd=True)
+    assert (place.path, place.kind, place.why) == (None, "none", "this user may not make groups here")
+
+
 def test_root_where_cgroup_v1_holds_some(tree, monkeypatch):
     as_user(monkeypatch, 0)
     tree.group("", controllers="cpu pids", type="")
