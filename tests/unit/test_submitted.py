@@ -1,0 +1,191 @@
+"""``submit`` and its handle, the image that a job needs, and GPUs without a daemon: what each asks of whom."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dockless import gpus, pulling, sched, submit, submitting
+from dockless.errors import DaemonUnavailable, NotFound, UnknownImage
+from dockless.images import Store
+from dockless.sandbox import gpu_lease
+from dockless.sched import DaemonInfo
+from dockless.sched import client as sched_client
+from dockless.submitting import Submitted, make_job
+
+DAEMON = DaemonInfo(pid=1, version="", owner_uid=pulling.os.geteuid(), user="me", admin=False, started=0.0, socket="/s")
+OTHERS = replace(DAEMON, owner_uid=DAEMON.owner_uid + 1)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the daemon was asked, in order; each answer is the question again."""
+    asked = []
+
+    class Client:
+        def ping(self):
+            return DAEMON
+
+        def submit(self, job):
+            asked.append(job)
+            return 7
+
+        def __getattr__(self, verb):
+            def ask(*words, **how):
+                asked.append((verb, words, how))
+                return [asked[-1]] if verb == "logs" else asked[-1]
+
+            return ask
+
+    monkeypatch.setattr(sched, "connect", lambda: contextlib.nullcontext(Client()))
+    return asked
+
+
+def test_a_handle(asked):
+    job = Submitted(7)
+    assert int(job) == 7
+    assert job.status() == ("job", (7,), {})
+    assert (job.wait(), job.wait(5.0)) == (("wait", (7,), {"timeout": None}), ("wait", (7,), {"timeout": 5.0}))
+    assert (job.cancel(), job.cancel(grace=5.0)) == (("cancel", (7,), {"grace": None}), ("cancel", (7,), {"grace": 5.0}))
+    assert [*job.logs(), *job.logs(follow=True)] == [("logs", (7,), {"follow": False}), ("logs", (7,), {"follow": True})]
+
+
+def test_submit(asked, monkeypatch):
+    """With the name that its image has once it is there; the default is to bring what is missing."""
+    brought = []
+
+    def present_for(daemon, image, policy):
+        brought.append((daemon, image, policy))
+        return f"there-{image}"
+
+    monkeypatch.setattr(submitting, "present_for", present_for)
+    how = {"priority": -7, "time_limit": "1m", "name": "night", "group": "lab", "on_reboot": "requeue"}
+    assert submit("img", ["a"], gpus=2, env={"A": "1"}, **how) == Submitted(7)
+    assert asked == [make_job("there-img", ["a"], {"gpus": 2, "env": {"A": "1"}}, **how)]
+    submit(["a"], pull="always")
+    assert asked[1:] == [make_job("there-host", ["a"], {"pull": "always"})]
+    assert brought == [(DAEMON, "img", "missing"), (DAEMON, "host", "always")]
+
+
+def test_an_unknown_image_is_told_with_whose_store_lacks_it(asked, monkeypatch):
+    told = []
+
+    @contextlib.contextmanager
+    def told_whose_store(daemon, image):
+        told.append((daemon, image))
+        yield
+
+    monkeypatch.setattr(submitting, "told_whose_store", told_whose_store)
+    monkeypatch.setattr(submitting, "present_for", lambda daemon, image, policy: "there:1")
+    submit("img")
+    assert told == [(DAEMON, "there:1")]
+
+
+# -- the image
+
+
+@pytest.fixture
+def pulls(monkeypatch):
+    """What was pulled. The store has ``there``; no registry has ``gone``."""
+    asked = []
+
+    def get(self, name):
+        if name != "there":
+            raise UnknownImage("there is no image", hint="pull it")
+
+    def pull(self, name, *, policy, progress):
+        asked.append((name, policy, progress))
+        if name == "gone":
+            raise NotFound("not in the registry")
+        return SimpleNamespace(name=f"pulled-{name}")
+
+    monkeypatch.setattr(Store, "get", get)
+    monkeypatch.setattr(Store, "find", get)
+    monkeypatch.setattr(Store, "pull", pull)
+    return asked
+
+
+def tell(step: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("image", "policy", "name", "asked"),
+    [
+        ("host", "always", "host", []), ("x", "never", "x", []), ("there", "missing", "there", []),
+        ("x", "missing", "pulled-x", [("x", "missing", tell)]), ("there", "always", "pulled-there", [("there", "always", tell)]),
+        ("x", "newer", "pulled-x", [("x", "newer", tell)]), ("sha256:01234567", "always", "sha256:01234567", []),
+        ("sha256:0123456", "always", "pulled-sha256:0123456", [("sha256:0123456", "always", tell)]),
+    ],
+)  # fmt: skip
+def test_what_is_pulled(pulls, image, policy, name, asked):
+    assert pulling.present(image, policy, tell) == name and pulls == asked
+    pulls.clear()
+    assert pulling.present_for(DAEMON, image, policy, tell) == name and pulls == asked
+
+
+def test_why_it_was_to_be_pulled(pulls):
+    for policy, notes in (("missing", ["the store has no image 'gone', so it was to be pulled"]), ("always", [])):
+        with pytest.raises(NotFound) as caught:
+            pulling.present("gone", policy)
+        assert list(getattr(caught.value, "__notes__", ())) == notes
+    assert pulling.present("x") == "pulled-x" and pulls[-1] == ("x", "missing", None)
+    assert pulling.present_for(DAEMON, "x") == "pulled-x" and pulls[-1] == ("x", "missing", None)
+
+
+@pytest.mark.parametrize("policy", ["missing", "never"])
+def test_the_store_of_another_daemon_is_left_alone(pulls, policy):
+    assert pulling.present_for(OTHERS, "x", policy) == "x" and pulling.present_for(OTHERS, "host", "newer") == "host" and pulls == []
+
+
+@pytest.mark.parametrize(
+    ("daemon", "image", "hint"),
+    [
+        (DAEMON, "there", "the daemon at /s has another DOCKLESS_HOME: start it with ours, or pull the image there"),
+        (DAEMON, "x", "pull it"),
+        (OTHERS, "x", "the daemon takes images from the store of {0}; ask {0} to run: dockless pull x"),
+    ],
+)
+def test_whose_store_lacks_it(pulls, daemon, image, hint):
+    with pytest.raises(UnknownImage) as caught, pulling.told_whose_store(daemon, image):
+        raise UnknownImage("there is no image", hint="pull it")
+    assert caught.value.hint == hint.format(pulling._owner(daemon))
+
+
+def test_a_user_without_a_name_has_a_number():
+    assert pulling._owner(replace(DAEMON, owner_uid=0)) == "root"
+    assert pulling._owner(replace(DAEMON, owner_uid=4_000_000_000)) == "user 4000000000"
+
+
+# -- GPUs without a daemon
+
+
+def test_what_the_daemon_has_given_out_is_not_taken(home, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "3x80G")
+    with gpu_lease.lease(gpus_of("all")) as everything:
+        first, second, third = (one.uuid for one in everything.gpus)
+    asked = []
+    held = [SimpleNamespace(uuid=first, job=5), SimpleNamespace(uuid=second, job=0), SimpleNamespace(uuid=third, job=6)]
+    client = SimpleNamespace(info=lambda: SimpleNamespace(gpus=held))
+    monkeypatch.setattr(sched_client, "connect", lambda timeout: asked.append(timeout) or contextlib.nullcontext(client))
+    monkeypatch.setattr(sched_client, "socket_path", lambda: home / "socket")
+    assert gpus.leased_by_daemon() == frozenset() and asked == []
+    (home / "socket").touch()
+    assert gpus.leased_by_daemon() == {first, third} and len(asked) == 1 and 0 < asked[0] <= 5
+    with gpus.lease(1) as lease:
+        assert lease.uuids == (second,)
+
+    def unavailable(timeout):
+        raise DaemonUnavailable("nobody answers")
+
+    monkeypatch.setattr(sched_client, "connect", unavailable)
+    assert gpus.leased_by_daemon() == frozenset()
+
+
+def gpus_of(text: str):
+    from dockless.sandbox import gpu
+
+    return gpu.parse_request(text)
