@@ -292,6 +292,19 @@ def test_completion_knows_every_verb_and_option(script, shell):
         assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.parametrize(("script", "shell"), [(bash, "bash"), (zsh, "zsh"), (fish, "fish")])
+def test_completion_is_printed(script, shell, capsys):
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out.splitlines() == script().splitlines()
+
+
+def test_what_completion_knows_of_an_option():
+    about = {flag.names: (flag.choices, flag.takes_value, flag.about) for flag in flags("run")}
+    assert about["-d", "--detach"][:2] == ((), False) and about["--name", "--id"] == ((), True, "call the sandbox that")
+    assert about["--network", "--net"] == (("none", "host"), True, "none: loopback only (default)")
+    assert all(names for names in about) and not any("%%" in one for *_, one in about.values())
+
+
 def test_bash_completes():
     if not shutil.which("bash"):
         pytest.skip("no bash")

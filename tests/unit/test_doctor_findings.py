@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from dockless import doctor, native
+from dockless import DEVNULL, doctor, native, sched
 from dockless.cgroups import Delegation
-from dockless.errors import GpuError
+from dockless.errors import BadInput, DaemonUnavailable, GpuError
+from dockless.images import erofs, registry
 from dockless.native import userns
 from dockless.sandbox import features, gpu
 from dockless.sandbox.features import Features
+from dockless.sched import DaemonInfo
 
 CONTROLLERS = frozenset(("cpu", "memory", "io", "pids", "cpuset"))
 
@@ -108,8 +113,11 @@ def test_control_groups(monkeypatch, tmp_path):
     import dockless.cgroups
 
     def there(place: Delegation) -> doctor.Finding:
-        monkeypatch.setattr(dockless.cgroups, "find_delegation", lambda **_: place)
-        return examined(doctor._cgroups)
+        asked: list[object] = []
+        monkeypatch.setattr(dockless.cgroups, "find_delegation", lambda **how: asked.append(how) or place)
+        it = examined(doctor._cgroups)
+        assert asked == [{"ask_systemd": True}]
+        return it
 
     it = there(Delegation(None, frozenset(), frozenset(), "none", "no mount", hint="mount it"))
     assert (it.status, it.next_step) == ("note", "mount it") and "no mount" in it.what
@@ -179,3 +187,130 @@ def test_lines():
     ]  # fmt: skip
     assert doctor.lines([good, bad], only_problems=True)[0].startswith("fail  second") and not doctor.can_run([good, bad])
     assert "cannot run" in doctor.lines([good, bad])[-1] and doctor.lines([good])[-1].endswith("can run sandboxes.")
+
+
+def test_the_extension(monkeypatch):
+    monkeypatch.setattr(native, "operations", lambda: ("A", "B"))
+    assert examined(doctor._extension) == doctor.Finding("extension", "ok", "native extension with 2 operations")
+
+    def broken():
+        raise ImportError("no such symbol")
+
+    monkeypatch.setattr(native, "operations", broken)
+    it = examined(doctor._extension)
+    assert it.status == "fail" and it.what.endswith("no such symbol") and "pip install" in it.next_step
+
+
+def test_the_daemon(monkeypatch):
+    asked = []
+    info = DaemonInfo(pid=7, version="", owner_uid=0, user="me", admin=False, started=0.0, socket="/s")
+
+    def connect(*, timeout):
+        asked.append(timeout)
+        return contextlib.nullcontext(SimpleNamespace(ping=lambda: info))
+
+    monkeypatch.setattr(sched, "connect", connect)
+    assert examined(doctor._daemon) == doctor.Finding("daemon", "ok", "process 7 at /s")
+    info = replace(info, simulated=True)
+    assert examined(doctor._daemon) == doctor.Finding("daemon", "ok", "process 7 at /s, GPUs simulated")
+    info = replace(info, outage="the disk is full")
+    assert examined(doctor._daemon) == doctor.Finding(
+        "daemon", "note", "the disk is full", "make room on the disk of the daemon's directory"
+    )
+    assert all(0 < timeout <= 10 for timeout in asked)
+
+    def unavailable(*, timeout):
+        raise DaemonUnavailable("nobody answers", hint="start it")
+
+    monkeypatch.setattr(sched, "connect", unavailable)
+    assert examined(doctor._daemon) == doctor.Finding("daemon", "note", "nobody answers (only the queue needs it)", "start it")
+
+
+@pytest.mark.parametrize(
+    ("uid", "why", "status", "said"),
+    [
+        (1000, "", "ok", "written as files: only root"),
+        (0, "", "ok", "indexed, not unpacked"),
+        (0, "no EROFS", "note", "not indexed: no EROFS"),
+    ],
+)
+def test_layers(machine, monkeypatch, uid, why, status, said):
+    machine(uid)
+    monkeypatch.setattr(erofs, "why_not", lambda place: why)
+    it = examined(doctor._layers)
+    assert it.status == status and said in it.what and bool(it.next_step) == (status == "note")
+
+
+def test_names_that_the_settings_have_in_vain(home):
+    (home / "dockless.toml").write_text("[quota.users]\nnobody-here = 1\nnor-here = 1\n")
+    it = examined(doctor._settings)
+    assert it.status == "note" and it.what.count("there is no user") == 2 and "; " in it.what and "no effect" in it.next_step
+
+
+@pytest.mark.parametrize("allowed", [os.R_OK, os.R_OK | os.W_OK, os.R_OK | os.X_OK])
+def test_a_store_that_cannot_be_written(home, monkeypatch, allowed):
+    """Nor entered; the nearest directory that is there is the one that counts."""
+    monkeypatch.setattr(doctor.os, "access", lambda place, wanted: wanted & allowed == wanted)
+    assert examined(doctor._store) == doctor.Finding(
+        "image store", "fail", f"{home} cannot be written", "set DOCKLESS_HOME to a directory of yours"
+    )
+
+
+def test_registries(monkeypatch, tmp_path):
+    logins = [tmp_path / "auth.json", tmp_path / "none.json", tmp_path / "more.json"]
+    for path in (logins[0], logins[2]):
+        path.write_text("{}")
+        path.chmod(0o600)
+    configured = SimpleNamespace(files=(), search=None, warnings=())
+    monkeypatch.setattr(registry.Configuration, "load", lambda: configured)
+    monkeypatch.setattr(registry.Credentials, "load", lambda: SimpleNamespace(files=logins))
+    monkeypatch.setattr(registry.credentials, "read", lambda path: {} if path.exists() else None)
+    there = f"logins in {logins[0]}, {logins[2]}"
+    assert examined(doctor._registries) == doctor.Finding("registries", "ok", f"no registries.conf; short names mean docker.io; {there}")
+    configured.files, configured.search = ("/etc/a", "/etc/b"), ("quay.io", "ghcr.io")
+    what = f"/etc/a, /etc/b; short names mean quay.io ghcr.io; {there}"
+    assert examined(doctor._registries) == doctor.Finding("registries", "ok", what)
+    logins[2].chmod(0o604)
+    assert examined(doctor._registries) == doctor.Finding(
+        "registries", "note", what, f"others can read the passwords in it: chmod 600 {logins[2]}"
+    )
+    logins[0].chmod(0o640)
+    assert examined(doctor._registries).next_step.endswith(f"chmod 600 {logins[0]}")
+    configured.warnings = ("w1", "w2", "w3", "w4")
+    it = examined(doctor._registries)
+    assert (it.status, it.what) == ("note", f"{what}; w1; w2; w3") and "no effect" in it.next_step
+    configured.warnings, configured.search = (), ()
+    logins.clear()
+    it = examined(doctor._registries)
+    assert (it.status, it.what) == ("ok", "/etc/a, /etc/b; short names mean none; logins in no file")
+
+    def broken():
+        raise BadInput("line 3 is odd", hint="mend it")
+
+    monkeypatch.setattr(registry.Configuration, "load", broken)
+    assert examined(doctor._registries) == doctor.Finding("registries", "note", "no pull and no push: line 3 is odd", "mend it")
+
+
+@pytest.mark.parametrize(
+    ("removed", "what"),
+    [
+        ([], "nothing lies about of runs that were killed"),
+        (["a"], "removed what 1 killed runs had left: a"),
+        (list("abcde"), "removed what 5 killed runs had left: a, b, c, d, e"),
+        (list("abcdef"), "removed what 6 killed runs had left: a, b, c, d, e, …"),
+    ],
+)
+def test_leftovers(monkeypatch, removed, what):
+    monkeypatch.setattr("dockless.sandbox.reconcile.reconcile", lambda: removed)
+    assert examined(doctor._leftovers) == doctor.Finding("leftovers", "ok", what)
+
+
+def test_a_trial(monkeypatch):
+    asked = []
+    result = SimpleNamespace(returncode=0, duration=0.0123, why="")
+    monkeypatch.setattr("dockless.call.run", lambda *words, **how: asked.append((words, how)) or result)
+    assert examined(doctor._trial) == doctor.Finding("a sandbox", "ok", "`true` ran in 12.3 ms")
+    assert asked == [((["true"],), {"stdin": DEVNULL, "stdout": DEVNULL, "stderr": DEVNULL, "timeout": 20})]
+    result = SimpleNamespace(returncode=1, duration=0.0, why="exit code 1")
+    it = examined(doctor._trial)
+    assert (it.status, it.what) == ("fail", "`true` failed in a sandbox: exit code 1") and "--explain" in it.next_step
