@@ -243,6 +243,22 @@ def test_gpus_in_use_outside_are_looked_at_again_while_somebody_waits_for_them(t
     asyncio.run(play())
 
 
+def test_nothing_is_looked_at_again_where_nothing_is_in_use_outside_or_nobody_waits(tmp_path, launcher, monkeypatch):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            taken, _ = running.gpus.uuids
+            outside = frozenset((taken,))
+            monkeypatch.setattr(running.gpus, "outside", lambda leased: outside)
+            await started(running, launcher, plain(gpus="1"))
+            assert running._look_again is None
+            outside = frozenset()
+            (waits,) = await running.submit(ME, [plain(gpus="2")], None)
+            await until(lambda: running.decision.held(running.entries[waits].waiting))
+            assert running._look_again is None
+
+    asyncio.run(play())
+
+
 def test_new_settings_hold_from_now_on(tmp_path, launcher):
     async def play():
         async with engine(tmp_path, launcher, Config(cpu_jobs=1)) as running:
