@@ -114,6 +114,14 @@ def test_our_own_part_of_the_tree(tree, monkeypatch, uid):
     place = found()
     expected = (tree.top, set(ALL.split())) if uid == 0 else (tree.top / "a/b", {"cpu", "pids"})
     assert (place.path, place.controllers, place.kind) == (*expected, "subtree") and place.available == set(ALL.split())
+    assert place.why == "the caller's own delegated subtree"
+
+
+def test_the_root_that_is_a_users_passes_on_beside_processes_too(tree, monkeypatch):
+    as_user(monkeypatch, 1000)
+    (tree.top / "cgroup.procs").write_text("1\n99\n")
+    place = found()
+    assert (place.path, place.controllers, place.kind) == (tree.top, set(ALL.split()), "subtree")
 
 
 def test_what_systemd_has_delegated_goes_before_what_is_above_it(tree, monkeypatch):
