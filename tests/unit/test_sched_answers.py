@@ -18,7 +18,7 @@ from support.stand_in import DEADLINE, until
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
-from dockless.sched import JobSpec, State, answers, client, protocol, server
+from dockless.sched import JobSpec, State, client, protocol, server
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.policy import Quotas
@@ -167,49 +167,6 @@ def test_a_long_listing_is_one_answer(tmp_path, monkeypatch):
         desk.server._turn = counted
         await desk(ANN, lambda queue: queue.queue())
         assert len(turns) == 1 + 3  # one for the request, one after each piece
-
-    play(tmp_path, story)
-
-
-def test_others_have_their_turn_while_many_ids_are_looked_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "_AT_ONCE", 2)
-
-    async def story(desk):
-        numbers = await desk.submit(ANN, *[job(gpus="2") for _ in range(5)])
-        (other,) = await desk.submit(BEN, job(gpus="2"))
-        turns = []
-
-        async def turn():
-            turns.append(1)
-
-        for count in range(6):
-            turns.clear()
-            await desk.server.answers.all_own(PEOPLE[ANN], numbers[:count], turn)
-            assert len(turns) == (count + 1) // 2
-        for wrong, error in ((other, NotPermitted), (4711, UnknownJob)):
-            with pytest.raises(error):
-                await desk.server.answers.all_own(PEOPLE[ANN], [*numbers, wrong], turn)
-        await desk.server.answers.all_own(PEOPLE[0], [*numbers, other], turn)  # an administrator's are all of them
-
-    play(tmp_path, story)
-
-
-def test_half_an_answer_is_none(tmp_path):
-    """Whoever asked is hung up on, and the daemon goes on."""
-
-    async def story(desk):
-        (number,) = await desk.submit(ANN, job(gpus="2"))
-        listing = desk.server.answers.listing
-
-        def failing(*how):
-            yield next(listing(*how))
-            raise SchedError("the queue cannot be read")
-
-        desk.server.answers.listing = failing
-        await desk.refused(DaemonUnavailable, ANN, lambda queue: queue.queue())
-        desk.server.answers.listing = listing
-        assert [one.id for one in await desk(ANN, lambda queue: queue.queue())] == [number]
-        await until(lambda: not desk.server._connections)
 
     play(tmp_path, story)
 

@@ -8,10 +8,20 @@ import stat
 from collections import Counter
 
 import pytest
+from support.desk import ANN, BEN, PEOPLE, play
+from support.stand_in import until
 
-from dockless.errors import BadInput, Refused
-from dockless.sched import server
+from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, SchedError, UnknownJob
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, answers, server
 from dockless.sched.protocol import MAX_REQUEST
+
+WIDE = JobSpec(Spec(argv=("true",)), gpus="2")
+
+
+@pytest.fixture(autouse=True)
+def _gpus(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
 
 
 @pytest.mark.parametrize(("uid", "mode"), [(0, 0o666), (1000, 0o600)])
@@ -115,3 +125,46 @@ def test_a_server_that_never_listened_can_be_closed(tmp_path):
     it = server.Server.__new__(server.Server)
     it._server, it.path, it._busy = None, tmp_path / "s", 0
     asyncio.run(it.close())
+
+
+def test_others_have_their_turn_while_many_ids_are_looked_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "_AT_ONCE", 2)
+
+    async def story(desk):
+        numbers = await desk.submit(ANN, *[WIDE] * 5)
+        (other,) = await desk.submit(BEN, WIDE)
+        turns = []
+
+        async def turn():
+            turns.append(1)
+
+        for count in range(6):
+            turns.clear()
+            await desk.server.answers.all_own(PEOPLE[ANN], numbers[:count], turn)
+            assert len(turns) == (count + 1) // 2
+        for wrong, error in ((other, NotPermitted), (4711, UnknownJob)):
+            with pytest.raises(error):
+                await desk.server.answers.all_own(PEOPLE[ANN], [*numbers, wrong], turn)
+        await desk.server.answers.all_own(PEOPLE[0], [*numbers, other], turn)  # an administrator's are all of them
+
+    play(tmp_path, story)
+
+
+def test_half_an_answer_is_none(tmp_path):
+    """Whoever asked is hung up on, and the daemon goes on."""
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, WIDE)
+        listing = desk.server.answers.listing
+
+        def failing(*how):
+            yield next(listing(*how))
+            raise SchedError("the queue cannot be read")
+
+        desk.server.answers.listing = failing
+        await desk.refused(DaemonUnavailable, ANN, lambda queue: queue.queue())
+        desk.server.answers.listing = listing
+        assert [one.id for one in await desk(ANN, lambda queue: queue.queue())] == [number]
+        await until(lambda: not desk.server._connections)
+
+    play(tmp_path, story)
