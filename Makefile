@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 V := .venv
 PY := $(V)/bin/python
 PIP := $(PY) -m pip --quiet --quiet
-NATIVE := $(wildcard native/*.c native/*.h native/build.py) setup.py
+NATIVE := $(wildcard native/*.c native/*.h native/*/*.c native/*/*.h native/build.py) setup.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -74,7 +74,7 @@ wheel: build  ## sdist, and the wheel built from it, in dist/
 
 clean:  ## remove what was built
 	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@rm -rf native/*.so native/*.o native/_native.c native/launcher native/simulated $(V)/.built
+	@rm -rf native/*.so native/*.o native/_native.c native/dockless-launcher native/simulated $(V)/.built
 	@find . -path ./$(V) -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 clean-all: clean  ## and .venv; the VM's cache is ~/.cache/dockless-vm

@@ -86,7 +86,7 @@ def _id_map() -> dict[str, Any]:
 
 def _seccomp(caps: frozenset[str]) -> dict[str, Any]:
     """The profile as Docker and Podman hand it down: its conditions on capabilities and architecture already decided."""
-    from dockless.sandbox.seccomp import ARCHES, default_profile
+    from dockless.sandbox.seccomp.seccomp import ARCHES, default_profile
 
     profile, (_, arch) = default_profile(), ARCHES[platform.machine()]
 

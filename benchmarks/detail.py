@@ -17,19 +17,19 @@ from benchmarks.report import Table
 from benchmarks.scene import Scene
 
 PHASES = (
-    ("find the image", "dockless.sandbox.sandbox", "find_image"),
-    ("make the cgroup", "dockless.sandbox.sandbox", "make_cgroup"),
-    ("the plan, ready or made", "dockless.sandbox.sandbox", "prepared"),
-    ("fds for its slots", "dockless.sandbox.prepared", "Prepared.slots"),
+    ("find the image", "dockless.sandbox.run.attached", "find_image"),
+    ("make the cgroup", "dockless.sandbox.run.attached", "make_cgroup"),
+    ("the plan, ready or made", "dockless.sandbox.run.attached", "prepared"),
+    ("fds for its slots", "dockless.sandbox.run.prepared", "Prepared.slots"),
     ("  attach the device filter", "dockless.cgroups.group", "Cgroup.allow_devices"),
-    ("make the directory", "dockless.paths", "make"),
-    ("personal bytes", "dockless.sandbox.sandbox", "personal"),
-    ("start to READY", "dockless.sandbox.process", "start"),
+    ("make the directory", "dockless.base.paths", "make"),
+    ("personal bytes", "dockless.sandbox.run.attached", "personal"),
+    ("start to READY", "dockless.sandbox.run.process", "start"),
     ("  clone3 and exec", "dockless.native", "launch"),
-    ("wait for STATUS", "dockless.sandbox.process", "Process.wait"),
+    ("wait for STATUS", "dockless.sandbox.run.process", "Process.wait"),
     ("read the accounts", "dockless.cgroups.group", "Cgroup.usage"),
-    ("close, reap", "dockless.sandbox.process", "Process.close"),
-    ("remove the directory", "dockless.sandbox.sandbox", "remove_tree"),
+    ("close, reap", "dockless.sandbox.run.process", "Process.close"),
+    ("remove the directory", "dockless.sandbox.run.attached", "remove_tree"),
     ("remove the cgroup", "dockless.cgroups.group", "Cgroup.remove"),
 )
 SHOWN = 20
@@ -50,7 +50,7 @@ def _spec(scene: Scene):
 
 
 def _python(table: Table, scene: Scene, rounds: int) -> None:
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
 
     spec, null = _spec(scene), os.open(os.devnull, os.O_RDWR)
     starts: list[dict[str, float]] = []
@@ -112,8 +112,8 @@ def _clocked(function, label: str, spent: dict[str, float]):
 
 
 def _launcher(table: Table, scene: Scene, rounds: int) -> None:
-    from dockless.sandbox import explain
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.plan import explain
+    from dockless.sandbox.run.attached import Sandbox
 
     spec, null = _spec(scene), os.open(os.devnull, os.O_RDWR)
     spent: dict[int, list[float]] = {}

@@ -50,14 +50,14 @@ def build(directory: Path) -> Path:
 
 
 def _plan(scene: Scene):
-    from dockless.sandbox.sandbox import explain
+    from dockless.sandbox.run.attached import explain
     from dockless.sandbox.spec import Spec
 
     return explain(Spec(argv=("/bin/true",), image=scene.image)).plan
 
 
 def _arguments(scene: Scene) -> list[str | Path]:
-    from dockless import paths
+    from dockless.base import paths
     from dockless.cgroups import STANDARD_DEVICES, devices, find_delegation
     from dockless.native.userns import default_map
 

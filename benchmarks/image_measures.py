@@ -197,7 +197,7 @@ def _ours(scene: Scene, what: str, image: str, env: dict[str, str] | None = None
 
 
 def _forms(scene: Scene) -> dict[str, str]:
-    from dockless.images import erofs
+    from dockless.images.layers import erofs
 
     return {WRITTEN: "written"} | ({INDEXED: "indexed"} if erofs.supported(scene.directory) else {})
 

@@ -29,7 +29,7 @@ def load(layout: str, home: str, form: str) -> None:
 
 
 def pull(reference: str, home: str, form: str) -> None:
-    from dockless.images.pull import pull as pulled
+    from dockless.images.transfer.pull import pull as pulled
 
     print(pulled(_store(home, form), reference).digest)
 

@@ -116,7 +116,7 @@ def command(scene: Scene, effort: Effort) -> Table:
 
 def keeper(scene: Scene, effort: Effort) -> Table:
     """Wanted: at most 1 MB of PSS per running sandbox over the job's own."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
     from dockless.sandbox.spec import Spec
 
     table = Table("keeper", "Memory of a running detached sandbox, over the job's own")

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dockless.sched.policy import Running, State, Waiting, decide
+from dockless.sched.policy.policy import Running, State, Waiting, decide
 
 WINDOWS = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
 

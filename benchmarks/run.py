@@ -27,7 +27,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    from dockless.units import parse_size
+    from dockless.base.units import parse_size
 
     parser = argparse.ArgumentParser(prog="make bench ARGS=…", description="How long dockless takes, beside its peers and a C program.")
     parser.add_argument("--quick", action="store_true", help="fewer starts: enough to see that it works, not to compare")

@@ -18,7 +18,7 @@ FILE_FD = 9
 
 def through_sandbox(image: str) -> Callable[[], int]:
     """``with Sandbox(spec) as box: box.wait()``, what every other way in is made of."""
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
     from dockless.sandbox.spec import Spec
 
     null = os.open(os.devnull, os.O_RDWR)

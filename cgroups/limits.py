@@ -17,9 +17,9 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dockless.checks import check_record
+from dockless.base.checks import check_record
+from dockless.base.units import format_size, parse_cores, parse_count, parse_duration, parse_rate, parse_size
 from dockless.errors import BadInput
-from dockless.units import format_size, parse_cores, parse_count, parse_duration, parse_rate, parse_size
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PERIOD = 100_000  # microseconds; the kernel's default for cpu.max

@@ -16,25 +16,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dockless.images.config import ImageConfig
-    from dockless.images.digest import Digest
-    from dockless.images.image import Image, host_image
-    from dockless.images.limits import UnpackLimits
+    from dockless.images.catalog.image import Image, host_image
+    from dockless.images.layers.limits import UnpackLimits
+    from dockless.images.model.config import ImageConfig
+    from dockless.images.model.digest import Digest
+    from dockless.images.model.reference import Reference
     from dockless.images.progress import Progress
-    from dockless.images.reference import Reference
     from dockless.images.store import Store
 
 __all__ = ["Digest", "Image", "ImageConfig", "Progress", "Reference", "Store", "UnpackLimits", "host_image"]
 
 _HOME = {
-    "Digest": "digest",
-    "Image": "image",
-    "ImageConfig": "config",
+    "Digest": "model.digest",
+    "Image": "catalog.image",
+    "ImageConfig": "model.config",
     "Progress": "progress",
-    "Reference": "reference",
+    "Reference": "model.reference",
     "Store": "store",
-    "UnpackLimits": "limits",
-    "host_image": "image",
+    "UnpackLimits": "layers.limits",
+    "host_image": "catalog.image",
 }
 
 

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dockless.errors import BadDigest, BadImage, DocklessError, UnsafeLayer
-from dockless.images import digest, erofs, room
-from dockless.images.compression import CHUNK, Decompressed
-from dockless.images.digest import Digest
+from dockless.images.catalog import room
+from dockless.images.catalog.catalog import LAYER_FILE, Catalog
 from dockless.images.files import explained, remove_tree, temporary_directory
-from dockless.images.layers import Layer
-from dockless.images.store import LAYER_FILE, Store
+from dockless.images.layers import erofs
+from dockless.images.layers.compression import CHUNK, Decompressed
+from dockless.images.layers.layers import Layer
+from dockless.images.model import digest
+from dockless.images.model.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Report:
         return all(problem.repaired for problem in self.problems)
 
 
-def check(store: Store, *, repair: bool = False, tell: Callable[[str], None] | None = None) -> Report:
+def check(store: Catalog, *, repair: bool = False, tell: Callable[[str], None] | None = None) -> Report:
     """Look at everything in the store. ``tell`` is called with each path before it is read.
 
     ``repair``: what is damaged goes; a layer is made again from its blob where the store still has that, and an image that cannot be
@@ -66,7 +68,7 @@ def check(store: Store, *, repair: bool = False, tell: Callable[[str], None] | N
 
 
 class _Check:
-    def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
+    def __init__(self, store: Catalog, tell: Callable[[str], None]) -> None:
         self._store = store
         self._tell = tell
         self._bad: dict[Path, str] = {}
@@ -204,9 +206,9 @@ def _compare(blob: BinaryIO, root: Path) -> None:
 # -- repair --------------------------------------------------------------------------------------------------------------------------
 
 
-def _repair(store: Store, problems: list[Problem]) -> list[Problem]:
+def _repair(store: Catalog, problems: list[Problem]) -> list[Problem]:
     """Remove what is damaged; then make layers again, or give the image up."""
-    from dockless.images.ingest import ingest, stored
+    from dockless.images.archive.ingest import ingest, stored
 
     with temporary_directory(store.root / "tmp") as grave:
         for number, problem in enumerate(problems):

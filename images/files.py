@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from dockless.base.locks import in_use
 from dockless.errors import ImageError, NoRoom
 
 RESERVE = 512 << 20
@@ -118,17 +119,6 @@ def temporary_directory(parent: Path) -> Iterator[Path]:
         os.close(fd)
 
 
-def in_use(path: Path) -> int:
-    """A descriptor: no sweeper takes the directory ``path`` while it, or a copy of it, is open. ``BlockingIOError``: one has it."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def sweep(parent: Path) -> None:
     """Remove the temporary directories below ``parent`` that nobody uses: neither who made them nor a process that writes there."""
     for name in os.listdir(parent):
@@ -158,12 +148,12 @@ def remove_tree(path: Path) -> None:
     try:
         _remove_tree(path)
     except PermissionError:
-        from dockless.images import owned
+        from dockless.images import subid
 
-        idmap = owned.ids()
+        idmap = subid.ids()
         if idmap is None:
             raise
-        owned.remove(path, idmap)
+        subid.remove(path, idmap)
 
 
 def _remove_tree(path: Path) -> None:
@@ -217,7 +207,7 @@ def check_room(fd: int, coming: int, what: str) -> None:
     reserve = min(RESERVE, room.f_blocks * room.f_frsize // 20)
     free = room.f_bavail * room.f_frsize
     if free - coming < reserve:
-        from dockless.units import format_size
+        from dockless.base.units import format_size
 
         missing = coming + reserve - free
         error = NoRoom(

@@ -147,7 +147,7 @@ def launcher() -> int:
     return _launcher_fd
 
 
-LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "launcher")
+LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "dockless-launcher")
 
 
 def _installed_launcher() -> int:

@@ -5,12 +5,13 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = [
-    *("clone.c", "shim.c", "plan.c", "remove.c"),
+FOLDERS = ("", "launcher", "layer")
+LAYER = (
     *("fault.c", "pax.c", "tar.c", "tar_member.c", "lister.c"),
     *("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c"),
     *("erofs.c", "erofs_layout.c", "erofs_xattr.c"),
-]
+)
+SOURCES = ["clone.c", "shim.c", "launcher/plan.c", "launcher/remove.c", *(f"layer/{name}" for name in LAYER)]
 
 ffi = FFI()
 ffi.cdef(
@@ -67,7 +68,7 @@ ffi.set_source(
     "dockless.native._native",
     '#include "shim.h"\n#include "plan.h"\n#include "lister.h"\n#include "layer.h"\n#include "erofs.h"\n',
     sources=[f"src/dockless/native/{name}" for name in SOURCES],
-    include_dirs=["src/dockless/native"],
+    include_dirs=[f"src/dockless/native/{folder}" for folder in FOLDERS],
     py_limited_api=True,
     extra_compile_args=["-O2", "-Wall", "-fno-strict-aliasing", "-fvisibility=hidden"],
 )

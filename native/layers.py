@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dockless.base.text import escaped
 from dockless.native import _extension
-from dockless.text import escaped
 
 Kind = Literal["file", "hardlink", "symlink", "char", "block", "directory", "fifo"]
 _KINDS: tuple[Kind, ...] = ("file", "hardlink", "symlink", "char", "block", "directory", "fifo")

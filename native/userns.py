@@ -410,7 +410,7 @@ def _why(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return "too many user namespaces, or nested too deep; see sysctl user.max_user_namespaces"
     if error.errno == errno.EAGAIN:
-        from dockless.paths import HINTS
+        from dockless.base.paths import HINTS
 
         return HINTS[errno.EAGAIN]
     if error.errno == errno.EPERM:

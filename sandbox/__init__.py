@@ -20,14 +20,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dockless.sandbox.detached import Detached
-    from dockless.sandbox.process import Exit, Process
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.detached import Detached
+    from dockless.sandbox.run.process import Exit, Process
     from dockless.sandbox.spec import Bind, Mount, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 __all__ = ["Bind", "Detached", "Exit", "Mount", "Namespaces", "Process", "Rlimit", "Sandbox", "Spec", "Tmpfs", "Volume"]
 
-_HOME = {"Detached": "detached", "Exit": "process", "Process": "process", "Sandbox": "sandbox"}
+_HOME = {"Detached": "run.detached", "Exit": "run.process", "Process": "run.process", "Sandbox": "run.attached"}
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dockless import paths
+from dockless.base import paths
 from dockless.cgroups import Cgroup
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
 from dockless.native.userns import IdMap, default_map
@@ -26,12 +26,12 @@ from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
     from dockless.images import Image
-    from dockless.images.assemble import Edit
-    from dockless.images.diff import Change, Upper, Written
-    from dockless.images.output import Destination
-    from dockless.images.packing import Compression
-    from dockless.sandbox.detached import Detached
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.images.archive.assemble import Edit
+    from dockless.images.archive.diff import Change, Upper, Written
+    from dockless.images.archive.output import Destination
+    from dockless.images.archive.packing import Compression
+    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.detached import Detached
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Changes:
 
     @property
     def upper(self) -> Upper:
-        from dockless.images.diff import Upper
+        from dockless.images.archive.diff import Upper
 
         return Upper(self.path, self.idmap, userxattr=os.geteuid() != 0)
 
     def changes(self, *, pause: bool = True) -> list[Change]:
         """Added, changed and deleted paths, as ``docker diff`` has them."""
-        from dockless.images import diff
+        from dockless.images.archive import diff
 
         with self._still(pause):
             return diff.changes(self.upper, self.base.layers)
@@ -63,9 +63,9 @@ class Changes:
     def export(
         self, destination: Destination, *, compression: Compression = "none", level: int | None = None, pause: bool = True
     ) -> Written:
-        """The whole root, image and changes, as one tar. See ``dockless.images.export``."""
+        """The whole root, image and changes, as one tar. See ``dockless.images.archive.export``."""
         from dockless.images import Store
-        from dockless.images.export import export
+        from dockless.images.archive.export import export
 
         with self._still(pause):
             return export(self.base, destination, upper=self.upper, compression=compression, level=level, store=Store())
@@ -80,9 +80,9 @@ class Changes:
         created: float | datetime.datetime | None = None,
         pause: bool = True,
     ) -> Image:
-        """A new image: the sandbox's own and its changes. See ``dockless.images.commit``."""
+        """A new image: the sandbox's own and its changes. See ``dockless.images.archive.commit``."""
         from dockless.images import Store
-        from dockless.images.commit import commit
+        from dockless.images.archive.commit import commit
 
         with self._still(pause):
             return commit(
@@ -122,13 +122,13 @@ class Changes:
 
 def changes_of(box: Detached | Sandbox) -> Changes:
     """The changes of a sandbox. ``SandboxGone``, ``UnknownImage``, ``Unsupported`` where there is no upper on disk."""
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
 
     return _attached(box) if isinstance(box, Sandbox) else _detached(box)
 
 
 def _detached(box: Detached) -> Changes:
-    from dockless.sandbox.detached import boot_id
+    from dockless.sandbox.run.detached import boot_id
 
     document = box.document
     running = box.state() in ("starting", "running")
@@ -191,6 +191,6 @@ def _same_map(id: str, path: Path, idmap: IdMap) -> IdMap:
 
 def find(id: str) -> Changes:
     """The changes of the detached sandbox of that id, the daemon's jobs among them. ``BadInput``, ``SandboxGone``"""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     return changes_of(detached.get(id))

@@ -15,8 +15,8 @@ from __future__ import annotations
 import struct
 
 from dockless.sandbox import rootfs
-from dockless.sandbox.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder, Section
-from dockless.sandbox.plan import SLOT_CGROUP, Op, Plan
+from dockless.sandbox.plan.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder, Section
+from dockless.sandbox.plan.plan import SLOT_CGROUP, Op, Plan
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import RLIMITS
 

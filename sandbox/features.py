@@ -16,7 +16,7 @@ from dockless import native
 from dockless.errors import Unsupported
 
 if TYPE_CHECKING:
-    from dockless.sandbox.plan import Op
+    from dockless.sandbox.plan.plan import Op
 
 _MACHINE_SUPPORTED = ("x86_64", "aarch64")
 _NR_OPEN_TREE, _NR_FSOPEN, _NR_FSCONFIG, _NR_CLONE3, _NR_CLOSE_RANGE, _NR_OPENAT2, _NR_MOUNT_SETATTR = 428, 430, 431, 435, 436, 437, 442
@@ -164,7 +164,7 @@ def _user_namespaces_work() -> bool:
     except OSError as error:
         if error.errno in _NO:
             return False
-        from dockless.sandbox.failure import not_started
+        from dockless.sandbox.plan.failure import not_started
 
         raise not_started(error) from error  # no answer, and the next one may be another
 
@@ -201,7 +201,7 @@ def probe() -> Features:
 
 def _ask_inside() -> tuple[bool, bool]:
     """The same questions where only a user namespace gives the right to mount: plans whose failing operation is the answer."""
-    from dockless.sandbox.plan import Op
+    from dockless.sandbox.plan.plan import Op
 
     begin = Op("FSOPEN", slot_out=16, a="overlay")
     last = Op("FS_STRING", 16, a="lowerdir+", b="/")
@@ -212,7 +212,7 @@ def _ask_inside() -> tuple[bool, bool]:
 
 def _fails_at(operations: tuple[Op, ...]) -> int:
     """The index of the first operation that fails in a new user and mount namespace; their number if none does."""
-    from dockless.sandbox.plan import Command, Op, Plan, encode, in_memory
+    from dockless.sandbox.plan.plan import Command, Op, Plan, encode, in_memory
 
     new_user_mount_pid = 0x10000000 | 0x20000 | 0x20000000
     trial = (Op("CLONE", x=new_user_mount_pid), *operations, Op("SPAWN"))

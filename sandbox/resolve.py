@@ -13,17 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import BadInput, Unsupported
 from dockless.images.files import make_private
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 from dockless.native.userns import IdMap, default_map
-from dockless.sandbox import binds, capabilities, seccomp
+from dockless.sandbox import binds, capabilities
 from dockless.sandbox.accounts import Account, resolve_user
 from dockless.sandbox.features import Features
-from dockless.sandbox.gpu_environment import UNSET_IN_SANDBOX, environment
-from dockless.sandbox.plan import Command
+from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, environment
+from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
+from dockless.sandbox.seccomp import seccomp
 from dockless.sandbox.spec import RLIMITS, Mount, Spec, Tmpfs
 from dockless.sandbox.volumes import volume_path
 
@@ -281,7 +282,7 @@ def _host_entries() -> tuple[HostEntry, ...]:
 def _gpus(spec: Spec) -> tuple[tuple[Device, ...], dict[str, str]]:
     if not spec.gpus:
         return (), environment(())
-    from dockless.sandbox import gpu
+    from dockless.sandbox.gpus import gpu
 
     leased = gpu.find(spec.gpus, gpu.inventory(processes=False, links=False))
     nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 from dockless.native.userns import IdMap
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.features import Features
-from dockless.sandbox.plan import Command
+from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.spec import Mount, Spec
 
 

@@ -13,9 +13,9 @@
 from __future__ import annotations
 
 from dockless.errors import Unsupported
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 from dockless.native.userns import NOBODY
-from dockless.sandbox.builder import (
+from dockless.sandbox.plan.builder import (
     IDMAP,
     NEW_NS,
     NO_SYMLINKS,
@@ -29,7 +29,7 @@ from dockless.sandbox.builder import (
     Builder,
     Section,
 )
-from dockless.sandbox.plan import DIRECTORY
+from dockless.sandbox.plan.plan import DIRECTORY
 from dockless.sandbox.resolved import Device, Resolved
 from dockless.sandbox.spec import Mount
 

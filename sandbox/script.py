@@ -18,12 +18,12 @@ import os
 import shlex
 from dataclasses import dataclass, field
 
+from dockless.base.text import escaped
 from dockless.native.userns import IdMap
 from dockless.sandbox.compile import USERNS_LABEL
-from dockless.sandbox.explain import IMPOSSIBLE, Row, environment, name_of, rows
-from dockless.sandbox.plan import Plan
+from dockless.sandbox.plan.explain import IMPOSSIBLE, Row, environment, name_of, rows
+from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.resolved import Resolved
-from dockless.text import escaped
 
 _CHAINED = ("SETSID", "SIGNALS", "SETNS", "UNSHARE", "CLONE", "PDEATHSIG", "SET_IDS")
 """Commands that run another one, in another state: the rest of the script."""

@@ -13,11 +13,11 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dockless.base.checks import check_record
+from dockless.base.paths import StrPath
+from dockless.base.units import NOT_FOR_STOP
 from dockless.cgroups import Limits
-from dockless.checks import check_record
 from dockless.errors import BadInput
-from dockless.paths import StrPath
-from dockless.units import NOT_FOR_STOP
 
 Profile = Literal["default", "untrusted", "privileged"]
 Network = Literal["none", "host"]

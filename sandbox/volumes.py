@@ -19,7 +19,8 @@ import os
 import stat
 from pathlib import Path
 
-from dockless import native, paths
+from dockless import native
+from dockless.base import paths
 from dockless.errors import SandboxError
 from dockless.native.userns import default_map
 from dockless.sandbox.spec import check_id

@@ -20,7 +20,7 @@ Importing this package is cheap (no asyncio, no sqlite3) and never imports the d
         who = queue.ping()                        # -> DaemonInfo(pid, version, owner_uid, admin, socket, …)
         queue.shutdown()                          # administrator; running jobs go on
 
-    from dockless.sched.client import socket_path           # DOCKLESS_SOCKET, else the user's own daemon, else root's
+    from dockless.sched.wire.client import socket_path           # DOCKLESS_SOCKET, else the user's own daemon, else root's
 
 The daemon: ``from dockless.sched.daemon import main``, ``main(argv: Sequence[str]) -> int`` is ``dockless daemon``; it stays in the
 foreground and writes one line to standard error when it serves. All records are frozen and have ``as_dict()`` for ``--json``.
@@ -33,9 +33,9 @@ Files: ``jobs`` (records and states) · ``codec`` · ``policy`` (pure decisions)
 
 from __future__ import annotations
 
-from dockless.sched.client import Client, connect
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
-from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
+from dockless.sched.wire.client import Client, connect
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 
 __all__ = [
     "Attempt",

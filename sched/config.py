@@ -1,4 +1,4 @@
-"""The daemon's part of ``dockless.toml`` (``dockless.settings`` lists and reads all of it): quotas, caps, groups, administrators."""
+"""The daemon's part of ``dockless.toml`` (``dockless.base.settings`` lists and reads all of it): quotas, caps, groups, administrators."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dockless import settings
-from dockless.sched.policy import Quotas
-from dockless.settings import DEFAULTS
+from dockless.base import settings
+from dockless.base.settings import DEFAULTS
+from dockless.sched.policy.policy import Quotas
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """See ``dockless.settings.SETTINGS`` for what each means."""
+    """See ``dockless.base.settings.SETTINGS`` for what each means."""
 
     quotas: Quotas = field(default_factory=Quotas)
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

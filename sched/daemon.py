@@ -26,17 +26,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dockless import paths
+from dockless.base import paths
+from dockless.base.text import escaped
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import config
-from dockless.sched.attempts import Launcher
-from dockless.sched.engine import Engine
-from dockless.sched.faults import describe, say
-from dockless.sched.hostgpus import HostGpus
-from dockless.sched.housekeeping import keep_house
-from dockless.sched.protocol import check_address
-from dockless.sched.server import Server
-from dockless.text import escaped
+from dockless.sched.engine.attempts import Launcher
+from dockless.sched.engine.engine import Engine
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.housekeeping import keep_house
+from dockless.sched.wire.protocol import check_address
+from dockless.sched.wire.server import Server
 
 TAKE_OVER = 5.0
 """Seconds to wait for the lock of a daemon that was killed: a sandbox it was just cloning holds it until its exec."""
@@ -110,7 +110,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
 
 def _settings() -> config.Config:
     """What the file says; names in it that this host does not know are told. ``BadInput``"""
-    from dockless.settings import unknown_names
+    from dockless.base.settings import unknown_names
 
     path = paths.config_file()
     found = config.load(path)
@@ -123,7 +123,7 @@ async def let_removed_layers_go(every: float) -> None:
     """Give back the room of layers that are gone, every so many seconds: a mount keeps the files of its layer on the disk."""
     while True:
         await asyncio.sleep(every)
-        from dockless.images import erofs
+        from dockless.images.layers import erofs
 
         erofs.let_go()
 
@@ -157,7 +157,7 @@ def only_one(path: Path) -> Iterator[None]:
 
 def real_launcher() -> Launcher:
     """Detached sandboxes."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     return cast(Launcher, detached)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from dockless.checks import check_record
+from dockless.base.checks import check_record
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
 

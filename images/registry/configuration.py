@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dockless.errors import BadInput, RegistryError
-from dockless.images.reference import _DOMAIN, _PATH, Reference
-from dockless.images.reference import parse as parse_reference
+from dockless.images.model.reference import _DOMAIN, _PATH, Reference
+from dockless.images.model.reference import parse as parse_reference
 from dockless.images.registry.endpoint import Endpoint, split_port
 
 SYSTEM = Path("/etc/containers")

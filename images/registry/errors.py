@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 
+from dockless.base.text import escaped
 from dockless.errors import NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized
-from dockless.text import escaped
 
 BODY_MAX = 64 << 10
 """Bytes of an error's body that are read."""

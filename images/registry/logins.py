@@ -19,7 +19,7 @@ from typing import Any
 
 from dockless.errors import BadInput, NotFound, RegistryError
 from dockless.images.files import write_atomic
-from dockless.images.reference import _DOMAIN, _PATH
+from dockless.images.model.reference import _DOMAIN, _PATH
 from dockless.images.registry import credentials as known
 from dockless.images.registry import helpers
 from dockless.images.registry.configuration import Configuration

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import BadInput, RegistryError
-from dockless.images import manifest
-from dockless.images.reference import Reference
+from dockless.images.model import manifest
+from dockless.images.model.reference import Reference
 from dockless.images.registry.configuration import SYSTEM
 
 ACCEPT, REJECT = "insecureAcceptAnything", "reject"

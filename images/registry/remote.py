@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from dockless.errors import BadDigest, BadImage, RegistryError, RegistryUnavailable
-from dockless.images import digest, manifest
-from dockless.images.choose import inline, verified
-from dockless.images.digest import Digest
-from dockless.images.manifest import Descriptor, Index, Manifest
+from dockless.images.model import digest, manifest
+from dockless.images.model.choose import inline, verified
+from dockless.images.model.digest import Digest
+from dockless.images.model.manifest import Descriptor, Index, Manifest
 from dockless.images.registry.deadline import remaining, within
 from dockless.images.registry.endpoint import Scope
 

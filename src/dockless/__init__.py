@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from dockless.errors import Unwritable as Unwritable
     from dockless.images import Image as Image
     from dockless.images import Store as Store
-    from dockless.images.diff import Change as Change
+    from dockless.images.archive.diff import Change as Change
     from dockless.keywords import Options as Options
     from dockless.result import Result as Result
-    from dockless.sandbox.process import Exit as Exit
+    from dockless.sandbox.run.process import Exit as Exit
     from dockless.sandbox.spec import Bind as Bind
     from dockless.sandbox.spec import Mount as Mount
     from dockless.sandbox.spec import Namespaces as Namespaces
@@ -100,10 +100,10 @@ _HOME = {
         "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
     ),
     "images": ("Image", "Store"),
-    "images.diff": ("Change",),
+    "images.archive.diff": ("Change",),
     "keywords": ("Options",),
     "result": ("Result",),
-    "sandbox.process": ("Exit",),
+    "sandbox.run.process": ("Exit",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
     "sched": ("Job", "JobSpec"),
     "stdio": ("DEVNULL", "PIPE", "STDOUT"),

@@ -20,10 +20,10 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from dockless.checks import checked
+from dockless.base.checks import checked
+from dockless.base.paths import Argument
 from dockless.errors import BadInput, SandboxGone
 from dockless.options import image_and_args, make_spec
-from dockless.paths import Argument
 from dockless.pulling import present
 from dockless.sandbox.spec import Spec
 from dockless.stdio import Reader, Stdio, Text, Writer, exchange
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from dockless.images.progress import Progress
     from dockless.keywords import Options
-    from dockless.sandbox.process import Exit, Process
-    from dockless.sandbox.sandbox import Sandbox as Inner
+    from dockless.sandbox.run.attached import Sandbox as Inner
+    from dockless.sandbox.run.process import Exit, Process
 
 
 class Cancelled(Exception):
@@ -140,7 +140,7 @@ class Sandbox:
 
     def _start(self) -> None:
         """Lease, launch; our ends of the pipes stay bare fds in ``_stdio``."""
-        from dockless.sandbox.sandbox import Sandbox as Inner
+        from dockless.sandbox.run.attached import Sandbox as Inner
 
         if self._box is not None:
             raise BadInput("a Sandbox runs once", subject=self._box.id, hint="make another one")

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
+from dockless.base.paths import Argument
 from dockless.box import Sandbox
 from dockless.errors import BadInput
-from dockless.paths import Argument
 from dockless.result import Result, result_of
 from dockless.stdio import PIPE
 

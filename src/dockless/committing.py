@@ -13,14 +13,14 @@ import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dockless.base.checks import checked
 from dockless.box import Sandbox
-from dockless.checks import checked
-from dockless.images.packing import Compression
-from dockless.sandbox.detached import Detached
+from dockless.images.archive.packing import Compression
+from dockless.sandbox.run.detached import Detached
 
 if TYPE_CHECKING:
     from dockless.images import Image
-    from dockless.images.diff import Change
+    from dockless.images.archive.diff import Change
     from dockless.sandbox.commit import Changes
 
 
@@ -51,7 +51,7 @@ def commit(
     ``changes``: Dockerfile instructions (CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE, STOPSIGNAL). ``created``: seconds
     since 1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest. Raises
     what ``diff`` raises, and ``BadInput``."""
-    from dockless.images.assemble import Edit
+    from dockless.images.archive.assemble import Edit
 
     edit = Edit.parse(changes, author=author, comment=message)
     return _changes(sandbox).commit(reference, edit=edit, compression=compression, level=level, created=created, pause=pause)

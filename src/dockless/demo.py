@@ -176,7 +176,7 @@ def _two_users() -> list[tuple[str, int, int]]:
 
 
 def _gpus(stage: Stage) -> None:
-    from dockless.sandbox import gpu
+    from dockless.sandbox.gpus import gpu
 
     if not os.environ.get("DOCKLESS_SIMULATED_GPUS"):
         try:
@@ -235,7 +235,7 @@ def _image(stage: Stage) -> None:
 
 
 def _settings(stage: Stage) -> None:
-    from dockless import paths
+    from dockless.base import paths
 
     lines = ["[quota.users]", *(f'"{name}" = {stage.quota(name)}' for name, _, _ in stage.users)]
     if len(stage.users) == 1:
@@ -384,7 +384,7 @@ def _show_queue(stage: Stage, queue: Client, jobs: dict[str, list[int]]) -> None
 
 def _host_uid(job: Job) -> int:
     """The uid of a running job's init, as the host sees it."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     box = detached.find(job.attempts[-1].sandbox)
     _check(box is not None, f"job {job.id} has no sandbox")
@@ -447,7 +447,7 @@ def _judge(stage: Stage, user: str, job: Job, code: int, lines: list[str]) -> No
 def _strike(stage: Stage, keep: bool) -> list[str]:
     """End what runs, remove everything; what could not be removed."""
     from dockless.images.files import remove_tree
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     left: list[str] = []
     if stage.daemon is not None and stage.daemon.poll() is None:

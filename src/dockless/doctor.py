@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dockless import paths
+from dockless.base import paths
+from dockless.base.units import format_size
 from dockless.errors import DocklessError
-from dockless.units import format_size
 
 Status = Literal["ok", "note", "fail"]
 ROOM_WANTED = 5 << 30
@@ -204,7 +204,7 @@ def _idmapped() -> tuple[Status, str, str]:
 
 
 def _gpus() -> tuple[Status, str, str]:
-    from dockless.sandbox import gpu
+    from dockless.sandbox.gpus import gpu
 
     try:
         found = gpu.inventory(links=False)
@@ -233,7 +233,7 @@ def _daemon() -> tuple[Status, str, str]:
 
 
 def _settings() -> tuple[Status, str, str]:
-    from dockless import settings
+    from dockless.base import settings
 
     path = paths.config_file()
     unknown = settings.unknown_names(path)
@@ -257,7 +257,7 @@ def _store() -> tuple[Status, str, str]:
 
 
 def _layers() -> tuple[Status, str, str]:
-    from dockless.images import erofs
+    from dockless.images.layers import erofs
 
     place = paths.store()
     there = next(parent for parent in (place, *place.parents) if parent.exists())
@@ -290,7 +290,7 @@ def _registries() -> tuple[Status, str, str]:
 
 
 def _leftovers() -> tuple[Status, str, str]:
-    from dockless.sandbox.reconcile import reconcile
+    from dockless.sandbox.run.reconcile import reconcile
 
     removed = reconcile()
     if removed:

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING
 from dockless.errors import DocklessError
 
 if TYPE_CHECKING:
-    from dockless.sandbox.gpu_lease import GpuLease
+    from dockless.sandbox.gpus.lease import GpuLease
 
 
 def lease(wanted: str | int) -> GpuLease:
     """Free GPUs, held until the lease is closed. Errors: ``BadInput``, ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``."""
-    from dockless.sandbox import gpu, gpu_lease
+    from dockless.sandbox.gpus import gpu
+    from dockless.sandbox.gpus import lease as gpu_lease
+    from dockless.sandbox.run import detached
 
-    return gpu_lease.lease(gpu.parse_request(wanted), busy=leased_by_daemon())
+    granted = leased_by_daemon()
+    return gpu_lease.lease(gpu.parse_request(wanted), lambda: granted | detached.gpus())
 
 
 def leased_by_daemon() -> frozenset[str]:
     """UUIDs that the daemon's jobs hold; none where no daemon answers."""
-    from dockless.sched.client import connect, socket_path
+    from dockless.sched.wire.client import connect, socket_path
 
     if not socket_path().exists():
         return frozenset()

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dockless.base.paths import Argument, StrPath
 from dockless.cgroups import IoMax, Limits
-from dockless.images.pull_policy import PullPolicy
-from dockless.paths import Argument, StrPath
+from dockless.images.transfer.pull_policy import PullPolicy
 from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dockless.checks import annotation, check
+from dockless.base.checks import annotation, check
+from dockless.base.paths import Argument
+from dockless.base.text import shown
+from dockless.base.units import parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput
-from dockless.paths import Argument
-from dockless.text import shown
-from dockless.units import parse_duration, parse_signal, parse_size
 
 if TYPE_CHECKING:
+    from dockless.base.paths import StrPath
     from dockless.cgroups import Limits
-    from dockless.paths import StrPath
     from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec
 
 _LIMITS = (

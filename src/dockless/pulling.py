@@ -15,8 +15,8 @@ from dockless.errors import BadInput, DocklessError, UnknownImage
 
 if TYPE_CHECKING:
     from dockless.images.progress import Progress
-    from dockless.images.pull_policy import PullPolicy
-    from dockless.sched.protocol import DaemonInfo
+    from dockless.images.transfer.pull_policy import PullPolicy
+    from dockless.sched.wire.protocol import DaemonInfo
 
 Tell = Callable[["Progress"], None]
 _ID = re.compile(r"sha256:[0-9a-f]{8,64}\Z|[0-9a-f]{64}\Z")

@@ -9,7 +9,7 @@ from dockless.errors import CheckFailed
 
 if TYPE_CHECKING:
     from dockless.cgroups import Usage
-    from dockless.sandbox.process import Exit
+    from dockless.sandbox.run.process import Exit
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from dockless.base.text import shown
 from dockless.errors import BadInput
-from dockless.text import shown
 
 PIPE, STDOUT, DEVNULL = -1, -2, -3
 """The same numbers as ``subprocess`` has."""

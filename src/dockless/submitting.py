@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dockless.base.units import parse_duration
 from dockless.options import given_options, image_and_args, make_spec
 from dockless.pulling import present_for, told_whose_store
-from dockless.units import parse_duration
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless.base.paths import Argument
     from dockless.keywords import Options
-    from dockless.paths import Argument
     from dockless.sched import Client, Job, JobSpec, LogLine
 
 

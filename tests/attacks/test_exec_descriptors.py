@@ -22,11 +22,11 @@ from support.boxes import load, ok, running, sh, until
 from support.make_image import directory, file, symlink
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import CommandNotFound, LaunchFailed
-from dockless.sandbox.plan import Op, encode
-from dockless.sandbox.prepared import Prepared
-from dockless.sandbox.process import start
+from dockless.sandbox.plan.plan import Op, encode
+from dockless.sandbox.run.prepared import Prepared
+from dockless.sandbox.run.process import start
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs
 
 pytestmark = requires("userns", "overlay")
@@ -169,8 +169,8 @@ import os
 from pathlib import Path
 Path("/proc/sys/fs/binfmt_misc/register").write_text(":dlx:M::DLX::{through(16, victim)}/tool:")
 from dockless.errors import CommandNotFound
-from dockless.sandbox.plan import Command, Op, Plan, encode
-from dockless.sandbox.process import start
+from dockless.sandbox.plan.plan import Command, Op, Plan, encode
+from dockless.sandbox.run.process import start
 command = Command(({str(tmp_path / "tool")!r},), ("tool",), ())
 with open(os.devnull, "r+b") as null:
     for directories in (0, 3):
@@ -199,7 +199,7 @@ def test_a_directory_is_no_standard_stream(tmp_path):
     """A56: a directory on 0-2 would be a way out by /proc/self/fd/0/.. that nobody meant to give."""
     from support.boxes import files
 
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
 
     opened = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -251,7 +251,7 @@ def test_a_layer_cannot_be_written_by_its_descriptor(tmp_path, form, shape):
         plan = replace(ready.plan, ops=(*ready.plan.ops[:at], planted, *ready.plan.ops[at:]))
         with open(os.devnull, "r+b") as null, contextlib.ExitStack() as opened:
             fds = ready.slots(None, opened) | dict.fromkeys((0, 1, 2), null.fileno())
-            from dockless.sandbox.plan import personal
+            from dockless.sandbox.plan.plan import personal
 
             with pytest.raises(LaunchFailed) as caught:
                 start(plan, personal(encode(plan), directory=str(state)), fds).close()
@@ -281,7 +281,7 @@ def test_the_hosts_device_nodes_keep_their_owner_and_mode(tmp_path, shape):
         " echo x > /dev/null && head -c 1 /dev/zero > /dev/null && echo written >&2"
     )
     spec = Spec(argv=("/bin/sh", "-c", script), image=load(tmp_path), **shape)
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
 
     reader, writer = os.pipe()
     with open(os.devnull, "r+b") as null, Sandbox(spec, stdin=null.fileno(), stdout=writer, stderr=null.fileno()) as box:
@@ -308,7 +308,7 @@ def test_the_hosts_files_are_everybodys_files_only(tmp_path, monkeypatch):
     script = f"cat {secret} {place}/open; touch /tmp/../dev/shm/a; read go; cat {secret}; chmod 644 {secret}; echo end"
     reader, writer = os.pipe()
     spec = Spec(argv=("/bin/sh", "-c", script), namespaces=Namespaces(user="host"), env=(("CASE", str(tmp_path)),))
-    from dockless.sandbox.sandbox import Sandbox
+    from dockless.sandbox.run.attached import Sandbox
 
     with open(tmp_path / "out", "w+b") as out:
         with Sandbox(spec, stdin=reader, stdout=out.fileno(), stderr=out.fileno()) as box:

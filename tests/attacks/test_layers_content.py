@@ -15,7 +15,8 @@ from support.layers import load, tree
 from support.requires import requires
 
 from dockless.errors import BadDigest, BadImage, UnknownImage
-from dockless.images import Store, digest
+from dockless.images import Store
+from dockless.images.model import digest
 
 ROOT = os.geteuid() == 0
 

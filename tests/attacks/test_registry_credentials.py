@@ -14,7 +14,7 @@ from support.requires import requires
 from support.scripted_http import Reply, ScriptedHttp, answer, in_turn, routes
 
 from dockless.errors import DocklessError, Unauthorized, UnsafeRequest
-from dockless.images.reference import parse
+from dockless.images.model.reference import parse
 from dockless.images.registry.configuration import Configuration, endpoints
 from dockless.images.registry.credentials import Credentials
 from dockless.images.registry.endpoint import Endpoint, Scope

@@ -12,9 +12,10 @@ from support.make_image import file
 from support.pulling import SINGLE, TIMEOUTS, Configuration, Credentials, fetch, holds, one_layer, pull, spool
 
 from dockless.errors import BadDigest, BadImage, ImageError, RegistryError
-from dockless.images import Store, digest
-from dockless.images.partial import Partial
+from dockless.images import Store
+from dockless.images.model import digest
 from dockless.images.registry.credentials import Login
+from dockless.images.transfer.partial import Partial
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_names_and_words_of_a_registry_do_not_reach_the_terminal(registry):
 
 def test_a_location_of_an_upload_gets_no_credentials(registry, attacker, tmp_path):
     """A18 for push: the registry sends the upload to another host."""
-    from dockless.images.push import push
+    from dockless.images.transfer.push import push
 
     Store().load(make.make_oci_layout(tmp_path / "l", [[file("a", "x")]], {}, "app:1"))
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from support.scheduling import DaemonProcess, as_user
 
-from dockless import paths
+from dockless.base import paths
 from dockless.cgroups import IoMax, Limits
 from dockless.errors import BadInput, DocklessError, SandboxError
-from dockless.images import output
-from dockless.sandbox import detached
-from dockless.sandbox.sandbox import remove_tree
+from dockless.images.archive import output
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.attached import remove_tree
 from dockless.sandbox.spec import Spec, Volume
 from dockless.sandbox.volumes import volume_path
 from dockless.sched import JobSpec

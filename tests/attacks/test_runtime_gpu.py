@@ -15,7 +15,7 @@ from support.boxes import load, ok, sh
 from support.make_image import directory, file, symlink
 from support.requires import requires
 
-from dockless.sandbox import gpu
+from dockless.sandbox.gpus import gpu
 from dockless.sandbox.spec import Namespaces, Spec
 
 pytestmark = requires("userns")
@@ -96,10 +96,10 @@ def test_a_source_that_was_swapped_for_a_link(gpus, tmp_path, monkeypatch):
     from dockless.errors import LaunchFailed
     from dockless.images import host_image
     from dockless.sandbox import features
-    from dockless.sandbox.prepared import Prepared
-    from dockless.sandbox.process import start
     from dockless.sandbox.resolve import resolve
     from dockless.sandbox.resolved import Device
+    from dockless.sandbox.run.prepared import Prepared
+    from dockless.sandbox.run.process import start
 
     swapped = tmp_path / "nvidia0"
     swapped.symlink_to("/dev/zero")

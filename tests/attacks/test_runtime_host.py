@@ -17,10 +17,10 @@ import pytest
 from support.boxes import load, ok, run, running, sh, until
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import DocklessError, LaunchFailed
 from dockless.native.userns import default_map
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
 
 pytestmark = requires("userns")

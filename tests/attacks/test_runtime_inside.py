@@ -388,7 +388,7 @@ def test_terminals_and_inodes_are_the_sandboxes_own():
 
 
 def test_log_flood_is_bounded():
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     box = detached.start(Spec(argv=("/bin/sh", "-c", "exec head -c 300000000 /dev/zero"), timeout=60.0))
     try:

@@ -18,7 +18,8 @@ import pytest
 from support.scheduling import DaemonProcess, as_user
 
 from dockless.sandbox.spec import Bind, Namespaces, Spec
-from dockless.sched import Client, JobSpec, State, protocol
+from dockless.sched import Client, JobSpec, State
+from dockless.sched.wire import protocol
 
 pytestmark = [pytest.mark.requires("root", "userns")]
 

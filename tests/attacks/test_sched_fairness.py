@@ -16,9 +16,10 @@ import pytest
 from support.boxes import until
 from support.scheduling import DaemonProcess, as_user
 
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
-from dockless.sched import Client, JobSpec, protocol, server
+from dockless.sched import Client, JobSpec
+from dockless.sched.wire import protocol, server
 
 pytestmark = [pytest.mark.requires("root", "userns")]
 
@@ -255,7 +256,7 @@ def test_an_array_counts_as_one_job_and_others_are_bounded(daemon, home):
 
 
 def test_ended_jobs_are_forgotten_while_it_runs(home):
-    from dockless.sched import housekeeping
+    from dockless.sched.engine import housekeeping
 
     daemon = DaemonProcess(home, settings="[queue]\nkeep_jobs = 5\n").start()
     try:

@@ -28,13 +28,13 @@ from urllib.parse import urlsplit
 from fuzz.properties import bounded, hold, text
 
 from dockless.errors import DocklessError
-from dockless.images import digest, reference
-from dockless.images.partial import Partial
+from dockless.images.model import digest, reference
 from dockless.images.registry import addresses, challenge, configuration, credentials, encoding, errors, remote, retrying, tokens
 from dockless.images.registry.endpoint import Endpoint
 from dockless.images.registry.transport import Registry
-from dockless.images.transfer import Pace, Transfer
-from dockless.images.upload import Upload, UploadPace
+from dockless.images.transfer.partial import Partial
+from dockless.images.transfer.transfer import Pace, Transfer
+from dockless.images.transfer.upload import Upload, UploadPace
 
 REQUESTS_MAX = 1100
 PASSWORD = "pass-word"

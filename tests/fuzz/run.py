@@ -22,19 +22,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
+NATIVE = TOP / "native" / "layer"
 sys.path[:0] = [str(HERE.parent), str(TOP / "src")]
 
 from fuzz import seeds  # noqa: E402
 from fuzz.targets import TARGETS  # noqa: E402
 
 _TAR = ("tar.c", "tar_member.c", "pax.c", "fault.c")
-_LAYER = ("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c", "remove.c")
+_LAYER = ("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c")
 C_TARGETS: dict[str, tuple[str, ...]] = {
     "tar": ("tar_fuzz.c", *_TAR, "lister.c"),
-    "writer": ("writer_fuzz.c", *_TAR, *_LAYER),
+    "writer": ("writer_fuzz.c", *_TAR, *_LAYER, "../launcher/remove.c"),
     "index": ("index_fuzz.c", *_TAR, "erofs.c", "erofs_layout.c", "erofs_xattr.c"),
 }
-"""Name to its harness in this directory and the sources below native/."""
+"""Name to its harness in this directory and the sources, from native/layer."""
 C_FLAGS = "-g -O1 -std=gnu11 -Wall -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined".split()
 LENGTHS = {"reference": 1024, "digest": 256, "platform": 64} | dict.fromkeys(("archive", "rewrite", "tar", "writer", "index"), 16 << 10)
 LENGTH = 8192
@@ -44,14 +45,14 @@ _building = threading.Lock()
 def build(name: str, work: Path) -> Path | None:
     """The harness's program, compiled again where a source is newer; None where it cannot be."""
     harness, *sources = C_TARGETS[name]
-    files = [HERE / harness, *(TOP / "native" / source for source in sources)]
+    files = [HERE / harness, *(NATIVE / source for source in sources)]
     if not all(path.exists() for path in files) or shutil.which("clang") is None:
         return None
     program = work / "bin" / name
-    inputs = [*files, *HERE.glob("*.[ch]"), *(TOP / "native").glob("*.h")]
+    inputs = [*files, *HERE.glob("*.[ch]"), *NATIVE.glob("*.h")]
     if not program.exists() or program.stat().st_mtime < max(path.stat().st_mtime for path in inputs):
         program.parent.mkdir(parents=True, exist_ok=True)
-        command = ["clang", *C_FLAGS, "-I", str(TOP / "native"), "-I", str(HERE), *map(str, files), "-o", f"{program}.new"]
+        command = ["clang", *C_FLAGS, "-I", str(NATIVE), "-I", str(HERE), *map(str, files), "-o", f"{program}.new"]
         if subprocess.run(command).returncode != 0:
             return None
         os.replace(f"{program}.new", program)

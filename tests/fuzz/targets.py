@@ -20,7 +20,9 @@ from fuzz import registry_targets
 from fuzz.properties import Target, bounded, decoded, hold, speakable, text
 
 from dockless.errors import DocklessError
-from dockless.images import compression, config, digest, discover, manifest, platforms, reference, tarwriter
+from dockless.images.archive import discover, tarwriter
+from dockless.images.layers import compression
+from dockless.images.model import config, digest, manifest, platforms, reference
 from dockless.native.layers import Fault, Member, TarLister
 
 OUTPUT_MAX = 8 << 20
@@ -258,7 +260,7 @@ def candidates_of(source: Any) -> None:
 
 def archive_target(data: bytes) -> None:
     """A whole archive as a file: members, links between them, and whatever images it holds."""
-    from dockless.images.source import TarSource
+    from dockless.images.archive.source import TarSource
 
     fd = os.memfd_create("fuzz", os.MFD_CLOEXEC)
     with open(fd, "w+b") as file:

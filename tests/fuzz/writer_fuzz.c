@@ -25,7 +25,7 @@
 
 enum { SIZE_MAX_ = 4 << 20, ENTRIES_MAX = 400 };
 
-int remove_tree(int parent, const char *name); /* native/remove.c */
+int remove_tree(int parent, const char *name); /* native/launcher/remove.c */
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

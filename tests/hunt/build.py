@@ -21,7 +21,13 @@ def compiled(work: Path) -> dict[str, bytes]:
     found = {}
     for name, sources in SOURCES.items():
         target = work / name
-        command = [os.environ.get("CC", "gcc"), *FLAGS, "-I", str(HERE.parents[1] / "native"), *(str(HERE / source) for source in sources)]
+        command = [
+            os.environ.get("CC", "gcc"),
+            *FLAGS,
+            "-I",
+            str(HERE.parents[1] / "native" / "launcher"),
+            *(str(HERE / source) for source in sources),
+        ]
         subprocess.run([*command, "-o", str(target)], check=True)
         found[name] = target.read_bytes()
     return found

@@ -26,7 +26,7 @@ from hunt import build, own_mounts
 from support import residue
 from support.requires import cgroup2_mount
 
-from dockless.images import erofs
+from dockless.images.layers import erofs
 
 NEIGHBOUR = "neighbour"
 FOREIGN = 54321

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
-BUILT = ("*.so", "*.o", "__pycache__", "_native.c", ".git", ".venv", "build", ".hypothesis", ".*_cache", "*.egg-info", "launcher")
+BUILT = ("*.so", "*.o", "__pycache__", "_native.c", ".git", ".venv", "build", ".hypothesis", ".*_cache", "*.egg-info", "dockless-launcher")
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Planted:
 
 _OPEN_AT_EXEC = (
     (
-        "native/launcher.c",
+        "native/launcher/launcher.c",
         "    plan->phase = PHASE_JOB;\n    sys(NR_close_range, 3, ~0u, 0);\n",
         "    plan->phase = PHASE_JOB;\n    sys(NR_close_range, 3, ~0u, 4 /* CLOEXEC */);\n",
     ),
     (
-        "native/launcher.c",
+        "native/launcher/launcher.c",
         "    sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);\n    sys(NR_close_range, SLOT_FREE, ~0u, 0);\n    /* The job lives",
         "    /* The job lives",
     ),

@@ -55,7 +55,7 @@ def prepared() -> Iterator[canaries.Canaries]:
             with neighbour(made):
                 yield made
     finally:
-        from dockless.sandbox.sandbox import remove_tree
+        from dockless.sandbox.run.attached import remove_tree
 
         for place in base.glob("h/*"):
             remove_tree(place)
@@ -69,7 +69,7 @@ def neighbour(made: canaries.Canaries) -> Iterator[None]:
 
     from dockless.images import Store
     from dockless.options import make_spec
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     entries = [
         make_image.file("bin/probe", made.probe(), 0o755),
@@ -124,7 +124,7 @@ class Hunt:
     def _left(self, id: str) -> list[judge.Finding]:
         """Processes that nobody ended, and names that nobody took away."""
         from dockless.images import Store
-        from dockless.sandbox.sandbox import remove_tree
+        from dockless.sandbox.run.attached import remove_tree
 
         found = []
         for pid in canaries.children():

@@ -26,7 +26,8 @@ from dockless import gpus
 from dockless.errors import DocklessError
 from dockless.images import Store
 from dockless.options import make_spec
-from dockless.sandbox import detached, sandbox
+from dockless.sandbox.run import attached as sandbox
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 
 LIMIT = 15.0  # seconds that a sandbox may take: its own time limit ends it

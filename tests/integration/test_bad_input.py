@@ -13,7 +13,7 @@ from support.boxes import load, sh
 from support.make_image import file, symlink
 from support.requires import cgroup2_mount, requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.cgroups import Limits
 from dockless.errors import (
     BadInput,
@@ -28,10 +28,11 @@ from dockless.errors import (
     UnknownImage,
     Unsupported,
 )
-from dockless.sandbox import detached, features
+from dockless.sandbox import features
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Bind, Mount, Rlimit, Spec, Tmpfs, Volume, check_id
 
 pytestmark = requires("userns")

@@ -26,7 +26,7 @@ import dockless
 from dockless.cli import main
 from dockless.errors import NotFound, UnknownImage
 from dockless.images import Store
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 
 COMMAND = [sys.executable, "-P", "-m", "dockless"]
 TOOLS = "docker.io/library/tools:1"

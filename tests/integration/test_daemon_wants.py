@@ -10,7 +10,7 @@ from support.boxes import until
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 

@@ -14,9 +14,9 @@ import pytest
 from support.boxes import alive, children_of, load, pss, until
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import BadInput, CommandNotFound, SandboxGone
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Spec
 
 pytestmark = requires("userns")

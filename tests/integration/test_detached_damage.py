@@ -16,11 +16,11 @@ from support.disks import fill, small
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
-from dockless import paths
+from dockless.base import paths
 from dockless.cli import main
 from dockless.errors import SandboxGone, Unwritable
-from dockless.sandbox import detached, gpu_lease
-from dockless.sandbox.reconcile import reconcile
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.reconcile import reconcile
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import JobSpec, State
 
@@ -91,7 +91,7 @@ def test_a_damaged_record(sound, capfd, record: str, damage: str):
     assert rows[SOUND]["exit_code"] == 0 and rows[DAMAGED]["state"] == box.state() and bool(rows[DAMAGED]["reason"]) == lost
     assert main(["ps", "-a"]) == 0 and main(["ps"]) == 0
     assert main(["doctor"]) in (0, 1)
-    assert gpu_lease.detached() == frozenset() and reconcile() == []
+    assert detached.gpus() == frozenset() and reconcile() == []
     box.remove()
     assert [found.id for found in detached.list_all()] == [SOUND]
 

@@ -22,8 +22,8 @@ from support.registries import docker_registry
 from support.requires import requires
 
 from dockless.images import Store
-from dockless.images.push import push
 from dockless.images.registry import Configuration, Credentials
+from dockless.images.transfer.push import push
 
 TREE = Path(__file__).resolve().parents[2]
 DOCUMENTS = [path for path in (TREE / "README.md", *sorted(TREE.glob("docs/**/*.md"))) if path.exists()]

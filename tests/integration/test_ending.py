@@ -14,7 +14,7 @@ from support.boxes import alive, load, until
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 from dockless.sched import Client, JobSpec, State
 

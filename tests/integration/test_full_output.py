@@ -20,8 +20,8 @@ from support.scheduling import DaemonProcess
 from dockless.cli import VERBS
 from dockless.errors import ImageError, NoRoom
 from dockless.images import Store
-from dockless.images.export import export
-from dockless.images.save import save
+from dockless.images.archive.export import export
+from dockless.images.archive.save import save
 
 pytestmark = requires("userns")
 COMMAND = [sys.executable, "-P", "-m", "dockless"]
@@ -175,8 +175,8 @@ def test_what_cannot_be_read_is_not_blamed_on_the_output(tmp_path, monkeypatch, 
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Store, "open_blob", broken)
-    monkeypatch.setattr("dockless.images.export.walk", broken)
-    monkeypatch.setattr("dockless.images.inside.start", broken)
+    monkeypatch.setattr("dockless.images.archive.export.walk", broken)
+    monkeypatch.setattr("dockless.images.archive.inside.start", broken)
     with pytest.raises(ImageError) as caught:
         WAYS[way](Store(), tmp_path / "out")
     assert "cannot read" in str(caught.value) and "out" not in caught.value.subject
@@ -188,7 +188,7 @@ def test_a_stream_that_is_full():
 
 
 def save_empty(to) -> None:
-    from dockless.images.output import archive
+    from dockless.images.archive.output import archive
 
     with archive(to):
         pass

@@ -3,10 +3,11 @@
 import pytest
 
 from dockless.errors import NotEnoughGpus
-from dockless.sandbox import gpu, gpu_lease
+from dockless.sandbox.gpus import gpu
+from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sandbox.spec import Spec
-from dockless.sched import attempts
-from dockless.sched.hostgpus import HostGpus
+from dockless.sched.engine import attempts
+from dockless.sched.engine.hostgpus import HostGpus
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import GpuError
-from dockless.sandbox import gpu_nodes
-from dockless.sandbox.gpu import UNSET_IN_SANDBOX, device_nodes, environment, find, inventory, other_nodes
+from dockless.sandbox.gpus import nodes as gpu_nodes
+from dockless.sandbox.gpus.gpu import UNSET_IN_SANDBOX, device_nodes, environment, find, inventory, other_nodes
 
 without_driver = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver")
 
@@ -107,8 +107,10 @@ def test_nodes_are_made_once_and_a_replaced_one_is_made_anew(simulate):
 @requires("root")
 @without_driver
 def test_an_ordinary_user_gets_dev_null_with_a_note(tmp_path_factory):
-    code = "from dockless.sandbox.gpu import *\nfor n in device_nodes(inventory()): print(n.target, n.source, n.major, n.minor, n.note)"
-    probe = ["import dockless.sandbox.gpu, pynvml"]
+    code = (
+        "from dockless.sandbox.gpus.gpu import *\nfor n in device_nodes(inventory()): print(n.target, n.source, n.major, n.minor, n.note)"
+    )
+    probe = ["import dockless.sandbox.gpus.gpu, pynvml"]
     env = {**os.environ, "DOCKLESS_SIMULATED_GPUS": "1x80G", "DOCKLESS_HOME": "/nonexistent"}
     run = {"user": 65534, "group": 65534, "extra_groups": [], "env": env, "capture_output": True, "text": True, "timeout": 60, "cwd": "/"}
     try:
@@ -209,7 +211,7 @@ def test_the_environment_says_simulated(simulate):
 def test_the_nodes_of_a_real_gpu_open():
     code = """
 import os
-from dockless.sandbox.gpu import device_nodes, inventory, other_nodes
+from dockless.sandbox.gpus.gpu import device_nodes, inventory, other_nodes
 gpus = inventory()
 for node in device_nodes(gpus[:1]):
     assert os.lstat(node.source).st_rdev == os.makedev(node.major, node.minor) and not node.note

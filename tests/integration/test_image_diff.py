@@ -17,9 +17,9 @@ from support.requires import requires
 from support.uppers import lower, upper
 
 from dockless.errors import ImageError
-from dockless.images.diff import Upper, changes, write_layer
+from dockless.images.archive.diff import Upper, changes, write_layer
 from dockless.images.files import remove_tree
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 
 pytestmark = requires("overlay", "program:unshare")
 

@@ -21,8 +21,8 @@ from support.layers import Scene, tree
 from support.requires import requires, shared
 
 from dockless.errors import DocklessError, ImageError
-from dockless.images import erofs
-from dockless.images.layers import Layer
+from dockless.images.layers import erofs
+from dockless.images.layers.layers import Layer
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 from dockless.sched.daemon import let_removed_layers_go

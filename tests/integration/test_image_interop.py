@@ -15,11 +15,12 @@ from support.layers import load, tree
 from support.requires import requires
 from support.uppers import upper
 
-from dockless.images import Image, Store, digest
-from dockless.images.assemble import Edit
-from dockless.images.commit import commit
-from dockless.images.export import export
-from dockless.images.save import save
+from dockless.images import Image, Store
+from dockless.images.archive.assemble import Edit
+from dockless.images.archive.commit import commit
+from dockless.images.archive.export import export
+from dockless.images.archive.save import save
+from dockless.images.model import digest
 
 pytestmark = requires("overlay", "program:unshare")
 

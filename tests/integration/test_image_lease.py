@@ -11,10 +11,10 @@ from support.requires import requires
 
 from dockless.errors import ImageInUse, NoRoom, UnknownImage
 from dockless.images import Store
-from dockless.images.room import reserved
-from dockless.sandbox import detached
+from dockless.images.catalog.room import reserved
 from dockless.sandbox.commit import changes_of
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns", "overlay")

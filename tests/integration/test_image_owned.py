@@ -16,8 +16,9 @@ from support.layers import load
 from support.requires import requires
 
 from dockless.errors import BadImage, ImageError, UnsafeLayer
-from dockless.images import Store, files, owned
+from dockless.images import Store, files
 from dockless.images.check import check
+from dockless.images.layers import owned
 
 pytestmark = requires("user", "subuid", "userns", "overlay")
 
@@ -97,11 +98,12 @@ def test_the_writer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 WAIT = """
 import os, sys
 from pathlib import Path
-from dockless.images import files, owned
-from dockless.images.limits import UnpackLimits
+from dockless.images import files, subid
+from dockless.images.layers import owned
+from dockless.images.layers.limits import UnpackLimits
 with files.temporary_directory(Path(sys.argv[1])) as scratch:
     (scratch / "fs").mkdir()
-    writer = owned.OwnedWriter(owned.ids(), scratch, scratch / "fs", "test", UnpackLimits())
+    writer = owned.OwnedWriter(subid.ids(), scratch, scratch / "fs", "test", UnpackLimits())
     writer.feed(bytes(1024))
     try:
         print(writer._process.pid, flush=True)

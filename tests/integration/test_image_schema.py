@@ -15,8 +15,9 @@ from support.schema_cases import CASES, Case, build
 
 from dockless.cli import main
 from dockless.errors import BadDigest, BadImage
-from dockless.images import Store, reference
-from dockless.images.digest import parse
+from dockless.images import Store
+from dockless.images.model import reference
+from dockless.images.model.digest import parse
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "images-schema.md"
 

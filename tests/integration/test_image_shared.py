@@ -14,7 +14,7 @@ from support.requires import requires, shared
 
 from dockless.errors import BadImage, DocklessError
 from dockless.images import Store
-from dockless.images.compression import Decompressed
+from dockless.images.layers.compression import Decompressed
 
 pytestmark = requires("shared")
 

@@ -10,7 +10,7 @@ from support import make_image as make
 from support.layers import load, tree
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import UnknownImage
 from dockless.images import Store
 

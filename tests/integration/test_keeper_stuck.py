@@ -19,7 +19,7 @@ from support.requires import requires
 import dockless
 from dockless import native
 from dockless.errors import LaunchFailed, NotEnded, SandboxGone
-from dockless.sandbox import detached, process
+from dockless.sandbox.run import detached, process
 from dockless.sandbox.spec import Spec
 from dockless.stdio import PIPE
 

@@ -17,7 +17,7 @@ from support.boxes import run, sh
 from support.requires import requires
 
 from dockless.errors import CommandNotFound
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")
@@ -164,7 +164,7 @@ def test_several_threads_wait_for_one():
 def test_a_start_copies_no_page_tables():
     """CLONE_VM: after a fork each page of ours that we write would fault once more, be it 256 MiB of them. getrusage(2)"""
     program = (
-        "import mmap, resource\nfrom dockless.sandbox.sandbox import Sandbox\nfrom dockless.sandbox.spec import Spec\n"
+        "import mmap, resource\nfrom dockless.sandbox.run.attached import Sandbox\nfrom dockless.sandbox.spec import Spec\n"
         "hold = mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE)\nhold.madvise(mmap.MADV_NOHUGEPAGE)\n"
         "def write():\n    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for at in range(0, len(hold), 4096): hold[at] = 1\n"

@@ -42,7 +42,7 @@ def test_files_loaded_together_do_not_make_room_for_each_other(home, tmp_path):
 
 def test_room_is_asked_for_what_making_room_removed(home, tmp_path, monkeypatch):
     """The second image shares its largest layer with the first, which has to go: that layer is fetched anew and is counted."""
-    from dockless.images import load as loading
+    from dockless.images.archive import load as loading
 
     shared, own = os.urandom(3 * MEGABYTE), os.urandom(2 * MEGABYTE)
     Store(index=False).load(archive(tmp_path, "old", shared, os.urandom(MEGABYTE)))

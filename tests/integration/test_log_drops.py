@@ -14,8 +14,8 @@ from support.scheduling import DaemonProcess
 
 from dockless.cli import main
 from dockless.errors import BadInput, Refused
-from dockless.sandbox import detached
-from dockless.sandbox.logfile import Log, Row
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.logfile import Log, Row
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, JobSpec
 

@@ -15,8 +15,8 @@ from support.disks import fill, small
 from support.requires import requires
 
 from dockless.cli import main
-from dockless.sandbox import detached
-from dockless.sandbox.logfile import Log, Row, open_log
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.logfile import Log, Row, open_log
 from dockless.sandbox.spec import Bind, Spec
 
 pytestmark = requires("root", "userns")

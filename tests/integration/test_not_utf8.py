@@ -15,7 +15,7 @@ import pytest
 from support.scheduling import DaemonProcess
 
 from dockless.errors import BadInput
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import JobSpec, State
 

@@ -221,7 +221,7 @@ assert dockless.run(["true"]).returncode == 0
 
 
 def test_home_is_told_in_python(monkeypatch):
-    from dockless import paths
+    from dockless.base import paths
     from dockless.errors import BadInput
 
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))

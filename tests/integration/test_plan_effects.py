@@ -11,7 +11,7 @@ import pytest
 from support.boxes import alive, run, sh, until
 from support.requires import requires
 
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Namespaces, Spec
 
 pytestmark = requires("userns", "overlay")

@@ -13,9 +13,9 @@ from support.pulling import CHUNK, CONTENT, HASTY, Configuration, Credentials, f
 
 from dockless.errors import DocklessError
 from dockless.images import Store
-from dockless.images.push import push
-from dockless.images.transfer import Pace
-from dockless.images.upload import UploadPace
+from dockless.images.transfer.push import push
+from dockless.images.transfer.transfer import Pace
+from dockless.images.transfer.upload import UploadPace
 
 SEEDS = range(int(os.environ.get("DOCKLESS_CHAOS", "6")))
 

@@ -368,7 +368,7 @@ def test_a_layer_of_two_images(registry):
 
 
 def test_a_layer_whose_blob_was_given_up_is_not_fetched_again(registry):
-    from dockless.images import digest
+    from dockless.images.model import digest
 
     registry.image("app:1", [[make.file("a", CONTENT)]])
     registry.image("app:2", [[make.file("a", CONTENT)], [make.file("b", "new")]])

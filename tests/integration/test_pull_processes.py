@@ -20,8 +20,8 @@ from support.registries import docker_registry
 from support.requires import requires
 
 from dockless.images import Store
-from dockless.images.partial import Partial
-from dockless.images.transfer import PIECE
+from dockless.images.transfer.partial import Partial
+from dockless.images.transfer.transfer import PIECE
 
 PULL = """
 import sys

@@ -20,9 +20,9 @@ from support.requires import requires
 
 from dockless.errors import BadImage, BadInput, NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized, UnknownImage
 from dockless.images import Store
-from dockless.images.push import Pushed, push
 from dockless.images.registry.credentials import Login
-from dockless.images.upload import UploadPace
+from dockless.images.transfer.push import Pushed, push
+from dockless.images.transfer.upload import UploadPace
 
 WHOLE = UploadPace(remembered_from=1 << 40, tries=4, wait=0.001, wait_max=0.01)
 CHUNKS = UploadPace(chunk=CHUNK, remembered_from=CHUNK, tries=4, wait=0.001, wait_max=0.01)
@@ -285,8 +285,8 @@ def test_the_answer_to_the_last_request_gets_lost(registry, image):
 PUSH = """
 import sys
 from support.pulling import *
-from dockless.images.push import push
-from dockless.images.upload import UploadPace
+from dockless.images.transfer.push import push
+from dockless.images.transfer.upload import UploadPace
 pace = UploadPace(chunk=CHUNK, remembered_from=CHUNK)
 push(Store(), sys.argv[1], sys.argv[2], pace=pace, timeouts=TIMEOUTS, configuration=Configuration(), credentials=Credentials())
 """
@@ -322,7 +322,7 @@ def test_killed_and_gone_on_with(registry, image):
 
 def test_killed_after_the_registry_had_lost_the_first_try(registry, image):
     """What is remembered is the upload that is running, not one that was given up."""
-    from dockless.images.upload import _Memory
+    from dockless.images.transfer.upload import _Memory
 
     kept = []
     plain = _Memory.keep
@@ -362,7 +362,7 @@ def test_a_blob_that_the_store_does_not_keep_any_more(registry, image):
 
 
 def parse(text):
-    from dockless.images import digest
+    from dockless.images.model import digest
 
     return digest.parse(text)
 

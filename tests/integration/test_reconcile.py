@@ -8,11 +8,11 @@ import pytest
 from support.boxes import alive, load, until
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
+from dockless.base.locks import mark_in_use
 from dockless.cgroups import Cgroup, find_delegation
-from dockless.sandbox import reconcile
-from dockless.sandbox.locks import mark_in_use
-from dockless.sandbox.sandbox import Sandbox, new_id
+from dockless.sandbox.run import reconcile
+from dockless.sandbox.run.attached import Sandbox, new_id
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")

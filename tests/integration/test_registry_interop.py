@@ -24,11 +24,11 @@ from support.uppers import upper
 
 import dockless
 from dockless.images import Image, Store
-from dockless.images.assemble import Edit
-from dockless.images.commit import commit
-from dockless.images.pull import pull
-from dockless.images.push import push
+from dockless.images.archive.assemble import Edit
+from dockless.images.archive.commit import commit
 from dockless.images.registry import Configuration, Credentials
+from dockless.images.transfer.pull import pull
+from dockless.images.transfer.push import push
 
 pytestmark = [requires("overlay", "program:unshare", "program:docker-registry"), pytest.mark.usefixtures("registry")]
 

@@ -20,7 +20,7 @@ from support.requires import requires
 from support.scripted_http import ScriptedHttp, answer
 
 from dockless.errors import NotFound, RegistryUnavailable, Unauthorized
-from dockless.images.reference import parse
+from dockless.images.model.reference import parse
 from dockless.images.registry.configuration import Configuration, endpoints
 from dockless.images.registry.credentials import Credentials, Login
 from dockless.images.registry.endpoint import Endpoint, Scope

@@ -11,7 +11,7 @@ from support.requires import requires
 
 from dockless.cgroups import find_delegation
 from dockless.errors import BadInput
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns", "overlay")

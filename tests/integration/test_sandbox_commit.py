@@ -16,8 +16,9 @@ import dockless
 from dockless.cgroups import find_delegation
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
 from dockless.images import Store
-from dockless.images.assemble import Edit
-from dockless.sandbox import commit, detached
+from dockless.images.archive.assemble import Edit
+from dockless.sandbox import commit
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec, Tmpfs
 
 pytestmark = requires("userns", "overlay")

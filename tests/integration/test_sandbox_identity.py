@@ -146,7 +146,7 @@ def test_a_single_id_can_only_be_root():
 @requires("root")
 def test_owner_gets_her_own_map():
     tester = _somebody()
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     box = detached.start(_id_spec(), owner=tester)
     try:

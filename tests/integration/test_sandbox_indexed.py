@@ -17,11 +17,13 @@ from support import make_image as make
 from support.requires import requires
 
 from dockless.errors import ImageError, LaunchFailed, Unsupported
-from dockless.images import Image, Store, erofs
-from dockless.images.layers import Layer
-from dockless.sandbox import features, prepared
-from dockless.sandbox.explain import rows
-from dockless.sandbox.sandbox import explain
+from dockless.images import Image, Store
+from dockless.images.layers import erofs
+from dockless.images.layers.layers import Layer
+from dockless.sandbox import features
+from dockless.sandbox.plan.explain import rows
+from dockless.sandbox.run import prepared
+from dockless.sandbox.run.attached import explain
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("root", "userns", "overlay", "erofs")
@@ -156,7 +158,7 @@ def test_kernels_that_want_layers_attached(tmp_path, monkeypatch, old):
 
 
 def test_a_user_cannot_mount_it(tmp_path):
-    from dockless.sandbox.builder import Builder
+    from dockless.sandbox.plan.builder import Builder
     from dockless.sandbox.rootfs import _layer
 
     class Rootless:

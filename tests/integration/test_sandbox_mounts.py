@@ -13,10 +13,10 @@ import pytest
 from support.boxes import Ran, ok, running, sh
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import BadInput, DocklessError, LaunchFailed
 from dockless.native.userns import default_map
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
 from dockless.sandbox.volumes import volume_path
 

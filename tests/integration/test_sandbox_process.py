@@ -15,7 +15,7 @@ from support.boxes import alive, children_of, load, ok, pss, run, running, sh, u
 from support.requires import requires
 
 from dockless.errors import BadInput, SandboxGone
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Namespaces, Rlimit, Spec
 
 pytestmark = requires("userns")
@@ -223,7 +223,7 @@ def test_shared_pid_namespace_leaves_nobody():
 
 LEASH = """
 import os, sys, time
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Spec
 with Sandbox(Spec(argv=("/bin/sh", "-c", "trap '' TERM HUP INT; sleep 1000 & while :; do sleep 1000; done"))) as box:
     print(box.process.keeper_pid, flush=True)

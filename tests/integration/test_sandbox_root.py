@@ -12,7 +12,7 @@ from support.boxes import load, ok, run, sh
 from support.make_image import directory, file, symlink, whiteout
 from support.requires import requires
 
-from dockless import paths
+from dockless.base import paths
 from dockless.native.userns import default_map
 from dockless.sandbox.rootfs import MASKED, READONLY
 from dockless.sandbox.spec import Spec

@@ -339,7 +339,7 @@ def test_after_a_reboot(daemon: DaemonProcess, queue: Client, policy, state):
     number = queue.submit(shell("echo up; [ $DOCKLESS_ATTEMPT = 2 ] || sleep 100", on_reboot=policy))
     running(queue, number)
     daemon.kill9()
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     (sandbox,) = detached.list_all(daemon.home / "state")
     os.kill(sandbox.pid, 9)
@@ -362,7 +362,7 @@ def test_after_a_reboot(daemon: DaemonProcess, queue: Client, policy, state):
 
 
 def test_a_keeper_that_was_killed(daemon: DaemonProcess, queue: Client):
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     number = queue.submit(shell("echo up; sleep 100", gpus="all"))
     running(queue, number)
@@ -400,7 +400,8 @@ def test_many_clients_many_jobs(daemon: DaemonProcess):
 
 def test_gpus_of_a_detached_run_are_not_given_out_again(daemon: DaemonProcess, queue: Client, monkeypatch):
     """`dockless run -d --gpus` beside a daemon: its GPU is taken for as long as it lives, and given to a job when it has ended."""
-    from dockless.sandbox import detached, gpu
+    from dockless.sandbox.gpus import gpu
+    from dockless.sandbox.run import detached
 
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "4x80G")
     uuids = [unit.uuid for unit in gpu.inventory()]

@@ -10,8 +10,8 @@ import struct
 import pytest
 from support.requires import requires
 
-from dockless.sandbox import seccomp
 from dockless.sandbox.capabilities import DEFAULT
+from dockless.sandbox.seccomp import seccomp
 
 pytestmark = requires("gpu")
 

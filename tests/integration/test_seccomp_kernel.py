@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
-from dockless.sandbox import seccomp
+from dockless.base.syscalls import table
 from dockless.sandbox.capabilities import ALL, DEFAULT
-from dockless.sandbox.syscalls import table
+from dockless.sandbox.seccomp import seccomp
 
 ARCH = platform.machine()
 NR = table(ARCH) if ARCH in seccomp.ARCHES else {}

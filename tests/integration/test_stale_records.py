@@ -14,7 +14,7 @@ from support.requires import requires
 
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import SandboxGone
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")

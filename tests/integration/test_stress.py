@@ -20,9 +20,9 @@ from support.boxes import load
 from support.requires import requires
 
 from dockless.errors import CommandNotFound, LaunchFailed, SandboxGone
-from dockless.sandbox import detached
-from dockless.sandbox.process import Exit
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec, Tmpfs
 
 pytestmark = requires("userns")
@@ -140,7 +140,7 @@ def test_many_starts_leave_nothing(tmp_path):
     assert stress.problems == []
     assert sum(stress.seen.values()) == STARTS
     assert residue.leftovers(before) == []
-    from dockless import paths
+    from dockless.base import paths
 
     for place in (paths.state() / "running", paths.state() / "sandboxes"):
         assert not place.exists() or os.listdir(place) == []

@@ -27,7 +27,7 @@ from mutants.mutation import Mutant  # noqa: E402
 from support import own_devices  # noqa: E402
 
 _ROOMS = {
-    **{room: (f"{room}/**/*.py", f"{room}/*.c") for room in ("native", "sandbox", "cgroups", "images", "sched")},
+    **{room: (f"{room}/**/*.py", f"{room}/**/*.c") for room in ("native", "sandbox", "cgroups", "images", "sched")},
     nearest.DOOR: ("src/dockless/*.py", "src/dockless/cli/*.py"),
 }
 _NOT_THE_PROGRAM = ("native/build.py", "src/dockless/demo.py", "src/dockless/demo_image.py")

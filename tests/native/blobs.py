@@ -10,7 +10,7 @@ from dockless.native.userns import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
-from dockless.sandbox.plan import HEADER_SIZE, Command, Op, Plan, encode
+from dockless.sandbox.plan.plan import HEADER_SIZE, Command, Op, Plan, encode
 from dockless.sandbox.resolved import HostEntry, Resolved
 from dockless.sandbox.spec import Rlimit, Spec
 

@@ -39,11 +39,11 @@ def test_under_the_sanitizers(tmp_path):
         "-g",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
-        f"-I{NATIVE}",
+        f"-I{NATIVE / 'layer'}",
         "-o",
         program,
     ]
-    sources = [Path(__file__).with_name("erofs_check.c"), *(NATIVE / name for name in SOURCES)]
+    sources = [Path(__file__).with_name("erofs_check.c"), *(NATIVE / "layer" / name for name in SOURCES)]
     built = subprocess.run([*command, *sources], capture_output=True, text=True)
     if built.returncode != 0:
         assert "lasan" in built.stderr or "lubsan" in built.stderr, built.stderr

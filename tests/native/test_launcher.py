@@ -14,14 +14,14 @@ from support.boxes import run as run_in_sandbox
 from support.requires import requires
 
 from dockless import native
-from dockless.sandbox.plan import HEADER_SIZE, Op, Plan, encode, read_record
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.plan.plan import HEADER_SIZE, Op, Plan, encode, read_record
+from dockless.sandbox.run.attached import Sandbox
 from dockless.sandbox.spec import Bind, Spec
 
 from .blobs import RUN, good
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"  # an installed package has no sources
-LAUNCHER = Path(native.__file__).parent / "launcher"
+LAUNCHER = Path(native.LAUNCHER_PATH)
 needs_sources = pytest.mark.skipif(not NATIVE.is_dir(), reason="the C sources are not here: an installed package is tested")
 REPORT = struct.Struct("<HHiQ")
 READY, FAILED, STATUS = 1, 2, 3
@@ -194,7 +194,10 @@ def trapping(tmp_path_factory) -> Path:
     """The launcher compiled so that undefined behaviour traps (SIGILL); the sanitizer's trap mode needs no library."""
     program = tmp_path_factory.mktemp("ubsan") / "launcher"
     flags = ["-fsanitize=undefined,bounds", "-fsanitize-undefined-trap-on-error", "-fno-sanitize=alignment"]
-    subprocess.run(["gcc", *_setup("LAUNCHER_FLAGS"), *flags, "-o", program, *(NATIVE / s for s in _setup("LAUNCHER_SOURCES"))], check=True)
+    subprocess.run(
+        ["gcc", *_setup("LAUNCHER_FLAGS"), *flags, "-o", program, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
+        check=True,
+    )
     program.chmod(0o755)
     return program
 
@@ -205,7 +208,7 @@ def test_whole_starts_without_undefined_behaviour(trapping, monkeypatch, tmp_pat
     """Real sandboxes, attached and detached, by the trapping launcher."""
     from support import requires as machine
 
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     machine.check("userns")
     fd = os.open(trapping, os.O_RDONLY | os.O_CLOEXEC)
@@ -291,15 +294,15 @@ def test_compiles_for_aarch64(tmp_path):
     flags = _setup("LAUNCHER_FLAGS")
     out = tmp_path / "launcher"
     done = subprocess.run(
-        ["aarch64-linux-gnu-gcc", *flags, "-Werror", "-o", out, *(NATIVE / s for s in _setup("LAUNCHER_SOURCES"))],
+        ["aarch64-linux-gnu-gcc", *flags, "-Werror", "-o", out, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for source in ("clone.c", "shim.c", "plan.c"):
+    for source in ("clone.c", "shim.c", "launcher/plan.c"):
         done = subprocess.run(
-            ["aarch64-linux-gnu-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{out}"', "-c", "-o",
-            tmp_path / "x.o", NATIVE / source],
+            ["aarch64-linux-gnu-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{out}"', "-I",
+            NATIVE / "launcher", "-c", "-o", tmp_path / "x.o", NATIVE / source],
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -311,7 +314,8 @@ def test_runs_on_aarch64(tmp_path):
     """Under user emulation, with what it knows of system calls: the plan is mapped, checked, carried out; struct stat is read right."""
     out = tmp_path / "launcher"
     subprocess.run(
-        ["aarch64-linux-gnu-gcc", *_setup("LAUNCHER_FLAGS"), "-o", out, *(NATIVE / s for s in _setup("LAUNCHER_SOURCES"))], check=True
+        ["aarch64-linux-gnu-gcc", *_setup("LAUNCHER_FLAGS"), "-o", out, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
+        check=True,
     )
     wrapper = tmp_path / "run"
     wrapper.write_text(f"#!/bin/sh\nexec qemu-aarch64-static {out} < /dev/null\n")
@@ -328,15 +332,15 @@ def test_runs_on_aarch64(tmp_path):
 def test_compiles_without_a_warning(tmp_path):
     """What newer compilers make an error: implicit declarations, and whatever -Wall and -Wextra say."""
     done = subprocess.run(
-        ["gcc", *_setup("LAUNCHER_FLAGS"), "-Werror", "-o", tmp_path / "l", *(NATIVE / s for s in _setup("LAUNCHER_SOURCES"))],
+        ["gcc", *_setup("LAUNCHER_FLAGS"), "-Werror", "-o", tmp_path / "l", *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for source in ("clone.c", "shim.c", "plan.c"):
+    for source in ("clone.c", "shim.c", "launcher/plan.c"):
         done = subprocess.run(
-            ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{tmp_path / "l"}"', "-c", "-o", tmp_path / "x.o",
-            NATIVE / source],
+            ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{tmp_path / "l"}"', "-I", NATIVE / "launcher",
+            "-c", "-o", tmp_path / "x.o", NATIVE / source],
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

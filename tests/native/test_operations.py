@@ -9,7 +9,7 @@ import pytest
 from support.requires import requires
 
 from dockless import native
-from dockless.sandbox.plan import HEADER_SIZE, Command, Op, Plan, encode
+from dockless.sandbox.plan.plan import HEADER_SIZE, Command, Op, Plan, encode
 
 from .test_launcher import FAILED, STATUS, _launch
 

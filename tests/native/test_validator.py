@@ -14,12 +14,12 @@ import pytest
 from support.requires import requires
 
 from dockless import native
-from dockless.sandbox import explain, plan
+from dockless.sandbox.plan import explain, plan
 
 from .blobs import OP_SIZE, good, mutated
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"  # an installed package has no sources
-HEADER = (NATIVE / "plan.h").read_text() if NATIVE.is_dir() else ""
+HEADER = (NATIVE / "launcher" / "plan.h").read_text() if NATIVE.is_dir() else ""
 needs_sources = pytest.mark.skipif(not HEADER, reason="the C sources are not here: an installed package is tested")
 NAMES = (
     "magic abi flags size n_ops ops_offset data_offset data_size times_offset timeout grace log_limit stop_signal directory cgroup reserved"
@@ -203,8 +203,10 @@ def _inside(blob: bytes) -> bool:
 def test_under_the_sanitizers(tmp_path):
     """The same mutations, and many more, to the validator under AddressSanitizer and UndefinedBehaviorSanitizer."""
     program = tmp_path / "validator"
-    command = ["gcc", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{NATIVE}", "-o", program]
-    built = subprocess.run([*command, Path(__file__).with_name("validator.c"), NATIVE / "plan.c"], capture_output=True, text=True)
+    command = ["gcc", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{NATIVE / 'launcher'}", "-o", program]
+    built = subprocess.run(
+        [*command, Path(__file__).with_name("validator.c"), NATIVE / "launcher" / "plan.c"], capture_output=True, text=True
+    )
     if built.returncode != 0:
         assert "lasan" in built.stderr or "lubsan" in built.stderr, built.stderr
         pytest.skip("gcc has no sanitizers here (package libgcc-*-dev)")
@@ -245,7 +247,7 @@ def test_every_operation_can_be_explained():
 @needs_sources
 def test_every_operation_is_interpreted():
     """Each has its case in the switch, but CLONE and SPAWN, which split the process."""
-    cases = set(re.findall(r"case OP_(\w+):", (NATIVE / "ops.c").read_text()))
+    cases = set(re.findall(r"case OP_(\w+):", (NATIVE / "launcher" / "ops.c").read_text()))
     assert cases == set(_table()) - {"CLONE", "SPAWN"}
 
 

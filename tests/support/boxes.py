@@ -21,8 +21,8 @@ from typing import IO, Any
 from support import make_image
 
 from dockless.images import Store
-from dockless.sandbox.process import Exit
-from dockless.sandbox.sandbox import Sandbox
+from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 
 DEADLINE = 20.0  # seconds: an emulated processor is slow

@@ -12,7 +12,7 @@ from support.stand_in import DEADLINE, StandIn, engine, until
 from dockless.sched import Client, JobSpec, State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.server import Server
+from dockless.sched.wire.server import Server
 
 ANN, BEN = 1001, 1002
 PEOPLE = {

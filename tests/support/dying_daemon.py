@@ -14,8 +14,10 @@ POINTS = ("lease", "leased", "launched", "running", "exit", "log", "finish", "re
 
 
 def main(point: str, mark: str) -> int:
-    from dockless.sandbox import detached
-    from dockless.sched import attempts, daemon, queue
+    from dockless.sandbox.run import detached
+    from dockless.sched import daemon
+    from dockless.sched.engine import attempts
+    from dockless.sched.store import queue
 
     def die_at(here: str) -> None:
         if here == point and not os.path.exists(mark):

@@ -12,8 +12,9 @@ STEPS = ("send_stop", "kill_once", "exit_once", "pidfd", "state_once", "patience
 
 
 def main(steps: list[str]) -> int:
-    from dockless.sandbox.detached import Detached
-    from dockless.sched import daemon, engine, stopping
+    from dockless.sandbox.run.detached import Detached
+    from dockless.sched import daemon
+    from dockless.sched.engine import engine, stopping
 
     engine.OVERDUE = 0.3
     stopping.KILL_AGAIN = 0.05

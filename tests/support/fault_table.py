@@ -98,7 +98,7 @@ def _load(scene: Scene, **how: Any) -> None:
 
 def _import(scene: Scene) -> None:
     from dockless.images import Store
-    from dockless.images.importing import import_root
+    from dockless.images.archive.importing import import_root
 
     import_root(Store(), scene.beside / "root.tar", reference="imported:1", created=0)
 
@@ -127,21 +127,21 @@ def _prune(scene: Scene) -> None:
 
 def _save(scene: Scene) -> None:
     from dockless.images import Store
-    from dockless.images.save import save
+    from dockless.images.archive.save import save
 
     save(Store(), ["old:1"], scene.disk / "saved.tar")
 
 
 def _save_directory(scene: Scene) -> None:
     from dockless.images import Store
-    from dockless.images.save import save
+    from dockless.images.archive.save import save
 
     save(Store(), ["old:1"], scene.disk / "layout", format="oci-dir")
 
 
 def _export(scene: Scene) -> None:
     from dockless.images import Store
-    from dockless.images.export import export
+    from dockless.images.archive.export import export
 
     export(Store().get("old:1"), scene.disk / "exported.tar", compression="gzip", store=Store())
 
@@ -154,17 +154,17 @@ def _commit(scene: Scene) -> None:
 
 def _pull(scene: Scene) -> None:
     from dockless.images import Store
-    from dockless.images.pull import pull
     from dockless.images.registry import Configuration, Credentials
+    from dockless.images.transfer.pull import pull
 
     pull(Store(), scene.registry.name("app:1"), configuration=Configuration(), credentials=Credentials())
 
 
 def _push(scene: Scene) -> None:
     from dockless.images import Store
-    from dockless.images.push import push
     from dockless.images.registry import Configuration, Credentials
-    from dockless.images.upload import UploadPace
+    from dockless.images.transfer.push import push
+    from dockless.images.transfer.upload import UploadPace
 
     scene.registry.blobs.clear()
     pace = UploadPace(chunk=1000, remembered_from=1000, tries=2, wait=0.001, wait_max=0.01)
@@ -226,7 +226,7 @@ def _limited(scene: Scene) -> None:
 
 def _killed(scene: Scene) -> None:
     """A detached sandbox that is killed by its group."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
     from dockless.sandbox.spec import Spec
 
     for left in detached.list_all():
@@ -242,7 +242,7 @@ def _killed(scene: Scene) -> None:
 
 def _detached(scene: Scene) -> None:
     """Start, wait, read, remove; a record that could not be written is an error with a reason."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
     from dockless.sandbox.spec import Spec
 
     left = detached.find("box")
@@ -256,7 +256,7 @@ def _detached(scene: Scene) -> None:
 
 
 def _remove_detached(scene: Scene) -> None:
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     box = detached.find("ended")
     if box is not None:
@@ -272,7 +272,7 @@ def _made(scene: Scene) -> None:
 
 
 def _started(scene: Scene, name: str) -> None:
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
     from dockless.sandbox.spec import Spec
 
     _shell(scene)
@@ -287,19 +287,19 @@ def _shell(scene: Scene) -> None:
 
 
 def _abandon(job: Job, db: sqlite3.Connection) -> None:
-    from dockless.sched import queue
     from dockless.sched.jobs import State
+    from dockless.sched.store import queue
 
     queue.finish(db, job.id, job.attempt, State.LOST if job.attempt else State.CANCELLED, 3.0, "", None)
 
 
 def _queue(scene: Scene) -> None:
     """A queue's life without a daemon: made, a job submitted, run and ended, each change acknowledged only when it is durable."""
-    from dockless import paths
-    from dockless.sched import queue
+    from dockless.base import paths
     from dockless.sched.jobs import State
-    from dockless.sched.lease import Lease
-    from dockless.sched.writer import Writer
+    from dockless.sched.store import queue
+    from dockless.sched.store.lease import Lease
+    from dockless.sched.store.writer import Writer
 
     place = scene.home / "state" / "jobs.db"
     paths.make(place.parent)
@@ -324,7 +324,7 @@ def _daemon(scene: Scene) -> None:
 
 def _probe(scene: Scene) -> None:
     """What a process asks once: whether layers can be mounted as they are. A disk that fails means no, for now."""
-    from dockless.images import erofs
+    from dockless.images.layers import erofs
 
     erofs._why_not.cache_clear()
     erofs.supported(scene.home / "store")
@@ -358,9 +358,25 @@ OPERATIONS = (
 
 # Once here instead of in every child.
 _IMPORTED = (
-    *("call", "committing", "images.importing", "images.save", "images.export", "images.commit", "images.pull", "images.push"),
-    *("images.check", "images.erofs", "images.room", "images.registry.logins", "images.registry.transport", "sandbox.detached"),
-    *("sandbox.commit", "sandbox.failure", "sched.queue", "sched.writer", "sched.daemon"),
+    *(
+        "call",
+        "committing",
+        "images.archive.importing",
+        "images.archive.save",
+        "images.archive.export",
+        "images.archive.commit",
+        "images.transfer.pull",
+        "images.transfer.push",
+    ),
+    *(
+        "images.store.check",
+        "images.layers.erofs",
+        "images.store.room",
+        "images.registry.logins",
+        "images.registry.transport",
+        "sandbox.run.detached",
+    ),
+    *("sandbox.commit", "sandbox.plan.failure", "sched.store.queue", "sched.store.writer", "sched.daemon"),
 )
 
 # ---- one fault after the other ----------------------------------------------------------------------------------------------------------
@@ -371,7 +387,7 @@ def scenes(place: Path) -> Iterator[Callable[[Operation], Bench]]:
     """``place``: a directory of the caller's own; DOCKLESS_HOME must be ``place``/disk/h."""
     for module in _IMPORTED:
         importlib.import_module(f"dockless.{module}")
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     with ExitStack() as stack:
         registry = stack.enter_context(BadRegistry())
@@ -392,7 +408,7 @@ class Bench:
     """One operation, its prepared disk, and how that looks when nothing failed."""
 
     def __init__(self, scene: Scene, operation: Operation, place: Path) -> None:
-        from dockless.images import erofs
+        from dockless.images.layers import erofs
 
         self.scene = scene
         self.operation = operation
@@ -437,7 +453,7 @@ class Bench:
     def look(self) -> list[str]:
         """What is wrong with what was there before. In a child, because who has read an indexed layer holds its mount."""
         from dockless.images import Store
-        from dockless.sandbox import detached
+        from dockless.sandbox.run import detached
 
         wrong = []
         store = Store()
@@ -506,7 +522,7 @@ class Bench:
 
 def _tidy() -> None:
     """What `dockless doctor` does, without waiting for starts that are under way."""
-    from dockless.sandbox import reconcile
+    from dockless.sandbox.run import reconcile
 
     reconcile._SETTLED = 0.0
     reconcile.reconcile()

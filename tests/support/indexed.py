@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dockless.images import erofs
-from dockless.images.layers import Layer
+from dockless.images.layers import erofs
+from dockless.images.layers.layers import Layer
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Written
 

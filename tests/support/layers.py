@@ -17,9 +17,9 @@ from support.requires import missing
 from dockless.errors import DocklessError
 from dockless.images import Image, Store
 from dockless.images.files import remove_tree
-from dockless.images.layer import explained, unpack
-from dockless.images.layers import Layer
-from dockless.images.merged import Merged, Node
+from dockless.images.layers.layer import explained, unpack
+from dockless.images.layers.layers import Layer
+from dockless.images.layers.merged import Merged, Node
 from dockless.native.layers import Member, TarLister
 
 

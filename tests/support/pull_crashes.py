@@ -24,14 +24,14 @@ from pathlib import Path
 from support.bad_registry import BadRegistry, Exchange
 from support.make_image import directory, file
 
-from dockless.images.partial import CHUNK
+from dockless.images.transfer.partial import CHUNK
 
 PULL = """
 import sys
 from pathlib import Path
 from dockless.errors import DocklessError
 from dockless.images import Store
-from dockless.images.pull import pull
+from dockless.images.transfer.pull import pull
 from dockless.images.registry import Configuration, Credentials
 store = Store(Path(sys.argv[2]), index=sys.argv[3] == "indexed")
 try:
@@ -187,7 +187,7 @@ class Bench:
 
 def forms(place: Path) -> tuple[str, ...]:
     """The forms that layers can take below ``place``."""
-    from dockless.images import erofs
+    from dockless.images.layers import erofs
 
     return ("written", "indexed") if erofs.supported(place) else ("written",)
 

@@ -11,13 +11,13 @@ from support.bad_registry import BadRegistry
 from support.make_image import file
 
 from dockless.images import Image, Store
-from dockless.images.digest import parse as parse_digest
-from dockless.images.fetch import spool_path
-from dockless.images.manifest import Descriptor
-from dockless.images.pull import pull
+from dockless.images.model.digest import parse as parse_digest
+from dockless.images.model.manifest import Descriptor
 from dockless.images.registry import Configuration, Credentials
 from dockless.images.registry.transport import Timeouts
-from dockless.images.transfer import Pace
+from dockless.images.transfer.fetch import spool_path
+from dockless.images.transfer.pull import pull
+from dockless.images.transfer.transfer import Pace
 
 CHUNK = 64 << 10
 QUICK = Pace(connections=3, split_from=4 * CHUNK, chunk=CHUNK, tries=4, wait=0.001, wait_max=0.01)

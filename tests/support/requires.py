@@ -112,7 +112,7 @@ def _erofs() -> str:
     """Layers that are not unpacked can be mounted from files of the temporary directory."""
     import tempfile
 
-    from dockless.images import erofs
+    from dockless.images.layers import erofs
 
     said = erofs.why_not(Path(tempfile.gettempdir()))
     return said and f"no EROFS can be mounted from a file: {said}"

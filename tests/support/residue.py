@@ -25,8 +25,8 @@ from pathlib import Path
 from support import apart
 from support.requires import cgroup2_mount
 
-from dockless import paths
-from dockless.images import erofs
+from dockless.base import paths
+from dockless.images.layers import erofs
 
 DEADLINE = 3.0  # seconds that ends may take
 EMPTY_DEADLINE = 30.0  # for groups in which nobody lives: who made one cannot be known, and another run may be about to use or remove it

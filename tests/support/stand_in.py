@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from dockless.errors import SandboxGone
-from dockless.sandbox.process import Exit
-from dockless.sched import State, policy, queue
+from dockless.sandbox.run.process import Exit
+from dockless.sched import State
+from dockless.sched.policy import policy
+from dockless.sched.store import queue
 from dockless.sched.config import Config
-from dockless.sched.engine import Engine
-from dockless.sched.hostgpus import HostGpus
+from dockless.sched.engine.engine import Engine
+from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import sandbox_id
-from dockless.sched.lease import Lease, held
+from dockless.sched.store.lease import Lease, held
 
 DEADLINE = 20.0
 
@@ -192,7 +194,7 @@ class Daemon:
             self._error = error
 
     async def _serve(self) -> None:
-        from dockless.sched.server import Server
+        from dockless.sched.wire.server import Server
 
         self._loop = asyncio.get_running_loop()
         async with engine(self._directory, self.launcher, self._config) as self.engine:

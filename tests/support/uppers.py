@@ -11,8 +11,8 @@ from pathlib import Path
 from support import make_image as make
 from support.layers import Scene
 
-from dockless.images.diff import Upper
-from dockless.images.layers import Layer
+from dockless.images.archive.diff import Upper
+from dockless.images.layers.layers import Layer
 from dockless.native.userns import IdMap, Range
 
 SHIFT = 0x6FFF0000

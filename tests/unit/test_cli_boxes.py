@@ -14,9 +14,9 @@ from support.recorded import AT, OOM_KILLED, alive, exit_record, recorded
 from dockless.cli import main
 from dockless.cli.boxes import describe
 from dockless.errors import SandboxGone
-from dockless.sandbox import detached
-from dockless.sandbox.detached import Detached
-from dockless.sandbox.process import TIMED_OUT
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.detached import Detached
+from dockless.sandbox.run.process import TIMED_OUT
 from dockless.sandbox.spec import Spec
 
 TRUE = Spec(argv=("true",), image="img")

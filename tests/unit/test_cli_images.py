@@ -22,7 +22,7 @@ from dockless.errors import BadInput, UnknownImage
 from dockless.images import Store
 from dockless.images.progress import Progress
 from dockless.pulling import present, present_for, told_whose_store
-from dockless.sched.protocol import DaemonInfo
+from dockless.sched.wire.protocol import DaemonInfo
 
 HERE = Path(__file__).resolve().parent
 COMMAND = [sys.executable, "-P", "-m", "dockless"]
@@ -76,7 +76,7 @@ def test_images_in_every_form(one, capfd):
 
 
 def test_images_of_roots_store(one, made, capfd, monkeypatch):
-    monkeypatch.setattr("dockless.paths.shared_store", lambda: made[0])
+    monkeypatch.setattr("dockless.base.paths.shared_store", lambda: made[0])
     assert said(capfd, "images", "--shared", "-q").split() == [ONE] and said(capfd, "images", "--shared", "nothing", "-q") == ""
     assert one[7:19] in said(capfd, "images", "--shared")
     assert json.loads(said(capfd, "images", "--shared", "--json")) == [{"reference": ONE, "digest": one, "size": 2}]
@@ -371,7 +371,7 @@ def test_wrong_input(line, words, one, capfd, monkeypatch, tmp_path):
 def test_what_is_there_is_not_pulled(one):
     code = (
         "import sys; from dockless.pulling import present; assert present('one:1') == 'one:1' and present('host', 'always') == 'host';"
-        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.pull'])"
+        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.pull'])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 

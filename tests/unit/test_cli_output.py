@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from support.streams import Stream
 
+from dockless.base.text import escaped, shown
 from dockless.cli import inspecting, output
 from dockless.cli.progress import Shown
 from dockless.errors import BadInput, OutputLost, SandboxGone, UnknownImage
-from dockless.text import escaped, shown
 
 
 def replacing(monkeypatch, name):
@@ -251,7 +251,7 @@ def test_an_image_goes_before_a_sandbox_of_the_same_name(stdout, stderr, monkeyp
         return code, here.said().decode(), there.said().decode()
 
     monkeypatch.setattr(inspecting, "about_image", about_image)
-    monkeypatch.setattr("dockless.sandbox.detached.get", get)
+    monkeypatch.setattr("dockless.sandbox.run.detached.get", get)
     monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: {"sandbox": box})
     assert said("both", "box") == (0, '[\n  {\n    "image": "both"\n  },\n  {\n    "sandbox": "box"\n  }\n]\n', "")
     assert said("both", as_json=True)[1] == '[{"image": "both"}]\n'

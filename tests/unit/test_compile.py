@@ -15,13 +15,14 @@ from dockless.cgroups import Limits
 from dockless.cgroups.devices import STANDARD_DEVICES
 from dockless.errors import BadInput, CommandNotFound, DocklessError, LaunchFailed, SandboxError, Unsupported
 from dockless.images import host_image
-from dockless.sandbox import explain, failure, features, volumes
+from dockless.sandbox import features, volumes
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
-from dockless.sandbox.plan import Op, Plan, encode, personal, read_record
-from dockless.sandbox.prepared import Prepared
+from dockless.sandbox.plan import explain, failure
+from dockless.sandbox.plan.plan import Op, Plan, encode, personal, read_record
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.run.prepared import Prepared
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 HERE = features.Features("6.18.0", "x86_64", sys_admin=os.geteuid() == 0)
@@ -33,7 +34,7 @@ def _resolve(image=None, made: Features = HERE, **fields) -> Resolved:
 
 
 def _image(**config):
-    from dockless.images.config import ImageConfig
+    from dockless.images.model.config import ImageConfig
 
     image = host_image()
     return replace(image, config=replace(ImageConfig(), **config))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dockless.base.paths import HINTS
 from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, IdMapError, LaunchFailed
-from dockless.images.layers import Layer
-from dockless.paths import HINTS
-from dockless.sandbox import failure
-from dockless.sandbox.builder import IDMAP
-from dockless.sandbox.plan import Command, Op, Plan
+from dockless.images.layers.layers import Layer
+from dockless.sandbox.plan import failure
+from dockless.sandbox.plan.builder import IDMAP
+from dockless.sandbox.plan.plan import Command, Op, Plan
 
 PROGRAM = Command(("/bin/tool",), ("/bin/tool",), ())
 

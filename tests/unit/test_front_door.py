@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import dockless
+from dockless.base.units import parse_signal
 from dockless.errors import BadInput
 from dockless.options import image_and_args, make_spec, parse_mount
 from dockless.result import Result
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
-from dockless.units import parse_signal
 
 PUBLIC = """
 BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
@@ -59,7 +59,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_run_stays_a_function_whatever_is_imported():
     import dockless.box
     import dockless.call
-    import dockless.sandbox.sandbox
+    import dockless.sandbox.run.attached
 
     assert callable(dockless.run) and callable(dockless.Sandbox)
 

@@ -16,9 +16,9 @@ import pytest
 from support.requires import requires
 
 from dockless.errors import BadInput, GpuDriverMissing, GpuError
-from dockless.sandbox import gpu_nvml
-from dockless.sandbox.gpu import Gpu, driver, find, inventory, refresh, session, units
-from dockless.sched.hostgpus import HostGpus
+from dockless.sandbox.gpus import nvml as gpu_nvml
+from dockless.sandbox.gpus.gpu import Gpu, driver, find, inventory, refresh, session, units
+from dockless.sched.engine.hostgpus import HostGpus
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ for call in (gpu.inventory, gpu.driver, lambda: gpu.refresh(())):
 
 
 def test_importing_does_not_import_pynvml():
-    done = python("import sys; import dockless.sandbox.gpu; print('pynvml' in sys.modules, 'msgspec' in sys.modules)")
+    done = python("import sys; import dockless.sandbox.gpus.gpu; print('pynvml' in sys.modules, 'msgspec' in sys.modules)")
     assert done.stdout.split() == ["False", "False"], done
 
 
@@ -224,7 +224,7 @@ def test_a_real_gpu_host():
     """The inventory beside nvidia-smi."""
     listed = subprocess.run(["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True)
     code = """
-from dockless.sandbox.gpu import inventory
+from dockless.sandbox.gpus.gpu import inventory
 for gpu in inventory():
     assert gpu.memory and not gpu.simulated
     print(f"{gpu.index}, {gpu.uuid}")

@@ -8,8 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
-from dockless.sandbox.gpu import ALL, Gpu, GpuProcess, GpuRequest, MigInstance, choose, find, parse_request, possible, units, why_not_free
-from dockless.sandbox.gpu_topology import link
+from dockless.sandbox.gpus.gpu import (
+    ALL,
+    Gpu,
+    GpuProcess,
+    GpuRequest,
+    MigInstance,
+    choose,
+    find,
+    parse_request,
+    possible,
+    units,
+    why_not_free,
+)
+from dockless.sandbox.gpus.topology import link
 
 UUID = "GPU-00000000-0000-0000-0000-{:012x}"
 MIG = "MIG-00000000-0000-0000-0000-{:012x}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dockless.sandbox import gpu_nvml
+from dockless.sandbox.gpus import nvml as gpu_nvml
 
 OK, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT, NO_DRIVER, NO_FUNCTION = 0, 1, 2, 3, 6, 7, 9, 13
 VERSION_MISMATCH = 25

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dockless.sandbox.gpu_topology import KINDS, best_set, link
+from dockless.sandbox.gpus.topology import KINDS, best_set, link
 
 
 def test_ranks_follow_the_order_of_kinds():

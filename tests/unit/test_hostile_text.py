@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from dockless import doctor
+from dockless.base.text import escaped
 from dockless.cli import main, report
 from dockless.cli.jobs import _detail, print_queue
 from dockless.cli.output import cut, err, json_text, out, print_json, status, table, warn
 from dockless.errors import BadInput, DocklessError, RegistryError, SchedError
-from dockless.sched import faults
+from dockless.sched.engine import faults
 from dockless.sched.jobs import Attempt, Job, State
-from dockless.text import escaped
 
 CLI = Path(report.__code__.co_filename).parent
 RAW = "\x1b[2J\x07\x08\x7f\r\n\t\x85\x9b31m\u200b\u202e\u2066\u2028\ufeff\udcff[red]\\"

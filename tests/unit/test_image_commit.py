@@ -16,11 +16,13 @@ from support.layers import load, tree
 from support.uppers import own_map
 
 from dockless.errors import BadImage, BadInput, ImageError
-from dockless.images import Store, digest, host_image, lease
-from dockless.images.assemble import Created, Edit, new_config
-from dockless.images.commit import commit
-from dockless.images.diff import Upper, write_layer
-from dockless.images.packing import Packer
+from dockless.images import Store, host_image
+from dockless.images.archive.assemble import Created, Edit, new_config
+from dockless.images.archive.commit import commit
+from dockless.images.archive.diff import Upper, write_layer
+from dockless.images.archive.packing import Packer
+from dockless.images.catalog import lease
+from dockless.images.model import digest
 
 BASE = [make.directory("etc"), make.file("etc/passwd", "root"), make.file("file", "file")]
 

@@ -8,8 +8,9 @@ import json
 import pytest
 
 from dockless.errors import BadDigest, BadImage
-from dockless.images import digest, discover, platforms
-from dockless.images.manifest import CONTAINERD_NAME, DOCUMENT_MAX, OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, REF_NAME
+from dockless.images.archive import discover
+from dockless.images.model import digest, platforms
+from dockless.images.model.manifest import CONTAINERD_NAME, DOCUMENT_MAX, OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, REF_NAME
 
 HERE = platforms.host()
 FOREIGN = [{"os": "linux", "architecture": name} for name in ("s390x", "mips64le")]

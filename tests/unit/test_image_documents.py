@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from dockless.errors import BadDigest, BadImage, BadInput, NotRunnable
-from dockless.images import choose, config, digest, manifest, platforms
-from dockless.images.digest import Digest
-from dockless.images.platforms import Platform
+from dockless.images.model import choose, config, digest, manifest, platforms
+from dockless.images.model.digest import Digest
+from dockless.images.model.platforms import Platform
 
 D = "sha256:" + "1" * 64
 CONFIG = {"mediaType": manifest.OCI_CONFIG, "digest": D, "size": 2}
@@ -320,8 +320,8 @@ def test_this_host_can_run_its_own_platform():
     ],
 )
 def test_a_name_that_a_repack_left_behind_does_not_count(full, ref, name):
-    from dockless.images.digest import of
-    from dockless.images.discover import _name
+    from dockless.images.archive.discover import _name
+    from dockless.images.model.digest import of
 
     notes = tuple((key, value) for key, value in ((manifest.CONTAINERD_NAME, full), (manifest.REF_NAME, ref)) if value)
     assert _name(manifest.Descriptor(manifest.OCI_MANIFEST, of(b""), 0, notes)) == name

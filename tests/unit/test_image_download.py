@@ -11,11 +11,13 @@ from collections.abc import Callable
 import pytest
 
 from dockless.errors import BadDigest, BadImage, NotFound, RegistryUnavailable
-from dockless.images import Store, digest, fetch
-from dockless.images.fetch import Download, Fetcher, is_foreign, spool_path
-from dockless.images.manifest import Descriptor
-from dockless.images.partial import Partial
-from dockless.images.pipeline import Cancelled
+from dockless.images import Store
+from dockless.images.layers.pipeline import Cancelled
+from dockless.images.model import digest
+from dockless.images.model.manifest import Descriptor
+from dockless.images.transfer import fetch
+from dockless.images.transfer.fetch import Download, Fetcher, is_foreign, spool_path
+from dockless.images.transfer.partial import Partial
 
 DATA = bytes(range(256)) * 4
 CHUNK = 100

@@ -8,7 +8,7 @@ import pytest
 from support import make_image as make
 from support.indexed import build
 
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 

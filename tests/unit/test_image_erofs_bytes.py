@@ -12,7 +12,7 @@ from support import make_image as make
 from support.erofs_reader import BLOCK, Reader
 from support.indexed import build
 
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 

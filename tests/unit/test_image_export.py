@@ -12,12 +12,12 @@ from support.layers import load, tree
 from support.uppers import own_map
 
 from dockless.errors import BadImage, BadInput, ImageError, UnsafeLayer
-from dockless.images import Store, UnpackLimits, host_image, owned
-from dockless.images.assemble import Edit
-from dockless.images.diff import Upper
-from dockless.images.export import export
-from dockless.images.importing import import_root
-from dockless.images.platforms import Platform
+from dockless.images import Store, UnpackLimits, host_image, subid
+from dockless.images.archive.assemble import Edit
+from dockless.images.archive.diff import Upper
+from dockless.images.archive.export import export
+from dockless.images.archive.importing import import_root
+from dockless.images.model.platforms import Platform
 
 LAYERS = [
     [
@@ -57,7 +57,7 @@ def test_the_export_is_the_merged_tree(image):
     found = {info.name: info for info in exported(image)}
     assert list(found) == [".", "d", "d/2", "etc", "etc/hosts", "etc/passwd", "h", "s"]
     assert (found["etc"].mode, found["etc/hosts"].mode, found["h"].linkname, found["s"].linkname) == (0o700, 0o4755, "d/2", "d/2")
-    single = os.geteuid() != 0 and owned.ids() is None
+    single = os.geteuid() != 0 and subid.ids() is None
     assert (found["etc/passwd"].uid, found["etc/passwd"].gid) == ((0, 0) if single else (5, 6))
 
 

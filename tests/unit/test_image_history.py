@@ -10,7 +10,7 @@ from support.layers import load
 
 from dockless.errors import BadImage, BadInput, UnknownImage
 from dockless.images import Store
-from dockless.images.history import history, inspect, search
+from dockless.images.catalog.history import history, inspect, search
 
 LAYERS = [[make.file("a", "12345")], [make.file("b", "1")]]
 

@@ -13,7 +13,7 @@ from support import make_image as make
 from support.layers import tree
 
 from dockless.errors import BadImage, ImageError
-from dockless.images import Store, UnpackLimits, owned
+from dockless.images import Store, UnpackLimits, subid
 
 ROOT = os.geteuid() == 0
 SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,7 +48,7 @@ def test_everything_is_kept(tmp_path):
     assert os.readlink(root / "d/s") == "/etc/passwd"
     assert stat.S_ISFIFO((root / "p").stat().st_mode)
     assert os.getxattr(root / "d/f", "user.note") == b"yes"
-    idmap = owned.ids()
+    idmap = subid.ids()
     assert info.st_uid == (1234 if ROOT else idmap.outside_uid(1234) if idmap else os.geteuid())
     assert info.st_gid == (5678 if ROOT else idmap.outside_gid(5678) if idmap else os.getegid())
     assert (root / "d/s").lstat().st_uid == (12 if ROOT else idmap.outside_uid(12) if idmap else os.geteuid())
@@ -143,7 +143,7 @@ def test_a_user_is_told_what_was_left_out(tmp_path):
     )
     assert set(tree(image.layers)) == {"f"}
     devices, capability = image.warnings
-    whose = "this root may not" if owned.ids() else "only root can"
+    whose = "this root may not" if subid.ids() else "only root can"
     assert devices == f"left out: {whose} make devices: 'null' and 1 more"
     assert capability.startswith("dropped: ")
 

@@ -12,8 +12,8 @@ import pytest
 from support.requires import requires
 
 from dockless.errors import BadImage, UnsafeLayer
-from dockless.images.layers import Layer, opened
-from dockless.images.merged import LINKS_MAX, PATH_MAX, Merged, Node, _is_opaque, has_opaque, is_whiteout, read_file, show
+from dockless.images.layers.layers import Layer, opened
+from dockless.images.layers.merged import LINKS_MAX, PATH_MAX, Merged, Node, _is_opaque, has_opaque, is_whiteout, read_file, show
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dockless.images import partial
-from dockless.images.partial import Partial
+from dockless.images.transfer import partial
+from dockless.images.transfer.partial import Partial
 
 CHUNK = 100
 SIZE = 1050

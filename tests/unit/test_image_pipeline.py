@@ -11,10 +11,13 @@ import pytest
 from support import make_image as make
 
 from dockless.errors import BadDigest, BadImage, ImageError, NoRoom, UnsafeLayer
-from dockless.images import Store, UnpackLimits, digest, pipeline, unpacking
-from dockless.images.compression import CHUNK
-from dockless.images.discover import LayerSource
-from dockless.images.pipeline import Cancelled, Passed, Pipeline
+from dockless.images import Store, UnpackLimits
+from dockless.images.archive.discover import LayerSource
+from dockless.images.catalog import unpacking
+from dockless.images.layers import pipeline
+from dockless.images.layers.compression import CHUNK
+from dockless.images.layers.pipeline import Cancelled, Passed, Pipeline
+from dockless.images.model import digest
 
 CONTENT = os.urandom(3 * CHUNK + 5)
 

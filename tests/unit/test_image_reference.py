@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dockless.errors import BadDigest, BadInput
-from dockless.images import digest, reference
+from dockless.images.model import digest, reference
 
 A256 = "sha256:" + "a" * 64
 A512 = "sha512:" + "0123456789abcdef" * 8

@@ -18,10 +18,12 @@ from support.layers import load, tree
 from support.requires import requires
 
 from dockless.errors import BadInput, ImageError, ImageInUse, NoRoom, UnknownImage
-from dockless.images import Store, lease, reference, room
+from dockless.images import Store
+from dockless.images.archive.importing import import_root
+from dockless.images.catalog import lease, room
+from dockless.images.catalog.room import Freed
 from dockless.images.files import locked
-from dockless.images.importing import import_root
-from dockless.images.room import Freed
+from dockless.images.model import reference
 
 
 def image(tmp_path: Path, name: str, *contents: str):
@@ -382,7 +384,7 @@ def test_links_in_the_store_are_not_followed(tmp_path):
 
 
 def bounded(size: str) -> None:
-    from dockless import paths
+    from dockless.base import paths
 
     paths.config_file().parent.mkdir(parents=True, exist_ok=True)
     paths.config_file().write_text(f'[images]\nmax_size = "{size}"\n')

@@ -11,9 +11,10 @@ from support import make_image as make
 from support.layers import load, tree
 
 from dockless.errors import BadDigest, BadImage, BadInput, ImageError, UnknownImage
-from dockless.images import Store, digest
-from dockless.images.compression import Decompressed
-from dockless.images.save import save
+from dockless.images import Store
+from dockless.images.archive.save import save
+from dockless.images.layers.compression import Decompressed
+from dockless.images.model import digest
 
 BASE = [make.directory("etc"), make.file("etc/passwd", "root")]
 

@@ -13,10 +13,11 @@ import pytest
 from support import make_image as make
 from support.layers import load, tree
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import BadDigest, BadImage, BadInput, ImageError, NotRunnable, UnknownImage
-from dockless.images import Store, digest, host_image, platforms
-from dockless.images.manifest import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from dockless.images import Store, host_image
+from dockless.images.model import digest, platforms
+from dockless.images.model.manifest import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 
 ONE = [make.directory("etc"), make.file("etc/one", "1")]
 TWO = [make.file("etc/two", "2")]

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layers import Scene
 
-from dockless.images import tarwriter
-from dockless.images.tarwriter import Entry, TarWriter, segments
+from dockless.images.archive import tarwriter
+from dockless.images.archive.tarwriter import Entry, TarWriter, segments
 
 
 def written(*entries: tuple[Entry, bytes] | Entry) -> bytes:

@@ -13,8 +13,8 @@ from support import make_image as make
 from support.layers import members
 
 from dockless.errors import BadImage, ImageError, NoRoom
-from dockless.images.layer import Writer, explain, unpack
-from dockless.images.layers import Layer
+from dockless.images.layers.layer import Writer, explain, unpack
+from dockless.images.layers.layers import Layer
 from dockless.native.layers import Fault, LayerWriter, TarLister
 
 ROOT = os.geteuid() == 0

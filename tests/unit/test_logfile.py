@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dockless.sandbox.logfile import Log, Row, open_log, parse
+from dockless.sandbox.run.logfile import Log, Row, open_log, parse
 
 AT = "2026-01-02T03:04:05.000000006Z"
 

@@ -79,10 +79,10 @@ def test_c():
 @pytest.mark.parametrize(
     ("path", "test"),
     [
-        ("sched/policy.py", "unit/test_policy.py"), ("native/plan.c", "native/test_validator.py"),
+        ("sched/policy/policy.py", "unit/test_policy.py"), ("native/launcher/plan.c", "native/test_validator.py"),
         ("cgroups/limits.py", "unit/test_limits.py"),
         ("images/files.py", "unit/test_publishing.py"), ("src/dockless/options.py", "unit/test_option_grammar.py"),
-        ("sandbox/reconcile.py", "integration/test_reconcile.py"), ("native/pax.c", "unit/test_image_tarstream.py"),
+        ("sandbox/run/reconcile.py", "integration/test_reconcile.py"), ("native/layer/pax.c", "unit/test_image_tarstream.py"),
     ],
 )  # fmt: skip
 def test_nearest(path, test):

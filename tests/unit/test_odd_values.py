@@ -15,18 +15,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dockless
-from dockless import units
+from dockless.base import units
+from dockless.base.checks import annotation, check
 from dockless.cgroups import IoMax, Limits
-from dockless.checks import annotation, check
 from dockless.cli import VERBS, main, parser_of
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.errors import BadInput, DocklessError
 from dockless.images import Store
 from dockless.options import make_spec
-from dockless.sandbox.gpu import parse_request
+from dockless.sandbox.gpus.gpu import parse_request
 from dockless.sandbox.spec import Bind, Mount, Namespaces, Rlimit, Spec, Tmpfs, Volume
 from dockless.sched import JobSpec
-from dockless.sched.client import Client
+from dockless.sched.wire.client import Client
 from dockless.submitting import make_job
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from dockless import native
-from dockless.images.layers import Layer
+from dockless.images.layers.layers import Layer
 from dockless.native.userns import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
-from dockless.sandbox.explain import rows
 from dockless.sandbox.features import Features
-from dockless.sandbox.plan import Command, Op, Plan, encode
+from dockless.sandbox.plan.explain import rows
+from dockless.sandbox.plan.plan import Command, Op, Plan, encode
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
 from dockless.sandbox.script import script
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dockless.sched import policy
-from dockless.sched.policy import Quotas, Running, Start, State, Waiting, decide, duration, shadow
+from dockless.sched.policy import policy
+from dockless.sched.policy.policy import Quotas, Running, Start, State, Waiting, decide, duration, shadow
 
 EIGHT = tuple(f"g{i}" for i in range(8))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless.sched.policy import HOST, Quotas, Running, State, Waiting, decide, order
+from dockless.sched.policy.policy import HOST, Quotas, Running, State, Waiting, decide, order
 
 USERS = ("anna", "bob", "carl")
 GROUP = {"anna": ("vision",), "bob": ("vision",), "carl": ()}

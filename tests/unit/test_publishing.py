@@ -12,7 +12,8 @@ from support import make_image as make
 from support.layers import load
 from support.requires import requires
 
-from dockless.images import Store, files, ingest
+from dockless.images import Store, files
+from dockless.images.archive import ingest
 
 CALLS = ("fsync", "rename", "replace", "link")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dockless.errors import BadInput, RegistryError
-from dockless.images.reference import parse
+from dockless.images.model.reference import parse
 from dockless.images.registry.configuration import Configuration, endpoints, short_names
 
 DIGEST = "sha256:" + "a" * 64

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dockless.errors import BadImage, BadInput, RegistryError
-from dockless.images.reference import parse
+from dockless.images.model.reference import parse
 from dockless.images.registry.policy import check
 
 ACCEPT, REJECT, SIGNED = [{"type": "insecureAcceptAnything"}], [{"type": "reject"}], [{"type": "signedBy", "keyType": "GPGKeys"}]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dockless.errors import DocklessError
-from dockless.images.reference import parse as parse_reference
+from dockless.images.model.reference import parse as parse_reference
 from dockless.images.registry.configuration import Configuration, _check_conflicts, _merge, endpoints, short_names
 from dockless.images.registry.credentials import Credentials, normal
 from dockless.images.registry.endpoint import Endpoint, split_port

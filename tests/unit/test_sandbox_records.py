@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dockless.sandbox import records
-from dockless.sandbox.locks import is_locked
+from dockless.base.locks import is_locked
+from dockless.sandbox.run import records
 
 NUMBERS = (
     b"status 768\noutcome 0\nuser_us 12\nsystem_us 3\nmax_rss_kb 400\nstarted_ns 1700000000000000000\nended_ns 1700000001000000000\n"

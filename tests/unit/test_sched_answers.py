@@ -16,14 +16,15 @@ from support.desk import ANN, BEN, PEOPLE, play
 from support.stand_in import DEADLINE, until
 
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
-from dockless.sandbox.process import Exit
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
-from dockless.sched import JobSpec, State, client, protocol, server
+from dockless.sched import JobSpec, State
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
-from dockless.sched.policy import Quotas
-from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo
-from dockless.sched.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
+from dockless.sched.policy.policy import Quotas
+from dockless.sched.wire import client, protocol, server
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
+from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ import pytest
 from support.stand_in import Box, StandIn
 
 from dockless.errors import SandboxGone
-from dockless.sandbox import gpu_lease
-from dockless.sandbox.process import Exit
+from dockless.sandbox.gpus import lease as gpu_lease
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import attempts
-from dockless.sched.attempts import SETTLE, Found
+from dockless.sched.engine import attempts
+from dockless.sched.engine.attempts import SETTLE, Found
 from dockless.sched.jobs import Job, State
-from dockless.sched.queue import Live
+from dockless.sched.store.queue import Live
 
 
 @pytest.fixture

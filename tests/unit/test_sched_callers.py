@@ -13,7 +13,7 @@ from dockless.errors import NotPermitted
 from dockless.sched import callers as module
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.policy import Quotas
+from dockless.sched.policy.policy import Quotas
 
 NOBODY = 65534
 USERS = {0: "root", 1001: "ann", 1002: "ben", NOBODY: "nobody"}

@@ -10,17 +10,20 @@ import pytest
 from support.stand_in import DEADLINE, Box, StandIn, check, engine, left_running, until
 
 from dockless.errors import CommandNotFound, SchedError
-from dockless.sandbox.process import Exit
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, attempts, outage, queue
-from dockless.sched import engine as engine_module
+from dockless.sched import State
+from dockless.sched.engine import attempts
+from dockless.sched.engine import outage
+from dockless.sched.store import queue
+from dockless.sched.engine import engine as engine_module
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
-from dockless.sched.engine import OVERDUE
+from dockless.sched.engine.engine import OVERDUE
 from dockless.sched.jobs import JobSpec
-from dockless.sched.lease import Lease, held
-from dockless.sched.queue import Live
+from dockless.sched.store.lease import Lease, held
+from dockless.sched.store.queue import Live
 
 ME = Caller(0, "root", frozenset(), True)
 
@@ -345,7 +348,7 @@ def test_the_shorter_of_two_time_limits_holds(own, of_the_queue, expected):
 
 def test_a_commit_that_fails_answers_nobody_with_success(tmp_path):
     """A foreign key that is looked at only by COMMIT: every change of the transaction is lost, and each is told so."""
-    from dockless.sched.writer import Writer
+    from dockless.sched.store.writer import Writer
 
     db = queue.open_queue(tmp_path / "jobs.db")
     db.execute("PRAGMA foreign_keys=ON")

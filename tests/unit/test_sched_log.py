@@ -9,7 +9,7 @@ import pytest
 
 import dockless.sched
 from dockless.errors import BadInput, SchedError
-from dockless.sched.faults import describe
+from dockless.sched.engine.faults import describe
 
 SCHED = Path(dockless.sched.__file__).parent
 SAYING = ("say", "_say", "print")

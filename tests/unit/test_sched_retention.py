@@ -12,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 from support.stand_in import until
 
-from dockless.sched import State, housekeeping, queue
-from dockless.sched.kept import Kept
-from dockless.sched.queue import NewJob
-from dockless.sched.shares import Shares
+from dockless.sched import State
+from dockless.sched.engine import housekeeping
+from dockless.sched.policy.shares import Shares
+from dockless.sched.store import queue
+from dockless.sched.store.kept import Kept
+from dockless.sched.store.queue import NewJob
 
 BIG = json.dumps({"spec": {"env": [["X", "x" * 100_000]]}})
 
@@ -100,7 +102,7 @@ def test_so_many_are_forgotten_at_once_and_no_more(db):
 
 
 def test_the_sandboxes_of_the_forgotten_are_named(db):
-    from dockless.sched.lease import Lease
+    from dockless.sched.store.lease import Lease
 
     (number,) = queue.insert(db, [new()], False, 1.0)
     queue.begin_attempt(db, Lease(number, 1, (), 2.0), "job-1-1-abc", "boot", 1.0)
@@ -320,7 +322,7 @@ def test_what_a_user_may_have_kept(tmp_path):
 
 
 def test_when_it_came_is_when_it_was_added(tmp_path, monkeypatch):
-    monkeypatch.setattr("dockless.sched.kept.time.time", lambda: 50.0)
+    monkeypatch.setattr("dockless.sched.store.kept.time.time", lambda: 50.0)
     kept = Kept(tmp_path)
     write(tmp_path, "job-1-1-cafe", 10, 1.0)
     kept.add(7, "job-1-1-cafe")

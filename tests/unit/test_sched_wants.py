@@ -10,13 +10,15 @@ import pytest
 from support.stand_in import StandIn, engine, until
 
 from dockless.errors import LaunchFailed, Unwritable
-from dockless.sandbox.process import Exit
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, housekeeping, queue, stopping, wants
-from dockless.sched import engine as engine_module
+from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
+from dockless.sched.engine import engine as engine_module
+from dockless.sched.engine import housekeeping, stopping, wants
 from dockless.sched.jobs import JobSpec
+from dockless.sched.store import queue
 
 ME = Caller(0, "root", frozenset(), True)
 

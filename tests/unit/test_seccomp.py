@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import cbpf
 
+from dockless.base.syscalls import table
 from dockless.errors import BadInput
-from dockless.sandbox import bpf, seccomp
 from dockless.sandbox.capabilities import ALL, DEFAULT
-from dockless.sandbox.syscalls import table
+from dockless.sandbox.seccomp import bpf, seccomp
 
 KERNEL = (6, 1)
 U64 = 2**64 - 1

@@ -12,9 +12,9 @@ import pytest
 from support import cbpf
 from support.requires import shared
 
-from dockless.sandbox import seccomp
+from dockless.base.syscalls import table
 from dockless.sandbox.capabilities import ALL, DEFAULT
-from dockless.sandbox.syscalls import table
+from dockless.sandbox.seccomp import seccomp
 
 KERNEL = (6, 1)
 U64 = 2**64 - 1

@@ -6,9 +6,9 @@ import pytest
 from support import cbpf
 from support.requires import shared
 
-from dockless.sandbox import seccomp
+from dockless.base.syscalls import table
 from dockless.sandbox.capabilities import ALL, DEFAULT
-from dockless.sandbox.syscalls import table
+from dockless.sandbox.seccomp import seccomp
 
 KERNEL = (6, 1)
 ARCHES = ["x86_64", "aarch64"]

@@ -36,8 +36,8 @@ _OURS = {
 """Calls by name: the built-in, and our own helpers that take a path."""
 
 SAFELY = {
-    "images/walk.py", "images/merged.py", "images/diff.py", "images/export.py", "images/entries.py", "sandbox/logfile.py", "sched/logs.py",
-    "sandbox/volumes.py",
+    "images/layers/walk.py", "images/layers/merged.py", "images/archive/diff.py", "images/archive/export.py", "images/archive/entries.py",
+    "sandbox/run/logfile.py", "sched/wire/logs.py", "sandbox/volumes.py",
 }  # fmt: skip
 """Files whose trees sandboxes and users change: every name in them is opened and looked at without following a link."""
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dockless import doctor, paths, settings
+from dockless import doctor
+from dockless.base import paths, settings
 from dockless.cli import main
 from dockless.errors import BadInput
-from dockless.images import room
+from dockless.images.catalog import room
 from dockless.sched import config
 
 SOUND = """# all of it

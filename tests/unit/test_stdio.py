@@ -13,7 +13,7 @@ import pytest
 from dockless import waiting
 from dockless.errors import BadInput, CheckFailed
 from dockless.result import Result, result_of
-from dockless.sandbox.process import Exit
+from dockless.sandbox.run.process import Exit
 from dockless.stdio import DEVNULL, PIPE, STDOUT, Reader, Stdio, Text, Writer, _is_open, exchange
 
 

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
+from dockless.base.units import parse_signal
 from dockless.errors import BadInput
 from dockless.options import make_spec
 from dockless.sandbox.spec import Spec
-from dockless.units import parse_signal
 
 USELESS = [signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD]
 

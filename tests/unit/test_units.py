@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dockless.errors import BadInput
-from dockless.units import (
+from dockless.base.units import (
     format_duration,
     format_rate,
     format_size,
@@ -20,6 +19,7 @@ from dockless.units import (
     parse_signal,
     parse_size,
 )
+from dockless.errors import BadInput
 
 SIZES = st.integers(min_value=0, max_value=2**62)
 

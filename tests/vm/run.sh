@@ -112,12 +112,12 @@ payload=$work/payload
 mkdir -p "$payload/bin"
 cp -a "$deps" "$payload/site"
 "$python" -m zipfile -e "$wheel" "$payload/site"
-find "$payload/site/dockless" -name launcher -exec chmod 755 {} +
+find "$payload/site/dockless" -name dockless-launcher -exec chmod 755 {} +
 printf '#!/bin/sh\nexec python3 -m dockless.cli "$@"\n' >"$payload/bin/dockless"
 chmod 755 "$payload/bin/dockless"
 cp -a "$top/tests" "$top/pyproject.toml" "$top/setup.py" "$payload/"
 mkdir "$payload/native" # sources, for the tests that read or compile them
-cp -a "$top"/native/*.[ch] "$payload/native/"
+cp -a "$top"/native/*.[ch] "$top/native/launcher" "$top/native/layer" "$payload/native/"
 shared=${DOCKLESS_SHARED:-$top/../shared}
 if [ -d "$shared/images" ]; then # sample images and hostile tars, where this checkout has them beside it
   mkdir "$payload/shared"

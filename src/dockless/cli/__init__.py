@@ -128,7 +128,7 @@ def dispatch(arguments: list[str]) -> int:
     """Find the verb, parse its options, call it."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         return _help(arguments[1:])
-    from dockless.checks import check
+    from dockless.base.checks import check
 
     check("the command line", arguments, list[str])
     name, *rest = arguments
@@ -217,7 +217,7 @@ def report(error: Exception, *, as_json: bool) -> int:
     elif isinstance(error, TimeoutError):
         document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "the job or sandbox goes on"}, 124, []
     elif isinstance(error, OSError):
-        from dockless.paths import HINTS
+        from dockless.base.paths import HINTS
 
         subject = str(error.filename or "")
         message = f"{subject}: {error.strerror}" if subject and error.strerror else str(error)

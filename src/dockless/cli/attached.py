@@ -16,7 +16,7 @@ from dockless.errors import SandboxGone
 
 if TYPE_CHECKING:
     from dockless.box import Sandbox
-    from dockless.sandbox.process import Exit
+    from dockless.sandbox.run.process import Exit
 
 PASSED_ON = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH") if hasattr(signal, name)

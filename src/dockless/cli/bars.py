@@ -20,8 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dockless.text import escaped
-from dockless.units import format_rate
+from dockless.base.text import escaped
+from dockless.base.units import format_rate
 
 if TYPE_CHECKING:
     from dockless.images.progress import Progress

@@ -10,7 +10,7 @@ from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone
 
 if TYPE_CHECKING:
-    from dockless.sandbox.detached import Detached
+    from dockless.sandbox.run.detached import Detached
 
 
 def ps_options(parser: Parser) -> None:
@@ -20,7 +20,7 @@ def ps_options(parser: Parser) -> None:
 
 
 def ps(options: Namespace) -> int:
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     shown = [row for box in detached.list_all() if (row := describe(box)) and (options.all or row["state"] in ("starting", "running"))]
     if options.quiet:
@@ -99,7 +99,7 @@ def stop_options(parser: Parser) -> None:
 
 
 def stop(options: Namespace) -> int:
-    from dockless.units import parse_duration
+    from dockless.base.units import parse_duration
 
     grace = parse_duration(options.grace, "grace")
     return _each(options, lambda box: _stop(box, grace))
@@ -118,7 +118,7 @@ def kill_options(parser: Parser) -> None:
 def kill(options: Namespace) -> int:
     import signal
 
-    from dockless.units import parse_signal
+    from dockless.base.units import parse_signal
 
     number = parse_signal(options.signal)
     return _each(options, lambda box: box.kill() if number == signal.SIGKILL else box.send_signal(number))
@@ -149,7 +149,7 @@ def _refuse_job(box: Detached) -> None:
 
 def _each(options: Namespace, action: Any) -> int:
     """Do it to every one; the first error is raised when all were tried, the others are said."""
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     first: Exception | None = None
     done = []

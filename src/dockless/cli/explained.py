@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from dockless.base.units import format_duration
 from dockless.cli.output import out, plain, print_json, raw
-from dockless.sandbox.explain import IMPOSSIBLE, Row, rows, text
-from dockless.units import format_duration
+from dockless.sandbox.plan.explain import IMPOSSIBLE, Row, rows, text
 
 
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
@@ -17,7 +17,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
     from dataclasses import replace
 
     from dockless.options import make_spec
-    from dockless.sandbox.sandbox import besides, explain
+    from dockless.sandbox.run.attached import besides, explain
 
     spec = make_spec(image, command, **wanted)
     if wanted.get("gpus") is None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dockless.base.units import format_size
 from dockless.cli.output import age, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
-from dockless.units import format_size
 
 if TYPE_CHECKING:
     from dockless.sched import DaemonInfo, HostInfo
@@ -61,7 +61,8 @@ def print_gpus(host: HostInfo) -> None:
 
 
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
-    from dockless.sandbox import gpu, gpu_lease
+    from dockless.sandbox.gpus import gpu
+    from dockless.sandbox.gpus import lease as gpu_lease
 
     problem = ""
     units: tuple[Any, ...] = ()

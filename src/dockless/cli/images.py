@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dockless.base.units import format_size
 from dockless.cli.output import age, each, err, out, print_json, short, status, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
-from dockless.units import format_size
 
 if TYPE_CHECKING:
     from dockless.images import Image
-    from dockless.images.room import ImageRoom
+    from dockless.images.catalog.room import ImageRoom
 
 
 def images_options(parser: Parser) -> None:
@@ -62,7 +62,7 @@ def images(options: Namespace) -> int:
 
 def _shared(options: Namespace) -> int:
     """The names in root's store, whose list everybody may read; its layers nobody but root."""
-    from dockless import paths
+    from dockless.base import paths
     from dockless.images import Store
     from dockless.images.files import explained
 
@@ -92,7 +92,7 @@ def matches(name: str | None, digest: str, patterns: list[str]) -> bool:
         return any(pattern in ("<none>", digest) for pattern in patterns)
     from fnmatch import fnmatchcase
 
-    from dockless.images.reference import parse
+    from dockless.images.model.reference import parse
 
     parsed = parse(name)
     familiar = parsed.familiar

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dockless import paths
+from dockless.base import paths
+from dockless.base.units import format_size
 from dockless.cli.output import cut, each, out, print_json, raw, short, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, SandboxGone, UnknownImage
-from dockless.units import format_size
 
 
 def inspect_options(parser: Parser) -> None:
@@ -29,7 +29,7 @@ def inspect(options: Namespace) -> int:
 
 def _about(name: str, kind: str | None) -> dict[str, Any]:
     from dockless.cli.boxes import describe
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
     from dockless.sandbox.spec import is_job
 
     paths.store()  # without a home directory nothing can be looked up: that is the error then, not an unknown name
@@ -53,7 +53,8 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
 def about_image(name: str) -> dict[str, Any]:
     """Everything that the store knows about an image. ``UnknownImage``"""
     from dockless.cli.images import record
-    from dockless.images import Store, digest
+    from dockless.images import Store
+    from dockless.images.model import digest
 
     store = Store()
     image = store.get(name)

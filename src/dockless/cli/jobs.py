@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dockless.base.units import format_duration, parse_duration
 from dockless.cli.host import warn_of_outage
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
-from dockless.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from dockless.sched import Client, Job
@@ -211,7 +211,7 @@ def _wait_boxes(names: list[str], timeout: float | None, options: Namespace) -> 
     import time
 
     from dockless.cli.boxes import describe
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     deadline = None if timeout is None else time.monotonic() + timeout
     code = 0

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput, SandboxGone
-from dockless.sandbox.logfile import Log, Row, open_log
+from dockless.sandbox.run.logfile import Log, Row, open_log
 from dockless.sandbox.spec import is_job
 
 if TYPE_CHECKING:
-    from dockless.sandbox.detached import Detached
+    from dockless.sandbox.run.detached import Detached
 
 _POLL = 0.1
 
@@ -29,7 +29,7 @@ def logs_options(parser: Parser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     if is_job(options.id):
         lines, theirs = _job(options), _foreign(int(options.id))

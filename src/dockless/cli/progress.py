@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dockless.base.units import format_duration, format_size
 from dockless.cli.output import err
-from dockless.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from types import TracebackType

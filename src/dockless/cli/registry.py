@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from dockless.base.text import escaped
+from dockless.base.units import format_size
 from dockless.cli.images import print_images, record
 from dockless.cli.output import ask, each, out, print_json, short, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import Shown, resumable
 from dockless.errors import BadInput, Unauthorized
-from dockless.images.pull_policy import PULL_POLICIES
-from dockless.text import escaped
-from dockless.units import format_size
+from dockless.images.transfer.pull_policy import PULL_POLICIES
 
 if TYPE_CHECKING:
     from dockless.images import Image

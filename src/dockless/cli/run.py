@@ -10,7 +10,7 @@ from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from dockless.box import Sandbox
-    from dockless.sandbox.process import Exit
+    from dockless.sandbox.run.process import Exit
 
 
 def run_options(parser: Parser) -> None:
@@ -68,7 +68,7 @@ def _attached(image: str, command: list[str], wanted: dict[str, Any], options: N
         from dockless.cli.output import warn
 
         if ended.timed_out:
-            from dockless.units import format_duration
+            from dockless.base.units import format_duration
 
             warn(f"timed out after {format_duration(box.spec.timeout)}, everything inside was killed")
         else:
@@ -94,9 +94,9 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
     import contextlib
     from dataclasses import replace
 
-    from dockless import settings
+    from dockless.base import settings
     from dockless.options import make_spec
-    from dockless.sandbox import detached
+    from dockless.sandbox.run import detached
 
     spec = make_spec(image, command, **wanted)
     spec = replace(spec, log_size=spec.log_size or settings.load()["logs.size"])

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from dockless.checks import check
+from dockless.base.checks import check
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
-from dockless.images.pull_policy import PULL_POLICIES
+from dockless.images.transfer.pull_policy import PULL_POLICIES
 from dockless.pulling import present
 
 _SAME_NAME = (
@@ -173,7 +173,7 @@ def keywords(options: Namespace) -> dict[str, Any]:
 
 def _swap(memory: str | None, both: str) -> int | None:
     """Docker's --memory-swap is the sum of memory and swap; cgroup v2 limits swap alone."""
-    from dockless.units import parse_size
+    from dockless.base.units import parse_size
 
     if both == "-1":
         return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from dockless.base.units import format_size, parse_duration
 from dockless.cli.images import say_freed
 from dockless.cli.output import age, confirmed, err, out, print_json, short, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
-from dockless.units import format_size, parse_duration
 
 
 def df_options(parser: Parser) -> None:

@@ -110,8 +110,9 @@ def import_root_options(parser: Parser) -> None:
 
 
 def import_root(options: Namespace) -> int:
-    from dockless.images import Store, platforms
-    from dockless.images.importing import import_root as bring
+    from dockless.images import Store
+    from dockless.images.archive.importing import import_root as bring
+    from dockless.images.model import platforms
 
     if not options.source:
         raise BadInput("the name of the file is empty", subject="", hint="dockless import FILE")
@@ -140,7 +141,7 @@ def change_options(parser: Parser) -> None:
 
 
 def edit_of(options: Namespace) -> Any:
-    from dockless.images.assemble import Edit
+    from dockless.images.archive.assemble import Edit
 
     return Edit.parse(options.change, author=options.author, comment=options.message)
 
@@ -166,7 +167,7 @@ def _packing_options(parser: Parser) -> None:
 
 def save(options: Namespace) -> int:
     from dockless.images import Store
-    from dockless.images.save import save as write
+    from dockless.images.archive.save import save as write
 
     if options.format == "oci-dir" and options.output in (None, "-"):
         raise BadInput("an oci-dir is a directory, not a stream", subject="--output", hint="name it: -o DIRECTORY; or use --format oci")
@@ -191,8 +192,8 @@ def export_options(parser: Parser) -> None:
 
 def export(options: Namespace) -> int:
     from dockless.images import Store
-    from dockless.images.export import export as write
-    from dockless.sandbox import detached
+    from dockless.images.archive.export import export as write
+    from dockless.sandbox.run import detached
     from dockless.sandbox.spec import is_job
 
     how: dict[str, Any] = {"compression": options.compression, "level": options.level}

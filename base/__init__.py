@@ -1,0 +1,1 @@
+"""The floor below all rooms: paths, units, text, checks, settings, locks, system call numbers. Imports nothing above."""

@@ -1,0 +1,185 @@
+"""Types checked where values come in: of records by their fields, of functions by their parameters, of keywords by a table of annotations.
+
+One rule each, for all of them: a text has no NUL and can be given to the kernel, a whole number fits into 64 bits and is no ``True``, a
+number is finite, a list is no text and no mapping. What does not fit is ``BadInput`` with the name of the argument. Values that are the
+default cost a comparison, so that records of many fields stay cheap to make.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections.abc
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+from dockless.base.text import shown
+from dockless.errors import BadInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+_LARGEST = 2**63
+_WORDS: Mapping[Any, str] = {
+    str: "a text", bool: "True or False", int: "a whole number", float: "a number", bytes: "bytes", type(None): "None",
+    os.PathLike: "a path", Mapping: "a mapping", dict: "a mapping", collections.abc.Callable: "a function", typing.IO: "a file",
+}  # fmt: skip
+_LISTS = (collections.abc.Iterable, collections.abc.Sequence, list, tuple)
+
+
+def check(name: str, value: object, hint: Any) -> None:
+    """``BadInput`` that begins with ``name`` unless ``value`` is what the annotation says."""
+    problem = _problem(name, value, hint)
+    if problem:
+        raise BadInput(problem, subject=name, hint=f"give {_words(hint)}")
+
+
+def check_record(record: Any) -> None:
+    """The fields of a dataclass against their annotations; for its ``__post_init__``."""
+    kind: Any = type(record)
+    for name, default, text in _fields(kind):
+        value = getattr(record, name)
+        if value is not default:
+            check(name, value, annotation(text, kind.__module__))
+
+
+@lru_cache(maxsize=64)
+def _fields(kind: type) -> tuple[tuple[str, Any, str], ...]:
+    return tuple((item.name, item.default, str(item.type)) for item in fields(kind))
+
+
+def checked(function: F) -> F:
+    """A function that checks its arguments against its annotations before anything happens. What an annotation names must be imported for
+    programs, not for type checkers alone. Iterators are not looked into: their items are whoever's that consumes them."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    wanted = {name: text for name, text in function.__annotations__.items() if name in known}
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if name in wanted:
+                check(name, value, annotation(str(wanted[name]), function.__module__))
+        return function(*args, **kwargs)
+
+    return typing.cast(F, call)
+
+
+class _Names(dict[str, Any]):
+    """What an annotation's names mean: those of the module it is in, and Python's own. ``NameError`` for what only type checkers import."""
+
+    def __missing__(self, name: str) -> Any:
+        places = (vars(builtins), vars(typing), vars(collections.abc))
+        for place in places:
+            if name in place:
+                return place[name]
+        raise KeyError(name)
+
+
+@lru_cache(maxsize=512)
+def annotation(text: str, module: str) -> Any:
+    """The annotation that a module's source has as ``text``."""
+    import sys
+
+    return eval(text, {"__builtins__": {}}, _Names(vars(sys.modules[module])))  # our own annotations, never a caller's
+
+
+@lru_cache(maxsize=512)
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
+def _problem(name: str, value: object, hint: Any) -> str | None:
+    if type(value) is hint:
+        return _bounds_problem(name, value)
+    origin, inner = _parts(hint)
+    if hint is Any or hint is object or isinstance(hint, TypeVar):
+        return None
+    if hint is None:
+        hint = type(None)
+    if origin in (typing.Union, types.UnionType):
+        if type(value) in inner:
+            return _bounds_problem(name, value)
+        problems = [_problem(name, value, one) for one in inner]
+        if None in problems:
+            return None
+        deeper = [text for text in problems if text and not text.startswith(f"{name} is ")]
+        return deeper[0] if deeper else f"{name} is {shown(value)}, not {_words(hint)}"
+    if origin is typing.Literal:
+        known = [one for one in inner if type(one) is type(value)]
+        return None if value in known else f"{name} {shown(value)} is unknown"
+    if (origin or hint) in _LISTS:
+        return _list_problem(name, value, origin, inner)
+    if origin is not None:
+        hint = origin
+    if isinstance(value, bool) and hint in (int, float):
+        return f"{name} is {value}, not {_words(hint)}"
+    if hint is float and isinstance(value, int):
+        hint = int
+    if hint is typing.IO:
+        return None if hasattr(value, "fileno") else f"{name} is {shown(value)}, not a file"
+    if isinstance(hint, type) and not isinstance(value, hint):
+        return f"{name} is {shown(value)}, not {_words(hint)}"
+    if isinstance(value, Mapping):
+        return _items_problem(name, value, inner)
+    return _bounds_problem(name, value)
+
+
+def _list_problem(name: str, value: object, origin: Any, inner: tuple[Any, ...]) -> str | None:
+    kind = tuple if origin is tuple else collections.abc.Iterable
+    if not isinstance(value, kind) or isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):
+        return f"{name} is {shown(value)}, not a list"
+    if not isinstance(value, collections.abc.Collection):
+        return None
+    if origin is tuple and inner and inner[-1] is not Ellipsis:
+        if len(value) != len(inner):
+            return f"{name} has {len(value)} parts, not {len(inner)}"
+        kinds: Iterable[Any] = inner
+    else:
+        kinds = [inner[0] if inner else Any] * len(value)
+    for at, (item, one) in enumerate(zip(value, kinds, strict=True)):
+        problem = _problem(f"{name}[{at}]", item, one)
+        if problem:
+            return problem
+    return None
+
+
+def _items_problem(name: str, value: Mapping[Any, Any], inner: tuple[Any, ...]) -> str | None:
+    of_key, of_value = inner or (Any, Any)
+    for key, item in value.items():
+        problem = _problem(f"a key of {name}", key, of_key) or _problem(f"{name}[{shown(key)}]", item, of_value)
+        if problem:
+            return problem
+    return None
+
+
+def _bounds_problem(name: str, value: object) -> str | None:
+    if isinstance(value, str):
+        if "\0" in value:
+            return f"{name} contains a NUL byte"
+        if not value.isascii():
+            try:
+                value.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:
+                return f"{name} contains half a character (a lone surrogate)"
+    elif isinstance(value, int):
+        if not -_LARGEST <= value < _LARGEST:
+            return f"{name} is larger than 64 bits"
+    elif isinstance(value, float) and not -1e300 < value < 1e300:
+        return f"{name} is {value}, out of range"
+    return None
+
+
+def _words(hint: Any) -> str:
+    origin, inner = _parts(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(one) for one in inner if one is not type(None)))
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, inner))
+    if (origin or hint) in _LISTS:
+        items = [one for one in inner if one is not Ellipsis]
+        return f"a list, each item {_words(items[0])}" if len(items) == 1 and items[0] is not Any else "a list"
+    return _WORDS.get(origin or hint) or f"a {getattr(hint, '__name__', 'value')}"

@@ -1,0 +1,263 @@
+"""``dockless.toml``: the one list of settings, and the one reader of the file.
+
+``SETTINGS`` says of each setting its key, its kind, its default and what it means. To add one, add a row; ``load`` then knows it. The
+file is read strictly: an unknown section or key, a value of the wrong kind and a file that is not TOML are errors that name the line.
+
+::
+
+    [images]
+    max_size = "200G"
+    [quota.users]
+    anna = 4
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dockless.base import paths
+from dockless.base.units import parse_size
+from dockless.errors import BadInput
+
+Kind = Literal["count", "size", "names"]
+_KINDS = {"count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names"}
+_MOST = 1_000_000_000
+_LONGEST = 1 << 20
+"""Bytes of a settings file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``key``: section and name with dots; a last ``*`` stands for any name, and the value is a dict of them. ``default`` None: see
+    ``about``. ``least``: the smallest that is allowed."""
+
+    key: str
+    kind: Kind
+    default: Any
+    about: str
+    least: int = 0
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return tuple(self.key.split("."))
+
+
+SETTINGS = (
+    Setting("images.max_size", "size", None, "upper bound of the image store; images go by their last use; left out: none"),
+    Setting("quota.default", "count", None, "GPUs at once for each user not named below [quota.users]; left out: no limit"),
+    Setting("quota.users.*", "count", {}, "GPUs at once for this user"),
+    Setting("quota.groups.*", "count", {}, "GPUs at once for all members of this group together"),
+    Setting("groups.*", "names", {}, "the members of a group; left out: the system's group of that name"),
+    Setting("queue.per_user", "count", 10_000, "jobs that one user may have waiting and running", 1),
+    Setting("queue.per_user_size", "size", 64 << 20, "what one user's waiting and running jobs may take; an array counts once", 1),
+    Setting("queue.keep_days", "count", 30, "days for which jobs that have ended are remembered"),
+    Setting("queue.keep_jobs", "count", 10_000, "jobs that have ended of which one user's are remembered, the newest"),
+    Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
+    Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
+    Setting("logs.keep_days", "count", 30, "days for which the output of ended jobs is kept"),
+    Setting("logs.per_user", "size", 4 << 30, "what the kept output of one user's ended jobs may take; the oldest goes first"),
+    Setting(
+        "logs.size",
+        "size",
+        128 << 20,
+        "how much of a detached sandbox's or a job's output is kept, the newest, where it does not say",
+        8192,
+    ),
+    Setting("logs.size_limit", "size", 1 << 30, "the most that a job may ask for with --log-size", 8192),
+)
+DEFAULTS: Mapping[str, Any] = {setting.key.removesuffix(".*"): setting.default for setting in SETTINGS}
+
+
+def load(path: Path | None = None) -> Mapping[str, Any]:
+    """The value of every setting by its key (``quota.users`` for ``quota.users.*``); the default where the file says nothing or is not
+    there. ``path``: ``paths.config_file()`` if None. ``BadInput`` names file, line, key and, for an unknown key, the nearest one."""
+    path = paths.config_file() if path is None else path
+    values = dict(DEFAULTS)
+    text = _text(path)
+    if text is None:
+        return values
+    document = _parsed(path, text)
+    found = _Reader(path, text)
+    found.table((), document)
+    for key, value in found.values.items():
+        values[key] = {**values[key], **value} if isinstance(value, dict) else value
+    if "logs.size" not in found.values:
+        values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
+    elif values["logs.size"] > values["logs.size_limit"]:
+        raise found.wrong(("logs", "size"), f"is more than logs.size_limit, {values['logs.size_limit']} bytes")
+    return values
+
+
+def unknown_names(path: Path | None = None) -> list[str]:
+    """One line for each user and group in the file that this host does not know: what is said of them has no effect. No error: an account
+    may be removed while the file stays. ``BadInput`` as ``load``."""
+    path = paths.config_file() if path is None else path
+    values, text = load(path), _text(path) or ""
+    users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
+    users += [(("groups", group), name) for group, names in values["groups"].items() for name in names]
+    users += [(("host", "admins"), name) for name in values["host.admins"]]
+    lines = [(here, "user", name) for here, name in users if not _is_known("user", name)]
+    groups = [name for name in values["quota.groups"] if name not in values["groups"]]
+    lines += [(("quota", "groups", name), "group", name) for name in groups if not _is_known("group", name)]
+    return [
+        f"{path}:{_line(text, here)}: {_dotted(here)}: there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")
+        for here, kind, name in lines
+    ]
+
+
+def _is_known(kind: str, name: str) -> bool:
+    import grp
+    import pwd
+
+    try:
+        pwd.getpwnam(name) if kind == "user" else grp.getgrnam(name)
+    except (KeyError, ValueError):  # also a name with a NUL
+        return False
+    return True
+
+
+def _text(path: Path) -> str | None:
+    """The file as text, None where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}", subject=str(path), hint="make it readable"
+        ) from None
+    try:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _LONGEST:
+            raise BadInput(f"{path} is not a file of settings", subject=str(path), hint="write a TOML file there, or remove it")
+        data = os.read(fd, _LONGEST)
+    finally:
+        os.close(fd)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise BadInput(f"{path}:{line}: this is not UTF-8", subject=str(path), hint="save the file as UTF-8") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+        what = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise BadInput(f"{path} is not TOML: {what}", subject=str(path), hint="correct that line") from None
+
+
+class _Reader:
+    """Checks a document against ``SETTINGS`` and gathers its values by key."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.values: dict[str, Any] = {}
+
+    def table(self, at: tuple[str, ...], table: Mapping[str, Any]) -> None:
+        for name, value in table.items():
+            here = (*at, name)
+            setting = _setting(here)
+            if setting is not None:
+                read = self.value(here, setting, value)
+                if setting.path[-1] == "*":
+                    self.values.setdefault(".".join(at), {})[name] = read
+                else:
+                    self.values[setting.key] = read
+            elif not any(one.path[: len(here)] == here for one in SETTINGS):
+                raise self.unknown(here, value)
+            elif isinstance(value, dict):
+                self.table(here, value)
+            else:
+                raise self.wrong(here, f"is a section: write [{_dotted(here)}]")
+
+    def value(self, here: tuple[str, ...], setting: Setting, value: Any) -> Any:
+        if setting.kind == "size" and isinstance(value, (str, int)) and not isinstance(value, bool):
+            try:
+                size = parse_size(value)
+            except BadInput as error:
+                raise self.wrong(here, f"is {value!r}, not {_KINDS['size']}") from error
+            if size >= setting.least:
+                return size
+        if setting.kind == "count" and isinstance(value, int) and not isinstance(value, bool) and setting.least <= value <= _MOST:
+            return value
+        if setting.kind == "names" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        least = f" from {setting.least}" if setting.kind != "names" else ""
+        raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}")
+
+    def wrong(self, here: tuple[str, ...], what: str) -> BadInput:
+        key = _dotted(here)
+        setting = _setting(here)
+        hint = f"{key}: {setting.about}" if setting is not None else f"the settings are {_known()}"
+        return BadInput(f"{self.path}:{_line(self.text, here)}: {key} {what}", subject=key, hint=hint)
+
+    def unknown(self, here: tuple[str, ...], value: Any) -> BadInput:
+        key = _dotted(here)
+        what = f"there is no section [{key}]" if isinstance(value, dict) else f"there is no setting {key}"
+        near = _nearest(here, section=isinstance(value, dict))
+        hint = f"did you mean {near}?" if near else f"the settings are {_known()}"
+        return BadInput(f"{self.path}:{_line(self.text, here)}: {what}", subject=key, hint=hint)
+
+
+def _setting(here: tuple[str, ...]) -> Setting | None:
+    for setting in SETTINGS:
+        if setting.path == here or (setting.path[-1] == "*" and len(setting.path) == len(here) and setting.path[:-1] == here[:-1]):
+            return setting
+    return None
+
+
+def _dotted(here: tuple[str, ...]) -> str:
+    """The key as the file would have it: what is no bare key in quotes."""
+    return ".".join(name if name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name) else repr(name) for name in here)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "a list" if isinstance(value, list) else "a section" if isinstance(value, dict) else repr(value)[:60]
+
+
+def _known() -> str:
+    return ", ".join(setting.key for setting in SETTINGS)
+
+
+def _nearest(here: tuple[str, ...], *, section: bool) -> str:
+    import difflib
+
+    known = {".".join(setting.path[:-1]) for setting in SETTINGS} if section else {setting.key for setting in SETTINGS}
+    near = difflib.get_close_matches(".".join(here), sorted(known), 1, 0.5)
+    return (f"[{near[0]}]" if section else near[0]) if near else ""
+
+
+def _line(text: str, here: tuple[str, ...]) -> int:
+    """The line on which a key of a sound document is written: tomllib keeps no positions, so it is asked where the key first appears."""
+    import bisect
+    import tomllib
+
+    lines = text.splitlines(keepends=True)
+
+    def there(count: int) -> bool:
+        """Whether the statements that begin in the first ``count`` lines have the key."""
+        for end in range(count, len(lines) + 1):
+            try:
+                document: Any = tomllib.loads("".join(lines[:end]))
+            except ValueError:
+                continue  # this line is in the middle of a statement
+            for name in here:
+                if not isinstance(document, dict) or name not in document:
+                    return False
+                document = document[name]
+            return True
+        return True
+
+    return bisect.bisect_left(range(len(lines) + 1), True, key=there)

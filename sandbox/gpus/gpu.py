@@ -1,0 +1,59 @@
+"""GPUs: what the host has, who may have which, and what that puts into a sandbox.
+
+::
+
+    inventory() ──► Gpu …                 gpu_nvml      read through NVML (or its stand-in, DOCKLESS_SIMULATED_GPUS=4x80G)
+    parse_request("2") ──► GpuRequest     gpu_request   Docker's grammar; N means N free GPUs
+    choose(request, gpus, busy) ──► Gpu … gpu_request   pure; neighbours by gpu_topology
+        (the scheduler turns them into a lease)
+    device_nodes(gpus)                     gpu_nodes     the chosen nodes, checked, and nothing else
+    environment(gpus)                      gpu_environment
+
+Only a lease grants a device: never the environment of an image or of a user. A UUID names a GPU everywhere (an index is for people, a
+minor for /dev). This module is the whole public face of the five.
+"""
+
+from __future__ import annotations
+
+from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, environment
+from dockless.sandbox.gpus.nodes import DeviceNode, device_nodes, other_nodes
+from dockless.sandbox.gpus.nvml import (
+    Driver,
+    Gpu,
+    GpuProcess,
+    MigInstance,
+    driver,
+    inventory,
+    refresh,
+    session,
+    simulating,
+)
+from dockless.sandbox.gpus.request import ALL, GpuRequest, choose, find, parse_request, possible, units, why_not_free
+from dockless.sandbox.gpus.topology import Link, best_set
+
+__all__ = [
+    "ALL",
+    "UNSET_IN_SANDBOX",
+    "DeviceNode",
+    "Driver",
+    "Gpu",
+    "GpuProcess",
+    "GpuRequest",
+    "Link",
+    "MigInstance",
+    "best_set",
+    "choose",
+    "device_nodes",
+    "driver",
+    "environment",
+    "find",
+    "inventory",
+    "other_nodes",
+    "parse_request",
+    "possible",
+    "refresh",
+    "session",
+    "simulating",
+    "units",
+    "why_not_free",
+]

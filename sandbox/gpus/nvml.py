@@ -1,0 +1,331 @@
+"""What GPUs this host has, read through NVML: the records, and the one place that talks to ``pynvml``.
+
+Every reader opens its own NVML session (``session``, reference counted by the driver, so it nests and works from threads). Opening the
+first one can take the driver tens of milliseconds; a daemon holds one open and every read inside it is cheap::
+
+    with session():
+        gpus = inventory()          # everything, links and MIG slices too
+        ...
+        gpus = refresh(gpus)        # the same GPUs, only their processes read again
+
+A question that an old driver (symbol missing) or an old GPU (not supported) cannot answer leaves its field at "unknown"; it is never an
+error. A host with no driver at all is ``GpuDriverMissing``.
+
+With ``DOCKLESS_SIMULATED_GPUS`` set, ``native/simulated_nvml.c`` is loaded first; it carries the SONAME libnvidia-ml.so.1, so the real
+pynvml finds it in place of the driver's. What tells the two apart is a symbol of the library itself, not the variable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dockless.errors import BadInput, GpuDriverMissing, GpuError
+from dockless.sandbox.gpus.topology import Link, bus_id, read_links
+
+SIMULATE = "DOCKLESS_SIMULATED_GPUS"
+_SIMULATE_GRAMMAR = re.compile(r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|busy=[0-9]{1,2}|old))*\Z")
+_MARK = "dockless_simulated_nvml"  # exported by the stand-in only
+_MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process with a compute context on a GPU. ``pid``: in the host's PID namespace; ``memory``: bytes, None where not told;
+    ``gi``: the MIG GPU instance it runs in, None on a whole GPU."""
+
+    pid: int
+    memory: int | None = None
+    gi: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG slice: a GPU instance ``gi`` and a compute instance ``ci`` in it. ``memory``: bytes. ``gi_cap``/``ci_cap``: minors of the
+    two /dev/nvidia-caps nodes that open it, None where the kernel does not list them."""
+
+    uuid: str
+    gi: int
+    ci: int
+    memory: int
+    model: str = ""
+    gi_cap: int | None = None
+    ci_cap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or one MIG slice of it (then ``parent`` is the GPU's UUID, ``mig`` holds that slice alone and ``minor`` is the parent's).
+
+    ``minor`` names /dev/nvidia<minor>; it is **not** the index. ``memory``: bytes. ``pci_bus_id``: as in /sys/bus/pci/devices.
+    ``numa_node``: of the nearest processors, None if unknown. ``links``: to every other GPU. ``mig_enabled``: the GPU is divided, its
+    slices are used and not the whole. ``simulated``: made up by ``DOCKLESS_SIMULATED_GPUS``.
+    """
+
+    index: int
+    uuid: str
+    minor: int
+    model: str
+    memory: int
+    pci_bus_id: str = ""
+    numa_node: int | None = None
+    mig: tuple[MigInstance, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    simulated: bool = False
+    links: tuple[Link, ...] = ()
+    mig_enabled: bool = False
+    parent: str = ""
+
+    def __str__(self) -> str:
+        """``GPU 0 Simulated GPU, 80.0 GiB, GPU-… (simulated)``"""
+        kind = "MIG slice of GPU" if self.parent else "GPU"
+        note = " (simulated)" if self.simulated else ""
+        return f"{kind} {self.index} {self.model}, {self.memory / 2**30:.1f} GiB, {self.uuid}{note}"
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver behind the inventory. ``cuda``: newest CUDA it supports, like ``13.0``; ``lost``: indices that did not answer."""
+
+    version: str
+    cuda: str
+    count: int
+    lost: tuple[int, ...] = ()
+    simulated: bool = False
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """An initialised ``pynvml``, shut down again at the end; nests, and may be held open by a daemon.
+
+    Errors: ``GpuDriverMissing`` without a driver, ``BadInput`` for a malformed simulation, ``GpuError`` for a driver that is broken.
+    """
+    import pynvml  # type: ignore[import-untyped]
+
+    if os.environ.get(SIMULATE):
+        _load_stand_in(pynvml)
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _init_error(pynvml, error) from error
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def inventory(*, processes: bool = True, links: bool = True) -> tuple[Gpu, ...]:
+    """Every GPU of this host that answers, by index. ``processes=False`` and ``links=False`` leave those fields empty (cheaper).
+
+    Errors: as ``session``.
+    """
+    with session() as nvml:
+        simulated = is_simulated(nvml)
+        caps = _mig_caps(simulated)
+        handles = [(index, handle) for index, handle in _handles(nvml) if handle is not None]
+        read = [(_read(nvml, index, handle, simulated, caps, processes), handle) for index, handle in handles]
+        read = [(gpu, handle) for gpu, handle in read if gpu.uuid]  # without a name it cannot be leased: lost while being read
+        joined = read_links(nvml, _attempt, [(g.uuid, g.pci_bus_id, h) for g, h in read]) if links else {}
+        return tuple(replace(gpu, links=joined.get(gpu.uuid, ())) for gpu, _ in read)
+
+
+def refresh(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The same GPUs with their processes read again, and nothing else: the cheap look for a loop. One that is gone is left out."""
+    with session() as nvml:
+        found = ((gpu, _attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.uuid)) for gpu in gpus)
+        return tuple(replace(gpu, processes=_processes(nvml, handle)) for gpu, handle in found if handle is not None)
+
+
+def driver() -> Driver:
+    """Version and state of the driver. Errors: as ``session``."""
+    with session() as nvml:
+        handles = _handles(nvml)
+        cuda = _attempt(0, nvml.nvmlSystemGetCudaDriverVersion)
+        return Driver(
+            version=_attempt("", nvml.nvmlSystemGetDriverVersion),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+            count=len(handles),
+            lost=tuple(index for index, handle in handles if handle is None),
+            simulated=is_simulated(nvml),
+        )
+
+
+def simulating() -> bool:
+    """Whether ``DOCKLESS_SIMULATED_GPUS`` asks for made-up GPUs."""
+    return bool(os.environ.get(SIMULATE))
+
+
+def is_simulated(nvml: Any) -> bool:
+    """Whether the library that pynvml loaded is the stand-in: asked of the library itself."""
+    return hasattr(nvml.nvmlLib, _MARK)
+
+
+def _handles(nvml: Any) -> list[tuple[int, Any]]:
+    """(index, handle); handle None for a GPU that fell off the bus or that this user may not open."""
+    return [(i, _attempt(None, nvml.nvmlDeviceGetHandleByIndex, i)) for i in range(_attempt(0, nvml.nvmlDeviceGetCount))]
+
+
+def _attempt(default: Any, function: Any, *args: Any) -> Any:
+    """``function(*args)``, or ``default`` where this driver or GPU has no answer (symbol missing, not supported, not found, lost)."""
+    import pynvml
+
+    try:
+        return function(*args)
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
+        return default
+
+
+def _read(nvml: Any, index: int, handle: Any, simulated: bool, caps: dict[str, int] | None, processes: bool) -> Gpu:
+    memory = _attempt(None, nvml.nvmlDeviceGetMemoryInfo, handle)
+    pci = _attempt(None, nvml.nvmlDeviceGetPciInfo, handle)
+    address = bus_id(pci) if pci is not None else ""
+    minor = _attempt(index, nvml.nvmlDeviceGetMinorNumber, handle)
+    mode = _attempt((0, 0), nvml.nvmlDeviceGetMigMode, handle)
+    divided = bool(mode[0])
+    return Gpu(
+        index=index,
+        uuid=_attempt("", nvml.nvmlDeviceGetUUID, handle),
+        minor=minor,
+        model=_attempt("NVIDIA GPU", nvml.nvmlDeviceGetName, handle),
+        memory=int(memory.total) if memory is not None else 0,
+        pci_bus_id=address,
+        numa_node=_numa_node(nvml, handle, address),
+        mig=_mig(nvml, handle, minor, simulated, caps) if divided else (),
+        processes=_processes(nvml, handle) if processes else (),
+        simulated=simulated,
+        mig_enabled=divided,
+    )
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    """Compute processes, MPS clients too. A driver older than R450 cannot be asked: it shows none."""
+    found: dict[int, GpuProcess] = {}
+    for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"):
+        listed = _attempt(None, getattr(nvml, name), handle)
+        if listed is None:
+            listed = _attempt((), getattr(nvml, name.replace("_v3", "_v2"), tuple), handle)
+        for item in listed:
+            gi = getattr(item, "gpuInstanceId", 0xFFFFFFFF)
+            memory = item.usedGpuMemory
+            found[item.pid] = GpuProcess(int(item.pid), None if memory is None else int(memory), None if gi == 0xFFFFFFFF else int(gi))
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _numa_node(nvml: Any, handle: Any, address: str) -> int | None:
+    """The node of the GPU's PCIe slot. (nvmlDeviceGetNumaNodeId is another thing: the node that a Grace GPU's own memory forms.)"""
+    try:
+        node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())
+    except (OSError, ValueError):
+        masks = _attempt((), nvml.nvmlDeviceGetMemoryAffinity, handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE)
+        nodes = [word * 64 + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1]
+        return nodes[0] if nodes else None
+    return node if node >= 0 else None
+
+
+def _mig(nvml: Any, handle: Any, minor: int, simulated: bool, caps: dict[str, int] | None) -> tuple[MigInstance, ...]:
+    slices = []
+    for number in range(_attempt(0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+        part = _attempt(None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        if part is None:
+            continue
+        gi = _attempt(None, nvml.nvmlDeviceGetGpuInstanceId, part)
+        ci = _attempt(None, nvml.nvmlDeviceGetComputeInstanceId, part)
+        uuid = _attempt("", nvml.nvmlDeviceGetUUID, part)
+        if gi is None or ci is None or not uuid:
+            continue
+        memory = _attempt(None, nvml.nvmlDeviceGetMemoryInfo, part)
+        slices.append(
+            MigInstance(
+                uuid=uuid,
+                gi=gi,
+                ci=ci,
+                memory=int(memory.total) if memory is not None else 0,
+                model=_attempt("MIG", nvml.nvmlDeviceGetName, part),
+                gi_cap=_cap_minor(caps, minor, f"gi{gi}/access", 3 + 135 * minor + 9 * gi if simulated else None),
+                ci_cap=_cap_minor(caps, minor, f"gi{gi}/ci{ci}/access", 4 + 135 * minor + 9 * gi + ci if simulated else None),
+            )
+        )
+    return tuple(slices)
+
+
+def _cap_minor(caps: dict[str, int] | None, minor: int, name: str, made_up: int | None) -> int | None:
+    """The minor behind one capability. Made-up GPUs use the numbering of the real driver: 15 GPU instances, 8 compute instances each."""
+    return made_up if caps is None else caps.get(f"gpu{minor}/{name}")
+
+
+def _mig_caps(simulated: bool) -> dict[str, int] | None:
+    if simulated:
+        return None
+    try:
+        return parse_mig_minors(_MIG_MINORS.read_text())
+    except OSError:
+        return {}
+
+
+def parse_mig_minors(text: str) -> dict[str, int]:
+    """``/proc/driver/nvidia-caps/mig-minors``: lines like ``gpu0/gi1/access 12`` or ``config 1``; gpuN is the GPU's minor."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def stand_in_library() -> Path:
+    """Where the build puts the stand-in for libnvidia-ml.so.1 (looked up without importing the extension beside it)."""
+    spec = importlib.util.find_spec("dockless.native")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0] if places else ".") / "simulated" / "libnvidia-ml.so.1"
+
+
+def _load_stand_in(pynvml: Any) -> None:
+    wanted = os.environ.get(SIMULATE, "")
+    if not _SIMULATE_GRAMMAR.match(wanted):
+        raise BadInput(
+            f"{SIMULATE}={wanted[:80]!r} does not describe simulated GPUs",
+            subject=SIMULATE,
+            hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX' or ',old' after it",
+        )
+    if pynvml.nvmlLib is not None:
+        if not is_simulated(pynvml):
+            raise GpuError(
+                f"{SIMULATE} is set, but this process has loaded the real NVML already",
+                subject=SIMULATE,
+                hint="set the variable before the process starts",
+            )
+        return
+    path = stand_in_library()
+    try:
+        # By path and RTLD_GLOBAL: afterwards dlopen("libnvidia-ml.so.1") finds this one by its SONAME, whatever ld.so would pick.
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise GpuError(
+            f"the simulated NVML library does not load: {error}",
+            subject=str(path),
+            hint="build it with 'make build', or unset " + SIMULATE,
+        ) from error
+
+
+def _init_error(pynvml: Any, error: Any) -> GpuError:
+    if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+        what = "its kernel module is not loaded"
+        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            what = "libnvidia-ml.so.1 is not installed"
+        elif is_simulated(pynvml):  # loaded once, it stays in this process under the driver's name
+            what = f"this process has loaded the simulated one, and {SIMULATE} is no longer set"
+        return GpuDriverMissing(
+            f"no NVIDIA driver on this host: {what}",
+            subject="libnvidia-ml.so.1",
+            hint=f"install the NVIDIA driver (and 'modprobe nvidia'), or try without GPUs: {SIMULATE}=4x80G",
+        )
+    hints = {
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated under its running module: reboot, or reload the nvidia modules",
+        pynvml.NVML_ERROR_NO_PERMISSION: "this user may not open /dev/nvidiactl; check its owner and mode",
+    }
+    return GpuError(
+        f"the NVIDIA driver does not start: {error}", subject="NVML", hint=hints.get(error.value, "look at 'nvidia-smi' and 'dmesg'")
+    )

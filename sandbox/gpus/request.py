@@ -1,0 +1,289 @@
+"""What somebody wants (``--gpus``), and which GPUs that becomes.
+
+The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, with the quotes left out where they are not needed::
+
+    2 | all | count=2             that many GPUs; all of them
+    device=0,2                    these, by index (Docker: '"device=0,2"', accepted too), by UUID, or GPU:SLICE for MIG
+    GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID
+    capabilities=compute,utility  driver=nvidia  options=key=value     checked and kept
+
+Two differences, on purpose. **N means N free GPUs**: Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
+nobody holds a lease on it, and no process computes on it. ``choose`` takes nearest neighbours among the free ones. And Docker's ``-1``
+is refused: taking every GPU of a shared host is said with the word.
+
+A GPU that MIG divides is not given whole; its slices are GPUs of their own here (``units``), asked for by name.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
+from dockless.sandbox.gpus.nvml import Gpu
+from dockless.sandbox.gpus.topology import FARTHEST, best_set
+
+ALL = -1
+CAPABILITIES = frozenset({"gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display", "ngx", "all"})
+
+_HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_NAME = re.compile(rf"(?:(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]{1,6}\Z")
+_MORE_DEVICES = re.compile(r"(?!all\Z)")
+_MORE_CAPABILITIES = re.compile(r"(?!(all|-?[0-9]+)\Z)")
+_NEVER = re.compile(r"(?!)")
+_INDEX = re.compile(r"[0-9]{1,4}(:[0-9]{1,2})?\Z")
+_KEYS = ("count", "device", "capabilities", "driver", "options")
+_HINT = "write a number of GPUs, 'all', 'device=0,2' or GPU UUIDs"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """A parsed wish. ``count``: how many, ``ALL`` (-1) for every one, 0 when ``devices`` names them (indices, ``GPU:SLICE`` or UUIDs)."""
+
+    count: int = 1
+    devices: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    driver: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``: for reasons and reports."""
+        if self.devices:
+            return "GPU " + ", ".join(self.devices)
+        return "all GPUs" if self.count == ALL else f"{self.count} GPU{'s' if self.count != 1 else ''}"
+
+
+def parse_request(text: str | int) -> GpuRequest:
+    """The value of ``--gpus``. Errors: ``BadInput``, for 0 as well: no GPUs is said by not asking."""
+    if isinstance(text, bool) or not isinstance(text, (str, int)):
+        raise _bad(text, "is neither text nor a number")
+    found: dict[str, list[str]] = {}
+    for key, values in _fields(str(text)):
+        if key in found:
+            raise _bad(text, "gives the number of GPUs twice" if key == "count" else f"gives '{key}' twice")
+        found[key] = values
+    if "count" in found and "device" in found:
+        raise _bad(text, "gives both a number of GPUs and names of GPUs")
+    if not found:
+        raise _bad(text, "asks for nothing")
+    devices = tuple(_device(text, item) for item in found.get("device", ()))
+    count = 0 if devices else _count(text, found["count"][0]) if "count" in found else 1
+    if devices == ("all",):
+        count, devices = ALL, ()
+    if "all" in devices or len(set(devices)) < len(devices):
+        raise _bad(text, "names a GPU twice")
+    driver = found.get("driver", [""])[0]
+    if driver not in ("", "nvidia"):
+        raise _bad(text, f"asks for driver {driver[:40]!r}; only 'nvidia' is known")
+    return GpuRequest(count, devices, _capabilities(text, found), driver, _options(text, found.get("options", [])))
+
+
+def units(inventory: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """What can be leased: every undivided GPU, and every slice of the divided ones as a ``Gpu`` of its own (with ``parent``)."""
+    found: list[Gpu] = []
+    for gpu in inventory:
+        if not gpu.mig_enabled or gpu.parent:
+            found.append(gpu)
+            continue
+        for part in gpu.mig:
+            inside = tuple(p for p in gpu.processes if p.gi in (None, part.gi))
+            found.append(
+                replace(
+                    gpu,
+                    uuid=part.uuid,
+                    model=part.model or gpu.model,
+                    memory=part.memory,
+                    mig=(part,),
+                    processes=inside,
+                    links=(),
+                    parent=gpu.uuid,
+                )
+            )
+    return tuple(found)
+
+
+def find(uuids: Iterable[str], inventory: Collection[Gpu]) -> tuple[Gpu, ...]:
+    """The leased units of these UUIDs, in this order. Errors: ``UnknownGpu`` (gone since the lease, or MIG was changed)."""
+    known = {unit.uuid.lower(): unit for unit in units(inventory)}
+    found = []
+    for uuid in uuids:
+        if uuid.lower() not in known:
+            raise _unknown(uuid, inventory)
+        found.append(known[uuid.lower()])
+    return tuple(found)
+
+
+def possible(request: GpuRequest, inventory: Collection[Gpu]) -> int:
+    """How many GPUs the request stands for on this host, were all of them free: the check at submit.
+
+    Errors: ``UnknownGpu``, ``NotEnoughGpus`` (more than the host has).
+    """
+    if request.devices:
+        return len(_named(request, inventory))
+    pool = _pool(request, inventory)
+    if not pool or len(pool) < request.count:
+        divided = sum(1 for gpu in inventory if gpu.mig_enabled and not gpu.parent)
+        hint = f"{divided} divided by MIG: ask for its slices by UUID" if divided else f"ask for at most {len(pool)}"
+        raise NotEnoughGpus(
+            f"{request} asked for, this host has {len(pool)} in all{_simulated(inventory)}",
+            subject=str(request),
+            hint=hint if pool or divided else "run this on a host with a GPU; 'dockless doctor' says what is found here",
+        )
+    return len(pool) if request.count == ALL else request.count
+
+
+def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str] = ()) -> tuple[Gpu, ...]:
+    """The units to lease, none of them in ``busy`` (UUIDs of leased units), none with a process computing on it; neighbours preferred.
+
+    Pure: same arguments, same answer. Errors: ``UnknownGpu``, ``NotEnoughGpus`` with who holds what.
+    """
+    wanted = possible(request, inventory)
+    pool = _named(request, inventory) if request.devices else _pool(request, inventory)
+    taken = {gpu.uuid: why for gpu in pool if (why := why_not_free(gpu, busy))}
+    free = [gpu for gpu in pool if gpu.uuid not in taken]
+    if len(free) < wanted:
+        names = {gpu.uuid: f"GPU {gpu.index}" if not gpu.parent else gpu.uuid for gpu in pool}
+        held = "; ".join(f"{names[uuid]} {why}" for uuid, why in taken.items())
+        raise NotEnoughGpus(
+            f"{request} asked for, {len(free)} of {len(pool)} free{_simulated(inventory)}",
+            subject=str(request),
+            hint=f"{held}; wait for them (dockless submit), or ask for fewer",
+        )
+    if len(free) == wanted:
+        return tuple(free)
+    ranks = {(gpu.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for gpu in free for link in gpu.links}
+    return best_set(free, wanted, lambda a, b: ranks.get((a.uuid, b.uuid), FARTHEST))
+
+
+def why_not_free(gpu: Gpu, busy: Collection[str]) -> str:
+    """ "" for a free unit, else the reason in a few words."""
+    if gpu.uuid in busy or (gpu.parent and gpu.parent in busy):
+        return "is leased"
+    if gpu.processes:
+        pids = ", ".join(str(process.pid) for process in gpu.processes[:4])
+        more = ", …" if len(gpu.processes) > 4 else ""
+        return f"is used by process {pids}{more}, which dockless did not start"
+    return ""
+
+
+def _pool(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:
+    return tuple(unit for unit in units(inventory) if request.count == ALL or not unit.parent)
+
+
+def _named(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:
+    found = tuple(_one(name, inventory) for name in request.devices)
+    twice = {unit.uuid for unit in found if sum(other.uuid == unit.uuid for other in found) > 1}
+    if twice:
+        raise BadInput(f"{request} names {', '.join(sorted(twice))} twice", subject=str(request), hint="name each GPU once")
+    return found
+
+
+def _one(name: str, inventory: Collection[Gpu]) -> Gpu:
+    """The unit called ``name``: an index, ``GPU:SLICE`` in the order of NVML, a UUID, or the old ``MIG-GPU-uuid/gi/ci``."""
+    parent, _, place = name.partition(":")
+    parts = name.lower().split("/")
+    for unit in units(inventory):
+        if unit.uuid.lower() == name.lower() or (not unit.parent and str(unit.index) == name):
+            return unit
+        if len(parts) == 3 and [f"mig-{unit.parent.lower()}", *(str(n) for m in unit.mig for n in (m.gi, m.ci))] == parts:
+            return unit
+    for gpu in inventory:
+        if place and str(gpu.index) == parent and int(place) < len(gpu.mig):
+            return find((gpu.mig[int(place)].uuid,), inventory)[0]
+        if gpu.mig_enabled and not gpu.parent and (gpu.uuid.lower() == name.lower() or str(gpu.index) == name):
+            slices = ", ".join(part.uuid for part in gpu.mig)
+            raise UnknownGpu(
+                f"GPU {name} is divided by MIG and not given whole",
+                subject=name,
+                hint=f"name its slices: {slices}" if slices else "it has no slices yet: 'nvidia-smi mig -cgi PROFILE -C' makes them",
+            )
+    raise _unknown(name, inventory)
+
+
+def _unknown(name: str, inventory: Collection[Gpu]) -> UnknownGpu:
+    have = ", ".join(str(gpu.index) for gpu in inventory) or "none"
+    return UnknownGpu(
+        f"no GPU {name} on this host{_simulated(inventory)}",
+        subject=name,
+        hint=f"its GPUs are {have}; 'dockless info' lists their UUIDs",
+    )
+
+
+def _simulated(inventory: Collection[Gpu]) -> str:
+    return " (simulated)" if any(gpu.simulated for gpu in inventory) else ""
+
+
+def _fields(text: str) -> Iterable[tuple[str, list[str]]]:
+    """(key, values) of each field. A bare value after ``device=`` or ``capabilities=`` continues that list, as does a UUID after a UUID."""
+    if not text.isascii() or not text.isprintable() or len(text) > 4096:
+        raise _bad(text, "contains characters that no request has")
+    try:
+        cells = next(csv.reader([text.strip()], strict=True), [])
+    except csv.Error as error:
+        raise _bad(text, f"is not one line of comma-separated fields ({error})") from None
+    grouped: list[tuple[str, list[str]]] = []
+    continues = _NEVER  # what a bare cell must look like to belong to the list before it
+    for cell in (raw.strip() for raw in cells):
+        key, equals, value = cell.partition("=")
+        if equals:
+            if key not in _KEYS:
+                raise _bad(text, f"has an unknown key {key[:40]!r}")
+            many = key in ("device", "capabilities", "options")
+            grouped.append((key, [part.strip() for part in value.split(",")] if many else [value]))
+            continues = {"device": _MORE_DEVICES, "capabilities": _MORE_CAPABILITIES}.get(key, _NEVER)
+        elif grouped and continues.match(cell):
+            grouped[-1][1].append(cell)
+        elif _NAME.match(cell):
+            grouped.append(("device", [cell]))
+            continues = _NAME
+        else:
+            grouped.append(("count", [cell]))
+            continues = _NEVER
+    return grouped
+
+
+def _count(text: str | int, value: str) -> int:
+    if value == "all":
+        return ALL
+    if value == "-1":
+        raise BadInput("-1 is no number of GPUs", subject="-1", hint='for every GPU of the host write: --gpus all (gpus="all")')
+    if not _COUNT.match(value):
+        raise _bad(text, f"has {value[:40]!r} where a number of GPUs or 'all' is meant")
+    if int(value) == 0:
+        raise BadInput("0 GPUs asked for", subject="0", hint="for a job without GPUs leave the request out")
+    return int(value)
+
+
+def _device(text: str | int, item: str) -> str:
+    if item.lower() == "all":
+        return "all"
+    if _INDEX.match(item):
+        return ":".join(str(int(part)) for part in item.split(":"))
+    if not _NAME.match(item):
+        raise _bad(text, f"names {item[:60]!r}, which is neither an index nor a GPU UUID")
+    return item[:3].upper() + (item[3:].lower() if item[4:7].upper() != "GPU" else "-GPU" + item[7:].lower())
+
+
+def _capabilities(text: str | int, found: dict[str, list[str]]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(found.get("capabilities", ())))
+    for name in names:
+        if name not in CAPABILITIES:
+            raise _bad(text, f"asks for capability {name[:40]!r}; known are {', '.join(sorted(CAPABILITIES))}")
+    return names
+
+
+def _options(text: str | int, items: list[str]) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not key or not equals:
+            raise _bad(text, f"has an option {item[:40]!r} that is not key=value")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def _bad(text: object, why: str) -> BadInput:
+    return BadInput(f"GPU request {str(text)[:80]!r} {why}", subject=str(text)[:80], hint=_HINT)

@@ -1,0 +1,1 @@
+"""A sandbox that runs: attached or detached, its process, its records, and what a crash left."""

@@ -1,0 +1,100 @@
+"""Plans that are ready to start, kept: a spec that starts again costs no looking up, no compiling, no encoding.
+
+What a plan depends on is its key: the spec, the image by its digest and layers, the host files that were read, by their stamps. A spec
+whose plan
+depends on more (leased GPUs, volumes, a profile file) is compiled anew each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
+from dockless.native.userns import namespace_fd
+from dockless.sandbox import binds, features
+from dockless.sandbox.compile import USERNS_LABEL, compile_plan
+from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, encode
+from dockless.sandbox.resolve import resolve
+from dockless.sandbox.resolved import Resolved
+from dockless.sandbox.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from dockless.images import Image
+
+_KEPT = 64
+_HOST_FILES = ("/etc/subuid", "/etc/subgid", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
+
+
+class Prepared:
+    """A resolved spec, its plan and the plan's bytes."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.resolved = resolved
+        self.plan: Plan = compile_plan(resolved)
+        self._raw: dict[tuple[bool, bool], bytes] = {}
+        self._userns = next((slot for slot, label in self.plan.slots.items() if label == USERNS_LABEL), -1)
+        extra = [DeviceRule("c", device.major, device.minor, "rw") for device in resolved.devices]
+        self.rules = tuple(dict.fromkeys([*STANDARD_DEVICES, *extra])) if resolved.rootful and resolved.spec.profile != "privileged" else ()
+
+    def raw(self, *, times: bool = False, detached: bool = False) -> bytes:
+        """The plan as the launcher reads it."""
+        key = (times, detached)
+        raw = self._raw.get(key)
+        if raw is None:
+            raw = self._raw[key] = encode(self.plan, times=times, detached=detached)
+        return raw
+
+    def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack) -> dict[int, int]:
+        """The fds that the plan expects to find, the cgroup's with its device filter on. What is only for this start is closed with
+        ``opened``. ``ImageError`` for a layer that cannot be mounted."""
+        fds = {}
+        if cgroup is not None:
+            fds[SLOT_CGROUP] = cgroup.fd
+            if self.rules:
+                cgroup.allow_devices(self.rules)
+        if self._userns >= 0:
+            assert self.resolved.idmap is not None
+            fds[self._userns] = namespace_fd(self.resolved.idmap)
+        for slot, idmap in self.plan.maps.items():
+            fds[slot] = namespace_fd(idmap)
+        for slot, layer in self.plan.held.items():
+            fds[slot] = layer.open()
+            opened.callback(os.close, fds[slot])
+        return fds
+
+
+_cache: dict[Hashable, Prepared] = {}
+_lock = threading.Lock()
+
+
+def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: bool = False) -> Prepared:
+    """The plan of a spec, from the cache where it can be. Errors: ``resolve``'s and ``compile_plan``'s."""
+    if not _keepable(spec):
+        return Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
+    key = (spec, image.digest, image.layers, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES), binds.grants(spec, owner))
+    found = _cache.get(key)
+    if found is None:
+        found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
+        with _lock:
+            while len(_cache) >= _KEPT:
+                _cache.pop(next(iter(_cache)))
+            _cache[key] = found
+    return found
+
+
+def _keepable(spec: Spec) -> bool:
+    volumes = any(mount.kind == "volume" for mount in spec.mounts)
+    return not spec.gpus and not volumes and spec.seccomp in ("", "unconfined")
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns

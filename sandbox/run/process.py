@@ -1,0 +1,374 @@
+"""A running plan: start it, wait for it, end it.
+
+::
+
+    host                                launcher (keeper)
+     │ plan in a memfd, clone3 + exec      │
+     │────────────────────────────────────►│ operations …
+     │◄──────────────── FAILED(op, errno) ─│   or
+     │◄──────────────────── READY(init) ───│ the program has been exec'd
+     │ ── a byte, or the end of the leash ►│ kills the tree
+     │◄───────────── STATUS(raw status) ───│ after everything inside is dead
+
+The keeper ends what is past its time limit. Where it does not, because somebody stopped it or the kernel does not wake it, whoever waits
+here does: first by the leash and SIGCONT, then with SIGKILL for the keeper and init. What survives that is said, ``NotEnded``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dockless import native
+from dockless.cgroups import Usage
+from dockless.errors import BadInput, NotEnded, SandboxError, SandboxGone
+from dockless.sandbox.plan import failure
+from dockless.sandbox.plan.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, in_memory, read_record
+
+_REPORT = struct.Struct("<HHiQ")
+_READY, _FAILED, _STATUS = 1, 2, 3
+TIMED_OUT, KILLED, INIT_DIED, LEASH = 1, 2, 4, 8
+EXIT_TIMED_OUT = 124
+LATE = 1.0
+"""Seconds that a keeper may be late in ending what is past its time limit."""
+KILLED_FOR = 10.0
+"""Seconds from a kill until the keeper is killed too: it is stopped or stuck, or much memory is given back."""
+AT_LAST = 20.0
+"""Seconds from then until nobody waits any more."""
+_LONGEST = 86400.0
+"""Seconds of one poll(2), whose argument has 31 bits of milliseconds."""
+_NOT_YET, _TOLD, _FORCED, _GIVEN_UP = range(4)
+"""How far ending it has got: its keeper was told, keeper and init were killed, ``NotEnded`` was raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a sandbox ended. Exactly one of ``code`` and ``signal`` is set. Times: seconds since the epoch; ``setup``: seconds from the
+    call to the exec. ``max_rss``: bytes of the largest process."""
+
+    code: int | None
+    signal: int | None
+    timed_out: bool = False
+    oom_killed: bool = False
+    killed: bool = False
+    started: float = 0.0
+    ended: float = 0.0
+    setup: float = 0.0
+    max_rss: int = 0
+    usage: Usage | None = None
+
+    @property
+    def returncode(self) -> int:
+        """As ``subprocess`` has it: the code, or minus the signal."""
+        return self.code if self.code is not None else -(self.signal or 0)
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it: the code, 128 + signal, 124 for a timeout."""
+        if self.timed_out:
+            return EXIT_TIMED_OUT
+        return self.code if self.code is not None else 128 + (self.signal or 0)
+
+
+def exit_of(status: int, outcome: int, **more: object) -> Exit:
+    """From a raw wait status, wait(2), and the keeper's outcome bits."""
+    signalled = os.WIFSIGNALED(status)
+    return Exit(
+        code=None if signalled else os.WEXITSTATUS(status),
+        signal=os.WTERMSIG(status) if signalled else None,
+        timed_out=bool(outcome & TIMED_OUT),
+        killed=bool(outcome & (KILLED | LEASH)),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def check_signal(number: int) -> None:
+    """``BadInput`` for a signal that cannot be passed on: SIGSTOP would stop the keeper, and then nobody could end the sandbox."""
+    if number == signal.SIGSTOP or not 0 < number <= signal.SIGRTMAX:
+        name = "SIGSTOP" if number == signal.SIGSTOP else f"signal {number}"
+        raise BadInput(f"{name} cannot be sent to a sandbox", subject=str(number), hint="to make it stand still, freeze its cgroup")
+
+
+class Process:
+    """A started plan. Owns its pidfd, its pipes and its plan; ``wait`` and ``close`` give them back. Safe to use from several threads."""
+
+    def __init__(self, launched: native.Launched, plan: Plan, plan_fd: int, report_fd: int, leash_fd: int, started: float) -> None:
+        self._launched = launched
+        self._plan = plan
+        self._plan_fd = plan_fd
+        self._report_fd = report_fd
+        self._leash_fd = leash_fd
+        self._init_fd = -1
+        self._timer_fd = -1
+        self._watched: select.epoll | None = None
+        self._lock = threading.RLock()
+        self._exit: Exit | None = None
+        self._owner = os.getpid()
+        self._started = started
+        self._clock = time.monotonic()
+        self._ending = _NOT_YET
+        self._late = False
+        self._due = self._limit()
+        self.setup = 0.0
+        self.pid = 0
+
+    def _limit(self) -> float:
+        """When the keeper must have ended it, on the monotonic clock."""
+        plan = self._plan
+        return time.monotonic() + plan.timeout + plan.grace + LATE if plan.timeout else math.inf
+
+    @property
+    def keeper_pid(self) -> int:
+        return self._launched.pid
+
+    @property
+    def forked(self) -> bool:
+        """Whether we are a child that forked from the process that started it: its sandbox is not ours to wait for or to end."""
+        return os.getpid() != self._owner
+
+    def check_owner(self) -> None:
+        """``SandboxError`` in a forked child: what the keeper says once would be lost for whoever waits for it."""
+        if self.forked:
+            message = f"the sandbox belongs to process {self._owner}, from which this one was forked"
+            raise SandboxError(message, subject=str(self._owner), hint="wait for it and end it there, or start one of your own")
+
+    def fileno(self) -> int:
+        """Readable when ``poll`` has something to do: for select, poll and asyncio. Mostly it has ended then; ``poll`` knows."""
+        with self._lock:
+            if self._watched is None:
+                self._timer_fd = native.timer(math.inf)
+                self._watched = select.epoll()
+                for fd in (self._report_fd, self._timer_fd):
+                    self._watched.register(fd, select.EPOLLIN)
+                self._set_due(self._due)
+            return self._watched.fileno()
+
+    def _set_due(self, due: float) -> None:
+        self._due = due
+        if self._timer_fd >= 0:
+            native.timer(due - time.monotonic(), self._timer_fd)
+
+    def _await_ready(self) -> None:
+        """Until the program has been exec'd; else the error of the operation that failed."""
+        self._await(self._report_fd, math.inf)
+        raw = _read_report(self._report_fd)
+        if raw is None or raw[0] != _READY:
+            record = self.record()
+            if self._late or (not record.error and record.outcome & TIMED_OUT):
+                raise failure.too_late(self._plan, record.pc)
+            raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
+        self.pid = raw[2]
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._init_fd = os.pidfd_open(self.pid)
+        self.setup = time.monotonic() - self._clock
+        self._due = self._limit()
+
+    def record(self) -> Record:
+        """The flight recorder: where the launcher is, and the times of its operations if they were asked for."""
+        size = os.fstat(self._plan_fd).st_size
+        return read_record(os.pread(self._plan_fd, size, 0))
+
+    def poll(self) -> Exit | None:
+        """How it ended, or None while it runs."""
+        return self._collect(0)
+
+    def wait(self, timeout: float | None = None) -> Exit:
+        """How it ended. ``TimeoutError`` after ``timeout`` seconds; the sandbox then goes on."""
+        ended = self._collect(timeout)
+        if ended is None:
+            raise TimeoutError(f"the sandbox still runs after {timeout} s")
+        return ended
+
+    def _collect(self, timeout: float | None) -> Exit | None:
+        if self._exit is None:
+            self.check_owner()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self._exit is None:
+            if not self._await(self._report_fd, deadline):
+                return None
+            with self._lock:
+                if self._exit is None and _readable(self._report_fd, 0):
+                    self._finish(_read_report(self._report_fd))
+        return self._exit
+
+    def _await(self, fd: int, deadline: float) -> bool:
+        """Until ``fd`` is readable. False at ``deadline``; ``NotEnded`` where what should have ended long ago has not."""
+        while True:
+            if _readable(fd, min(deadline, self._due) - time.monotonic()):
+                return True
+            now = time.monotonic()
+            if now >= self._due:
+                with self._lock:
+                    if now >= self._due:
+                        self._end_it()
+            if now >= deadline:
+                return _readable(fd, 0)
+
+    def _end_it(self) -> None:
+        """It should have ended by now: the next way to end it."""
+        if self._ending == _NOT_YET:
+            self._late = True
+            self.kill()
+        elif self._ending == _TOLD:
+            self._ending = _FORCED
+            for fd in (self._init_fd, self._launched.pidfd):
+                _kill(fd)
+            self._set_due(time.monotonic() + AT_LAST)
+        else:
+            self._ending = _GIVEN_UP
+            both = ((self.keeper_pid, self._launched.pidfd), (self.pid, self._init_fd))
+            raise not_ended("the sandbox", *(pid for pid, fd in both if _lives(fd)))
+
+    def _finish(self, raw: tuple[int, int, int] | None) -> None:
+        record = read_record(os.pread(self._plan_fd, HEADER_SIZE, 0))
+        if raw is not None and raw[0] == _STATUS:
+            status, outcome = raw[2], raw[1]
+        else:  # the keeper was killed, and the kernel kills init for that
+            _kill(self._init_fd)
+            if self._ending == _NOT_YET:
+                self._ending, self._due = _FORCED, time.monotonic() + AT_LAST
+            if self._init_fd >= 0:
+                self._await(self._init_fd, math.inf)
+            status, outcome = signal.SIGKILL, KILLED
+        if self._late:
+            outcome |= TIMED_OUT
+        usage = Usage(cpu_seconds=record.user + record.system, user_seconds=record.user, system_seconds=record.system)
+        self._exit = exit_of(
+            status, outcome, started=self._started, ended=record.ended or time.time(), setup=self.setup, max_rss=record.max_rss, usage=usage
+        )
+
+    def send_signal(self, number: int) -> None:
+        """To the job's own process, by way of the keeper and init; SIGKILL ends everything. ``SandboxGone`` if it has ended."""
+        check_signal(number)
+        self.check_owner()
+        if number == signal.SIGKILL:
+            return self.kill()
+        try:
+            if self._exit is not None:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(self._launched.pidfd, number)
+        except ProcessLookupError:
+            raise SandboxGone("the sandbox has ended", hint="read its exit with wait()") from None
+
+    def kill(self) -> None:
+        """SIGKILL to everything inside, at once. No error if it has ended."""
+        self.check_owner()
+        with self._lock:
+            if self._ending == _NOT_YET:
+                self._ending = _TOLD
+                self._set_due(time.monotonic() + KILLED_FOR)
+        with contextlib.suppress(BrokenPipeError, ProcessLookupError):
+            if self._leash_fd >= 0:  # else the keeper has read its end
+                os.write(self._leash_fd, b"K")
+            signal.pidfd_send_signal(self._launched.pidfd, signal.SIGCONT)  # somebody may have stopped the keeper
+
+    def release(self) -> None:
+        """Let go of a detached sandbox: it goes on by itself, and nobody of ours waits for it."""
+        if self._watched is not None:
+            self._watched.close()
+        for name in ("_leash_fd", "_report_fd", "_plan_fd", "_init_fd", "_timer_fd"):
+            self._give_back(name)
+        os.close(self._launched.pidfd)
+
+    def close(self) -> None:
+        """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""
+        if self._plan_fd < 0:
+            return
+        self._give_back("_leash_fd")
+        try:
+            self._due = min(self._due, time.monotonic() + LATE)
+            self._await(self._launched.pidfd, math.inf)
+            native.reap(self._launched.pidfd)
+        finally:
+            self.release()
+
+    def _give_back(self, name: str) -> None:
+        fd = getattr(self, name)
+        if fd >= 0:
+            setattr(self, name, -1)
+            os.close(fd)
+
+
+def not_ended(what: str, *pids: int) -> NotEnded:
+    """The error for a sandbox that SIGKILL did not end."""
+    who = " and ".join(f"process {pid}" for pid in pids if pid) or "its keeper"
+    lives = "still live" if len(pids) > 1 else "still lives"
+    hint = "nothing ends a process that waits for a device or a network file system that does not answer: see its /proc/PID/stack"
+    return NotEnded(f"{what} was killed and has not ended: {who} {lives}", subject=str(next(iter(pids), "")), hint=hint)
+
+
+def _readable(fd: int, timeout: float) -> bool:
+    poller = select.poll()  # one for each caller: a poll object refuses a second thread
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout == math.inf else math.ceil(min(max(0.0, timeout), _LONGEST) * 1000)))
+
+
+def _lives(pidfd: int) -> bool:
+    return pidfd >= 0 and not _readable(pidfd, 0)
+
+
+def _kill(pidfd: int) -> None:
+    if pidfd >= 0:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _read_report(fd: int) -> tuple[int, int, int] | None:
+    raw = os.read(fd, _REPORT.size)
+    return _REPORT.unpack(raw)[:3] if len(raw) == _REPORT.size else None
+
+
+def start(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], *, name: str = "dockless") -> Process:
+    """Carry out a plan, encoded in ``raw``, with these fds in its slots (0-2 are the job's). Returns when the program has been exec'd.
+
+    Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.
+    """
+    started = time.time()
+    with contextlib.ExitStack() as opened:
+        try:
+            plan_fd = in_memory(raw)
+            opened.callback(os.close, plan_fd)
+            report, writer = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, report)
+            with open(writer, "wb"):
+                leash_reader, leash = os.pipe2(os.O_CLOEXEC)
+                opened.callback(os.close, leash)
+                with open(leash_reader, "rb"):
+                    launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer, SLOT_LEASH: leash_reader}, name=name)
+        except OSError as error:
+            raise failure.not_started(error) from error
+        opened.pop_all()
+    process = Process(launched, plan, plan_fd, report, leash, started)
+    try:
+        process._await_ready()
+    except BaseException:
+        process.close()
+        raise
+    return process
+
+
+def errand(plan: Plan, fds: Mapping[int, int]) -> None:
+    """Carry out operations of the keeper alone and wait for them. Errors: ``LaunchFailed``"""
+    with contextlib.ExitStack() as opened:
+        try:
+            plan_fd = in_memory(encode(plan))
+            opened.callback(os.close, plan_fd)
+            report, writer = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, report)
+            with open(writer, "wb"):
+                launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
+        except OSError as error:
+            raise failure.not_started(error) from error
+        native.reap(launched.pidfd)
+        raw = _read_report(report)
+        os.close(launched.pidfd)
+    if raw is None or raw[0] != _STATUS:
+        raise failure.explain(plan, -1 if raw is None else raw[1], 0 if raw is None else raw[2])

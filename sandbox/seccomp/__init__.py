@@ -1,0 +1,1 @@
+"""Seccomp: from a profile to a filter program."""

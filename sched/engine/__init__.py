@@ -1,0 +1,1 @@
+"""The daemon's middle: starts, ends, what goes wrong."""

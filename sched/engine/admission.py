@@ -1,0 +1,135 @@
+"""What is refused at submit: whatever could never start, and whatever the caller may not have.
+
+A job that passes here waits only for others to end. Everything is judged by the daemon with its own eyes: its inventory, its store, its
+settings, the caller's uid from the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+
+from dockless.errors import NotPermitted, Refused
+from dockless.sched.callers import Caller, Callers
+from dockless.sched.codec import job_to_plain
+from dockless.sched.config import Config
+from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.jobs import JobSpec
+from dockless.sched.policy.shares import Shares
+from dockless.sched.store.queue import NewJob, storable
+
+_NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
+
+
+class Admission:
+    """``check_image``: raises UnknownImage; injected because the store belongs to another package."""
+
+    def __init__(self, config: Config, gpus: HostGpus, callers: Callers, check_image: Callable[[str], None]) -> None:
+        self.config = config
+        self.gpus = gpus
+        self.callers = callers
+        self.check_image = check_image
+
+    def refuse_too_many(self, caller: Caller, shares: Shares, more: int) -> None:
+        """Refused: more jobs than one user may have in the queue."""
+        have = shares.jobs[caller.uid]
+        if have + more > self.config.per_user:
+            raise Refused(
+                f"user {caller.user} has {have} jobs in the queue; {more} more would pass the limit of {self.config.per_user}",
+                subject=caller.user,
+                hint="wait for some to end, or ask the administrator to raise queue.per_user",
+            )
+
+    def refuse_too_large(self, caller: Caller, shares: Shares, more: int) -> None:
+        """Refused: specs of more bytes than one user may have in the queue."""
+        have, most = shares.size[caller.uid], self.config.per_user_size
+        if have + more > most:
+            raise Refused(
+                f"user {caller.user} has {have} bytes of jobs in the queue; {more} more would pass the limit of {most}",
+                subject=caller.user,
+                hint="put what is large into a file that the job reads, or wait for some to end (the setting is queue.per_user_size)",
+            )
+
+    def admit(self, caller: Caller, job: JobSpec) -> NewJob:
+        """The job as it will be queued. Raises what is wrong with it."""
+        self._rights(caller, job)
+        count, wanted = self.gpus.resolve(job.gpus)
+        if job.spec.log_size > self.config.log_size_limit:
+            raise Refused(
+                f"log_size {job.spec.log_size} is more than the limit of {self.config.log_size_limit} bytes",
+                subject="log_size",
+                hint="ask for less, or write to a file; the setting is logs.size_limit",
+            )
+        groups = self.callers.quota_groups(caller)
+        self._quota(caller, job, count, groups)
+        self._limits(job)
+        self.check_image(job.spec.image)
+        argv = (*(job.spec.entrypoint or ()), *job.spec.argv)
+        return NewJob(
+            uid=caller.uid,
+            user=caller.user,
+            name=job.name,
+            group=job.group,
+            image=job.spec.image,
+            command=storable(shlex.join(arg[:200] for arg in argv[:40])[:200]),
+            gpus=job.gpus,
+            gpu_count=count,
+            wanted=wanted,
+            quota_groups=groups,
+            priority=job.priority,
+            time_limit=job.time_limit,
+            on_reboot=job.on_reboot,
+            spec=json.dumps(job_to_plain(job), separators=(",", ":")),
+        )
+
+    def _rights(self, caller: Caller, job: JobSpec) -> None:
+        spec = job.spec
+        if job.priority > 0 and not caller.admin:
+            raise NotPermitted(
+                f"priority {job.priority} is for administrators", subject="priority", hint="use 0, or less to let others go first"
+            )
+        if job.group and not caller.admin and not self.callers.member(caller, job.group):
+            raise NotPermitted(
+                f"user {caller.user} is not in group {job.group}", subject=job.group, hint="leave the group out, or ask to be added"
+            )
+        if caller.root:
+            return
+        if not caller.account:
+            raise NotPermitted(
+                f"uid {caller.uid} has no account on this host, so nothing can run as it", subject=caller.user, hint="see `getent passwd`"
+            )
+        for wrong, what in (
+            (spec.profile == "privileged", "the profile 'privileged'"),
+            (spec.namespaces.user == "host", "the host's user namespace"),
+            (spec.oom_score_adj is not None and spec.oom_score_adj < 0, f"oom_score_adj {spec.oom_score_adj}"),
+            (any(mount.idmap for mount in spec.mounts), "an id-mapped bind mount"),
+        ):
+            if wrong:
+                raise NotPermitted(f"{what} is for root", subject=caller.user, hint="leave it out")
+        for disk in spec.limits.io_max:
+            if not _NUMBER.fullmatch(disk.target):
+                # A path would be followed with root's rights, and the answer would tell what is there.
+                raise NotPermitted("an io limit names its disk by a path", subject="io_max", hint="give its number, MAJOR:MINOR: see lsblk")
+
+    def _quota(self, caller: Caller, job: JobSpec, count: int, groups: tuple[str, ...]) -> None:
+        quotas = self.config.quotas
+        limits = [(f"user {caller.user}", quotas.of(caller.user)), *((f"group {name}", quotas.groups.get(name)) for name in groups)]
+        for who, limit in limits:
+            if limit is not None and count > limit:
+                raise Refused(
+                    f"needs {count} GPUs, the quota of {who} is {limit}: this could never start",
+                    subject=job.gpus,
+                    hint=f"ask for at most {limit}, or ask the administrator for a larger quota",
+                )
+        if not count and self.config.cpu_jobs == 0:
+            raise Refused("this host runs no jobs without GPUs", subject="gpus", hint="the setting is host.cpu_jobs")
+
+    def _limits(self, job: JobSpec) -> None:
+        from dockless.cgroups import Limits, find_delegation, unavailable
+
+        if job.spec.limits != Limits() and not job.spec.best_effort:
+            # The launch will ask a user's systemd for a place of her own; asked here first, the answer is the same for both.
+            for error in unavailable(job.spec.limits, find_delegation()):
+                raise error

@@ -1,0 +1,188 @@
+"""One attempt and its sandbox: start it, find it again, record how it ended. Blocking; the engine calls this from threads.
+
+The launcher is a seam, so that tests can put a small stand-in there; ``dockless.sandbox.run.detached`` is the real one.
+
+What a daemon that comes back may find, and what it means (same boot)::
+
+    the attempt in the queue     its sandbox                       then
+    STARTING                     none, or it died before it began  void: the job waits again, nothing ran
+    STARTING, RUNNING            running                           adopt it
+    STARTING, RUNNING            ended, with an exit record        record the end
+    RUNNING                      none, or no exit record           LOST: it ran, and nobody can say how it ended
+
+Whether something lives is told by the lock that its keeper holds, never by a process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from dockless.errors import SandboxGone
+from dockless.sandbox.spec import Spec
+from dockless.sched.store.queue import Live
+
+_WALL = 0x40000000  # __WALL, wait(2): children that were cloned without an exit signal too
+
+SETTLE = 30.0
+"""Seconds a sandbox that a dead daemon was just starting gets to be up; its keeper needs milliseconds."""
+
+
+class Handle(Protocol):
+    """A detached sandbox; ``dockless.sandbox.run.detached.Detached``."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    def state(self) -> str: ...
+    def exit(self) -> Any: ...
+    def loss(self) -> str: ...
+    def pidfd(self) -> int: ...
+    def send_stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def lighten(self) -> None: ...
+    def remove(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """What starts sandboxes and finds them again; the module ``dockless.sandbox.run.detached``."""
+
+    def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = ...) -> Handle: ...
+    def find(self, id: str) -> Handle | None: ...
+    def list_all(self) -> list[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of an attempt: ``void``, ``running``, ``exited`` or ``lost``."""
+
+    what: str
+    handle: Handle | None = None
+    reason: str = ""
+
+
+def launch(launcher: Launcher, spec: Spec, **how: Any) -> Handle:
+    """Start an attempt, with its GPUs locked until the sandbox itself shows that they are taken. ``NotEnoughGpus`` if a `dockless run`
+    was faster."""
+    if not spec.gpus:
+        return launcher.start(spec, **how)
+    from dockless.sandbox.gpus import lease as gpu_lease
+
+    with gpu_lease.hold(spec.gpus):
+        return launcher.start(spec, **how)
+
+
+def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_time_limit: float) -> Spec:
+    """The spec as it is launched: with the leased GPUs, the time limit and the job's own numbers in its environment."""
+    own = {"DOCKLESS_JOB_ID": str(live.job.id), "DOCKLESS_ATTEMPT": str(attempt)}
+    if live.job.array:
+        own |= {"DOCKLESS_ARRAY_ID": str(live.job.array), "DOCKLESS_ARRAY_INDEX": str(live.job.index)}
+    env = tuple(pair for pair in spec.env if pair[0] not in own) + tuple(own.items())
+    limits = [seconds for seconds in (spec.timeout, queue_time_limit) if seconds]
+    return replace(spec, gpus=gpus, env=env, timeout=min(limits, default=0.0))
+
+
+def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -> Found:
+    """What there is to find of an attempt that an earlier daemon left. Waits while it is just starting."""
+    handle = launcher.find(name)
+    if handle is None:
+        return Found("lost", None, "its sandbox is gone") if was_running else Found("void", None, "the daemon ended before the launch")
+    state = handle.state()
+    deadline = time.monotonic() + SETTLE
+    while state == "starting":
+        if time.monotonic() > deadline:
+            handle.kill()
+        if time.monotonic() > deadline + SETTLE:
+            return Found("lost", handle, "its keeper neither starts nor ends")
+        time.sleep(0.01)
+        state = handle.state()
+    if state == "running":
+        return Found("running", handle)
+    if state == "exited":
+        return Found("exited", handle)
+    if not was_running and not os.path.lexists(handle.directory / "started"):
+        return Found("void", handle, "the daemon ended during the launch")
+    handle.kill()  # nothing of it may go on while its GPUs go to the next
+    return Found("lost", handle, handle.loss() if same_boot else "the host was rebooted while it ran")
+
+
+def exit_record(exit: Any) -> dict[str, Any]:
+    """An ``Exit`` as plain JSON values."""
+    import msgspec
+
+    fields = ("code", "signal", "oom_killed", "timed_out", "started", "ended", "usage")
+    record: dict[str, Any] = {}
+    for name in fields:
+        value = getattr(exit, name, None)
+        record[name] = msgspec.to_builtins(value) if dataclasses.is_dataclass(value) else value
+    return record
+
+
+def wait_gone(handle: Handle) -> int | None:
+    """A pidfd that becomes readable when the sandbox has ended; None if it has already.
+
+    A program may run before its keeper has put down its own pid, which takes two fsyncs: that is waited for."""
+    deadline = time.monotonic() + SETTLE
+    while True:
+        try:
+            return handle.pidfd()
+        except SandboxGone:
+            if handle.state() not in ("starting", "running") or time.monotonic() > deadline:
+                return None
+            time.sleep(0.001)
+
+
+def reap(handle: Handle) -> None:
+    """Take the keeper's status if it is a child of ours: a daemon that started it is its parent, one that adopted it is not."""
+    pid = handle.pid
+    if pid > 0:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG | _WALL)
+
+
+def keep_log(handle: Handle, kept: Path) -> None:
+    """Move an ended attempt's output out of its sandbox's directory, which is about to go. Repeating it is no error.
+
+    ``kept``: the path without its suffix. rename(2) never follows a link, and what is no plain file is not served later."""
+    try:
+        directory = os.open(handle.directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        for name, suffix in (("log.1", ".log.1"), ("log", ".log")):
+            try:
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                os.rename(name, str(kept) + suffix, src_dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def orphans(launcher: Launcher, queue: str, alive: Callable[[str], bool], known: Callable[[str], bool]) -> list[Handle]:
+    """Sandboxes of this very queue that no live attempt owns: their end was committed and their directory was not removed yet, or
+    they were never whole. ``known``: whether the queue has an attempt of that name."""
+    found = []
+    for handle in launcher.list_all():
+        if alive(handle.id):
+            continue
+        try:
+            ours = handle.labels.get("queue") == queue
+        except SandboxGone:  # left before anything was written about it
+            ours = known(handle.id) and handle.state() == "vanished"
+        if ours:
+            found.append(handle)
+    return found

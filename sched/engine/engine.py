@@ -1,0 +1,566 @@
+"""The daemon's middle: what is in the queue, who starts next, what has ended. One asyncio loop, no locks.
+
+Memory mirrors the database: every change is committed first (by ``writer``), then shown. Work that blocks (launching, stopping,
+removing) is done in threads; the end of a job is seen through a pidfd in the loop, so nothing here polls.
+
+The order of writes is the promise of the house::
+
+    lease + attempt STARTING committed ─► launch ─► RUNNING committed ─► exit committed, lease gone ─► sandbox removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from bisect import bisect_left, insort
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dockless.base import paths
+from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
+from dockless.sandbox.spec import Spec
+from dockless.sched.callers import Caller, Callers
+from dockless.sched.codec import job_from_plain
+from dockless.sched.config import Config
+from dockless.sched.engine import attempts, remains, stopping
+from dockless.sched.engine.admission import Admission
+from dockless.sched.engine.attempts import Handle, Launcher
+from dockless.sched.engine.entry import GRACE, Entry, just_submitted, wake
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.housekeeping import AFTER_ENDS
+from dockless.sched.engine.outage import Outage
+from dockless.sched.engine.wants import is_the_hosts, waited_out
+from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
+from dockless.sched.policy import policy
+from dockless.sched.policy.shares import Shares
+from dockless.sched.store import queue
+from dockless.sched.store.kept import Kept
+from dockless.sched.store.lease import Lease
+from dockless.sched.store.queue import Live
+from dockless.sched.store.writer import Change, Writer
+
+LAUNCHERS = 4
+AT_A_TIME = 50
+"""Jobs of one request that are looked at before somebody else's turn."""
+OVERDUE = 10.0
+"""Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
+LAUNCHES = 300
+"""Starts of an attempt, a second apart, that may fail for want of the host's descriptors, memory or processes."""
+GIVE_UP = 30
+"""Failures to end a job and to look at it, after which it is LOST, whatever of it still lives."""
+LOOK_AGAIN = 5.0
+"""Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
+
+
+class Engine:
+    """``directory``: holds jobs.db and the kept logs. Call ``recover`` before anything else, ``close`` at the end."""
+
+    def __init__(self, directory: Path, launcher: Launcher, gpus: HostGpus, config: Config, check_image: Callable[[str], None]) -> None:
+        self.launcher = launcher
+        self.gpus = gpus
+        self.logs = directory / "logs"
+        paths.make(self.logs)
+        database = directory / "jobs.db"
+        writing = queue.open_queue(database)
+        self.queue_id = queue.queue_id(writing)
+        self.reader = queue.connect(database)
+        self._writer = Writer(writing, self._committed)
+        self._loop = asyncio.get_running_loop()
+        self.outage = Outage(directory, self.write, self.kick)
+        self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
+        # Apart, so that removing a user's million files delays neither another job's end nor its signals.
+        self._ending = ThreadPoolExecutor(16, "dockless-end")
+        self.removing = ThreadPoolExecutor(8, "dockless-remove")
+        self.signalling = ThreadPoolExecutor(4, "dockless-signal")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._boot = queue.boot_id()
+        self.entries: dict[int, Entry] = {}
+        self.waiting: list[policy.Waiting] = []
+        self.active: dict[int, Entry] = {}
+        self.shares = Shares()
+        self.kept = Kept(self.logs)
+        self.left: list[Handle] = []
+        self.ends = 0
+        self.many_ended = asyncio.Event()
+        self.decision: policy.Decision | None = None
+        self._took = 0.0
+        self._kicked = False
+        self._look_again: asyncio.TimerHandle | None = None
+        self._settled = False
+        self.closing = False
+        self._check_image = check_image
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take new settings; quotas bind what starts from now on."""
+        self.config = config
+        self.callers = Callers(config)
+        self.admission = Admission(config, self.gpus, self.callers, self._check_image)
+        self.decision = None
+        self.kick()
+
+    # -- the database
+
+    def _committed(self, outcome: list[tuple[Any, Any, BaseException | None]]) -> None:
+        # One wake-up of the loop for a whole transaction, not one per change.
+        self._loop.call_soon_threadsafe(_settle, outcome)
+
+    def write(self, change: Change[Any]) -> asyncio.Future[Any]:
+        """Commit ``change``; the future is resolved in the loop, in commit order."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._writer.write(change, future)
+        return future
+
+    async def _write_surely(self, change: Change[Any], meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Commit what must not be lost: a full disk is waited out, for as long as it takes. ``meanwhile``: done once, if it takes."""
+        while True:
+            try:
+                await self.write(change)
+                return
+            except SchedError as error:
+                if error.subject != "jobs.db":
+                    raise
+                self.outage.begins(error)
+            if meanwhile is not None:
+                await meanwhile()
+                meanwhile = None
+            await self.outage.over()
+
+    def spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            say(f"unexpected error: {describe(error)}")
+
+    # -- coming back
+
+    async def recover(self) -> None:
+        """Take up what an earlier daemon left: nothing lost, nothing run twice."""
+        unsettled: list[Entry] = []
+        for live in queue.live(self.reader):
+            entry = self._enter(live)
+            if live.job.state is State.PENDING:
+                insort(self.waiting, entry.waiting, key=policy.order)
+            else:
+                self.active[live.job.id] = entry
+                unsettled.append(entry)
+        for entry, error in zip(
+            unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
+        ):
+            if error is not None:
+                self.spawn(self._give_up(entry, error))
+        await remains.sweep(self)
+        # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
+        self._settled = True
+        self.kick()
+
+    async def _take_up(self, entry: Entry) -> None:
+        job, live = entry.job, entry.live
+        with contextlib.suppress(DocklessError, ValueError):  # a job that an older dockless accepted
+            self._spec(entry, job.attempt, job.devices)
+        same_boot = live.boot == self._boot
+        was_running = job.state is State.RUNNING
+        found = await self.looked_at(attempts.recover, self.launcher, self.name(job.id, job.attempt), was_running, same_boot)
+        entry.handle = found.handle
+        now = time.time()
+        if found.what == "running":
+            if not was_running:
+                await self._write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
+                entry.show(state=State.RUNNING)
+            await self._watch(entry)
+        elif found.what == "exited":
+            await self._finish(entry)
+        elif found.what == "void":
+            await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
+        elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
+            await self._back(entry, lambda db: queue.requeue(db, job.id, job.attempt, now, "the host was rebooted"))
+        else:
+            reason = found.reason if same_boot else "the host was rebooted while it ran"
+            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
+
+    async def _back(self, entry: Entry, change: Change[Any]) -> None:
+        """The job waits again."""
+        await self._write_surely(change)
+        if entry.handle is not None:
+            await remains.remove(self, entry.handle)
+            entry.handle = None
+        self.active.pop(entry.job.id, None)
+        entry.ends = None
+        entry.show(state=State.PENDING, started=0.0, devices=())
+        if entry.cancelled:
+            await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
+            return
+        insort(self.waiting, entry.waiting, key=policy.order)
+        self.kick()
+
+    # -- submit
+
+    async def submit(self, caller: Caller, specs: Sequence[Any], array: int | None) -> list[int]:
+        """Queue jobs given as plain JSON values, all or none; ``array``: that many copies of the one given."""
+        if array is not None and len(specs) != 1:
+            raise BadInput("an array is made of one job", subject="array", hint="submit several jobs without a count")
+        if self.closing:
+            raise SchedError("the daemon is ending", hint="try again when it is back")
+        count = len(specs) if array is None else array
+        self.admission.refuse_too_many(caller, self.shares, count)
+        new: list[queue.NewJob] = []
+        with self.shares.coming(caller.uid, count, 0):
+            for index, plain in enumerate(specs):
+                if index % AT_A_TIME == AT_A_TIME - 1:
+                    await asyncio.sleep(0)  # others have requests, too
+                new.append(self.admission.admit(caller, job_from_plain(plain)))
+            size = sum(map(len, {job.spec for job in new}))
+            self.admission.refuse_too_large(caller, self.shares, size)
+            if array is not None:
+                new *= array
+            now = time.time()
+            with self.shares.coming(caller.uid, 0, size):
+                ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None, now))
+        held = True
+        for index, (number, job) in enumerate(zip(ids, new, strict=True)):
+            entry = self._enter(just_submitted(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
+            insort(self.waiting, entry.waiting, key=policy.order)
+            held = held and self.decision is not None and self.decision.held(entry.waiting)
+        if not held:
+            self.kick()
+        return ids
+
+    def _enter(self, live: Live) -> Entry:
+        job = live.job
+        shape = policy.Waiting(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
+        entry = Entry(live, shape, live.cancelled)
+        if job.time_limit and live.boot == self._boot:
+            entry.ends = live.ticks + job.time_limit
+        self.entries[job.id] = entry
+        self.shares.enter(live)
+        return entry
+
+    # -- deciding and starting
+
+    def kick(self) -> None:
+        """Something changed that may let a job start: decide once, soon. A long queue takes its time, of which the daemon gives it half."""
+        if self._settled and not self._kicked and not self.closing:
+            self._kicked = True
+            self._loop.call_later(self._took, self._pass)
+
+    def _pass(self) -> None:
+        self._kicked = False
+        if self.closing or self.outage.text:  # no start can be recorded: its end kicks again
+            return
+        now, began = queue.ticks(), self._loop.time()
+        decision = self.decision = policy.decide(self._state(), now)
+        self._took = self._loop.time() - began
+        for start in decision.starts:
+            self._start(self.entries[start.job], start.gpus, now)
+        if decision._state.outside and self.waiting and self._look_again is None:
+            self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
+
+    def _looked(self) -> None:
+        self._look_again = None
+        self.kick()
+
+    def _state(self) -> policy.State:
+        running = [
+            policy.Running(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
+        ]
+        wanted = any(waiting.gpus for waiting in self.waiting)
+        outside = self.gpus.outside({gpu for job in running for gpu in job.gpus}) if wanted else frozenset()
+        return policy.State(
+            self.gpus.uuids,
+            self.waiting,
+            running,
+            self.config.quotas,
+            self.gpus.distances,
+            outside,
+            self.gpus.slices,
+            self.config.cpu_jobs,
+        )
+
+    def _start(self, entry: Entry, gpus: tuple[str, ...], now: float) -> None:
+        self._unwait(entry)
+        self.active[entry.job.id] = entry
+        entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
+        entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
+        self.spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
+
+    def _unwait(self, entry: Entry) -> None:
+        place = bisect_left(self.waiting, policy.order(entry.waiting), key=policy.order)
+        assert self.waiting[place] is entry.waiting
+        del self.waiting[place]
+
+    def _spec(self, entry: Entry, attempt: int, gpus: tuple[str, ...]) -> Spec:
+        """What is launched; notes what of it concerns the end."""
+        submitted = job_from_plain(json.loads(queue.spec(self.reader, entry.job.id))).spec
+        submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
+        spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
+        entry.grace = spec.grace or GRACE
+        entry.limit = spec.timeout + spec.grace if spec.timeout else None
+        return spec
+
+    async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
+        job = entry.job
+        try:
+            await self.write(lambda db: queue.begin_attempt(db, lease, self.name(job.id, lease.attempt), self._boot, now))
+        except SchedError as error:
+            if error.subject == "jobs.db":
+                self.outage.begins(error)
+            else:
+                say(f"job {job.id} cannot start: {describe(error)}; trying again")
+                await asyncio.sleep(1.0)
+            self.active.pop(job.id, None)
+            entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
+            insort(self.waiting, entry.waiting, key=policy.order)
+            self.kick()
+            return
+        if entry.cancelled:
+            await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
+            return
+        try:
+            spec = self._spec(entry, lease.attempt, lease.gpus)
+            launch = partial(
+                attempts.launch,
+                self.launcher,
+                spec,
+                id=self.name(job.id, lease.attempt),
+                owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
+                labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
+            )
+            entry.handle = await waited_out(
+                partial(self.in_thread, self._launching, launch),
+                f"job {job.id} cannot start",
+                lambda: not self.closing and not entry.cancelled,
+                LAUNCHES,
+            )
+        except NotEnoughGpus as error:
+            reason, now = str(error), time.time()
+            await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
+            return
+        except Exception as error:
+            if self.closing and is_the_hosts(error):
+                return  # the next daemon finds that nothing ran
+            # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
+            text = str(error) if isinstance(error, DocklessError) else describe(error)
+            code = error.exit_code if isinstance(error, DocklessError) else 125
+            hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
+            state = State.CANCELLED if entry.cancelled else State.FAILED
+            await self._end(entry, state, f"not started: {text}{hint}", None, code)
+            return
+        running_at = time.time()
+        await self._write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
+        entry.show(state=State.RUNNING)
+        wake(entry.up)
+        await self._watch(entry)
+
+    # -- ending
+
+    async def _watch(self, entry: Entry) -> None:
+        assert entry.handle is not None
+        fd = await self.looked_at(attempts.wait_gone, entry.handle)
+        if fd is None:
+            if not self.closing:
+                await self._finish(entry)
+        elif self.closing:
+            os.close(fd)  # the next daemon adopts it
+        else:
+            entry.pidfd = fd
+            self._loop.add_reader(fd, self._gone, entry)
+            if entry.limit is not None:
+                left = entry.job.started + entry.limit + OVERDUE - time.time()
+                entry.overdue = self._loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), self._overdue, entry)
+            if entry.cancelled:
+                stopping.stop(self, entry, None)
+
+    def _gone(self, entry: Entry) -> None:
+        self._unwatch(entry)
+        self.spawn(self._surely(entry, self._finish(entry)))
+
+    def _unwatch(self, entry: Entry) -> None:
+        self._loop.remove_reader(entry.pidfd)
+        os.close(entry.pidfd)
+        entry.pidfd = -1
+
+    def _overdue(self, entry: Entry) -> None:
+        say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
+        stopping.stop(self, entry, 0.0)
+
+    async def _surely(self, entry: Entry, work: Awaitable[None]) -> None:
+        """A job's way to its end; an error of ours on it must not leave the job running for ever."""
+        try:
+            await work
+        except Exception as error:
+            if not self.closing and entry.job.id in self.active:
+                await self._give_up(entry, error)
+
+    async def _give_up(self, entry: Entry, error: BaseException) -> None:
+        """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
+        what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
+        say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
+        name = self.name(entry.job.id, entry.job.attempt)
+        failures = 0
+        while not self.closing:
+            try:
+                handle = entry.handle = await self.in_thread(self._ending, self.launcher.find, name)
+                if handle is None:
+                    break
+                await self.in_thread(self.signalling, handle.kill)
+                if await self.in_thread(self._ending, handle.state) not in ("starting", "running"):
+                    break
+            except Exception as again:
+                failures += not is_the_hosts(again)
+                if failures == GIVE_UP:  # its GPUs are looked at before they are given to the next
+                    what += f", nor say whether it has ended ({type(again).__name__})"
+                    say(f"job {entry.job.id} cannot be ended: {describe(again)}; it is taken as LOST")
+                    break
+                say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
+            await asyncio.sleep(stopping.KILL_AGAIN)
+        else:
+            return
+        if entry.pidfd >= 0:
+            self._unwatch(entry)
+        await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, f"the daemon could not follow it: {what}", None, None)
+
+    async def _finish(self, entry: Entry) -> None:
+        """The keeper has ended: what it wrote about the end, or LOST if it could not."""
+        handle = entry.handle
+        assert handle is not None
+        await self.looked_at(attempts.reap, handle)
+        exit = await self.looked_at(handle.exit)
+        if exit is None:
+            await self.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
+            reason = await self.looked_at(handle.loss)
+            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
+            return
+        record = attempts.exit_record(exit)
+        state, reason = final_state(record, entry.cancelled)
+        await self._end(entry, state, reason, record, shell_code(record))
+
+    async def _end(self, entry: Entry, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
+        job = entry.job
+        attempt = job.attempt if job.state is not State.PENDING else 0
+        wake(entry.gone)
+        why = ""
+        if entry.handle is not None:
+            why = await remains.keep(self, entry.handle, job.uid)
+            reason = "; ".join(filter(None, (reason, why)))
+        now = time.time()
+
+        async def meanwhile() -> None:
+            entry.show(reason=f"it has ended ({state}), which cannot be recorded yet: {self.outage.text}")
+            if entry.handle is not None:
+                await remains.lighten(self, entry.handle)
+
+        await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
+        signal = record.get("signal") if record else None
+        entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
+        self.active.pop(job.id, None)
+        self.entries.pop(job.id, None)
+        if entry.overdue is not None:
+            entry.overdue.cancel()
+        if entry.hurry is not None:
+            entry.hurry.set()
+        self.shares.leave(entry.live)
+        self.ends += 1
+        if self.ends >= AFTER_ENDS:
+            self.many_ended.set()
+        for future in entry.ended:
+            if not future.done():
+                future.set_result(entry.job)
+        wake(entry.up)
+        self.kick()
+        if entry.handle is not None and why:
+            self.left.append(entry.handle)
+        elif entry.handle is not None:
+            await remains.remove(self, entry.handle)
+
+    async def cancel_all(self, numbers: Sequence[int], who: str, grace: float | None, turn: Callable[[], Awaitable[None]]) -> None:
+        """``cancel`` each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""
+        wrong: list[BaseException] = []
+        for start in range(0, len(numbers), AT_A_TIME):
+            await turn()
+            work = (self.cancel(number, who, grace) for number in numbers[start : start + AT_A_TIME])
+            wrong += [error for error in await asyncio.gather(*work, return_exceptions=True) if error is not None]
+        if wrong:
+            raise wrong[0]
+
+    async def cancel(self, number: int, who: str, grace: float | None) -> None:
+        """End a job; returns when the wish is on disk. One that has ended stays as it is."""
+        entry = self.entries.get(number)
+        if entry is None:
+            return
+        first, entry.cancelled = not entry.cancelled, True
+        now = time.time()
+        if entry.job.state is State.PENDING and first:
+            self._unwait(entry)
+            try:
+                await self._end(entry, State.CANCELLED, f"cancelled by {who}", None, None)
+            except SchedError:
+                entry.cancelled = False
+                insort(self.waiting, entry.waiting, key=policy.order)
+                raise
+        elif not entry.job.state.ended:
+            try:
+                if first:
+                    await self.write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
+            finally:  # a disk that is full is no reason to let it go on
+                stopping.stop(self, entry, grace)
+
+    def name(self, number: int, attempt: int) -> str:
+        return sandbox_id(number, attempt, self.queue_id)
+
+    def log_base(self, number: int, attempt: int) -> Path:
+        """Where an ended attempt's output is kept, without the suffix."""
+        return self.logs / self.name(number, attempt)
+
+    # -- the end of the daemon
+
+    async def close(self) -> None:
+        """Start nothing more, let what is being launched or recorded come to its end, close the database. Running jobs go on."""
+        self.closing = True
+        if self._look_again is not None:
+            self._look_again.cancel()
+        for entry in self.active.values():
+            if entry.pidfd >= 0:
+                self._unwatch(entry)
+            if entry.overdue is not None:
+                entry.overdue.cancel()
+            if entry.hurry is not None:
+                entry.hurry.set()
+        under_way = [task for task in self._tasks if not task.done()]
+        if under_way:
+            await asyncio.wait(under_way, timeout=GRACE)
+        self.outage.close()
+        await self._loop.run_in_executor(None, self._writer.close)
+        self._launching.shutdown(wait=False)
+        for pool in (self._ending, self.removing, self.signalling):
+            pool.shutdown(wait=False)
+        self.reader.close()
+        self.gpus.close()
+
+    async def looked_at(self, work: Callable[..., Any], *args: Any) -> Any:
+        """``work``, again until the daemon has the descriptors and the memory for it: a job is not LOST for want of them."""
+        return await waited_out(partial(self.in_thread, self._ending, work, *args), "a job cannot be looked at", lambda: not self.closing)
+
+    async def in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
+        return await self._loop.run_in_executor(pool, work, *args)
+
+
+def _settle(outcome: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, result, error in outcome:
+        if future.done():  # its caller went away
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

@@ -1,0 +1,87 @@
+"""The host's GPUs as the daemon keeps them in mind: read once, their processes read again when that matters.
+
+A host without GPUs, or without a driver, is no error here: it runs jobs that ask for none, and says why there are none to others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dockless.errors import DocklessError, NotEnoughGpus
+
+if TYPE_CHECKING:
+    from dockless.sandbox.gpus.gpu import Gpu
+
+FRESH = 2.0
+"""Seconds for which the list of processes on the GPUs is believed."""
+
+
+class HostGpus:
+    """``uuids`` in index order, ``distances`` between them, and which are in use by something else."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.error = ""
+        self.gpus: tuple[Gpu, ...] = ()
+        try:
+            from dockless.sandbox.gpus import gpu
+
+            # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
+            self._stack.enter_context(gpu.session())
+            self.gpus = gpu.units(gpu.inventory())
+        except DocklessError as error:
+            self.error = str(error)
+        self._read = time.monotonic()
+        self.uuids = tuple(unit.uuid for unit in self.gpus)
+        self.slices = frozenset(unit.uuid for unit in self.gpus if unit.parent)
+        self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in self.gpus for link in unit.links}
+
+    @property
+    def simulated(self) -> bool:
+        return any(unit.simulated for unit in self.gpus)
+
+    def resolve(self, text: str) -> tuple[int, tuple[str, ...]]:
+        """What ``--gpus`` stands for here: how many, and which ones if it names them. ``""`` is none.
+
+        Errors: BadInput, UnknownGpu, NotEnoughGpus (more than the host has)."""
+        if not text:
+            return 0, ()
+        from dockless.sandbox.gpus import gpu
+
+        request = gpu.parse_request(text)
+        if not self.gpus:
+            raise NotEnoughGpus(
+                f"{request} asked for, this host has none" + (f" ({self.error})" if self.error else ""),
+                subject=text,
+                hint="leave out the GPUs, or see `dockless doctor`",
+            )
+        count = gpu.possible(request, self.gpus)
+        if not request.devices and not (request.count == gpu.ALL and self.slices):  # slices are given by name only
+            return count, ()
+        idle = tuple(replace(unit, processes=()) for unit in self.gpus)
+        return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
+
+    def outside(self, leased: Collection[str]) -> frozenset[str]:
+        """GPUs that the queue has not leased and that are in use all the same: held by a `dockless run`, or something computes on them."""
+        if not self.gpus:
+            return frozenset()
+        from dockless.sandbox.gpus import lease as gpu_lease
+        from dockless.sandbox.run import detached
+
+        if time.monotonic() - self._read > FRESH:
+            from dockless.sandbox.gpus import gpu
+
+            try:
+                self.gpus, self.error = gpu.refresh(self.gpus), ""
+            except DocklessError as error:
+                self.error = str(error)
+            self._read = time.monotonic()
+        computing = frozenset(unit.uuid for unit in self.gpus if unit.processes)
+        return (computing | gpu_lease.held(self.uuids) | detached.gpus()) - frozenset(leased)
+
+    def close(self) -> None:
+        self._stack.close()

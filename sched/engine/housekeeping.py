@@ -1,0 +1,59 @@
+"""What the daemon does now and then: forget ended jobs, give room back, remove what could not be removed before.
+
+Jobs that ended are remembered for ``queue.keep_days``, the newest ``queue.keep_jobs`` of each user; their output for ``logs.keep_days``,
+the newest ``logs.per_user`` bytes of each user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from dockless.errors import SchedError
+from dockless.sched.engine import remains
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+EVERY = 3600.0
+"""Seconds between two rounds."""
+AFTER_ENDS = 1000
+"""Jobs after whose end a round comes earlier."""
+AT_ONCE = 500
+"""Jobs forgotten in one transaction: others' changes wait for it."""
+PAGES = 256
+"""Pages given back in one transaction."""
+_DAY = 86400.0
+
+
+async def keep_house(engine: Engine) -> None:
+    """Until cancelled."""
+    while True:
+        try:
+            await one_round(engine)
+        except (SchedError, OSError) as error:
+            say(f"housekeeping: {describe(error)}; trying again in an hour")
+        engine.ends = 0
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.many_ended.wait(), EVERY)
+        engine.many_ended.clear()
+
+
+async def one_round(engine: Engine) -> None:
+    """Also called by tests. Gives way to the daemon's other work between its small steps."""
+    config = engine.config
+    before = time.time() - config.keep_jobs_days * _DAY
+    while True:
+        count, names = await engine.write(lambda db: queue.forget(db, before, config.keep_jobs, AT_ONCE))
+        for name in names:
+            engine.kept.remove(name)
+        if not count:
+            break
+    while await engine.write(lambda db: queue.give_back(db, PAGES)):
+        pass
+    engine.kept.prune(config.kept_since())
+    await remains.clear_left(engine)

@@ -1,0 +1,87 @@
+"""What an ended attempt leaves: its output, which is kept, and then its sandbox, which is removed. What cannot be done at once is tried
+again by every round of housekeeping and by the next daemon; until then ``logs`` reads the output where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dockless.sched.engine import attempts
+from dockless.sched.engine.attempts import Handle
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+
+async def keep(engine: Engine, handle: Handle, uid: int) -> str:
+    """Keep the output. Empty, or why it is not kept yet, for the job's record."""
+    try:
+        await engine.looked_at(attempts.keep_log, handle, engine.logs / handle.id)
+    except OSError as error:
+        why = f"its output is not kept yet: {os.strerror(error.errno or 0)}"
+        say(f"{handle.id}: {why}; trying again later")
+        return why
+    engine.kept.add(uid, handle.id)
+    with contextlib.suppress(OSError):
+        engine.kept.trim(uid, engine.config.logs_per_user)
+    return ""
+
+
+async def lighten(engine: Engine, handle: Handle) -> None:
+    """Give back the room that its files take, where its end cannot be recorded: it may be they that filled the disk."""
+    try:
+        await engine.in_thread(engine.removing, handle.lighten)
+    except Exception as error:
+        say(f"{handle.id}: its files are not removed yet: {describe(error)}")
+
+
+async def remove(engine: Engine, handle: Handle) -> None:
+    """Remove the sandbox, later where that is not possible now."""
+    try:
+        await engine.in_thread(engine.removing, handle.remove)
+    except Exception as error:  # whatever it is, the job's end is recorded
+        say(f"{handle.id} is not removed yet: {describe(error)}")
+        engine.left.append(handle)
+
+
+async def clear(engine: Engine, handle: Handle) -> None:
+    """Keep what is not kept yet, and remove. Output whose time is over anyway is not kept any more."""
+    uid = _owner(engine, handle)
+    if uid is not None and not _is_old(engine, handle) and await keep(engine, handle, uid):
+        engine.left.append(handle)
+        return
+    await remove(engine, handle)
+
+
+async def clear_left(engine: Engine) -> None:
+    """Once more what could not be done when its job ended."""
+    left, engine.left = engine.left, []
+    for handle in left:
+        await clear(engine, handle)
+
+
+def _owner(engine: Engine, handle: Handle) -> int | None:
+    number = handle.id.partition("-")[2].partition("-")[0]
+    return queue.owners(engine.reader, [int(number)]).get(int(number)) if number.isdecimal() else None
+
+
+def _is_old(engine: Engine, handle: Handle) -> bool:
+    try:
+        return os.stat(handle.directory).st_mtime < engine.config.kept_since()
+    except OSError:
+        return False
+
+
+async def sweep(engine: Engine) -> None:
+    """What an earlier daemon left of attempts that are over."""
+    alive = {engine.name(entry.job.id, entry.job.attempt) for entry in engine.active.values()}
+    known = partial(queue.has_sandbox, engine.reader)
+    for handle in await engine.looked_at(attempts.orphans, engine.launcher, engine.queue_id, alive.__contains__, known):
+        await clear(engine, handle)
+    with contextlib.suppress(OSError):
+        engine.kept.look(queue.owners(engine.reader), engine.queue_id, engine.config.kept_since())

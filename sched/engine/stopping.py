@@ -1,0 +1,64 @@
+"""A running job is ended: its stop signal, and SIGKILL when its time is over, whatever goes wrong with one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dockless.errors import SandboxGone
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import Entry
+
+KILL_AGAIN = 2.0
+"""Seconds until what should be dead is killed again."""
+
+
+def stop(engine: Engine, entry: Entry, grace: float | None) -> None:
+    """Its stop signal now, SIGKILL after ``grace`` seconds (the job's own for None). Who asks again can only make it shorter."""
+    if engine.closing or entry.job.id not in engine.active:
+        return
+    by = queue.ticks() + (entry.grace if grace is None else grace)
+    entry.stop_by = by if entry.stop_by is None else min(by, entry.stop_by)
+    if entry.hurry is not None:
+        entry.hurry.set()
+        return
+    entry.hurry = asyncio.Event()
+    engine.spawn(_until_ended(engine, entry, entry.hurry))
+
+
+async def _until_ended(engine: Engine, entry: Entry, hurry: asyncio.Event) -> None:
+    told = False
+    while not engine.closing and entry.job.id in engine.active and entry.stop_by is not None:
+        hurry.clear()
+        if not told and entry.handle is not None:
+            told = True
+            await _tried(engine, entry, "sent its stop signal", entry.handle.send_stop)
+            continue
+        left = entry.stop_by - queue.ticks()
+        if left <= 0:
+            await _tried(engine, entry, "killed", partial(_kill, engine, entry))
+            left = KILL_AGAIN
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(hurry.wait(), left)
+
+
+async def _tried(engine: Engine, entry: Entry, what: str, work: Callable[[], None]) -> None:
+    try:
+        await engine.in_thread(engine.signalling, work)
+    except SandboxGone:  # it is just ending
+        pass
+    except Exception as error:
+        say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
+
+
+def _kill(engine: Engine, entry: Entry) -> None:
+    handle = entry.handle or engine.launcher.find(engine.name(entry.job.id, entry.job.attempt))
+    if handle is not None:
+        handle.kill()

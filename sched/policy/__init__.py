@@ -1,0 +1,1 @@
+"""Who starts, and who may ask for what: pure functions."""

@@ -1,0 +1,52 @@
+"""How much of the queue each user has: jobs that have not ended, and what their specs take. Kept up to date, so that a submit need not
+count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+from dockless.sched.store.queue import Live
+
+
+class Shares:
+    """``jobs`` and ``size`` (characters of their specs as JSON) by user id. The jobs of an array share one spec."""
+
+    def __init__(self) -> None:
+        self.jobs: Counter[int] = Counter()
+        self.size: Counter[int] = Counter()
+        self._of_spec: Counter[int] = Counter()
+
+    def enter(self, live: Live) -> None:
+        job = live.job
+        self.jobs[job.uid] += 1
+        self._of_spec[job.array or job.id] += 1
+        if self._of_spec[job.array or job.id] == 1:
+            self.size[job.uid] += live.spec_size
+
+    def leave(self, live: Live) -> None:
+        job = live.job
+        key = job.array or job.id
+        self._of_spec[key] -= 1
+        if not self._of_spec[key]:
+            del self._of_spec[key]
+            self._less(self.size, job.uid, live.spec_size)
+        self._less(self.jobs, job.uid, 1)
+
+    @contextlib.contextmanager
+    def coming(self, uid: int, jobs: int, size: int) -> Iterator[None]:
+        """Counted while they are being written, so that a flood through many connections at once cannot slip in between."""
+        self.jobs[uid] += jobs
+        self.size[uid] += size
+        try:
+            yield
+        finally:
+            self._less(self.jobs, uid, jobs)
+            self._less(self.size, uid, size)
+
+    @staticmethod
+    def _less(of: Counter[int], uid: int, count: int) -> None:
+        of[uid] -= count
+        if not of[uid]:
+            del of[uid]

@@ -1,0 +1,422 @@
+"""The queue on disk: SQLite in WAL mode with synchronous=FULL, so a committed transaction survives kill -9 and power loss.
+
+One table per noun (jobs, attempts, leases) and a log of events. What must never happen is refused by the database itself:
+
+- an id given out twice: ``AUTOINCREMENT``, sqlite.org/autoinc.html;
+- two live attempts of a job: a partial unique index;
+- a GPU leased twice: the key of ``leases``;
+- a state change that ``jobs.ALLOWED`` does not know: every update names the state it comes from.
+
+Functions here run inside a transaction that the caller opened (``writer.Writer`` gathers several callers into one) or only read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dockless.base import paths
+from dockless.errors import SchedError
+from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
+from dockless.sched.store import lease as leases
+from dockless.sched.store.lease import Lease
+
+VERSION = 2
+
+# A spec is there once for all jobs that were submitted with it, and as long as one of them may still start.
+SINCE_2 = (
+    "CREATE TABLE specs(id INTEGER PRIMARY KEY, size INTEGER NOT NULL, body TEXT NOT NULL)",
+    "CREATE INDEX jobs_spec ON jobs(spec_id) WHERE spec_id > 0",
+    "CREATE INDEX jobs_of ON jobs(uid, ended) WHERE ended > 0",
+    "CREATE INDEX events_of ON events(job)",
+)
+SCHEMA = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE jobs(
+        id INTEGER PRIMARY KEY AUTOINCREMENT, uid INTEGER NOT NULL, user TEXT NOT NULL, state TEXT NOT NULL,
+        reason TEXT NOT NULL DEFAULT '', name TEXT NOT NULL, grp TEXT NOT NULL, image TEXT NOT NULL, command TEXT NOT NULL,
+        gpus TEXT NOT NULL, gpu_count INTEGER NOT NULL, wanted TEXT NOT NULL, quota_groups TEXT NOT NULL, priority INTEGER NOT NULL,
+        time_limit REAL NOT NULL, on_reboot TEXT NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0,
+        ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL,
+        idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]', cancelled INTEGER NOT NULL DEFAULT 0,
+        spec_id INTEGER NOT NULL DEFAULT 0)""",
+    "CREATE INDEX jobs_live ON jobs(state) WHERE state IN ('PENDING','STARTING','RUNNING')",
+    "CREATE INDEX jobs_ended ON jobs(ended) WHERE ended > 0",
+    """CREATE TABLE attempts(
+        job INTEGER NOT NULL, number INTEGER NOT NULL, state TEXT NOT NULL, sandbox TEXT NOT NULL, gpus TEXT NOT NULL, boot TEXT NOT NULL,
+        started REAL NOT NULL, ticks REAL NOT NULL, ended REAL NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '', exit TEXT,
+        PRIMARY KEY(job, number)) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX one_live_attempt ON attempts(job) WHERE state IN ('STARTING','RUNNING')",
+    leases.SCHEMA,
+    """CREATE TABLE events(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, job INTEGER NOT NULL, attempt INTEGER NOT NULL,
+        event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '')""",
+    *SINCE_2,
+)
+
+_COLUMNS = (
+    "id, uid, user, state, reason, name, grp, image, command, gpus, gpu_count, devices, priority, time_limit, on_reboot, submitted,"
+    " started, ended, attempt, exit_code, signal, array, idx"
+)
+_PAGE = 200
+_LIVE = "state IN ('PENDING','STARTING','RUNNING')"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that passed admission. ``wanted``: UUIDs it insists on; ``quota_groups``: groups it counts against; ``spec``: JSON."""
+
+    uid: int
+    user: str
+    name: str
+    group: str
+    image: str
+    command: str
+    gpus: str
+    gpu_count: int
+    wanted: tuple[str, ...]
+    quota_groups: tuple[str, ...]
+    priority: int
+    time_limit: float
+    on_reboot: str
+    spec: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A job that has not ended, with what only the daemon needs. ``boot`` and ``ticks`` (CLOCK_BOOTTIME at its start, seconds) are of
+    the newest attempt. ``spec_size``: characters of its spec, which the jobs of an array share."""
+
+    job: Job
+    wanted: tuple[str, ...]
+    quota_groups: tuple[str, ...]
+    cancelled: bool
+    boot: str = ""
+    ticks: float = 0.0
+    spec_size: int = 0
+
+
+def open_queue(path: Path) -> sqlite3.Connection:
+    """The database, made if it is not there, readable by its owner alone. Raises SchedError for a newer schema or a damaged file."""
+    # O_NOFOLLOW and the mode before SQLite sees it: a queue holds environments, and environments hold secrets.
+    with paths.writing("the queue", path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        db = connect(path)
+        db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # first: a file that has a page already changes only by VACUUM
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute(f"PRAGMA journal_size_limit={16 << 20}")
+        have = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if have == 0:
+            db.execute("BEGIN IMMEDIATE")
+            for statement in SCHEMA:
+                db.execute(statement)
+            db.execute("INSERT INTO meta VALUES('queue', ?)", (uuid.uuid4().hex,))
+            db.execute(f"PRAGMA user_version={VERSION}")
+            db.execute("COMMIT")
+        elif have == 1:
+            _upgrade_1(db)
+    except sqlite3.DatabaseError as error:
+        raise SchedError(f"the queue {path} cannot be opened: {error}", subject=str(path), hint="restore it, or move it away") from error
+    if have > VERSION:
+        raise SchedError(
+            f"the queue {path} has schema {have}, this dockless knows {VERSION}",
+            subject=str(path),
+            hint="run the newer dockless that wrote it",
+        )
+    return db
+
+
+def _upgrade_1(db: sqlite3.Connection) -> None:
+    """Each job had a copy of its spec, for ever. What has ended loses it, an array shares one; then the file shrinks to what is left."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("ALTER TABLE jobs ADD COLUMN spec_id INTEGER NOT NULL DEFAULT 0")
+    for statement in SINCE_2:
+        db.execute(statement)
+    shared = f"SELECT MIN(id), array FROM jobs WHERE {_LIVE} GROUP BY CASE WHEN array > 0 THEN -array ELSE id END"
+    for first, array in db.execute(shared).fetchall():
+        db.execute("INSERT INTO specs(id, size, body) SELECT id, length(spec), spec FROM jobs WHERE id=?", (first,))
+        db.execute(f"UPDATE jobs SET spec_id=? WHERE {_LIVE} AND (id=? OR (array=? AND array > 0))", (first, first, array))
+    db.execute("ALTER TABLE jobs DROP COLUMN spec")
+    db.execute("PRAGMA user_version=2")
+    db.execute("COMMIT")
+    try:
+        db.execute("VACUUM")
+    except sqlite3.OperationalError:
+        pass  # no room for a copy: the file keeps its size, and its room is used again
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """One more connection to the same queue, for reading."""
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, factory=_Connection)
+
+
+def storable(text: str) -> str:
+    """``text`` as SQLite takes it: a byte that is not UTF-8 is written as ``\\xff``. What has to come back as it was is stored as JSON."""
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class _Connection(sqlite3.Connection):
+    """Stores any text: an error that names a user's strange path must not keep the end of her job from being recorded."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        return super().execute(sql, _storable_row(parameters))
+
+    def executemany(self, sql: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
+        return super().executemany(sql, map(_storable_row, rows))
+
+
+def _storable_row(values: Sequence[Any]) -> Sequence[Any]:
+    return tuple(storable(value) if isinstance(value, str) else value for value in values)
+
+
+def queue_id(db: sqlite3.Connection) -> str:
+    """The name of this very database: sandboxes carry it, so nobody adopts those of another queue."""
+    return str(db.execute("SELECT value FROM meta WHERE key='queue'").fetchone()[0])
+
+
+# -- changes, each inside the caller's transaction
+
+
+def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: float) -> list[int]:
+    """Queue ``jobs`` in order; their ids, one after the other. ``array``: they are one array, in order of their index."""
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name='jobs'").fetchone()
+    first = (int(row[0]) if row else 0) + 1
+    encoded: dict[tuple[str, ...], str] = {}
+
+    def plain(values: tuple[str, ...]) -> str:
+        return encoded.get(values) or encoded.setdefault(values, json.dumps(values))
+
+    specs: dict[str, int] = {}
+    for new in jobs:
+        if new.spec not in specs:
+            specs[new.spec] = int(db.execute("INSERT INTO specs(size, body) VALUES(?,?)", (len(new.spec), new.spec)).lastrowid or 0)
+    db.executemany(
+        "INSERT INTO jobs(id, uid, user, state, name, grp, image, command, gpus, gpu_count, wanted, quota_groups, priority, time_limit,"
+        " on_reboot, submitted, array, idx, spec_id) VALUES(?,?,?,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (
+            (
+                *(first + i, j.uid, j.user, j.name, j.group, j.image, j.command, j.gpus, j.gpu_count, plain(j.wanted)),
+                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, first if array else 0, i if array else 0),
+                specs[j.spec],
+            )
+            for i, j in enumerate(jobs)
+        ),
+    )
+    event(db, now, first, 0, "submit", "" if len(jobs) == 1 else f"{len(jobs)} jobs, to {first + len(jobs) - 1}")
+    return list(range(first, first + len(jobs)))
+
+
+def begin_attempt(db: sqlite3.Connection, lease: Lease, sandbox: str, boot: str, ticks: float) -> None:
+    """PENDING → STARTING, with the attempt's row and its lease: from here on the GPUs are taken, whatever dies."""
+    _move(db, lease.job, State.PENDING, State.STARTING, "", attempt=lease.attempt, started=lease.since, devices=json.dumps(lease.gpus))
+    leases.take(db, lease)
+    db.execute(
+        "INSERT INTO attempts(job, number, state, sandbox, gpus, boot, started, ticks) VALUES(?,?,'STARTING',?,?,?,?,?)",
+        (lease.job, lease.attempt, sandbox, json.dumps(lease.gpus), boot, lease.since, ticks),
+    )
+    event(db, lease.since, lease.job, lease.attempt, "start", " ".join(lease.gpus))
+
+
+def set_running(db: sqlite3.Connection, job: int, attempt: int, now: float, detail: str = "") -> None:
+    """STARTING → RUNNING: the program was exec'd."""
+    _move(db, job, State.STARTING, State.RUNNING, "")
+    db.execute("UPDATE attempts SET state='RUNNING' WHERE job=? AND number=?", (job, attempt))
+    event(db, now, job, attempt, "running", detail)
+
+
+def void_attempt(db: sqlite3.Connection, job: int, attempt: int, now: float, reason: str) -> None:
+    """STARTING → PENDING: this attempt never ran."""
+    _move(db, job, State.STARTING, State.PENDING, "", started=0.0, devices="[]")
+    _end_attempt(db, job, attempt, AttemptState.VOID, now, reason, None)
+
+
+def requeue(db: sqlite3.Connection, job: int, attempt: int, now: float, reason: str) -> None:
+    """STARTING or RUNNING → PENDING after a reboot, by the job's own policy."""
+    _move(db, job, _state(db, job), State.PENDING, "", started=0.0, devices="[]")
+    _end_attempt(db, job, attempt, AttemptState.LOST, now, reason, None)
+
+
+def finish(
+    db: sqlite3.Connection,
+    job: int,
+    attempt: int,
+    state: State,
+    now: float,
+    reason: str,
+    exit_record: dict[str, Any] | None,
+    exit_code: int | None = None,
+) -> None:
+    """The end of a job and of its attempt, and the GPUs are free: one transaction."""
+    signal = exit_record.get("signal") if exit_record else None
+    old = _state(db, job)
+    spec = db.execute("SELECT spec_id FROM jobs WHERE id=?", (job,)).fetchone()[0]
+    _move(db, job, old, state, reason, ended=now, exit_code=exit_code, signal=signal, spec_id=0)
+    db.execute("DELETE FROM specs WHERE id=? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id=? AND spec_id > 0)", (spec, spec))
+    if attempt:
+        _end_attempt(db, job, attempt, AttemptState.LOST if state is State.LOST else AttemptState.ENDED, now, reason, exit_record)
+    else:
+        event(db, now, job, 0, str(state).lower(), reason)
+
+
+def want_cancel(db: sqlite3.Connection, job: int, now: float, who: str) -> None:
+    """The wish to end a job that has an attempt; a daemon that comes back still knows it."""
+    db.execute("UPDATE jobs SET cancelled=1 WHERE id=?", (job,))
+    event(db, now, job, 0, "cancel", who)
+
+
+def forget(db: sqlite3.Connection, before: float, keep: int, most: int) -> tuple[int, list[str]]:
+    """Remove jobs that ended before that moment, and of each user's ended ones the oldest above ``keep``; at most so many at once. How
+    many went, and the names of their sandboxes."""
+    gone = [row[0] for row in db.execute("SELECT id FROM jobs WHERE ended > 0 AND ended < ? ORDER BY ended LIMIT ?", (before, most))]
+    for uid, count in db.execute("SELECT uid, COUNT(*) FROM jobs WHERE ended > 0 GROUP BY uid HAVING COUNT(*) > ?", (keep,)).fetchall():
+        over = min(count - keep, most - len(gone))
+        oldest = db.execute("SELECT id FROM jobs WHERE uid=? AND ended > 0 ORDER BY ended, id LIMIT ?", (uid, over))
+        gone += [row[0] for row in oldest if row[0] not in set(gone)]
+    marks = ",".join("?" * len(gone))
+    names = [row[0] for row in db.execute(f"SELECT sandbox FROM attempts WHERE job IN ({marks})", gone)]
+    for table, column in (("events", "job"), ("attempts", "job"), ("jobs", "id")):
+        db.execute(f"DELETE FROM {table} WHERE {column} IN ({marks})", gone)
+    return len(gone), names
+
+
+def give_back(db: sqlite3.Connection, pages: int) -> bool:
+    """Return so many free pages of the file to the disk; whether there are more."""
+
+    def free() -> int:
+        return int(db.execute("PRAGMA freelist_count").fetchone()[0])
+
+    before = free()
+    for _ in range(min(pages, before)):
+        db.execute("PRAGMA incremental_vacuum(1)")  # by Python's module only a page a call
+    return 0 < free() < before
+
+
+def event(db: sqlite3.Connection, now: float, job: int, attempt: int, what: str, detail: str = "") -> None:
+    db.execute("INSERT INTO events(at, job, attempt, event, detail) VALUES(?,?,?,?,?)", (now, job, attempt, what, detail))
+
+
+def _end_attempt(
+    db: sqlite3.Connection, job: int, attempt: int, state: AttemptState, now: float, reason: str, record: dict[str, Any] | None
+) -> None:
+    db.execute(
+        "UPDATE attempts SET state=?, ended=?, reason=?, exit=? WHERE job=? AND number=?",
+        (str(state), now, reason, None if record is None else json.dumps(record), job, attempt),
+    )
+    leases.release(db, job, attempt)
+    event(db, now, job, attempt, str(state).lower(), reason)
+
+
+def _state(db: sqlite3.Connection, job: int) -> State:
+    row = db.execute("SELECT state FROM jobs WHERE id=?", (job,)).fetchone()
+    if row is None:
+        raise SchedError(f"job {job} is not in the queue", subject=f"job {job}")
+    return State(row[0])
+
+
+def _move(db: sqlite3.Connection, job: int, old: State, new: State, reason: str, **columns: Any) -> None:
+    if new not in ALLOWED[old]:
+        raise SchedError(f"job {job} cannot go from {old} to {new}", subject=f"job {job}")
+    extra = "".join(f", {name}=?" for name in columns)
+    done = db.execute(
+        f"UPDATE jobs SET state=?, reason=?{extra} WHERE id=? AND state=?", (str(new), reason, *columns.values(), job, str(old))
+    )
+    if done.rowcount != 1:
+        raise SchedError(f"job {job} is not {old} any more", subject=f"job {job}")
+
+
+# -- reading
+
+
+def live(db: sqlite3.Connection, ids: Iterable[int] | None = None) -> list[Live]:
+    """Jobs that have not ended, oldest first: what a daemon starts from."""
+    where = _LIVE if ids is None else f"id IN ({','.join(str(int(i)) for i in ids)})"
+    rows = db.execute(
+        f"SELECT {_COLUMNS}, wanted, quota_groups, cancelled,"
+        " (SELECT boot FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
+        " (SELECT ticks FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
+        " (SELECT size FROM specs WHERE specs.id=jobs.spec_id)"
+        f" FROM jobs WHERE {where} ORDER BY id"
+    )
+    return [
+        Live(_job(r), tuple(json.loads(r[23])), tuple(json.loads(r[24])), bool(r[25]), r[26] or "", r[27] or 0.0, r[28] or 0) for r in rows
+    ]
+
+
+def job(db: sqlite3.Connection, number: int) -> Job | None:
+    """One job with its attempts."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id=?", (number,)).fetchone()
+    return None if row is None else _job(row, attempts(db, number))
+
+
+def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
+    rows = db.execute(
+        "SELECT job, number, state, sandbox, gpus, started, ended, reason, exit FROM attempts WHERE job=? ORDER BY number", (number,)
+    )
+    return tuple(
+        Attempt(r[0], r[1], AttemptState(r[2]), r[3], tuple(json.loads(r[4])), r[5], r[6], r[7], json.loads(r[8]) if r[8] else None)
+        for r in rows
+    )
+
+
+def ended(db: sqlite3.Connection, user: str, limit: int) -> Iterator[Job]:
+    """Jobs that have ended, newest first. Read in pages: no transaction stays open between them."""
+    at, number = math.inf, 0
+    while limit > 0:
+        rows = db.execute(
+            f"SELECT {_COLUMNS} FROM jobs WHERE ended > 0 AND (ended, id) < (?, ?) AND (?='' OR user=?)"
+            " ORDER BY ended DESC, id DESC LIMIT ?",
+            (at, number, user, user, min(limit, _PAGE)),
+        ).fetchall()
+        for row in rows:
+            found = _job(row)
+            at, number = found.ended, found.id
+            yield found
+        limit = limit - len(rows) if len(rows) == _PAGE else 0
+
+
+def has_sandbox(db: sqlite3.Connection, name: str) -> bool:
+    """Whether an attempt was ever given a sandbox of that name."""
+    return db.execute("SELECT 1 FROM attempts WHERE sandbox=? LIMIT 1", (name,)).fetchone() is not None
+
+
+def spec(db: sqlite3.Connection, number: int) -> str:
+    """The JSON of the JobSpec as it was submitted, of a job that has not ended."""
+    return str(db.execute("SELECT body FROM specs WHERE id=(SELECT spec_id FROM jobs WHERE id=?)", (number,)).fetchone()[0])
+
+
+def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict[int, int]:
+    """Whose these jobs are, or all: user ids by job. Those that are not there are left out."""
+    where = "" if numbers is None else f" WHERE id IN ({','.join('?' * len(numbers))})"
+    return dict(db.execute(f"SELECT id, uid FROM jobs{where}", numbers or ()).fetchall())
+
+
+def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:
+    return Job(
+        id=r[0], uid=r[1], user=r[2], state=State(r[3]), reason=r[4], name=r[5], group=r[6], image=r[7], command=r[8],
+        gpus=r[9], gpu_count=r[10], devices=tuple(json.loads(r[11])), priority=r[12], time_limit=r[13], on_reboot=r[14], submitted=r[15],
+        started=r[16], ended=r[17], attempt=r[18], exit_code=r[19], signal=r[20], array=r[21], index=r[22], attempts=tries,
+    )  # fmt: skip
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot; proc(5)."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def ticks() -> float:
+    """Seconds since boot, suspend included: time limits are judged by a clock that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

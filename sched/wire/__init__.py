@@ -1,0 +1,1 @@
+"""Between clients and the daemon: protocol, both ends, what is answered."""

@@ -1,0 +1,163 @@
+"""What the daemon answers: jobs as a caller may see them, who holds what, and waiting for an end. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+
+from dockless.errors import NotPermitted, UnknownJob
+from dockless.sched.callers import Caller
+from dockless.sched.engine.engine import Engine
+from dockless.sched.engine.entry import Entry
+from dockless.sched.jobs import Job, State
+from dockless.sched.store import queue
+from dockless.sched.wire.protocol import GpuInfo, HostInfo
+
+_AT_ONCE = 500
+"""Job ids looked up together."""
+
+
+class Answers:
+    """Reads the engine's memory and, for what has ended, its database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def own(self, caller: Caller, number: int) -> Job:
+        """The job, if it is the caller's to deal with. Raises UnknownJob, NotPermitted."""
+        entry = self.engine.entries.get(number)
+        job = entry.job if entry is not None else queue.job(self.engine.reader, number)
+        if job is None:
+            raise UnknownJob(
+                f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them; old ones are forgotten"
+            )
+        if job.uid != caller.uid and not caller.admin:
+            raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
+        return self.view(caller, job)
+
+    def job(self, caller: Caller, number: int) -> Job:
+        """One job in full."""
+        self.own(caller, number)
+        stored = queue.job(self.engine.reader, number)
+        assert stored is not None
+        entry = self.engine.entries.get(number)
+        return self.view(caller, stored if entry is None else replace(entry.job, attempts=stored.attempts))
+
+    def view(self, caller: Caller, job: Job) -> Job:
+        """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
+        if job.state is State.PENDING and not job.reason:
+            job = replace(job, reason=self._why(job.id))
+        if job.uid != caller.uid and not caller.admin:
+            job = replace(job, name="", image="", command="", reason=job.reason if job.state is State.PENDING else "")
+        return job
+
+    def _why(self, number: int) -> str:
+        if self.engine.outage.text:
+            return f"nothing can be started: {self.engine.outage.text}"
+        entry = self.engine.entries.get(number)
+        if entry is None or self.engine.decision is None:
+            return "just submitted"
+        text = self.engine.decision.reason(entry.waiting).text
+        for gpu in self.engine.gpus.gpus:
+            if gpu.uuid in text:
+                text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
+        return text
+
+    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> Iterator[Job]:
+        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended."""
+        found = [e for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
+        waiting = (self.engine.entries[item.id] for item in self.engine.waiting if not user or item.user == user)
+        found.extend(islice(waiting, limit))
+        return self._listed(caller, found, queue.ended(self.engine.reader, user, limit) if ended else iter(()))
+
+    def _listed(self, caller: Caller, entries: list[Entry], ended: Iterator[Job]) -> Iterator[Job]:
+        for job in chain((entry.job for entry in entries), ended):
+            yield self.view(caller, job)
+
+    async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
+        """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,
+        NotPermitted."""
+        await self.all_own(caller, numbers, turn)
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        for number in numbers:  # the end of all is the end of the last, so one after the other will do
+            entry = self.engine.entries.get(number)
+            if entry is None:
+                continue
+            future: asyncio.Future[Job] = loop.create_future()
+            entry.ended.append(future)
+            try:
+                await asyncio.wait([future], timeout=None if deadline is None else max(0.0, deadline - loop.time()))
+            finally:
+                if not future.done():
+                    entry.ended.remove(future)
+            if not future.done():
+                return sum(number in self.engine.entries for number in numbers)
+        return 0
+
+    async def all_own(self, caller: Caller, numbers: Sequence[int], turn: Callable[[], Awaitable[None]]) -> None:
+        """All of them are the caller's to deal with. ``turn``: awaited between pieces of work. Raises UnknownJob, NotPermitted."""
+        entries = self.engine.entries
+        for part in (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE)):
+            await turn()
+            owners = queue.owners(self.engine.reader, [number for number in part if number not in entries])
+            for number in part:
+                if (entries[number].job.uid if number in entries else owners.get(number)) != caller.uid:
+                    self.own(caller, number)
+
+    def all_of(self, caller: Caller, numbers: Sequence[int]) -> Iterator[Job]:
+        """Those of them that are remembered."""
+        for number in numbers:
+            with contextlib.suppress(UnknownJob):
+                yield self.own(caller, number)
+
+    async def started(self, entry: Entry) -> None:
+        """Until the job's program runs, or it never will."""
+        while entry.job.state in (State.PENDING, State.STARTING):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry.up.append(future)
+            await future
+
+    def gone(self, entry: Entry) -> asyncio.Future[None]:
+        """Resolved when nothing more will be written by the running attempt."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry.gone.append(future)
+        return future
+
+    def info(self) -> HostInfo:
+        """The host and who holds what of it."""
+        holder = {gpu: entry for entry in self.engine.active.values() for gpu in entry.job.devices}
+        outside = self.engine.gpus.outside(holder)
+        rows = []
+        for gpu in self.engine.gpus.gpus:
+            row = GpuInfo(
+                gpu.index,
+                gpu.uuid,
+                gpu.model,
+                gpu.memory,
+                -1 if gpu.numa_node is None else gpu.numa_node,
+                gpu.simulated,
+                gpu.uuid in outside,
+            )
+            if (entry := holder.get(gpu.uuid)) is not None:
+                row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)
+            rows.append(row)
+        used: dict[tuple[str, str], int] = {}
+        for entry in self.engine.active.values():
+            for key in (("user", entry.job.user), *(("group", name) for name in entry.live.quota_groups)):
+                used[key] = used.get(key, 0) + len(entry.job.devices)
+        quotas = self.engine.config.quotas
+        users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
+        table = [("user", name, used.get(("user", name), 0), quotas.of(name)) for name in users]
+        table += [("group", name, used.get(("group", name), 0), limit) for name, limit in sorted(quotas.groups.items())]
+        return HostInfo(
+            tuple(rows),
+            len(self.engine.waiting),
+            len(self.engine.active),
+            self.engine.config.cpu_jobs,
+            self.engine.gpus.error,
+            tuple(table),
+        )

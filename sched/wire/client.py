@@ -1,0 +1,314 @@
+"""The client of the daemon: plain blocking calls over one unix socket.
+
+Nothing here polls: ``wait`` and ``logs(follow=True)`` block in read(2) until the daemon has something to say. Waiting outlives a
+restart of the daemon: the client connects again and asks again, for ``patience`` seconds.
+
+A client trusts the socket because of where it is: root's lies in a directory only root can write, a user's in her own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dockless.base import paths
+from dockless.base.checks import check, checked
+from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
+from dockless.sched.jobs import Job, JobSpec
+from dockless.sched.wire import protocol
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
+
+ROOT_SOCKET = Path("/run/dockless/daemon.sock")
+_CANCELLED_AT_ONCE = 1000
+"""Jobs of one request: so many are ended well within the time that a client waits for an answer."""
+
+
+def own_socket() -> Path:
+    """The socket of this user's own daemon (root's, for root)."""
+    return paths.runtime() / "daemon.sock"
+
+
+def socket_path() -> Path:
+    """The daemon to talk to: ``DOCKLESS_SOCKET``, else the user's own where there is one, else root's."""
+    named = os.environ.get("DOCKLESS_SOCKET")
+    if named:
+        return Path(named)
+    own = own_socket()
+    if own.exists() or os.environ.get("DOCKLESS_HOME") or not ROOT_SOCKET.exists():
+        return own
+    return ROOT_SOCKET
+
+
+def connect(path: Path | str | None = None, *, timeout: float = 10.0) -> Client:
+    """A connected client. ``timeout``: seconds for connecting. Raises DaemonUnavailable."""
+    client = Client(path, timeout=timeout)
+    client._open()
+    return client
+
+
+class Client:
+    """One connection to the daemon; a context manager. Not for several threads at once: give each its own."""
+
+    def __init__(self, path: Path | str | None = None, *, timeout: float = 10.0, patience: float = 30.0) -> None:
+        self.path = Path(path) if path is not None else socket_path()
+        self.timeout = timeout
+        self.patience = patience
+        self._socket: socket.socket | None = None
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Client:
+        self._open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._buffer.clear()
+
+    # -- jobs
+
+    def submit(self, job: JobSpec) -> int:
+        """Queue one job; its id. When this returns, the job is on disk."""
+        return self.submit_many([job])[0]
+
+    def submit_many(self, jobs: Iterable[JobSpec]) -> list[int]:
+        """Queue several in one transaction, all or none; their ids in order."""
+        plain = [_plain(job) for job in jobs]
+        if not plain:
+            return []
+        return [int(i) for i in self._call("submit", jobs=plain)["ids"]]
+
+    @checked
+    def submit_array(self, job: JobSpec, count: int) -> list[int]:
+        """Queue ``count`` copies that know their place: DOCKLESS_ARRAY_ID (the first id) and DOCKLESS_ARRAY_INDEX (0 …)."""
+        answer = self._call("submit", jobs=[_plain(job)], array=count)
+        return list(range(int(answer["first"]), int(answer["first"]) + count)) if "first" in answer else [int(i) for i in answer["ids"]]
+
+    @checked
+    def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> list[Job]:
+        """Waiting and running jobs in the order they will start; with ``ended`` also those that have ended, newest first, after them.
+        ``limit``: at most so many waiting and so many ended ones, up to 100,000; 0 for 1,000."""
+        answer = self._call("queue", ended=ended, user=user, limit=limit)
+        return [Job.from_dict(item) for item in answer["jobs"]]
+
+    @checked
+    def job(self, job: int) -> Job:
+        """One job with its attempts. Raises UnknownJob."""
+        return Job.from_dict(self._call("job", job=job)["job"])
+
+    @checked
+    def cancel(self, job: int, *, grace: float | None = None) -> Job:
+        """End a job: a waiting one at once, a running one by its stop signal and, ``grace`` seconds later, SIGKILL.
+        Returns as soon as the wish is on disk; ``wait`` for the end. Raises UnknownJob, NotPermitted."""
+        return self.cancel_many([job], grace=grace)[0]
+
+    def cancel_many(self, jobs: Iterable[int], *, grace: float | None = None) -> list[Job]:
+        """End them all; they come in the order asked for. Of a thousand, none is ended if one is unknown or somebody else's."""
+        check("grace", grace, float | None)
+        ids = _ids(jobs)
+        found: dict[int, Job] = {}
+        once = list(dict.fromkeys(ids))
+        for start in range(0, len(once), _CANCELLED_AT_ONCE):
+            answer = self._call("cancel", jobs=once[start : start + _CANCELLED_AT_ONCE], grace=grace)
+            found |= {job.id: job for job in map(Job.from_dict, answer["jobs"])}
+        return _in_order(ids, found)
+
+    @checked
+    def wait(self, job: int, *, timeout: float | None = None) -> Job:
+        """Block until the job has ended. Raises TimeoutError after ``timeout`` seconds, UnknownJob, NotPermitted."""
+        return self.wait_many([job], timeout=timeout)[0]
+
+    def wait_many(self, jobs: Iterable[int], *, timeout: float | None = None) -> list[Job]:
+        """Block until all of them have ended; they come in the order asked for."""
+        check("timeout", timeout, float | None)
+        ids = _ids(jobs)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found: dict[int, Job] = {}
+        once = list(dict.fromkeys(ids))
+        for start in range(0, len(once), protocol.MAX_JOBS_PER_REQUEST):
+            for job in self._wait_for(once[start : start + protocol.MAX_JOBS_PER_REQUEST], deadline, timeout):
+                found[job.id] = job
+        return _in_order(ids, found)
+
+    def _wait_for(self, ids: list[int], deadline: float | None, timeout: float | None) -> list[Job]:
+        lost_since: float | None = None
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                answer = self._call("wait", jobs=ids, timeout=left, read_timeout=None if left is None else left + 5.0)
+                if answer.get("timeout"):
+                    raise TimeoutError(f"{answer['left']} of {len(ids)} jobs have not ended after {timeout} s")
+                return [Job.from_dict(item) for item in answer["jobs"]]
+            except DaemonUnavailable as error:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
+                lost_since = self._patient(error, lost_since)
+
+    @checked
+    def logs(self, job: int, *, follow: bool = False, attempt: int = 0) -> Iterator[LogLine]:
+        """What the job wrote, in order; with ``follow`` until it has ended, also over a restart of the daemon. ``attempt`` 0: the newest.
+        A line with ``dropped`` stands for output that is not kept any more."""
+        after = 0
+        lost_since: float | None = None
+        while True:
+            try:
+                for message in self._stream("logs", job=job, follow=follow, attempt=attempt, after=after):
+                    lost_since = None
+                    attempt = int(message.get("attempt", attempt))
+                    for row in message.get("lines", ()):
+                        line = LogLine(str(row[0]), str(row[1]), str(row[2]), bool(row[3]), int(row[4]) if len(row) > 4 else 0)
+                        after += line.dropped or len(line.text.encode(errors="surrogateescape")) + (not line.partial)
+                        yield line
+                return
+            except DaemonUnavailable as error:
+                if not follow:
+                    raise
+                lost_since = self._patient(error, lost_since)
+
+    # -- the host
+
+    def info(self) -> HostInfo:
+        """GPUs and who holds them, quotas and what is used of them."""
+        data = self._call("info")["info"]
+        gpus = tuple(GpuInfo(**{k: v for k, v in item.items() if k in GpuInfo.__slots__}) for item in data.pop("gpus", ()))
+        quotas = tuple((str(q[0]), str(q[1]), int(q[2]), q[3]) for q in data.pop("quotas", ()))
+        return HostInfo(gpus=gpus, quotas=quotas, **{k: v for k, v in data.items() if k in HostInfo.__slots__})
+
+    def ping(self) -> DaemonInfo:
+        data = self._call("ping")["daemon"]
+        return DaemonInfo(**{k: v for k, v in data.items() if k in DaemonInfo.__slots__} | {"socket": str(self.path)})
+
+    def shutdown(self) -> None:
+        """Ask the daemon to end. Running jobs go on; the next daemon takes them up again."""
+        self._call("shutdown")
+        self.close()
+
+    # -- the wire
+
+    def _patient(self, error: DaemonUnavailable, lost_since: float | None) -> float:
+        """Wait a moment before the daemon is asked again: jobs run on without it, so a restart is no reason to stop waiting. Since when it
+        has been away; ``error`` where that is longer than ``patience``."""
+        now = time.monotonic()
+        lost_since = lost_since or now
+        if now - lost_since > self.patience:
+            raise error
+        time.sleep(0.1)
+        return lost_since
+
+    def _call(self, op: str, *, read_timeout: float | None = -1.0, **fields: Any) -> dict[str, Any]:
+        self._send(op, fields)
+        return self._receive(self.timeout if read_timeout == -1.0 else read_timeout)
+
+    def _stream(self, op: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        self._send(op, fields)
+        finished = False
+        try:
+            while not finished:
+                message = self._receive(None)
+                finished = bool(message.get("end"))
+                yield message
+        finally:
+            if not finished:  # the reader went away in the middle: what follows on this connection belongs to nobody
+                self.close()
+
+    def _open(self) -> None:
+        if self._socket is not None:
+            return
+        protocol.check_address(self.path)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        # In a blocking connect(2) the kernel waits for a place among the calls that the daemon has not taken yet; others fail at once.
+        seconds = max(self.timeout, 0.001)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+        try:
+            connection.connect(str(self.path))
+        except OSError as error:
+            connection.close()
+            reason = {2: "no socket there", 11: "it takes no call in time", 111: "nobody listens", 13: "it is not yours"}.get(
+                error.errno or 0, str(error)
+            )
+            raise DaemonUnavailable(
+                f"no daemon answers at {self.path}: {reason}",
+                subject=str(self.path),
+                hint="start one with `dockless daemon` (it serves you alone), or ask the administrator for root's",
+            ) from None
+        self._socket = connection
+
+    def _send(self, op: str, fields: dict[str, Any]) -> None:
+        line = protocol.encode({"v": protocol.VERSION, "op": op, **{k: v for k, v in fields.items() if v is not None}})
+        if len(line) > protocol.MAX_REQUEST:
+            raise BadInput(
+                f"the request has {len(line)} bytes, at most {protocol.MAX_REQUEST} are taken", subject=op, hint="submit in parts"
+            )
+        self._open()
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(self.timeout)
+            self._socket.sendall(line)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # a daemon that refuses a caller says so and hangs up, maybe before it was asked: what it said is there to be read
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from None
+
+    def _receive(self, timeout: float | None) -> dict[str, Any]:
+        assert self._socket is not None
+        searched = 0
+        try:
+            self._socket.settimeout(timeout)
+            while (end := self._buffer.find(b"\n", searched)) < 0:
+                searched = len(self._buffer)
+                chunk = self._socket.recv(1 << 18)
+                if not chunk:
+                    self.close()
+                    raise self._lost(None)
+                self._buffer += chunk
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        message = protocol.decode(line)
+        if not message.get("ok"):
+            protocol.raise_error(dict(message.get("error") or {}))
+        return message
+
+    def _lost(self, error: OSError | None) -> SchedError:
+        why = "it closed the connection" if error is None else "no answer in time" if isinstance(error, TimeoutError) else str(error)
+        return DaemonUnavailable(
+            f"the daemon at {self.path} went away: {why}",
+            subject=str(self.path),
+            hint="running jobs go on without it; start it again with `dockless daemon`",
+        )
+
+
+def _ids(jobs: Iterable[int]) -> tuple[int, ...]:
+    check("jobs", jobs, Iterable[int])
+    ids = tuple(jobs)
+    check("jobs", ids, tuple[int, ...])
+    return ids
+
+
+def _in_order(ids: Iterable[int], found: dict[int, Job]) -> list[Job]:
+    """``UnknownJob``: one is no longer remembered."""
+    for number in ids:
+        if number not in found:
+            raise UnknownJob(f"job {number} ended and was forgotten", subject=str(number), hint="see queue.keep_jobs")
+    return [found[number] for number in ids]
+
+
+def _plain(job: JobSpec) -> dict[str, Any]:
+    """As it travels. A disk that is named by a path is looked up here, with the rights of whoever asks."""
+    from dockless.sched.codec import job_to_plain
+
+    return job_to_plain(replace(job, spec=replace(job.spec, limits=job.spec.limits.by_number())))

@@ -1,0 +1,421 @@
+"""The daemon's socket: reads requests, asks the engine, writes answers.
+
+Root's daemon listens to everybody (0666 in a directory only root writes), a user's to her alone (0600). What a client can make the
+daemon hold is bounded: the size of a request, the number of connections per user and in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
+from dockless.sandbox.run.logfile import Row
+from dockless.sched.callers import Caller
+from dockless.sched.engine.engine import Engine
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.jobs import Job
+from dockless.sched.wire import logs
+from dockless.sched.wire.answers import Answers
+from dockless.sched.wire.protocol import (
+    MAX_JOBS_PER_REQUEST,
+    MAX_JOBS_PER_SUBMIT,
+    MAX_REQUEST,
+    VERSION,
+    DaemonInfo,
+    check_parts,
+    decode,
+    encode,
+    error_message,
+)
+
+T = TypeVar("T")
+
+PER_USER = 64
+IN_ALL = 200
+OWN = 8
+EVERYBODY = 280
+"""Connections: of one user; in all; those that each user has also beyond that; all of all users but root. One that follows a log takes
+three descriptors, and the usual limit of 1,024 is left alone: jobs inherit it."""
+KEPT_BACK = 128
+"""Descriptors below the limit that connections do not get: for root's calls and for the engine."""
+PIECE = 1 << 16
+"""Bytes of a request that every connection may have in memory. Longer requests count against their user."""
+UNFINISHED = 8 << 20
+"""Bytes of unfinished long requests that one user may have, all connections together."""
+AT_ONCE = 100
+"""Jobs of an answer that are encoded before somebody else's turn."""
+LISTED = 1_000
+"""Jobs of each kind in a listing, where the client names no limit."""
+MAX_LISTED = 100_000
+
+
+class Server:
+    """``shutdown``: called when an administrator asks for the end."""
+
+    def __init__(self, engine: Engine, path: Path, version: str, shutdown: Callable[[], None]) -> None:
+        self.engine = engine
+        self.answers = Answers(engine)
+        self.path = path
+        self.version = version
+        self.shutdown = shutdown
+        self.started = time.time()
+        self._connections: Counter[int] = Counter()
+        self._unfinished: Counter[int] = Counter()
+        self._turns: dict[int, asyncio.Lock] = {}
+        self._handlers: set[asyncio.Task[Any]] = set()
+        self._server: asyncio.Server | None = None
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._verbs: dict[str, Callable[[Caller, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "ping": self._ping,
+            "submit": self._submit,
+            "queue": self._queue,
+            "job": self._job,
+            "cancel": self._cancel,
+            "wait": self._wait,
+            "info": self._info,
+            "shutdown": self._shutdown,
+        }
+
+    async def open(self) -> None:
+        """Listen. The lock that makes this daemon the only one is held, so a socket that lies there is a dead one's."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        before = os.umask(0o111 if os.geteuid() == 0 else 0o177)
+        try:
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(os.fspath(self.path))
+            # asyncio tries to accept as often as its backlog says, also where no descriptor is left: the queue is made longer afterwards.
+            self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=PIECE, backlog=1)
+            listening.listen(256)
+        finally:
+            os.umask(before)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        while self._busy:  # what was asked is still answered
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def hang_up(self) -> None:
+        """End the connections that are left: those of clients that wait or follow."""
+        for task in list(self._handlers):
+            task.cancel()
+        if self._handlers:
+            await asyncio.wait(list(self._handlers), timeout=2.0)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        connection = writer.get_extra_info("socket")
+        uid = self.engine.callers.peer_uid(connection)
+        self._connections[uid] += 1
+        try:
+            caller = self.engine.callers.caller(uid)
+            self._refuse_too_many(caller, connection.fileno())
+            await self._serve(uid, reader, writer)
+        except DocklessError as error:
+            writer.write(encode(error_message(error)))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections[uid] -= 1
+            if not self._connections[uid]:
+                del self._connections[uid]
+                self._turns.pop(uid, None)
+            self._handlers.discard(task)
+            writer.close()
+
+    async def _serve(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            line = await self._line(uid, reader)
+            if not line:
+                return
+            size = len(line)
+            await self._turn(uid)
+            request: dict[str, Any] = {}
+            try:
+                try:
+                    check_parts(line)
+                    request = decode(line)
+                finally:
+                    del line
+                    self._over(uid, size)
+                if size > PIECE:
+                    await self._turn(uid, size // PIECE)
+                if request.get("v") != VERSION:
+                    raise BadInput(
+                        f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
+                        subject="protocol",
+                        hint="client and daemon are of different versions: restart the daemon",
+                    )
+                # Looked up anew each time: settings and group membership may have changed under a long connection.
+                caller = self.engine.callers.caller(uid)
+                if request.get("op") == "logs":
+                    await self._logs(caller, request, reader, writer)
+                    continue
+                verb = self._verbs.get(str(request.get("op")))
+                if verb is None:
+                    raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
+                work = verb(caller, request)
+                answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
+                if isinstance(jobs := answer.get("jobs"), Iterator):
+                    await self._send_jobs(uid, writer, jobs)
+                else:
+                    writer.write(encode({"ok": True, **answer}))
+            except DocklessError as error:
+                writer.write(encode(error_message(error)))
+            except (ConnectionError, TimeoutError):
+                raise
+            except Exception as error:  # a bug: the caller is told, the daemon goes on
+                op = request.get("op")
+                what = op if op in self._verbs or op == "logs" else "a request"
+                say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
+                failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
+                writer.write(encode(error_message(failed)))
+            await writer.drain()
+
+    def _refuse_too_many(self, caller: Caller, descriptor: int) -> None:
+        """Refused: too many connections. Whatever one user has, the others can have a few; root can always call."""
+        if caller.root:
+            return
+        mine, all = self._connections[caller.uid], self._connections.total() - self._connections[0]
+        # The kernel gives the lowest number that is free, open(2).
+        if all > EVERYBODY or descriptor >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] - KEPT_BACK:
+            raise Refused("the daemon has as many connections as it can serve", subject=caller.user, hint="try again later")
+        if mine <= OWN:
+            return
+        if mine > PER_USER:
+            raise Refused(
+                f"user {caller.user} has {PER_USER} connections to the daemon already, which is the limit",
+                subject=caller.user,
+                hint="end some of your `dockless wait` and `dockless logs -f`, or close clients that your programs keep open",
+            )
+        if all > IN_ALL:
+            raise Refused(
+                f"the daemon has {IN_ALL} connections; until there are fewer each user can have {OWN}, and {caller.user} has them",
+                subject=caller.user,
+                hint="try again later, or close some of yours",
+            )
+
+    async def _line(self, uid: int, reader: asyncio.StreamReader) -> bytes:
+        """The next request as it came; empty at the end of the connection. ``BadInput``, ``Refused`` for one that is too long.
+
+        Its bytes count as unfinished until ``_over``."""
+        parts = bytearray()
+        try:
+            while True:
+                try:
+                    last = await reader.readuntil(b"\n")
+                    self._unfinished[uid] += len(last)
+                    parts += last
+                    return bytes(parts)
+                except asyncio.IncompleteReadError:
+                    self._over(uid, len(parts))
+                    return b""
+                except asyncio.LimitOverrunError as error:
+                    piece = await reader.readexactly(error.consumed)
+                parts += piece
+                self._unfinished[uid] += len(piece)
+                if len(parts) > MAX_REQUEST:
+                    raise BadInput(f"a request is longer than {MAX_REQUEST} bytes", subject="protocol", hint="submit in parts")
+                if self._unfinished[uid] > UNFINISHED:
+                    raise Refused(
+                        f"your unfinished requests have more than {UNFINISHED} bytes together",
+                        subject=f"uid {uid}",
+                        hint="send them one after the other",
+                    )
+        except BaseException:
+            self._over(uid, len(parts))
+            raise
+
+    def _over(self, uid: int, size: int) -> None:
+        self._unfinished[uid] -= size
+        if not self._unfinished[uid]:
+            del self._unfinished[uid]
+
+    async def _turn(self, uid: int, rounds: int = 1) -> None:
+        """Of each user's connections one goes on in each round of the loop: work is divided among users, not among connections.
+        ``rounds``: what a long request costs its user afterwards."""
+        async with self._turns.setdefault(uid, asyncio.Lock()):
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+
+    async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: Iterator[Job]) -> None:
+        """One line, however long, that is never in memory as a whole."""
+        writer.write(b'{"ok":true,"jobs":[')
+        between = b""
+        try:
+            while part := list(islice(jobs, AT_ONCE)):
+                writer.write(between + b",".join(encode(job.as_dict())[:-1] for job in part))
+                between = b","
+                await writer.drain()
+                await self._turn(uid)
+        except DocklessError as error:
+            raise ConnectionError("half an answer") from error
+        writer.write(b"]}\n")
+
+    async def _short(self, work: Awaitable[T]) -> T:
+        self._busy += 1
+        try:
+            return await work
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+    # -- the verbs
+
+    async def _ping(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        info = DaemonInfo(
+            os.getpid(),
+            self.version,
+            os.geteuid(),
+            caller.user,
+            caller.admin,
+            self.started,
+            str(self.path),
+            self.engine.gpus.simulated,
+            self.engine.outage.text,
+        )
+        return {"daemon": info.as_dict()}
+
+    async def _submit(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        jobs = request.get("jobs")
+        if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
+            raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}", subject="jobs", hint="submit in parts")
+        array = _integer(request, "array", 1, MAX_JOBS_PER_SUBMIT)
+        ids = await self.engine.submit(caller, jobs, array)
+        return {"first": ids[0]} if array is not None else {"ids": ids}
+
+    async def _queue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        limit = _integer(request, "limit", 0, MAX_LISTED) or LISTED
+        user = request.get("user") or ""
+        if not isinstance(user, str):
+            raise BadInput("'user' is not a name", subject="user")
+        jobs = self.answers.listing(caller, user, bool(request.get("ended")), limit)
+        return {"jobs": jobs}
+
+    async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
+
+    async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        numbers, grace = _job_ids(request), _seconds(request, "grace", 3600.0)
+        turn = partial(self._turn, caller.uid)
+        await self.answers.all_own(caller, numbers, turn)
+        await self.engine.cancel_all(numbers, caller.user, grace, turn)
+        return {"jobs": self.answers.all_of(caller, numbers)}
+
+    async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        numbers, timeout = _job_ids(request), _seconds(request, "timeout", 1e9)
+        request.clear()  # a waiting client costs the daemon these numbers and no more
+        left = await self.answers.wait(caller, numbers, timeout, partial(self._turn, caller.uid))
+        return {"timeout": True, "left": left} if left else {"jobs": self.answers.all_of(caller, numbers)}
+
+    async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        return {"info": self.answers.info().as_dict()}
+
+    async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        if not caller.admin:
+            raise NotPermitted("only an administrator may end the daemon", subject=caller.user, hint="ask one")
+        asyncio.get_running_loop().call_soon(self.shutdown)
+        return {}
+
+    async def _logs(self, caller: Caller, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Stream a job's output in several messages; ends when the client goes away."""
+        number, follow = _job_id(request.get("job")), bool(request.get("follow"))
+        job = self.answers.own(caller, number)
+        attempt = _integer(request, "attempt", 0, 1_000_000) or job.attempt
+        if attempt > job.attempt:
+            has = f"its newest attempt is {job.attempt}" if job.attempt else "it has not been started yet"
+            raise BadInput(f"job {number} has no attempt {attempt}", subject="attempt", hint=f"{has}: leave the attempt out for the newest")
+        after = _integer(request, "after", 0, 1 << 62) or 0
+
+        async def send(current: int, rows: AsyncIterator[list[Row]]) -> None:
+            async for part in rows:
+                lines = [(r.at, r.stream, r.text.decode(errors="surrogateescape"), r.partial, r.dropped) for r in part]
+                writer.write(encode({"ok": True, "attempt": current, "lines": lines}))
+                await writer.drain()
+                await self._turn(caller.uid)
+
+        async def stream() -> None:
+            entry = self.engine.entries.get(number)
+            if entry is not None and follow:
+                await self.answers.started(entry)
+                entry = self.engine.entries.get(number)
+            current = attempt or (entry.job.attempt if entry is not None else self.answers.own(caller, number).attempt)
+            base = self.engine.log_base(number, current)
+            if entry is not None and entry.handle is not None and current == entry.job.attempt:
+                over = self.answers.gone(entry) if follow else None
+                await send(current, logs.running(entry.handle.directory, base, over, after))
+            else:
+                left = self.engine.launcher.find(base.name)  # while its output could not be kept
+                await send(current, logs.ended(base, after) if left is None else logs.running(left.directory, base, None, after))
+
+        await _unless_gone(reader, stream())
+        writer.write(encode({"ok": True, "end": True}))
+        await writer.drain()
+
+
+async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:
+    """``work``, given up when the client hangs up. Raises ConnectionError then."""
+    doing = asyncio.ensure_future(work)
+    # A client that waits sends nothing, so whatever there is to read is its end.
+    gone = asyncio.ensure_future(reader.read(1))
+    try:
+        await asyncio.wait([doing, gone], return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return await doing
+        raise ConnectionError("the client went away")
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+
+
+def _integer(request: dict[str, Any], name: str, least: int, most: int) -> int | None:
+    value = request.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise BadInput(f"{name!r} is not a whole number from {least} to {most}", subject=name, hint=f"use {least} to {most}")
+    return value
+
+
+def _seconds(request: dict[str, Any], name: str, most: float) -> float | None:
+    value = request.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise BadInput(f"{name!r} is not a number of seconds", subject=name, hint=f"use 0 to {most:g}")
+    return float(value)
+
+
+def _job_ids(request: dict[str, Any]) -> array[int]:
+    wanted = request.get("jobs")
+    if not isinstance(wanted, list) or len(wanted) > MAX_JOBS_PER_REQUEST:
+        raise BadInput(f"'jobs' is not a list of up to {MAX_JOBS_PER_REQUEST} job ids", subject="jobs", hint="ask in parts")
+    return array("q", dict.fromkeys(map(_job_id, wanted)))
+
+
+def _job_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
+        raise BadInput(f"{str(value)[:40]!r} is not a job id", subject="job", hint="`dockless queue` lists them")
+    return value
