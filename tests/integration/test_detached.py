@@ -59,7 +59,7 @@ def test_a_whole_life(start):
 
 def test_it_outlives_the_one_who_started_it():
     program = (
-        "from dockless.sandbox import detached\nfrom dockless.sandbox.spec import Spec\nbox = detached.start(Spec(argv=('sleep', "
+        "from dockless.sandbox.run import detached\nfrom dockless.sandbox.spec import Spec\nbox = detached.start(Spec(argv=('sleep', "
         "'1000')), id='outlives')\nprint(box.pid)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

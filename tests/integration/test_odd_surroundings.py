@@ -214,7 +214,10 @@ for fd in held:
     os.close(fd)
 assert dockless.run(["true"]).returncode == 0
 """
-    warm = "import dockless; from dockless import call, options, keywords; from dockless.sandbox import sandbox, prepared, features\n"
+    warm = (
+        "import dockless; from dockless import call, options, keywords\n"
+        "from dockless.sandbox import features; from dockless.sandbox.run import attached, prepared\n"
+    )
     few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}))\n"
     done = subprocess.run([sys.executable, "-P", "-c", warm + few + code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from support import apart
 apart.mark()
 from dockless.cgroups import find_delegation
 from dockless.errors import BadInput
-from dockless.sandbox import detached
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 box = detached.start(Spec(argv=("sleep", "1000")), id="same")
 print("there", flush=True)

@@ -248,7 +248,7 @@ def test_a_child_of_fork_starts_sandboxes(tmp_path):
     script = """if True:
         import os
         from support import boxes
-        from dockless.images import erofs
+        from dockless.images.layers import erofs
         assert boxes.ok("cat /a", image="forked:1") == "one"
         erofs._lock.acquire()
         pid = os.fork()

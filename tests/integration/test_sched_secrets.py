@@ -29,8 +29,9 @@ PLACES = {
 }
 BROKEN = """
 import asyncio, sys, threading
-from dockless.sandbox import detached
-from dockless.sched import admission, daemon, engine
+from dockless.sandbox.run import detached
+from dockless.sched import daemon
+from dockless.sched.engine import admission, engine
 
 def fail(*things, **more):
     raise RuntimeError(f"hunter2 {things} {more}")

@@ -28,7 +28,7 @@ from support import own_devices  # noqa: E402
 
 _ROOMS = {
     **{room: (f"{room}/**/*.py", f"{room}/**/*.c") for room in ("native", "sandbox", "cgroups", "images", "sched")},
-    nearest.DOOR: ("src/dockless/*.py", "src/dockless/cli/*.py"),
+    nearest.DOOR: ("src/dockless/*.py", "src/dockless/cli/*.py", "base/*.py"),
 }
 _NOT_THE_PROGRAM = ("native/build.py", "src/dockless/demo.py", "src/dockless/demo_image.py")
 

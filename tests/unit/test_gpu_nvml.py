@@ -175,7 +175,7 @@ def test_once_the_variable_is_gone_the_simulated_gpus_are(simulate, monkeypatch)
 def test_without_a_driver():
     code = """
 from dockless.errors import GpuDriverMissing
-from dockless.sandbox import gpu
+from dockless.sandbox.gpus import gpu
 for call in (gpu.inventory, gpu.driver, lambda: gpu.refresh(())):
     try: call()
     except GpuDriverMissing as error: print(error.code, bool(error.hint), error)
@@ -194,10 +194,10 @@ def test_importing_does_not_import_pynvml():
 def test_a_stand_in_that_is_not_built_is_an_error(simulate, monkeypatch, tmp_path):
     code = """
 from pathlib import Path
-from dockless.sandbox import gpu_nvml
-gpu_nvml.stand_in_library = lambda: Path("/nonexistent/libnvidia-ml.so.1")
-try: gpu_nvml.inventory()
-except gpu_nvml.GpuError as error: print(type(error).__name__, "make build" in error.hint)
+from dockless.sandbox.gpus import nvml
+nvml.stand_in_library = lambda: Path("/nonexistent/libnvidia-ml.so.1")
+try: nvml.inventory()
+except nvml.GpuError as error: print(type(error).__name__, "make build" in error.hint)
 """
     assert python(code, DOCKLESS_SIMULATED_GPUS="1x80G").stdout.split() == ["GpuError", "True"]
 
@@ -206,10 +206,10 @@ def test_the_real_library_and_the_simulation_do_not_mix():
     """A process that has loaded another NVML is told so, instead of taking its GPUs for simulated ones."""
     code = """
 import ctypes, pynvml
-from dockless.sandbox import gpu_nvml
+from dockless.sandbox.gpus import nvml
 pynvml.nvmlLib = ctypes.CDLL(None)   # any library without our mark
-try: gpu_nvml.inventory()
-except gpu_nvml.GpuError as error: print(error)
+try: nvml.inventory()
+except nvml.GpuError as error: print(error)
 """
     assert "real NVML already" in python(code, DOCKLESS_SIMULATED_GPUS="1x80G").stdout
 

@@ -436,13 +436,15 @@ def test_more_than_the_disk_has(tmp_path):
 HOLD = """
 import sys
 import tarfile
-from dockless.images import Store, room
+from dockless.images import Store
+from dockless.images.catalog import room
 with room.reserved(Store(), int(sys.argv[1]), "one"):
     print(flush=True)
     input()
 """
 LEASE = """
-from dockless.images import Store, lease
+from dockless.images import Store
+from dockless.images.catalog import lease
 image = Store().get("a:1")
 print(flush=True)
 input()
@@ -468,9 +470,8 @@ def test_a_promise_counts_while_its_holder_lives(tmp_path):
 
 def test_a_lease_waits_for_a_removal_and_then_knows(tmp_path):
     found = image(tmp_path, "a:1", "x")
-    code = "from dockless.images import Store, lease\nimage = Store().get('a:1')\nprint(flush=True)\ninput()\nlease.lease(Store(), image)"
     waiting = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", LEASE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert waiting.stdout.readline() == "\n"
     with lease.seized(Store(), [found.digest]), locked(Store().root / "locks" / "test"):

@@ -39,7 +39,7 @@ def _describes(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "describe"
 
 
-@pytest.mark.parametrize("path", sorted(SCHED.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(SCHED.rglob("*.py")), ids=lambda path: path.name)
 def test_the_log_is_told_an_error_by_describe_alone(path):
     tree = ast.parse(path.read_text())
     main = [node for node in tree.body if isinstance(node, ast.If)]  # what the command itself could not start with

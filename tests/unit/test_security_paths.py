@@ -15,7 +15,7 @@ import pytest
 from dockless import native
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("src/dockless", "sched", "sandbox", "images", "cgroups", "native")
+ROOMS = ("src/dockless", "base", "sched", "sandbox", "images", "cgroups", "native")
 CHAPTER = "## What root does on paths that others can change"
 
 _OF_OS = {
