@@ -9,7 +9,7 @@ host changed.
     job          capsh: chroot, capabilities, ids; the image's /bin/sh; the program
 
 A script is for looking, not for holding anybody: it uses chroot(2), installs no seccomp filter and sets no limit.
-Commands: ``sandbox.explain``.
+Commands: ``sandbox.plan.operations``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from dockless.base.text import escaped
 from dockless.native.userns import IdMap
 from dockless.sandbox.compile import USERNS_LABEL
-from dockless.sandbox.plan.explain import IMPOSSIBLE, Row, environment, name_of, rows
+from dockless.sandbox.plan.explain import Row, environment, rows
 from dockless.sandbox.plan.plan import Plan
+from dockless.sandbox.plan.wording import IMPOSSIBLE, name_of
 from dockless.sandbox.resolved import Resolved
 
 _CHAINED = ("SETSID", "SIGNALS", "SETNS", "UNSHARE", "CLONE", "PDEATHSIG", "SET_IDS")

@@ -11,41 +11,6 @@ from dockless.sandbox.plan.builder import IDMAP
 from dockless.sandbox.plan.plan import Command, Op, Plan
 
 _E = errno
-_HINTS: dict[tuple[str, int], str] = {
-    ("SETNS", _E.EPERM): "the user namespace belongs to somebody else",
-    ("CLONE", _E.EPERM): "this user may not make namespaces: run 'dockless doctor'",
-    ("CLONE", _E.ENOSPC): "too many namespaces: raise sysctl user.max_*_namespaces",
-    ("CLONE", _E.EAGAIN): "too many processes: raise the limit on processes (ulimit -u, pids.max)",
-    ("CLONE", _E.EBUSY): "the cgroup has controllers switched on for its children, so it can hold no process",
-    ("FSOPEN", _E.ENODEV): "this kernel lacks that file system: load its module as root (modprobe overlay)",
-    ("FSOPEN", _E.EPERM): "a user namespace may not mount it here: run 'dockless doctor'",
-    (
-        "FS_CREATE",
-        _E.EINVAL,
-    ): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
-    (
-        "FSMOUNT",
-        _E.EPERM,
-    ): "an existing mount of this file system is partly covered, as inside a container: run outside of it, or share the namespace",
-    (
-        "OVERLAY",
-        _E.EINVAL,
-    ): "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs",
-    ("OVERLAY", _E.EPERM): "this kernel has no overlay for user namespaces (Linux 5.11): run as root, or boot a newer kernel",
-    (
-        "MOUNT_ATTR",
-        _E.EINVAL,
-    ): "that file system cannot map owners, or not in this kernel: put the store on ext4 or xfs; the image host needs it for --userns host",
-    ("MOVE_MOUNT", _E.ELOOP): "the image has a link at a place where a kernel file system belongs; fix the image",
-    ("MOVE_MOUNT", _E.EINVAL): "the target is not in this mount namespace; if '/' is an initramfs, switch_root first",
-    ("PIVOT", _E.EINVAL): "the host's root is an initramfs: switch_root to a real file system first",
-    ("SECCOMP", _E.EINVAL): "this kernel has no seccomp filters, or the profile does not compile to one",
-    ("AFFINITY", _E.EINVAL): "none of these processors is allowed here",
-    ("EXPECT_DEVICE", _E.ENODEV): "the node on the host is not the device that its name says: repair /dev",
-    ("RLIMIT", _E.EPERM): "raising a hard limit needs CAP_SYS_RESOURCE on the host",
-    ("WRITE", _E.EACCES): "lowering oom_score_adj needs CAP_SYS_RESOURCE on the host",
-}
-
 _ANYWHERE: dict[int, str] = {
     0: "the kernel killed it, probably for want of memory: raise the memory limit",
     _E.EMFILE: "too many open files: raise ulimit -n, and --ulimit nofile if it is given",
@@ -70,7 +35,7 @@ def explain(plan: Plan, index: int, error: int) -> DocklessError:
     if index == len(plan.ops) and plan.command is not None:
         return _exec_failed(plan.command, index, error)
     op = plan.ops[index]
-    from dockless.sandbox.plan.explain import words
+    from dockless.sandbox.plan.operations import OPERATIONS, words
 
     step = words(op, plan)
     special = _special(op, error) or _owners_not_mapped(plan, op, error) or _layer_failed(plan, index, error)
@@ -78,7 +43,7 @@ def explain(plan: Plan, index: int, error: int) -> DocklessError:
         return special
     reason = os.strerror(error) if error else "the launcher was killed"
     message = f"cannot {step} (operation {index} of {total}): {reason}"
-    hint = _HINTS.get((op.name, error)) or _ANYWHERE.get(error, "see every step with --explain")
+    hint = OPERATIONS[op.name].hints.get(error) or _ANYWHERE.get(error, "see every step with --explain")
     return LaunchFailed(message, index=index, step=step, errno=error, subject=_subject(op), hint=hint)
 
 

@@ -13,7 +13,6 @@ import struct
 from dataclasses import dataclass, field
 
 from dockless import native
-from dockless.base.text import escaped
 from dockless.errors import BadInput
 from dockless.images.layers.layers import Layer
 from dockless.native.userns import IdMap
@@ -75,32 +74,6 @@ class Plan:
     log_limit: int = 64 << 20
     held: dict[int, Layer] = field(default_factory=dict)
     maps: dict[int, IdMap] = field(default_factory=dict)
-
-    def text(self) -> str:
-        """One line per operation, stable: what golden tests compare."""
-        return "".join(f"{_line(op, self.slots)}\n" for op in self.ops) + (
-            f"EXEC {' '.join(map(escaped, self.command.argv))}\n" if self.command else ""
-        )
-
-
-def _line(op: Op, slots: dict[int, str]) -> str:
-    parts = [op.name + ("?" if op.optional else "")]
-    if op.slot_in >= 0:
-        parts.append(f"<{slots.get(op.slot_in, op.slot_in)}>")
-    for value in (op.a, op.b):
-        if isinstance(value, bytes):
-            parts.append(f"[{len(value)} bytes]" if op.name == "SECCOMP" else repr(value)[1:])
-        elif isinstance(value, str):
-            parts.append(escaped(value) or '""')
-        elif value:
-            parts.append(f"unless <{slots.get(value, value)}>" if op.name == "MOVE_MOUNT" else str(value))
-    if op.x:
-        parts.append(f"{op.x:#x}")
-    if op.c and op.name not in ("WRITE", "SET_IDS", "FS_IDS"):
-        parts.append(f"({op.c:#x})")
-    if op.slot_out >= 0:
-        parts.append(f"-> <{slots.get(op.slot_out, op.slot_out)}>")
-    return " ".join(parts)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, IdM
 from dockless.images.layers.layers import Layer
 from dockless.sandbox.plan import failure
 from dockless.sandbox.plan.builder import IDMAP
+from dockless.sandbox.plan.operations import OPERATIONS
 from dockless.sandbox.plan.plan import Command, Op, Plan
 
 PROGRAM = Command(("/bin/tool",), ("/bin/tool",), ())
@@ -23,12 +24,12 @@ def explained(op: Op, code: int, *before: Op, **more) -> Exception:
     return failure.explain(plan, len(before), code)
 
 
-@pytest.mark.parametrize("place", sorted(failure._HINTS))
+@pytest.mark.parametrize("place", [(name, code) for name, operation in sorted(OPERATIONS.items()) for code in sorted(operation.hints)])
 def test_what_helps_where_something_is_known(place):
     name, code = place
     error = explained(Op(name, a=b"" if name in ("SECCOMP", "AFFINITY") else "/x"), code)
     assert isinstance(error, LaunchFailed)
-    assert (error.index, error.errno, error.hint) == (0, code, failure._HINTS[place])
+    assert (error.index, error.errno, error.hint) == (0, code, OPERATIONS[name].hints[code])
     assert str(error).splitlines()[0].endswith(f"(operation 0 of 2): {os.strerror(code)}")
 
 

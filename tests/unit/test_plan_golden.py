@@ -17,6 +17,7 @@ from dockless.native.userns import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
+from dockless.sandbox.plan import operations
 from dockless.sandbox.plan.explain import rows
 from dockless.sandbox.plan.plan import Command, Op, Plan, encode
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
@@ -102,7 +103,7 @@ CASES = {
 
 def _full_text(plan: Plan) -> str:
     sections, actor = [], ""
-    lines = plan.text().splitlines()
+    lines = operations.lines(plan).splitlines()
     for row, line in zip(rows(plan), lines, strict=True):
         if row.actor != actor:
             actor = row.actor
@@ -121,7 +122,7 @@ def test_compiling_is_pure(name):
     """The same input, the same plan, to the byte; nothing of this machine in it."""
     first, second = compile_plan(CASES[name]), compile_plan(CASES[name])
     assert first == second and encode(first) == encode(second)
-    assert os.uname().nodename not in first.text() or len(os.uname().nodename) < 4
+    assert os.uname().nodename not in operations.lines(first) or len(os.uname().nodename) < 4
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -167,6 +168,24 @@ RARE = Plan(
     slots={16: "a place", 17: "a-place", 18: "other"},
 )  # fmt: skip
 """What the plans above have not."""
+
+
+@pytest.mark.parametrize("name", ["RARE", *sorted(CASES)])
+def test_a_line_leaves_nothing_out(name):
+    """Another number, another slot, another text: another line. What plans are compared by must show all that differs."""
+    plan = RARE if name == "RARE" else compile_plan(CASES[name])
+    for op in plan.ops:
+        others = [replace(op, optional=not op.optional)]
+        others += [replace(op, x=op.x ^ 1 << bit) for bit in range(op.x.bit_length())]
+        others += [replace(op, c=op.c ^ 1 << bit) for bit in range(op.c.bit_length()) if op.name != "RLIMIT"]
+        others += [replace(op, **{slot: 900}) for slot in ("slot_in", "slot_out") if getattr(op, slot) >= 0]
+        others += [replace(op, **{part: _another(getattr(op, part))}) for part in ("a", "b") if getattr(op, part) and op.name != "SECCOMP"]
+        one = operations.lines(replace(plan, ops=(op,)))
+        assert [other for other in others if operations.lines(replace(plan, ops=(other,))) == one] == []
+
+
+def _another(value):
+    return value + "x" if isinstance(value, str) else bytes([value[0] ^ 1]) + value[1:] if isinstance(value, bytes) else 0
 
 
 def test_each_operation_explained(golden):

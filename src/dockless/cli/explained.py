@@ -8,7 +8,8 @@ from typing import Any
 
 from dockless.base.units import format_duration
 from dockless.cli.output import out, plain, print_json, raw
-from dockless.sandbox.plan.explain import IMPOSSIBLE, Row, rows, text
+from dockless.sandbox.plan.explain import Row, rows, text
+from dockless.sandbox.plan.wording import IMPOSSIBLE
 
 
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
