@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)] * (str(HERE.parent) not in sys.path)
 
+from fuzz import kept  # noqa: E402
 from fuzz.mutators import fix_checksum  # noqa: E402
 from support import make_image as make  # noqa: E402
 from support.requires import shared  # noqa: E402
@@ -315,8 +316,9 @@ def write(top: Path, *, with_shared: bool = False) -> None:
     found = seeds()
     if with_shared:
         from_shared(found)
-    for path in sorted((HERE / "corpus").glob("*/*")):
-        found.setdefault(path.parent.name, {})[f"kept-{path.name}"] = path.read_bytes()
+    for target, ones in kept.inputs().items():
+        for name, data in ones.items():
+            found.setdefault(target, {})[f"kept-{name}"] = data
     for target, inputs in found.items():
         place = top / target
         place.mkdir(parents=True, exist_ok=True)
