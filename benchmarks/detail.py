@@ -23,7 +23,7 @@ PHASES = (
     ("fds for its slots", "dockless.sandbox.run.prepared", "Prepared.slots"),
     ("  attach the device filter", "dockless.cgroups.group", "Cgroup.allow_devices"),
     ("make the directory", "dockless.base.paths", "make"),
-    ("personal bytes", "dockless.sandbox.run.attached", "personal"),
+    ("fill in a plan", "dockless.sandbox.run.attached", "filled_in"),
     ("start to READY", "dockless.sandbox.run.process", "start"),
     ("  clone3 and exec", "dockless.native", "launch"),
     ("wait for STATUS", "dockless.sandbox.run.process", "Process.wait"),

@@ -220,7 +220,7 @@ def _repair(store: Catalog, problems: list[Problem]) -> list[Problem]:
                 remove_tree(grave / str(number))
             else:
                 path.unlink(missing_ok=True)
-    erofs.let_go()
+    erofs.release()
     with store.changing() as index:
         index["tags"] = {tag: name for tag, name in index["tags"].items() if name in index["images"]}
     failed: DocklessError | None = None

@@ -125,7 +125,7 @@ async def let_removed_layers_go(every: float) -> None:
         await asyncio.sleep(every)
         from dockless.images.layers import erofs
 
-        erofs.let_go()
+        erofs.release()
 
 
 @contextlib.contextmanager

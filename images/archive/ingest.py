@@ -226,7 +226,7 @@ class _Stack:
             pipeline = Pipeline(source, diff_id, self._store.limits, sinks, lambda done: self._tell(at, done, state), kept)
             with self._abortable(at, pipeline):
                 if form is not None:
-                    self._look_below(at, form)
+                    self._set_lower(at, form)
                 try:
                     with self._store.open_blob(source.digest) if stored and source.digest is not None else source.open() as stream:
                         passed = pipeline.run(stream)
@@ -242,14 +242,14 @@ class _Stack:
             self._tell(at, passed.size, "done")
             return _described(final, passed.blob, passed.size, passed.media_type)
 
-    def _look_below(self, at: int, form: Unpacking) -> None:
+    def _set_lower(self, at: int, form: Unpacking) -> None:
         """Give the layers below to the writer as soon as they are there, while it is already at work."""
 
         def give() -> None:
             for event in self._there[:at]:
                 event.wait()
             if not self._failed:
-                form.look_below([self._found(below) for below in range(at)])
+                form.set_lower([self._found(below) for below in range(at)])
 
         if all(event.is_set() for event in self._there[:at]):
             give()

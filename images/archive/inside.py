@@ -33,8 +33,8 @@ _PIECE = 1 << 20
 
 def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
     """As ``diff.changes``."""
-    told = _ask("changes", upper, base, upper.idmap, None, lambda stdout: None)
-    return [Change(kind, path) for kind, path in told["changes"]]
+    result = _ask("changes", upper, base, upper.idmap, None, lambda stdout: None)
+    return [Change(kind, path) for kind, path in result["changes"]]
 
 
 def write_layer(upper: Upper, base: Sequence[Layer], out: Output, clamp: int | None) -> Written:
@@ -52,8 +52,8 @@ def _write(kind: str, upper: Upper | None, layers: Sequence[Layer], idmap: IdMap
         while piece := stdout.read(_PIECE):
             out.write(piece)
 
-    told = _ask(kind, upper, layers, idmap, clamp, take)
-    return Written(told["members"], told["size"], tuple(told["warnings"]))
+    result = _ask(kind, upper, layers, idmap, clamp, take)
+    return Written(result["members"], result["size"], tuple(result["warnings"]))
 
 
 def _ask(
@@ -78,16 +78,16 @@ def _ask(
             try:
                 assert process.stdout is not None
                 take(process.stdout)
-                told: dict[str, Any] = json.loads(answer.read() or b"{}")
+                result: dict[str, Any] = json.loads(answer.read() or b"{}")
             except BaseException:
                 process.kill()
                 raise
-    if "error" in told:
-        kind_of_error: type[errors.DocklessError] = getattr(errors, told["error"], ImageError)
-        raise kind_of_error(told["message"], subject=told["subject"], hint=told["hint"])
-    if process.returncode != 0 or not told:
+    if "error" in result:
+        kind_of_error: type[errors.DocklessError] = getattr(errors, result["error"], ImageError)
+        raise kind_of_error(result["message"], subject=result["subject"], hint=result["hint"])
+    if process.returncode != 0 or not result:
         raise ImageError(f"the reader of {what} ended with {process.returncode}", subject=what)
-    return told
+    return result
 
 
 # -- the reader ----------------------------------------------------------------------------------------------------------------------
@@ -96,12 +96,12 @@ def _ask(
 def main(request: dict[str, Any]) -> None:
     """What the process does: read and answer."""
     try:
-        told = _read(request)
+        result = _read(request)
     except errors.DocklessError as error:
-        told = {"error": type(error).__name__, "message": str(error), "subject": error.subject, "hint": error.hint}
+        result = {"error": type(error).__name__, "message": str(error), "subject": error.subject, "hint": error.hint}
     except OSError as error:
-        told = {"error": "ImageError", "message": f"cannot read from inside the user namespace: {error}", "subject": "", "hint": ""}
-    data = json.dumps(told).encode()
+        result = {"error": "ImageError", "message": f"cannot read from inside the user namespace: {error}", "subject": "", "hint": ""}
+    data = json.dumps(result).encode()
     while data:
         data = data[os.write(request["answer"], data) :]
 

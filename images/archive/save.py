@@ -97,11 +97,11 @@ def save(
             if not isinstance(destination, (str, Path)) or compression != "none":
                 raise BadInput("an oci-dir is a directory, not a stream, and not compressed", subject=where, hint="use oci-tar")
             with unwritten(destination):
-                _into_directory(store, saved, Path(destination), _told(saved, progress))
+                _into_directory(store, saved, Path(destination), _report(saved, progress))
         else:
             fill = _oci if format == "oci-tar" else _docker
             with archive(destination, compression, level) as tar, _reading(store):
-                fill(store, saved, _Archive(tar, _told(saved, progress)))
+                fill(store, saved, _Archive(tar, _report(saved, progress)))
 
 
 def _reading(store: Catalog) -> contextlib.AbstractContextManager[None]:
@@ -183,7 +183,7 @@ def _descriptor(one: _Saved, name: str | None) -> dict[str, Any]:
     return entry
 
 
-def _into_directory(store: Catalog, saved: Sequence[_Saved], place: Path, told: _Told) -> None:
+def _into_directory(store: Catalog, saved: Sequence[_Saved], place: Path, report: _Reporting) -> None:
     """Blobs first, index.json last: whoever looks meanwhile sees the old images, or the new ones whole."""
     index = place / "index.json"
     entries: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ def _into_directory(store: Catalog, saved: Sequence[_Saved], place: Path, told: 
     elif place.is_dir() and not (place / "oci-layout").exists() and not all(is_left_over(path, "oci-layout") for path in place.iterdir()):
         raise BadInput(f"{place} is neither empty nor an OCI layout", subject=str(place), hint="save to a new directory")
     place.mkdir(parents=True, exist_ok=True)
-    sink = _Directory(store, place, told)
+    sink = _Directory(store, place, report)
     sink.small("oci-layout", _LAYOUT)  # first, so that a save that was cut short can go on
     _blobs(store, saved, sink)
     new = [_descriptor(one, name) for one in saved for name in one.names or (None,)]
@@ -258,10 +258,10 @@ def _content(store: Catalog, blob: Digest, diff_id: Digest) -> Iterator[BinaryIO
 
 # -- progress ------------------------------------------------------------------------------------------------------------------------
 
-_Told = Callable[[str, int, Iterator[bytes]], Iterator[bytes]]
+_Reporting = Callable[[str, int, Iterator[bytes]], Iterator[bytes]]
 
 
-def _told(saved: Sequence[_Saved], progress: Callable[[Progress], None] | None) -> _Told:
+def _report(saved: Sequence[_Saved], progress: Callable[[Progress], None] | None) -> _Reporting:
     """Passes the bytes of a file on, and tells of them where it is a layer."""
     whose: dict[str, tuple[str, int, int, str]] = {}
     for one in saved:
@@ -272,7 +272,7 @@ def _told(saved: Sequence[_Saved], progress: Callable[[Progress], None] | None) 
             whose.setdefault(_path(layer.digest), about)
             whose.setdefault(f"{diff_id.hex}.tar", about)
 
-    def told(path: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def report(path: str, size: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
         if progress is None or path not in whose:
             yield from pieces
             return
@@ -283,7 +283,7 @@ def _told(saved: Sequence[_Saved], progress: Callable[[Progress], None] | None) 
             progress(Progress(*whose[path], done, size, "saving"))
         progress(Progress(*whose[path], done, size, "done"))
 
-    return told
+    return report
 
 
 # -- places --------------------------------------------------------------------------------------------------------------------------
@@ -323,9 +323,9 @@ def _whole(name: str, size: int, pieces: Iterator[bytes], write: Callable[[bytes
 class _Archive:
     """A tar with fixed owners, modes and times."""
 
-    def __init__(self, tar: TarWriter, told: _Told) -> None:
+    def __init__(self, tar: TarWriter, report: _Reporting) -> None:
         self._tar = tar
-        self._told = told
+        self._report = report
         self._folders: set[str] = set()
 
     def small(self, name: str, data: bytes) -> None:
@@ -338,7 +338,7 @@ class _Archive:
                 self._folders.add(parent)
                 self._tar.add(Entry(parent.encode(), DIRECTORY, 0o755))
         self._tar.add(Entry(name.encode(), size=size))
-        _whole(name, size, self._told(name, size, read()), self._tar.write)
+        _whole(name, size, self._report(name, size, read()), self._tar.write)
 
 
 def _parents(folder: str) -> list[str]:
@@ -349,10 +349,10 @@ def _parents(folder: str) -> list[str]:
 class _Directory:
     """Files below a directory, each replaced as a whole; a blob that is there with the right size stays."""
 
-    def __init__(self, store: Catalog, place: Path, told: _Told) -> None:
+    def __init__(self, store: Catalog, place: Path, report: _Reporting) -> None:
         self._store = store
         self._place = place
-        self._told = told
+        self._report = report
 
     def small(self, name: str, data: bytes) -> None:
         self._write(name, len(data), iter((data,)))
@@ -361,7 +361,7 @@ class _Directory:
         path = self._place / name
         if path.is_file() and path.stat().st_size == size:
             return
-        self._write(name, size, self._told(name, size, read()))
+        self._write(name, size, self._report(name, size, read()))
 
     def _write(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
         path = self._place / name

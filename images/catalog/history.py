@@ -35,8 +35,8 @@ def history(store: Catalog, image: Image | str) -> list[Step]:
     found = _get(store, image)
     raw, parsed, _, sizes = _documents(store, found)
     layers = [{"size": size, "stored": layer.size, "digest": str(layer.digest)} for layer, size in zip(parsed.layers, sizes, strict=True)]
-    told = raw.get("history")
-    entries = [entry for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
+    steps = raw.get("history")
+    entries = [entry for entry in steps if isinstance(entry, dict)] if isinstance(steps, list) else []
     if sum(1 for entry in entries if not entry.get("empty_layer")) != len(layers):
         entries = [{} for _ in layers]
     steps = []

@@ -72,7 +72,7 @@ def held(store: Catalog, images: Iterable[Image]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seized(store: Catalog, names: Iterable[str]) -> Iterator[frozenset[str]]:
+def exclusive(store: Catalog, names: Iterable[str]) -> Iterator[frozenset[str]]:
     """Those of the images ``names`` that no sandbox uses; while the block runs, none starts from them either."""
     with contextlib.ExitStack() as held:
         free = set()
@@ -125,6 +125,6 @@ def last_use(store: Catalog, name: str) -> float:
 
 
 def forget(store: Catalog, name: str) -> None:
-    """Remove the file of an image that is gone, while it is seized."""
+    """Remove the file of an image that is gone, while its lease is held exclusively."""
     with contextlib.suppress(FileNotFoundError):
         _place(store, name).unlink()

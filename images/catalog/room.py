@@ -20,7 +20,7 @@ from typing import Any
 
 from dockless.errors import BadDigest, BadImage, ImageInUse, NoRoom, UnknownImage
 from dockless.images.catalog.catalog import LAYER_FILE, Catalog
-from dockless.images.catalog.lease import forget, is_used, last_use, seized
+from dockless.images.catalog.lease import exclusive, forget, is_used, last_use
 from dockless.images.files import check_room, explained, temporary_directory
 from dockless.images.layers import erofs
 from dockless.images.layers.layers import INDEX_FILE
@@ -150,7 +150,7 @@ def remove(store: Catalog, ref: str, *, force: bool = False) -> Freed:
     image = store.find(ref)
     with explained(f"cannot remove {ref}", ref, f"the store {store.root} belongs to one user"):
         store.prepare()
-        with seized(store, [image.digest]) as free:
+        with exclusive(store, [image.digest]) as free:
             with store.changing() as index:
                 tags = [tag for tag, target in index["tags"].items() if target == image.digest]
                 going = [image.reference] if image.reference is not None else tags
@@ -267,7 +267,7 @@ def _drop(store: Catalog, names: Collection[str], *, blobs: bool = False, torn: 
     dropped: set[str] = set()
     size, busy, rest = 0, False, list(names)
     while True:
-        with seized(store, rest[:_AT_ONCE]) as going:
+        with exclusive(store, rest[:_AT_ONCE]) as going:
             unlist(store, going)
             freed = _collect(store, blobs=blobs, torn=torn)
         dropped |= going
@@ -334,7 +334,7 @@ def _remove(store: Catalog, parts: list[Part]) -> None:
                     os.rename(path, grave / str(number))
             else:
                 path.unlink(missing_ok=True)
-    erofs.let_go()
+    erofs.release()
 
 
 def _unwanted(catalog: _Catalog, all_images: bool, unused_for: float | None, keep_last: int | None) -> frozenset[str]:

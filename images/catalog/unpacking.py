@@ -41,7 +41,7 @@ class Unpacking(Protocol):
     def feed(self, data: bytes) -> None: ...
     def abort(self) -> None: ...
 
-    def look_below(self, lower: Sequence[Layer]) -> None:
+    def set_lower(self, lower: Sequence[Layer]) -> None:
         """The layers below, bottom first, are there now. From any thread."""
 
     def finish(self) -> Unpacked:
@@ -90,7 +90,7 @@ class _Indexing:
         self._has_below = threading.Event()
         self._aborted = False
 
-    def look_below(self, lower: Sequence[Layer]) -> None:
+    def set_lower(self, lower: Sequence[Layer]) -> None:
         self._below = lower
         self._has_below.set()
 
@@ -144,7 +144,7 @@ class _Indexing:
         (self._place / INDEX_FILE).unlink(missing_ok=True)
         writing = _Writing(self._store, self._place / "fs", self._what)
         try:
-            writing.look_below(self._below)
+            writing.set_lower(self._below)
             with open(self.tar, "rb", buffering=0) as tar:
                 while piece := tar.read(CHUNK):
                     writing.feed(piece)

@@ -54,7 +54,7 @@ def held(index: Path, tar: Path) -> int:
         with _lock:
             key = _key(index, tar)
             if time.monotonic() >= _look_again:
-                _let_go(everything=False)
+                _release(everything=False)
             fd, identity = _held.pop(key, (-1, (0, 0)))
             if _identity(fd) != identity:  # none yet; or somebody closed what is not his, as a daemon does after a fork
                 while len(_held) >= min(HELD_MAX, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)):
@@ -67,11 +67,11 @@ def held(index: Path, tar: Path) -> int:
         raise _failed(error, index, tar) from error
 
 
-def let_go(*, everything: bool = False) -> None:
+def release(*, everything: bool = False) -> None:
     """Close the mounts whose files were removed or replaced: a mount keeps them on the disk. ``everything``: close all, so that the
     store's own file system can be unmounted. What others have of them goes on."""
     with _lock:
-        _let_go(everything)
+        _release(everything)
 
 
 _held: dict[_Key, tuple[int, tuple[int, int]]] = {}  # layer → descriptor and its identity, the longest unused first
@@ -102,7 +102,7 @@ def _identity(fd: int) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _let_go(everything: bool) -> None:
+def _release(everything: bool) -> None:
     global _look_again
     _look_again = time.monotonic() + 1
     for key in list(_held):

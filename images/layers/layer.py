@@ -46,7 +46,7 @@ class Unpacked:
 
 
 class Writer:
-    """Writes a layer's members into the empty directory ``target`` while the archive is fed. ``look_below`` and ``abort`` may come from
+    """Writes a layer's members into the empty directory ``target`` while the archive is fed. ``set_lower`` and ``abort`` may come from
     any thread at any time: the writer waits where it cannot go on without the layers below. Raises ``UnsafeLayer``, ``BadImage``,
     ``NoRoom``, ``ImageError``; ``target`` is then incomplete."""
 
@@ -60,7 +60,7 @@ class Writer:
         finally:
             os.close(fd)
 
-    def look_below(self, lower: Sequence[Layer]) -> None:
+    def set_lower(self, lower: Sequence[Layer]) -> None:
         """The layers below, bottom first, are there now."""
         with opened(reversed(lower)) as fds:
             self._writer.set_lower(fds)
@@ -88,7 +88,7 @@ def unpack(
 ) -> Unpacked:
     """Write the tar archive ``stream`` into the empty directory ``target``. ``lower``: the layers below, bottom first."""
     with contextlib.closing(Writer(target, what, limits=limits, as_root=as_root)) as writer:
-        writer.look_below(lower)
+        writer.set_lower(lower)
         while piece := stream.read(CHUNK):
             writer.feed(piece)
         return writer.finish()

@@ -7,7 +7,7 @@ none of this is needed.
 ::
 
     feed() ──► stdin ──► LayerWriter, as root of the namespace
-    look_below() ──► descriptors over a socket ──► set_lower()
+    set_lower() ──► descriptors over a socket ──► set_lower()
     finish() ◄── how it went, as JSON, on stdout
 """
 
@@ -72,7 +72,7 @@ class OwnedWriter:
             os.close(use)
             control.close()
 
-    def look_below(self, lower: Sequence[Layer]) -> None:
+    def set_lower(self, lower: Sequence[Layer]) -> None:
         """The layers below, bottom first, are there now."""
         # Where nobody listens any more the writer has failed already, and says so itself.
         with opened(reversed(lower)) as fds, contextlib.suppress(OSError):

@@ -100,7 +100,7 @@ class _Walker:
 
     def close(self) -> None:
         for level in self._levels:
-            self._let_go(level)
+            self._release(level)
 
     def all(self) -> Iterator[Found]:
         fds = [os.open(".", _DIRECTORY, dir_fd=root) for root in self._roots]
@@ -188,14 +188,14 @@ class _Walker:
         for above in self._levels[:-1]:
             if self._open <= _OPEN_MAX:
                 break
-            self._let_go(above)
+            self._release(above)
 
     def _leave(self) -> None:
-        self._let_go(self._levels.pop())
+        self._release(self._levels.pop())
         if self._path:
             self._path.pop()
 
-    def _let_go(self, level: _Level) -> None:
+    def _release(self, level: _Level) -> None:
         self._open -= len(level.fds)
         while level.fds:
             os.close(level.fds.pop())

@@ -54,14 +54,14 @@ class Download:
     """One blob. ``sources``: who gave bytes of it in this run (by number), ``inherited``: how many an earlier process left; both say whom
     to doubt where the digest turns out wrong."""
 
-    def __init__(self, entry: Descriptor, what: str, told: Callable[[int, int], None] | None) -> None:
+    def __init__(self, entry: Descriptor, what: str, report: Callable[[int, int], None] | None) -> None:
         self.entry = entry
         self.digest: Digest = entry.digest
         self.size = entry.size
         self.what = what
         self.sources: set[int] = set()
         self.inherited = 0
-        self._told = told
+        self._report = report
         self._moved = threading.Condition()
         self._partial: Partial | None = None
         self._fd = -1  # of the partial file, or of the blob where the store has it by now
@@ -95,8 +95,8 @@ class Download:
             if prefix > self._prefix:
                 self._prefix = prefix
                 self._moved.notify_all()
-        if self._told is not None:
-            self._told(have, self.size)
+        if self._report is not None:
+            self._report(have, self.size)
 
     def whole(self, fd: int) -> None:
         """All bytes are there, in ``fd``, which is ours from now on."""
@@ -198,13 +198,13 @@ class Fetcher:
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    def add(self, entry: Descriptor, what: str, told: Callable[[int, int], None] | None = None) -> Download:
+    def add(self, entry: Descriptor, what: str, report: Callable[[int, int], None] | None = None) -> Download:
         """Fetch the blob when its turn comes; once, however often it is added."""
         with self._lock:
             known = self._downloads.get(entry.digest)
             if known is not None:
                 return known
-            download = self._downloads[entry.digest] = Download(entry, what, told)
+            download = self._downloads[entry.digest] = Download(entry, what, report)
             self._queue.append(download)
             if self._running < AT_ONCE:
                 self._running += 1

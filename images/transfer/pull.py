@@ -112,7 +112,7 @@ def pull(
                     found = _tagged(store, name, at)
                     if found is not None:
                         return found
-        raise _spoken(refusals, names)
+        raise _telling_most(refusals, names)
 
 
 def _remotes(
@@ -130,13 +130,13 @@ def _remotes(
     return [*remotes, Remote(stack.enter_context(Registry(own, credentials=credentials, timeouts=timeouts)))]
 
 
-def _spoken(refusals: list[RegistryError], names: list[Reference]) -> RegistryError:
+def _telling_most(refusals: list[RegistryError], names: list[Reference]) -> RegistryError:
     """One error for all names that a short name may mean: the one that says most."""
     if len(refusals) == 1:
         return refusals[0]
-    told = next((error for error in refusals if not isinstance(error, NotFound)), refusals[0])
-    told.add_note("tried " + ", ".join(str(name) for name in names))
-    return told
+    most = next((error for error in refusals if not isinstance(error, NotFound)), refusals[0])
+    most.add_note("tried " + ", ".join(str(name) for name in names))
+    return most
 
 
 def _serial(progress: Tell | None) -> Tell | None:
@@ -165,13 +165,13 @@ class _Pull:
     """One full name. ``remotes``: the preferred one first, the registry itself last."""
 
     def __init__(
-        self, store: Catalog, name: Reference, remotes: list[Remote], at: Platform, picky: bool, progress: Tell | None, pace: Pace | None
+        self, store: Catalog, name: Reference, remotes: list[Remote], at: Platform, explicit: bool, progress: Tell | None, pace: Pace | None
     ) -> None:
         self._store = store
         self._name = name
         self._remotes = remotes
         self._at = at
-        self._picky = picky
+        self._explicit = explicit
         self._progress = progress
         self._pace = pace
         self._tag = None if name.digest is not None else str(name)
@@ -227,7 +227,7 @@ class _Pull:
             return None
         with contextlib.suppress(BadImage, BadDigest):
             image = self._store.image(str(name), None)
-            if not self._picky or platforms.rank(image.platform, self._at) is not None:
+            if not self._explicit or platforms.rank(image.platform, self._at) is not None:
                 return image
         return None
 
@@ -308,7 +308,7 @@ class _Pull:
     def _bring(self, document: Document, parsed: Manifest) -> Image:
         config_raw = self._config(parsed.config)
         configured = config_document(config_raw, self.what, len(parsed.layers))
-        if self._picky and platforms.rank(configured.platform, self._at) is None:
+        if self._explicit and platforms.rank(configured.platform, self._at) is None:
             raise NotRunnable(
                 f"{self.what} is for {configured.platform}, not for {self._at}",
                 subject=self.what,
@@ -391,25 +391,25 @@ class _Pull:
             return LayerSource(lambda: io.BytesIO(held), layer.digest, layer.size, what)
         if self._store.has_blob(layer.digest):
             return LayerSource(lambda: self._store.open_blob(layer.digest), layer.digest, layer.size, what)
-        told, spool = self._told(layer, at, count), spool_path(self._store, layer)
+        report, spool = self._report(layer, at, count), spool_path(self._store, layer)
         if unpacked:
-            return LayerSource(lambda: fetcher.add(layer, what, told).open(), layer.digest, layer.size, what, spool)
-        download = fetcher.add(layer, what, told)
+            return LayerSource(lambda: fetcher.add(layer, what, report).open(), layer.digest, layer.size, what, spool)
+        download = fetcher.add(layer, what, report)
         return LayerSource(download.open, layer.digest, layer.size, what, spool, download.cancel)
 
-    def _told(self, layer: Descriptor, at: int, count: int) -> Callable[[int, int], None] | None:
+    def _report(self, layer: Descriptor, at: int, count: int) -> Callable[[int, int], None] | None:
         tell = self._progress
         if tell is None:
             return None
         last = [-_TELL_BYTES, 0.0]
 
-        def told(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             now = time.monotonic()
             if done >= total or done - last[0] >= _TELL_BYTES or now - last[1] >= _TELL_SECONDS:
                 last[:] = done, now
                 tell(Progress(self.what, at, count, str(layer.digest), done, total, "downloading"))
 
-        return told
+        return report
 
 
 class _Holding:

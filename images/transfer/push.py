@@ -160,7 +160,7 @@ class _Push:
                 self._stop.set()
 
     def _blob(self, at: int, entry: Descriptor, state: Path) -> None:
-        told = self._told(at, entry)
+        report = self._report(at, entry)
         # A blob that was given up to make room may still be there already, or in another repository.
         with self._store.open_blob(entry.digest) if self._store.has_blob(entry.digest) else contextlib.nullcontext() as file:
             upload = Upload(
@@ -173,7 +173,7 @@ class _Push:
                 state=state,
                 pace=self._pace,
                 stop=self._stop,
-                told=lambda done: told(done, "uploading"),
+                report=lambda done: report(done, "uploading"),
             )
             try:
                 how = upload.run()
@@ -182,18 +182,18 @@ class _Push:
                     self.sent += upload.sent
         with self._lock:
             self.counts[how] += 1
-        told(entry.size, "done" if how == "sent" else "shared")
+        report(entry.size, "done" if how == "sent" else "shared")
 
-    def _told(self, at: int, entry: Descriptor) -> Callable[[int, Any], None]:
+    def _report(self, at: int, entry: Descriptor) -> Callable[[int, Any], None]:
         last = [-_TELL_BYTES]
 
-        def told(done: int, state: Any) -> None:
+        def report(done: int, state: Any) -> None:
             if self._progress is not None and (state != "uploading" or not 0 <= done - last[0] < _TELL_BYTES):
                 last[0] = done
                 with self._lock:
                     self._progress(Progress(self._name, at, self._total, str(entry.digest), done, entry.size, state))
 
-        return told
+        return report
 
     def _origin(self, name: Digest) -> str:
         """Another repository of this registry that an image with this blob came from or went to."""

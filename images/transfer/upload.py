@@ -85,7 +85,7 @@ class Upload:
         state: Path,
         pace: UploadPace,
         stop: threading.Event,
-        told: Callable[[int], None],
+        report: Callable[[int], None],
     ) -> None:
         self._registry = registry
         self._repository = registry.endpoint.repository
@@ -98,7 +98,7 @@ class Upload:
         self._pace = pace
         self._chunk = pace.chunk
         self._stop = stop
-        self._told = told
+        self._report = report
         self._failures = 0
         self._best = 0
         self._moved_at = time.monotonic()
@@ -281,7 +281,7 @@ class Upload:
             raise Cancelled(self._what)
         self.sent += count
         self._moved_at = time.monotonic()
-        self._told(offset)
+        self._report(offset)
 
     def _progressed(self, offset: int) -> None:
         if offset > self._best:

@@ -160,7 +160,7 @@ def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
     return header + bytes(rows) + bytes(data.bytes) + b"\0" * (8 * n_ops if times else 0)
 
 
-def personal(raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "") -> bytearray:
+def filled_in(raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "") -> bytearray:
     """An encoded plan with what differs from start to start: the path of the sandbox's directory, and the names of what the keeper
     removes at the end, the directory in SLOT_STATE and the cgroup. All else is equal for every start of a spec, so an encoded plan can be
     kept. ``BadInput`` for a path that is too long."""

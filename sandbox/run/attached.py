@@ -23,7 +23,7 @@ from dockless.cgroups import Cgroup, Delegation, Limits, Usage, find_delegation
 from dockless.errors import BadInput, CgroupError, LimitUnavailable, Unsupported
 from dockless.native.userns import default_map, namespace_fd
 from dockless.sandbox.plan.builder import NEW_NS, Section
-from dockless.sandbox.plan.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, personal
+from dockless.sandbox.plan.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, filled_in
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.run import process
 from dockless.sandbox.run.prepared import Prepared, prepared
@@ -117,7 +117,7 @@ class Sandbox:
                         fds[slot] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                         opened.callback(os.close, fds[slot])
                     mark_in_use(fds[SLOT_LOCK])
-            raw = personal(
+            raw = filled_in(
                 ready.raw(times=self._times), directory=str(directory), removed=removed, cgroup=PREFIX + self.id if self._cgroup else ""
             )
             self._process = process.start(self.plan, raw, fds, name=f"dockless {self.id}")

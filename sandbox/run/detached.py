@@ -36,7 +36,7 @@ from dockless.base.locks import is_locked
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxError, SandboxGone
 from dockless.sandbox.features import probe
-from dockless.sandbox.plan.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, personal
+from dockless.sandbox.plan.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, filled_in
 from dockless.sandbox.resolve import stop_signal
 from dockless.sandbox.run import attached as sandbox
 from dockless.sandbox.run import process, records
@@ -478,7 +478,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         fds += [null, out_reader, out, err_reader, err, state]
         slots |= {0: null, 1: out, 2: err, SLOT_LOCK: lock, SLOT_STATE: state, SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader}
         slots |= ready.slots(group, opened)
-        raw = personal(ready.raw(detached=True), directory=str(made.directory))
+        raw = filled_in(ready.raw(detached=True), directory=str(made.directory))
         running = process.start(ready.plan, raw, slots, name=_keeper_name(made.directory))
         try:
             _await_started(made, running)

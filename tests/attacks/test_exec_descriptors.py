@@ -251,10 +251,10 @@ def test_a_layer_cannot_be_written_by_its_descriptor(tmp_path, form, shape):
         plan = replace(ready.plan, ops=(*ready.plan.ops[:at], planted, *ready.plan.ops[at:]))
         with open(os.devnull, "r+b") as null, contextlib.ExitStack() as opened:
             fds = ready.slots(None, opened) | dict.fromkeys((0, 1, 2), null.fileno())
-            from dockless.sandbox.plan.plan import personal
+            from dockless.sandbox.plan.plan import filled_in
 
             with pytest.raises(LaunchFailed) as caught:
-                start(plan, personal(encode(plan), directory=str(state)), fds).close()
+                start(plan, filled_in(encode(plan), directory=str(state)), fds).close()
         assert caught.value.errno == 30, caught.value
     assert tree(paths.store()) == before
 

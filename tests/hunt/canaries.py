@@ -129,7 +129,7 @@ def loosen(canaries: Canaries) -> None:
 def traces(id: str) -> set[str]:
     """What this process holds, and what on the machine is called after a sandbox: mounts, descriptors, children, cgroups. Other programs
     run here, too: theirs do not count."""
-    erofs.let_go(everything=True)
+    erofs.release(everything=True)
     found = set()
     with open("/proc/self/mountinfo") as stream:
         found.update(f"mount {' '.join(line.split()[3:5])}" for line in stream)

@@ -121,7 +121,7 @@ def _processes() -> frozenset[str]:
 
 
 def _descriptors() -> frozenset[str]:
-    erofs.let_go(everything=True)
+    erofs.release(everything=True)
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

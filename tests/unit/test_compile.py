@@ -19,7 +19,7 @@ from dockless.sandbox import features, volumes
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan import explain, failure
-from dockless.sandbox.plan.plan import Op, Plan, encode, personal, read_record
+from dockless.sandbox.plan.plan import Op, Plan, encode, filled_in, read_record
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.run.prepared import Prepared
@@ -196,10 +196,10 @@ def test_record_of_a_plan_that_never_ran():
 
 def test_a_plan_is_filled_in_for_each_start():
     raw = encode(_plan())
-    one, two = personal(raw, directory="/a", removed="x", cgroup="y"), personal(raw, directory="/b", removed="z")
-    assert bytes(one) != bytes(two) and len(one) == len(two) == len(raw) and bytes(personal(raw)) == raw
+    one, two = filled_in(raw, directory="/a", removed="x", cgroup="y"), filled_in(raw, directory="/b", removed="z")
+    assert bytes(one) != bytes(two) and len(one) == len(two) == len(raw) and bytes(filled_in(raw)) == raw
     with pytest.raises(BadInput):
-        personal(raw, directory="/" + "x" * 5000)
+        filled_in(raw, directory="/" + "x" * 5000)
 
 
 def test_explained_text_and_times():

@@ -231,7 +231,7 @@ def test_a_tar_is_kept_while_it_is_indexed(tmp_path, asked):
     for at in range(0, len(raw), 1000):
         form.feed(raw[at : at + 1000])
         assert (tmp_path / "tar").read_bytes() == raw[: at + 1000]
-    form.look_below([])
+    form.set_lower([])
     assert sum(coming for _, coming in asked) == len(raw)
     written = form.finish()
     assert (written.size, written.entries, form.form, form.tar) == (5000, 1, "indexed", tmp_path / "tar")
@@ -244,7 +244,7 @@ def test_a_tar_is_kept_while_it_is_indexed(tmp_path, asked):
 )
 def test_an_index_has_the_stores_limits(tmp_path, limits, fits):
     form = indexing(tmp_path, **limits)
-    form.look_below([])
+    form.set_lower([])
     try:
         raw = make.layer_tar([make.file("f", "x" * 5000)])
         if fits:

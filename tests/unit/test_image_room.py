@@ -474,7 +474,7 @@ def test_a_lease_waits_for_a_removal_and_then_knows(tmp_path):
         [sys.executable, "-c", LEASE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert waiting.stdout.readline() == "\n"
-    with lease.seized(Store(), [found.digest]), locked(Store().root / "locks" / "test"):
+    with lease.exclusive(Store(), [found.digest]), locked(Store().root / "locks" / "test"):
         waiting.stdin.write("\n")
         waiting.stdin.flush()
         room.unlist(Store(), {found.digest})

@@ -25,7 +25,7 @@ def write(target, *entries, lower=(), step=1 << 20) -> None:
     raw = make.layer_tar(entries)
     target.mkdir()
     writer = Writer(target, "test")
-    writer.look_below(lower)
+    writer.set_lower(lower)
     for at in range(0, len(raw), step):
         writer.feed(raw[at : at + step])
     writer.finish()
@@ -76,7 +76,7 @@ def test_the_layers_below_may_come_late(tmp_path, entries):
     thread.start()
     assert fed.wait(0.05) == (entries not in (ABOVE["an implied parent"], ABOVE["a link below"], ABOVE["a hard link"]))
     assert thread.is_alive(), "the end needs them in any case: the root is as the layers below have it"
-    writer.look_below(lower)
+    writer.set_lower(lower)
     thread.join(10)
     writer.close()
     assert look(tmp_path / "late") == look(tmp_path / "early")
@@ -159,7 +159,7 @@ def test_a_base_layers_whiteouts_mean_nothing(tmp_path):
     entries = [make.file("f"), make.whiteout("f/x"), make.whiteout("no/such"), make.opaque("")]
     write(tmp_path / "early", *entries)
     writer = Writer(tmp_path / "late", "test")
-    threading.Timer(0.01, writer.look_below, ([],)).start()
+    threading.Timer(0.01, writer.set_lower, ([],)).start()
     writer.feed(make.layer_tar(entries))
     writer.finish()
     writer.close()
