@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from dockless._version import __version__
 from dockless.base import paths
 from dockless.base.text import escaped
 from dockless.errors import DocklessError, SchedError
@@ -75,7 +76,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     gpus = HostGpus()
     engine = Engine(state, launcher, gpus, settings, check_image)
     end = asyncio.Event()
-    server = Server(engine, path, _version(), end.set)
+    server = Server(engine, path, __version__, end.set)
 
     def reload() -> None:
         try:
@@ -172,15 +173,6 @@ def check_image(reference: str) -> None:
 
 def _directory(path: Path) -> None:
     paths.make(path, mode=0o755 if os.geteuid() == 0 else 0o700)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("dockless")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _notify(text: str) -> None:

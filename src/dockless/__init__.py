@@ -17,6 +17,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dockless._version import __version__ as __version__
     from dockless.box import Sandbox as Sandbox
     from dockless.call import arun as arun
     from dockless.call import run as run
@@ -85,9 +86,8 @@ if TYPE_CHECKING:
     from dockless.submitting import Submitted as Submitted
     from dockless.submitting import submit as submit
 
-    __version__: str
-
 _HOME = {
+    "_version": ("__version__",),
     "box": ("Sandbox",),
     "call": ("arun", "run"),
     "cgroups": ("IoMax", "Limits", "Usage"),
@@ -114,7 +114,6 @@ _ROOMS = frozenset(("cgroups", "errors", "images", "native", "sandbox", "sched")
 
 __all__ = [
     *sorted(_MODULE_OF),
-    "__version__",
 ]
 
 
@@ -123,8 +122,6 @@ def __getattr__(name: str) -> object:
 
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(f"dockless.{_MODULE_OF[name]}"), name)
-    elif name == "__version__":
-        value = _version()
     elif name in _ROOMS:
         return importlib.import_module(f"dockless.{name}")
     else:
@@ -135,12 +132,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_ROOMS})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("dockless")
-    except PackageNotFoundError:  # sources that were never installed
-        return "0+unknown"

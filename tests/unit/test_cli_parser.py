@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import dockless
 from dockless.cli import VERBS, main, parser_of, split
 from dockless.cli.completion import bash, fish, flags, zsh
 from dockless.cli.output import cut, span, table
@@ -323,8 +325,23 @@ try dockless run --cpus
     assert sorted(out[2].split()) == ["--cpus", "--cpuset-cpus", "--cpuset-mems"]
 
 
+@pytest.mark.parametrize("word", ["version", "--version", "-V", "-v"])
+def test_the_version_imports_nothing(word):
+    place = str(Path(dockless.__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {place!r}); had = set(sys.modules); from dockless.cli import main; main([{word!r}])"
+    code += "; print(*set(sys.modules) - had)"
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True).stdout
+    line, modules = said.splitlines()
+    assert line == f"dockless {dockless.__version__}" and {"dockless", "dockless.cli", "dockless._version"} <= set(modules.split())
+    assert not {"typing", "re", "dataclasses", "argparse", "dockless.cli.output"} & set(modules.split())
+
+
+def test_the_version_is_that_of_the_package():
+    assert dockless.__version__ == importlib.metadata.version("dockless")
+
+
 def test_only_the_verbs_module_is_imported():
-    code = "import sys; from dockless.cli import main; main(['version']); print([m for m in sys.modules if m.startswith('dockless.cli.')])"
+    code = "import sys; from dockless.cli import main; main(['version', '--json']); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
     assert "dockless.cli.jobs" not in said and "dockless.cli.run" not in said
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dockless"
-FLOOR = {"base", "errors"}
+FLOOR = {"_version", "base", "errors"}
 PACKAGES = ("native", "cgroups", "images", "sandbox", "sched")
 BELOW = {
     "native": FLOOR,

@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
+TYPE_CHECKING = False  # importing typing takes as long as all of the rest
 if TYPE_CHECKING:
     from dockless.cli.parser import Parser
 
-
-class Verb(NamedTuple):
-    """``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``. ``function``:
-    their name, where the verb itself is a word of Python."""
-
-    module: str
-    about: str
-    group: str
-    function: str = ""
+Verb = namedtuple("Verb", "module about group function", defaults=("",))
+"""``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``. ``function``:
+their name, where the verb itself is a word of Python."""
 
 
 VERBS = {
@@ -128,6 +123,8 @@ def dispatch(arguments: list[str]) -> int:
     """Find the verb, parse its options, call it."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         return _help(arguments[1:])
+    if arguments in (["version"], ["--version"], ["-V"], ["-v"]):
+        return _version()
     from dockless.base.checks import check
 
     check("the command line", arguments, list[str])
@@ -142,6 +139,14 @@ def dispatch(arguments: list[str]) -> int:
     if command is not None and not parser.takes_command:
         parser.error("takes no command after '--'")
     return int(getattr(_module(name), VERBS[name].function or name)(options))
+
+
+def _version() -> int:
+    """What scripts ask at every step: nothing is imported for it."""
+    from dockless._version import __version__
+
+    sys.stdout.write(f"dockless {__version__}\n")
+    return 0
 
 
 def _known(name: str) -> None:

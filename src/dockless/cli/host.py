@@ -135,7 +135,7 @@ def version_options(parser: Parser) -> None:
 def version(options: Namespace) -> int:
     import platform
 
-    from dockless import __version__
+    from dockless._version import __version__
 
     if options.json:
         print_json({"version": __version__, "python": platform.python_version(), "linux": platform.release()})
