@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from dockless.base import paths
 from dockless.cgroups import Cgroup
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
-from dockless.native.userns import IdMap, default_map
+from dockless.native.userns import IdMap
+from dockless.sandbox.resolved import Kept
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
@@ -132,11 +133,9 @@ def _detached(box: Detached) -> Changes:
 
     document = box.document
     running = box.state() in ("starting", "running")
-    owner = document.owner if document.owner != os.geteuid() else None
     here = document.cgroup and document.boot_id == boot_id() and os.path.isdir(document.cgroup)
-    return _changes(
-        box.id, box.directory / "upper", document.spec, document.image, owner, running, Path(document.cgroup) if here else None
-    )  # fmt: skip
+    cgroup = Path(document.cgroup) if here else None
+    return _changes(box.id, box.directory / "upper", document.spec, document.resolved, document.image, running, cgroup)
 
 
 def _attached(box: Sandbox) -> Changes:
@@ -146,13 +145,11 @@ def _attached(box: Sandbox) -> Changes:
             subject=box.id,
             hint="commit it while it runs, or start it detached: its changes stay until it is removed",
         )
-    group = box.cgroup
-    return _changes(
-        box.id, paths.state() / "running" / box.id / "upper", box.spec, box.image_digest, None, True, group.path if group else None
-    )  # fmt: skip
+    upper = paths.state() / "running" / box.id / "upper"
+    return _changes(box.id, upper, box.spec, box.resolved, box.image_digest, True, box.cgroup.path if box.cgroup else None)
 
 
-def _changes(id: str, path: Path, spec: Spec, digest: str, owner: int | None, running: bool, cgroup: Path | None) -> Changes:
+def _changes(id: str, path: Path, spec: Spec, resolved: Kept | None, digest: str, running: bool, cgroup: Path | None) -> Changes:
     from dockless.images import Store
 
     if spec.image == "host":
@@ -171,22 +168,14 @@ def _changes(id: str, path: Path, spec: Spec, digest: str, owner: int | None, ru
             subject=spec.image,
             hint=f"load or pull {spec.image} again",
         ) from None
-    shared = spec.namespaces.user == "host" or spec.profile == "privileged"
-    idmap = None if shared else _same_map(id, path, default_map(owner))
-    command = " ".join((*(spec.entrypoint or ()), *spec.argv))
-    return Changes(id, path, base, command, idmap, running, cgroup)
-
-
-def _same_map(id: str, path: Path, idmap: IdMap) -> IdMap:
-    """Today's map, if it is the one that the upper was made with."""
-    owner = path.stat().st_uid
-    if owner not in (idmap.outside_uid(0), 0 if os.geteuid() == 0 else None):
+    if resolved is None:
         raise Unsupported(
-            f"sandbox {id} was started with another id map: its root is user {owner} of the host, now it would be {idmap.outside_uid(0)}",
+            f"sandbox {id} was started by an earlier version, which did not note its id map",
             subject=id,
-            hint="put /etc/subuid and /etc/subgid back as they were",
+            hint=f"what it changed lies in {path}",
         )
-    return idmap
+    command = " ".join((*(spec.entrypoint or ()), *spec.argv))
+    return Changes(id, path, base, command, resolved.idmap, running, cgroup)
 
 
 def find(id: str) -> Changes:

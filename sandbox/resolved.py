@@ -40,6 +40,21 @@ class Device:
     minor: int
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a sandbox stays with from its start to its removal, whatever becomes of the host's files: in its record. ``argv``: with the
+    image's entry point. Numbers of users and groups: inside. ``idmap`` None: the user namespace of whoever started it."""
+
+    argv: tuple[str, ...]
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    workdir: str
+    hostname: str
+    capabilities: int
+    idmap: IdMap | None
+
+
 STANDARD_DEVICES = tuple(
     Device(f"/dev/{name}", f"/dev/{name}", major, minor)
     for name, major, minor in (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
@@ -73,6 +88,13 @@ class Resolved:
     has_cgroup: bool = False
     stop_signal: int = 15
     log_limit: int = 64 << 20
+
+    @property
+    def kept(self) -> Kept:
+        account = self.account
+        return Kept(
+            self.command.argv, account.uid, account.gid, account.groups, self.workdir, self.hostname, self.capabilities, self.idmap
+        )  # fmt: skip
 
     @property
     def owners_hidden(self) -> bool:

@@ -38,6 +38,7 @@ from dockless.errors import BadInput, CgroupError, DocklessError, SandboxError, 
 from dockless.sandbox.features import probe
 from dockless.sandbox.plan.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, filled_in
 from dockless.sandbox.resolve import stop_signal
+from dockless.sandbox.resolved import Kept
 from dockless.sandbox.run import attached as sandbox
 from dockless.sandbox.run import process, records
 from dockless.sandbox.run.prepared import prepared
@@ -58,7 +59,7 @@ State = Literal["starting", "running", "exited", "vanished"]
 @dataclass(frozen=True, slots=True)
 class Document:
     """``spec.json``. ``cgroup``: its path, empty for none. ``image``: the digest of what ``spec.image`` named when it started.
-    ``stop_signal``: the caller's or the image's."""
+    ``stop_signal``: the caller's or the image's. ``resolved``: None in the record of an earlier version."""
 
     spec: Spec
     boot_id: str
@@ -69,6 +70,7 @@ class Document:
     warnings: tuple[str, ...] = ()
     image: str = ""
     stop_signal: int = int(signal.SIGTERM)
+    resolved: Kept | None = None
 
 
 _converting = threading.Lock()
@@ -468,7 +470,16 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
         warnings = sandbox.warnings_of(spec, group) + ready.resolved.warnings + _keep_image(image, made.directory)
         place = str(group.path) if group else ""
         document = Document(
-            spec, boot_id(), time.time(), owner or os.geteuid(), place, dict(labels), warnings, image.digest, stop_signal(spec, image)
+            spec,
+            boot_id(),
+            time.time(),
+            owner or os.geteuid(),
+            place,
+            dict(labels),
+            warnings,
+            image.digest,
+            stop_signal(spec, image),
+            ready.resolved.kept,
         )
         _write_document(made.directory, document)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -57,6 +57,18 @@ def test_a_whole_life(start):
     assert detached.find("life") is None and detached.list_all() == []
 
 
+def test_what_was_resolved_is_in_its_record(start):
+    """As the kernel has it, and for whoever comes later, whatever has become of /etc/subuid by then."""
+    box = start("sleep 60", workdir="/tmp", hostname="there", user="0")
+    kept = box.document.resolved
+    assert kept is not None and kept.idmap is not None
+    rows = [list(map(int, line.split())) for line in Path(f"/proc/{box.init_pid}/uid_map").read_text().splitlines()]
+    assert rows == [[row.inside, row.outside, row.count] for row in kept.idmap.uids]
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{min(children_of(box.init_pid))}/status").read_text().splitlines())
+    assert int(status["CapBnd"], 16) == kept.capabilities and status["Uid"].split()[0] == str(kept.idmap.outside_uid(kept.uid))
+    assert (kept.argv[:2], kept.workdir, kept.hostname) == (("/bin/sh", "-c"), "/tmp", "there")
+
+
 def test_it_outlives_the_one_who_started_it():
     program = (
         "from dockless.sandbox.run import detached\nfrom dockless.sandbox.spec import Spec\nbox = detached.start(Spec(argv=('sleep', "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 import threading
@@ -206,6 +207,25 @@ def test_two_commits_at_once(start):
     for thread in threads:
         thread.join()
     assert len(made) == 3 and len(set(made)) == 1
+
+
+def test_the_id_map_is_that_of_its_start(start, monkeypatch):
+    """What has become of /etc/subuid since then changes nothing."""
+    box = ended(start, "echo x > /f")
+    monkeypatch.setattr("dockless.sandbox.resolve.default_map", lambda owner: pytest.fail("the map is made again"))
+    changes = commit.changes_of(box)
+    assert changes.idmap == box.document.resolved.idmap and [str(change.path) for change in changes.changes()] == ["/f"]
+
+
+def test_a_record_of_an_earlier_version_says_so(start):
+    box = ended(start, "echo x > /f")
+    record = box.directory / "spec.json"
+    document = json.loads(record.read_text())
+    del document["resolved"]
+    record.write_text(json.dumps(document))
+    with pytest.raises(Unsupported, match="earlier version") as error:
+        commit.changes_of(box)
+    assert error.value.hint == f"what it changed lies in {box.directory}/upper" and error.value.subject == box.id
 
 
 @requires("root", "two-accounts")

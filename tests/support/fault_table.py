@@ -358,26 +358,11 @@ OPERATIONS = (
 
 # Once here instead of in every child.
 _IMPORTED = (
-    *(
-        "call",
-        "committing",
-        "images.archive.importing",
-        "images.archive.save",
-        "images.archive.export",
-        "images.archive.commit",
-        "images.transfer.pull",
-        "images.transfer.push",
-    ),
-    *(
-        "images.store.check",
-        "images.layers.erofs",
-        "images.store.room",
-        "images.registry.logins",
-        "images.registry.transport",
-        "sandbox.run.detached",
-    ),
-    *("sandbox.commit", "sandbox.plan.failure", "sched.store.queue", "sched.store.writer", "sched.daemon"),
-)
+    "call", "committing", "images.archive.commit", "images.archive.export", "images.archive.importing", "images.archive.save",
+    "images.catalog.room", "images.check", "images.layers.erofs", "images.registry.logins", "images.registry.transport",
+    "images.transfer.pull", "images.transfer.push", "sandbox.commit", "sandbox.plan.failure", "sandbox.run.detached", "sched.daemon",
+    "sched.store.queue", "sched.store.writer",
+)  # fmt: skip
 
 # ---- one fault after the other ----------------------------------------------------------------------------------------------------------
 

@@ -142,10 +142,16 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def _version() -> int:
-    """What scripts ask at every step: nothing is imported for it."""
+    """What scripts ask at every step: nothing is imported for it, as long as it can be written."""
     from dockless._version import __version__
 
-    sys.stdout.write(f"dockless {__version__}\n")
+    try:
+        sys.stdout.write(f"dockless {__version__}\n")
+        sys.stdout.flush()
+    except (OSError, AttributeError):
+        from dockless.cli.output import out
+
+        out()  # says what is wrong
     return 0
 
 
