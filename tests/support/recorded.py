@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dockless import paths
-from dockless.sandbox import detached
-from dockless.sandbox.detached import Detached, Document
+from dockless.base import paths
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.detached import Detached, Document
 from dockless.sandbox.spec import Spec
 
 AT = 1_700_000_000

@@ -16,12 +16,12 @@ from typing import Any
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
 from dockless.sched import State
-from dockless.sched.policy import policy
-from dockless.sched.store import queue
 from dockless.sched.config import Config
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import sandbox_id
+from dockless.sched.policy import policy
+from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease, held
 
 DEADLINE = 20.0

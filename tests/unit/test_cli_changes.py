@@ -10,10 +10,10 @@ import pytest
 from dockless import committing
 from dockless.box import Sandbox
 from dockless.cli import main
-from dockless.images.assemble import Edit
-from dockless.images.diff import Change
+from dockless.images.archive.assemble import Edit
+from dockless.images.archive.diff import Change
 from dockless.sandbox import commit
-from dockless.sandbox.detached import Detached
+from dockless.sandbox.run.detached import Detached
 
 CHANGES = [Change("A", "/etc/new"), Change("D", "/etc/old")]
 DIGEST = "sha256:" + "ab" * 32

@@ -13,10 +13,11 @@ import dockless
 from dockless import demo, doctor, sched
 from dockless.cli import main
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
-from dockless.sandbox import gpu, gpu_lease
+from dockless.sandbox.gpus import gpu
+from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sched import DaemonInfo, HostInfo
 from dockless.sched import daemon as the_daemon
-from dockless.sched.protocol import GpuInfo
+from dockless.sched.wire.protocol import GpuInfo
 
 DAEMON = DaemonInfo(pid=77, version="1.2", owner_uid=0, user="ann", admin=False, started=940.0, socket="/run/d.sock")
 GPUS = (

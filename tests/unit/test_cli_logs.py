@@ -16,9 +16,9 @@ from support.streams import Stream
 from dockless import sched
 from dockless.cli import logs as cli_logs
 from dockless.cli import main
-from dockless.sandbox.logfile import Row
+from dockless.sandbox.run.logfile import Row
 from dockless.sandbox.spec import Spec
-from dockless.sched.protocol import LogLine
+from dockless.sched.wire.protocol import LogLine
 
 ME = os.geteuid()
 AT = "2026-01-02T03:04:05.000000006Z"

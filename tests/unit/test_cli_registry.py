@@ -14,7 +14,7 @@ from dockless.cli import main
 from dockless.errors import NotFound, Unauthorized
 from dockless.images import Store
 from dockless.images.progress import Progress
-from dockless.images.push import Pushed
+from dockless.images.transfer.push import Pushed
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -15,9 +15,11 @@ from dockless.cli import run as cli_run
 from dockless.cli.attached import Signals
 from dockless.errors import SandboxGone
 from dockless.options import make_spec
-from dockless.sandbox import detached, gpu_lease, sandbox
-from dockless.sandbox.explain import Row, rows, text
-from dockless.sandbox.process import Exit
+from dockless.sandbox.gpus import lease as gpu_lease
+from dockless.sandbox.plan.explain import Row, rows, text
+from dockless.sandbox.run import attached as sandbox
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.script import script
 
 ENDED = Exit(3, None, started=5.0, ended=7.5)

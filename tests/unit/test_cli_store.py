@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from support.streams import Stream
 
-from dockless import paths
+from dockless.base import paths
 from dockless.cli import main
 from dockless.cli.images import matches
 from dockless.errors import BadInput, UnknownImage
 from dockless.images import Store
+from dockless.images.catalog.room import Freed, ImageRoom
 from dockless.images.check import Problem, Report
-from dockless.images.room import Freed, ImageRoom
 
 HUB = "docker.io/library"
 CONFIG = SimpleNamespace(labels=(("title", "First"),), env=(("PATH", "/bin"),), entrypoint=("sh", "-c"), cmd=("echo", "x" * 200))

@@ -11,7 +11,7 @@ import pytest
 
 from dockless.cli import main
 from dockless.images import Store
-from dockless.images.room import Freed, ImageRoom, Room
+from dockless.images.catalog.room import Freed, ImageRoom, Room
 
 IMAGES = (
     ImageRoom("sha256:" + "ab" * 32, ("one:1", "two:2"), 3 << 20, 1 << 20, 940.0, False),

@@ -14,11 +14,14 @@ import pytest
 
 from dockless.cli import dispatch, main
 from dockless.errors import BadImage, ImageError, SandboxGone, UnknownImage
-from dockless.images import Store, export, importing, platforms, save
-from dockless.images.assemble import Edit
-from dockless.images.diff import Written
+from dockless.images import Store
+from dockless.images.archive import export, importing, save
+from dockless.images.archive.assemble import Edit
+from dockless.images.archive.diff import Written
+from dockless.images.model import platforms
 from dockless.images.progress import Progress
-from dockless.sandbox import commit, detached
+from dockless.sandbox import commit
+from dockless.sandbox.run import detached
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -12,15 +12,17 @@ import pytest
 from support.stand_in import DEADLINE, StandIn, engine, until
 
 from dockless.errors import BadInput, CommandNotFound, NotEnoughGpus, SandboxGone, SchedError
-from dockless.sandbox.process import Exit
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, outage, queue, stopping
-from dockless.sched import engine as engine_module
+from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
-from dockless.sched.hostgpus import HostGpus
+from dockless.sched.engine import engine as engine_module
+from dockless.sched.engine import outage, stopping
+from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
+from dockless.sched.store import queue
 
 ME = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False)

@@ -13,15 +13,14 @@ from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
-from dockless.sched.engine import attempts
-from dockless.sched.engine import outage
-from dockless.sched.store import queue
-from dockless.sched.engine import engine as engine_module
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
+from dockless.sched.engine import attempts, outage
+from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine.engine import OVERDUE
 from dockless.sched.jobs import JobSpec
+from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease, held
 from dockless.sched.store.queue import Live
 

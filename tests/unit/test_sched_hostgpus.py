@@ -11,13 +11,16 @@ import pytest
 from support.stand_in import StandIn, engine, until
 
 from dockless.errors import GpuDriverMissing, NotEnoughGpus
-from dockless.sandbox import gpu, gpu_lease
-from dockless.sandbox.gpu import Gpu, GpuProcess, Link, MigInstance
+from dockless.sandbox.gpus import gpu
+from dockless.sandbox.gpus import lease as gpu_lease
+from dockless.sandbox.gpus.gpu import Gpu, GpuProcess, Link, MigInstance
+from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, hostgpus
+from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
-from dockless.sched.hostgpus import HostGpus
+from dockless.sched.engine import hostgpus
+from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
 
 MIG_1, MIG_2 = (f"MIG-{number:08x}-0000-0000-0000-000000000000" for number in (1, 2))
@@ -53,7 +56,7 @@ def host(monkeypatch):
     monkeypatch.setattr(gpu, "refresh", refresh)
     monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now))
     monkeypatch.setattr(gpu_lease, "held", lambda uuids: host.asked.append(uuids) or host.held)
-    monkeypatch.setattr(gpu_lease, "detached", lambda: host.detached)
+    monkeypatch.setattr(detached, "gpus", lambda: host.detached)
     return host
 
 

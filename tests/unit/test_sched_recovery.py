@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 from support.stand_in import StandIn, engine, left_running, until
 
-from dockless.sandbox.process import Exit
-from dockless.sched import State, queue, stopping
-from dockless.sched.entry import GRACE
-from dockless.sched.lease import held
+from dockless.sandbox.run.process import Exit
+from dockless.sched import State
+from dockless.sched.engine import stopping
+from dockless.sched.engine.entry import GRACE
+from dockless.sched.store import queue
+from dockless.sched.store.lease import held
 
 REBOOTED = "the host was rebooted while it ran"
 KILLED = "its keeper was killed"
