@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 FOLDERS = ("", "launcher", "layer")
 LAYER = (
     *("fault.c", "pax.c", "tar.c", "tar_member.c", "lister.c"),
-    *("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c"),
+    *("layer.c", "layer_dirs.c", "layer_whiteouts.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c"),
     *("erofs.c", "erofs_layout.c", "erofs_xattr.c"),
 )
 SOURCES = ["clone.c", "shim.c", "launcher/plan.c", "launcher/remove.c", *(f"layer/{name}" for name in LAYER)]

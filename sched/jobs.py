@@ -29,6 +29,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from dockless.base.checks import check_record
+from dockless.base.exit_codes import exit_code
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
 
@@ -223,7 +224,7 @@ def final_state(exit_record: dict[str, Any], cancelled: bool) -> tuple[State, st
 
 def shell_code(exit_record: dict[str, Any]) -> int | None:
     """The exit code as a shell shows it: 124 by time limit, 128+N by signal N."""
-    if exit_record.get("timed_out"):
-        return 124
-    signal, code = exit_record.get("signal"), exit_record.get("code")
-    return 128 + int(signal) if signal is not None else None if code is None else int(code)
+    signal, code, timed_out = exit_record.get("signal"), exit_record.get("code"), bool(exit_record.get("timed_out"))
+    if signal is not None:
+        return exit_code(-int(signal), timed_out)
+    return exit_code(int(code or 0), timed_out) if code is not None or timed_out else None

@@ -3,7 +3,7 @@
  *   tar_feed() ─► member(): the way to its parent, the file made ─► data(): written ─► done(): owner, mode, xattrs, times
  *                                                                                       finish: whiteouts, default ACLs, the root
  *
- * layer_members.c says what becomes of a member, layer_dirs.c finds its parent, layer_meta.c sets what is no content, layer_hide.c settles whiteouts.
+ * layer_members.c says what becomes of a member, layer_dirs.c finds its parent, layer_meta.c sets what is no content, layer_whiteouts.c settles whiteouts.
  * There is no fsync: who wants the layer to stay flushes its file system once.
  */
 #define _GNU_SOURCE

@@ -125,7 +125,7 @@ int set_default_acls(struct writer *w);
 void forget_default_acls(struct writer *w, const char *path); /* of that directory and all below it; NULL: all */
 int lies_below(const char *path, const char *top);          /* or is it */
 
-/* layer_hide.c */
+/* layer_whiteouts.c */
 int hide_later(struct writer *w, const struct dir *parent, const char *name); /* NULL: the directory itself */
 int is_hidden(struct writer *w, const char *path);
 int settle(struct writer *w);

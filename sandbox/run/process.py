@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dockless import native
+from dockless.base.exit_codes import exit_code
 from dockless.cgroups import Usage
 from dockless.errors import BadInput, NotEnded, SandboxError, SandboxGone
 from dockless.sandbox.plan import failure
@@ -36,7 +37,6 @@ from dockless.sandbox.plan.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_
 _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS = 1, 2, 3
 TIMED_OUT, KILLED, INIT_DIED, LEASH = 1, 2, 4, 8
-EXIT_TIMED_OUT = 124
 LATE = 1.0
 """Seconds that a keeper may be late in ending what is past its time limit."""
 KILLED_FOR = 10.0
@@ -73,9 +73,7 @@ class Exit:
     @property
     def exit_code(self) -> int:
         """As a shell has it: the code, 128 + signal, 124 for a timeout."""
-        if self.timed_out:
-            return EXIT_TIMED_OUT
-        return self.code if self.code is not None else 128 + (self.signal or 0)
+        return exit_code(self.returncode, self.timed_out)
 
 
 def exit_of(status: int, outcome: int, **more: object) -> Exit:

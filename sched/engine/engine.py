@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dockless.base import paths
+from dockless.base import exit_codes, paths
 from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import Spec
 from dockless.sched.callers import Caller, Callers
@@ -352,7 +352,7 @@ class Engine:
                 return  # the next daemon finds that nothing ran
             # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
             text = str(error) if isinstance(error, DocklessError) else describe(error)
-            code = error.exit_code if isinstance(error, DocklessError) else 125
+            code = error.exit_code if isinstance(error, DocklessError) else exit_codes.ERROR
             hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
             state = State.CANCELLED if entry.cancelled else State.FAILED
             await self._end(entry, state, f"not started: {text}{hint}", None, code)

@@ -50,12 +50,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dockless.base import exit_codes
+
 
 class DocklessError(Exception):
     """Base of all errors. ``str(error)`` says what failed; ``error.hint`` says what to do about it."""
 
     code: ClassVar[str] = "error"
-    exit_code: ClassVar[int] = 125
+    exit_code: ClassVar[int] = exit_codes.ERROR
 
     def __init__(self, message: str, *, subject: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -200,12 +202,12 @@ class LaunchFailed(SandboxError):
 
 class CommandNotFound(SandboxError):
     code = "command_not_found"
-    exit_code = 127
+    exit_code = exit_codes.NOT_FOUND
 
 
 class CommandNotExecutable(SandboxError):
     code = "command_not_executable"
-    exit_code = 126
+    exit_code = exit_codes.NOT_EXECUTABLE
 
 
 class Unsupported(SandboxError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dockless.base.exit_codes import exit_code
 from dockless.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Result(Generic[T]):
     @property
     def exit_code(self) -> int:
         """As a shell shows it: the code, 128 + signal, 124 for a timeout."""
-        return 124 if self.timed_out else self.returncode if self.returncode >= 0 else 128 - self.returncode
+        return exit_code(self.returncode, self.timed_out)
 
     def check_returncode(self) -> None:
         """``CheckFailed`` unless the command returned 0 in time."""

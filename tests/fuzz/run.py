@@ -29,7 +29,7 @@ from fuzz import seeds  # noqa: E402
 from fuzz.targets import TARGETS  # noqa: E402
 
 _TAR = ("tar.c", "tar_member.c", "pax.c", "fault.c")
-_LAYER = ("layer.c", "layer_dirs.c", "layer_hide.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c")
+_LAYER = ("layer.c", "layer_dirs.c", "layer_whiteouts.c", "layer_members.c", "layer_meta.c", "lower.c", "pathset.c")
 C_TARGETS: dict[str, tuple[str, ...]] = {
     "tar": ("tar_fuzz.c", *_TAR, "lister.c"),
     "writer": ("writer_fuzz.c", *_TAR, *_LAYER, "../launcher/remove.c"),

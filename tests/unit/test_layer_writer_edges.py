@@ -736,7 +736,7 @@ def test_many_whiteouts(tmp_path):
     assert whiteouts(tmp_path / "x") == sorted(names)
 
 
-def test_what_a_middle_layer_hides(tmp_path, below):
+def test_what_a_middle_layer_whiteoutss(tmp_path, below):
     """A file, a link, a whiteout and an opaque directory of a layer end the view of those below it."""
     for name in ("d/sub/two", "f", "o/only-first", "middle", "d/one"):
         wrong = fault(tmp_path / name.replace("/", "-"), make.hardlink("h", name), lower=below)

@@ -217,6 +217,24 @@ def _help(rest: list[str]) -> int:
     return 0
 
 
+def _not_ours(error: Exception) -> tuple[str, str, str, str, int]:
+    """Kind, message, subject, hint and exit code of what is no error of ours."""
+    from dockless.base import exit_codes
+
+    if isinstance(error, TimeoutError):
+        return "timeout", str(error), "", "the job or sandbox goes on", exit_codes.TIMED_OUT
+    if isinstance(error, OSError):
+        from dockless.base.paths import HINTS
+
+        subject = str(error.filename or "")
+        message = f"{subject}: {error.strerror}" if subject and error.strerror else str(error)
+        return "os", message, subject, HINTS.get(error.errno or 0, "see `dockless doctor`"), exit_codes.ERROR
+    if os.environ.get("DOCKLESS_TRACEBACK"):
+        raise error
+    hint = "this is a bug in dockless; DOCKLESS_TRACEBACK=1 shows where"
+    return "bug", f"{type(error).__name__}: {error}", "", hint, exit_codes.ERROR
+
+
 def report(error: Exception, *, as_json: bool) -> int:
     """Print an error; its exit code. What is no error of ours is a bug, or the operating system's."""
     from dockless.errors import DocklessError
@@ -224,24 +242,10 @@ def report(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, DocklessError):
         document, code = error.as_dict(), error.exit_code
         document["hint"] = document["hint"] or _HINTS.get(error.code, "")
-        notes = list(getattr(error, "__notes__", ()))
-    elif isinstance(error, TimeoutError):
-        document, code, notes = {"error": "timeout", "message": str(error), "subject": "", "hint": "the job or sandbox goes on"}, 124, []
-    elif isinstance(error, OSError):
-        from dockless.base.paths import HINTS
-
-        subject = str(error.filename or "")
-        message = f"{subject}: {error.strerror}" if subject and error.strerror else str(error)
-        document, code, notes = (
-            {"error": "os", "message": message, "subject": subject, "hint": HINTS.get(error.errno or 0, "see `dockless doctor`")},
-            125,
-            [],
-        )
     else:
-        if os.environ.get("DOCKLESS_TRACEBACK"):
-            raise error
-        hint = "this is a bug in dockless; DOCKLESS_TRACEBACK=1 shows where"
-        document, code, notes = {"error": "bug", "message": f"{type(error).__name__}: {error}", "subject": "", "hint": hint}, 125, []
+        kind, message, subject, hint, code = _not_ours(error)
+        document = {"error": kind, "message": message, "subject": subject, "hint": hint}
+    notes = list(getattr(error, "__notes__", ()))
     from dockless.cli.output import err, json_text, warn
 
     if as_json:
