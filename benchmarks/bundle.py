@@ -77,7 +77,7 @@ def _id_map() -> dict[str, Any]:
     if os.geteuid():
         uids, gids = (os.geteuid(), 1), (os.getegid(), 1)
     else:
-        from dockless.native.userns import default_map
+        from dockless.base.idmaps import default_map
 
         idmap = default_map(None)
         uids, gids = (idmap.outside_uid(0) or 0, idmap.uids[0].count), (idmap.outside_gid(0) or 0, idmap.gids[0].count)

@@ -58,8 +58,8 @@ def _plan(scene: Scene):
 
 def _arguments(scene: Scene) -> list[str | Path]:
     from dockless.base import paths
+    from dockless.base.idmaps import default_map
     from dockless.cgroups import STANDARD_DEVICES, devices, find_delegation
-    from dockless.native.userns import default_map
 
     plan, idmap, place = _plan(scene), default_map(None), find_delegation()
     trees = {op.slot_out: op.a for op in plan.ops if op.name == "OPEN_TREE"}

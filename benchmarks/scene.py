@@ -69,8 +69,8 @@ def scene() -> Iterator[Scene]:
 
 
 def _load(layout: Path, directory: Path) -> Path:
+    from dockless.base.idmaps import default_map
     from dockless.images import Store
-    from dockless.native.userns import default_map
 
     image = Store(index=False).load(layout, name=IMAGE)[0]
     rootfs = directory / "rootfs"

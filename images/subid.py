@@ -8,6 +8,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from dockless.base import idmaps
+from dockless.base.idmaps import IdMap
 from dockless.base.locks import in_use
 from dockless.native import inside, userns
 
@@ -16,15 +18,15 @@ INSIDE = "dockless.images.subid_inside"
 
 
 @functools.cache
-def ids() -> userns.IdMap | None:
+def ids() -> IdMap | None:
     """The map of this user's sandboxes; None for root, and for a user with a single id."""
     if os.geteuid() == 0:
         return None
-    idmap = userns.default_map()
+    idmap = idmaps.default_map()
     return None if idmap.single else idmap
 
 
-def remove(path: Path, idmap: userns.IdMap) -> None:
+def remove(path: Path, idmap: IdMap) -> None:
     """Remove a tree with files of the map's ids. ``OSError``"""
     with contextlib.ExitStack() as stack:
         uses = []

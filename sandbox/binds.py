@@ -22,7 +22,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dockless.native.userns import IdMap, Range, default_map, namespace_fd
+from dockless.base.idmaps import IdMap, Range, default_map
+from dockless.native.userns import namespace_fd
 from dockless.sandbox.features import accepts_idmap, probe
 from dockless.sandbox.spec import Mount, Spec
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dockless.base import paths
+from dockless.base.idmaps import IdMap
 from dockless.cgroups import Cgroup
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
-from dockless.native.userns import IdMap
 from dockless.sandbox.resolved import Kept
 from dockless.sandbox.spec import Spec
 

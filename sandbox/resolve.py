@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dockless.base import paths
+from dockless.base.idmaps import IdMap, default_map
 from dockless.errors import BadInput, Unsupported
 from dockless.images.files import make_private
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import IdMap, default_map
 from dockless.sandbox import binds, capabilities
 from dockless.sandbox.accounts import Account, resolve_user
 from dockless.sandbox.features import Features

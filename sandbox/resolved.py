@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dockless.base.idmaps import IdMap
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import IdMap
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan.plan import Command

@@ -12,9 +12,9 @@
 
 from __future__ import annotations
 
+from dockless.base.idmaps import NOBODY
 from dockless.errors import Unsupported
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import NOBODY
 from dockless.sandbox.plan.builder import (
     IDMAP,
     NEW_NS,

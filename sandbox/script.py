@@ -18,8 +18,8 @@ import os
 import shlex
 from dataclasses import dataclass, field
 
+from dockless.base.idmaps import IdMap
 from dockless.base.text import escaped
-from dockless.native.userns import IdMap
 from dockless.sandbox.compile import USERNS_LABEL
 from dockless.sandbox.plan.explain import Row, environment, rows
 from dockless.sandbox.plan.plan import Plan

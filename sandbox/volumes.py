@@ -21,8 +21,8 @@ from pathlib import Path
 
 from dockless import native
 from dockless.base import paths
+from dockless.base.idmaps import default_map
 from dockless.errors import SandboxError
-from dockless.native.userns import default_map
 from dockless.sandbox.spec import check_id
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dockless.base.idmaps import IdMap
 from dockless.errors import ImageError
 from dockless.images.archive.entries import Entries, Owners
 from dockless.images.archive.tarwriter import Output, TarWriter
@@ -35,7 +36,6 @@ from dockless.images.files import explained
 from dockless.images.layers.layers import Layer
 from dockless.images.layers.merged import Merged, Node, is_whiteout, show
 from dockless.images.layers.walk import Found, walk
-from dockless.native.userns import IdMap
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"

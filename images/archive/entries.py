@@ -16,12 +16,12 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dockless.base.idmaps import IdMap, Range
 from dockless.errors import ImageError
 from dockless.images.archive import tarwriter
 from dockless.images.archive.tarwriter import Entry, TarWriter, segments
 from dockless.images.layers.merged import show
 from dockless.images.layers.walk import Found
-from dockless.native.userns import IdMap, Range
 
 CAPABILITY = b"security.capability"
 ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")

@@ -11,6 +11,7 @@ import datetime
 import os
 from collections.abc import Sequence
 
+from dockless.base.idmaps import default_map
 from dockless.errors import BadInput, IdMapError
 from dockless.images.archive.assemble import Created
 from dockless.images.archive.diff import Upper, Written
@@ -24,7 +25,6 @@ from dockless.images.catalog.lease import held
 from dockless.images.files import explained
 from dockless.images.layers.layers import Layer
 from dockless.images.layers.walk import walk
-from dockless.native.userns import default_map
 
 
 def export(

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from dockless import errors
+from dockless.base.idmaps import IdMap
 from dockless.errors import ImageError
 from dockless.images.archive import diff, export
 from dockless.images.archive.diff import Change, Upper, Written
 from dockless.images.archive.tarwriter import Output
 from dockless.images.layers.layers import Layer
 from dockless.native.inside import start
-from dockless.native.userns import IdMap, namespace_fd
+from dockless.native.userns import namespace_fd
 
 _PIECE = 1 << 20
 

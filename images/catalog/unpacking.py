@@ -25,8 +25,8 @@ from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 
 if TYPE_CHECKING:
+    from dockless.base.idmaps import IdMap
     from dockless.images.catalog.catalog import Catalog
-    from dockless.native.userns import IdMap
 
 
 _ROOM = 64 << 20

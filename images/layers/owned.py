@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dockless.base.idmaps import IdMap
 from dockless.base.locks import in_use
 from dockless.errors import ImageError
 from dockless.images import subid
@@ -41,7 +42,7 @@ class OwnedWriter:
     """As ``layer.Writer``, by a process inside. ``scratch``: the temporary directory around ``target``; the process keeps it in use, for it
     lives on for a moment where we are killed."""
 
-    def __init__(self, idmap: userns.IdMap, scratch: Path, target: Path, what: str, limits: UnpackLimits) -> None:
+    def __init__(self, idmap: IdMap, scratch: Path, target: Path, what: str, limits: UnpackLimits) -> None:
         self._what = what
         self._aborted = False
         self._control, control = socket.socketpair()

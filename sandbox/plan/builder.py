@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dockless.base.idmaps import IdMap
 from dockless.errors import Unsupported
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import IdMap
 from dockless.sandbox.plan.plan import SLOT_FREE, Op
 
 # mount_setattr(2), open_tree(2), openat2(2), namespaces(7)

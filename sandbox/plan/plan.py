@@ -13,9 +13,9 @@ import struct
 from dataclasses import dataclass, field
 
 from dockless import native
+from dockless.base.idmaps import IdMap
 from dockless.errors import BadInput
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import IdMap
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
 SLOT_IMAGE = 14

@@ -17,11 +17,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dockless.base import paths
+from dockless.base.idmaps import default_map
 from dockless.base.locks import mark_in_use
 from dockless.base.units import format_duration
 from dockless.cgroups import Cgroup, Delegation, Limits, Usage, find_delegation
 from dockless.errors import BadInput, CgroupError, LimitUnavailable, Unsupported
-from dockless.native.userns import default_map, namespace_fd
+from dockless.native.userns import namespace_fd
 from dockless.sandbox.plan.builder import NEW_NS, Section
 from dockless.sandbox.plan.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, filled_in
 from dockless.sandbox.resolve import UNTRUSTED_PIDS

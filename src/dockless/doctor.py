@@ -139,7 +139,7 @@ def _apparmor() -> tuple[Status, str, str]:
 
 
 def _ids() -> tuple[Status, str, str]:
-    from dockless.native.userns import default_map, range_problem
+    from dockless.base.idmaps import default_map, range_problem
 
     idmap = default_map()
     count = sum(piece.count for piece in idmap.uids)

@@ -18,8 +18,8 @@ from support.boxes import load, ok, run, running, sh, until
 from support.requires import requires
 
 from dockless.base import paths
+from dockless.base.idmaps import default_map
 from dockless.errors import DocklessError, LaunchFailed
-from dockless.native.userns import default_map
 from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
 

@@ -16,8 +16,8 @@ from support.boxes import load, ok, run, sh
 from support.make_image import device, directory, file, symlink
 from support.requires import requires
 
+from dockless.base.idmaps import default_map
 from dockless.errors import BadInput, CommandNotExecutable, CommandNotFound, DocklessError, ImageError, LaunchFailed
-from dockless.native.userns import default_map
 from dockless.sandbox.spec import Bind, Spec, Tmpfs
 
 pytestmark = requires("userns", "overlay")

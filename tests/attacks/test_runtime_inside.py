@@ -302,7 +302,7 @@ def test_page_cache_of_a_shared_layer(tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"user": "1000"}, {"profile": "untrusted"}], ids=["root", "user", "untrusted"])
 def test_nothing_inheritable(fields):
-    from dockless.native.userns import default_map
+    from dockless.base.idmaps import default_map
 
     if "user" in fields and default_map().single:
         pytest.skip("a single id")

@@ -101,7 +101,7 @@ def test_id_outside_of_every_map():
 
 
 def _ranges() -> bool:
-    from dockless.native.userns import default_map
+    from dockless.base.idmaps import default_map
 
     return not default_map().single
 

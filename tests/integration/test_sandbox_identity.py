@@ -10,8 +10,8 @@ from support.boxes import load, ok, sh
 from support.make_image import file
 from support.requires import requires
 
+from dockless.base.idmaps import default_map
 from dockless.errors import Unsupported
-from dockless.native.userns import default_map
 from dockless.sandbox import capabilities
 from dockless.sandbox.spec import Namespaces
 

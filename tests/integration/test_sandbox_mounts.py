@@ -14,8 +14,8 @@ from support.boxes import Ran, ok, running, sh
 from support.requires import requires
 
 from dockless.base import paths
+from dockless.base.idmaps import default_map
 from dockless.errors import BadInput, DocklessError, LaunchFailed
-from dockless.native.userns import default_map
 from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
 from dockless.sandbox.volumes import volume_path

@@ -13,7 +13,7 @@ from support.make_image import directory, file, symlink, whiteout
 from support.requires import requires
 
 from dockless.base import paths
-from dockless.native.userns import default_map
+from dockless.base.idmaps import default_map
 from dockless.sandbox.rootfs import MASKED, READONLY
 from dockless.sandbox.spec import Spec
 

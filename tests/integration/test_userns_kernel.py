@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from support.requires import requires
 
+from dockless.base import idmaps
+from dockless.base.idmaps import IdMap, Range
 from dockless.errors import IdMapError
 from dockless.native import userns
-from dockless.native.userns import IdMap, Range
 
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -101,7 +102,7 @@ def open_place():
 @requires("root")
 def test_roots_namespace():
     def body():
-        idmap = userns.default_map()
+        idmap = idmaps.default_map()
         fd = userns.namespace_fd(idmap)
         assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
         assert userns.namespace_fd(idmap) == fd
@@ -116,11 +117,11 @@ def test_roots_namespace():
 @requires("root")
 def test_another_users_namespace(tmp_path):
     def body():
-        userns.SUBUID = userns.SUBGID = str(tmp_path / "ranges")
+        idmaps.SUBUID = idmaps.SUBGID = str(tmp_path / "ranges")
         (tmp_path / "ranges").write_text("nobody:100000:1000\n65534:200000:5\n")
-        return seen_inside(userns.namespace_fd(userns.default_map(NOBODY)))
+        return seen_inside(userns.namespace_fd(idmaps.default_map(NOBODY)))
 
-    gid = userns._primary_gid(NOBODY)
+    gid = idmaps._primary_gid(NOBODY)
     uids, gids, setgroups = child(body)
     assert uids == [[0, NOBODY, 1], [1, 100000, 1000], [1001, 200000, 5]]
     assert gids == [[0, gid, 1], [1, 100000, 1000], [1001, 200000, 5]]
@@ -129,13 +130,13 @@ def test_another_users_namespace(tmp_path):
 
 @requires("root", "program:newuidmap")
 def test_a_user_with_ranges(tmp_path):
-    gid = userns._primary_gid(NOBODY)
+    gid = idmaps._primary_gid(NOBODY)
 
     def body():
         with_ranges(tmp_path, "nobody:100000:65536\nnobody:300000:10\n")
         warm()
         become(NOBODY, gid)
-        idmap = userns.default_map()
+        idmap = idmaps.default_map()
         assert not idmap.single
         return seen_inside(userns.namespace_fd(idmap))
 
@@ -148,20 +149,20 @@ def test_a_user_with_ranges(tmp_path):
 @requires("user", "subuid")
 def test_my_own_namespace():
     """The same without any help from root."""
-    uids, gids, setgroups = child(lambda: seen_inside(userns.namespace_fd(userns.default_map())))
+    uids, gids, setgroups = child(lambda: seen_inside(userns.namespace_fd(idmaps.default_map())))
     assert uids[0] == [0, os.geteuid(), 1] and len(uids) > 1 and len(gids) > 1
     assert setgroups == "allow"
 
 
 @requires("root", "program:newuidmap")
 def test_a_user_without_ranges(tmp_path):
-    gid = userns._primary_gid(NOBODY)
+    gid = idmaps._primary_gid(NOBODY)
 
     def body():
         with_ranges(tmp_path, "other:100000:65536\n")
         warm()
         become(NOBODY, gid)
-        assert userns.default_map() == IdMap((Range(0, NOBODY, 1),), (Range(0, gid, 1),), single=True)
+        assert idmaps.default_map() == IdMap((Range(0, NOBODY, 1),), (Range(0, gid, 1),), single=True)
         try:
             userns.namespace_fd(IdMap((Range(0, NOBODY, 1), Range(1, 100000, 5)), (Range(0, gid, 1),)))
         except IdMapError as error:
@@ -176,7 +177,7 @@ def test_a_user_without_ranges(tmp_path):
 @requires("root")
 def test_the_environment_chooses_no_helper_and_reaches_none(open_place, monkeypatch):
     """A33, A34: a newuidmap in PATH is not run; the real one gets an empty environment and starts in /."""
-    gid = userns._primary_gid(NOBODY)
+    gid = idmaps._primary_gid(NOBODY)
     evil, good, told = open_place / "evil", open_place / "good", open_place / "told"
     for place in (evil, good, told):
         place.mkdir()
@@ -188,7 +189,7 @@ def test_the_environment_chooses_no_helper_and_reaches_none(open_place, monkeypa
         )
         for place in (evil, good):
             (place / tool).chmod(0o4755)
-    monkeypatch.setattr(userns, "_TOOL_PLACES", (str(good),))
+    monkeypatch.setattr(idmaps, "_TOOL_PLACES", (str(good),))
 
     def body():
         os.environ.update(PATH=f"{evil}:{os.environ['PATH']}", LD_PRELOAD="/nonexistent.so", GLIBC_TUNABLES="x", PYTHONPATH=str(evil))
@@ -227,7 +228,7 @@ def test_a_map_the_kernel_refuses():
 @requires("root")
 def test_threads_share_one_namespace_and_a_fork_keeps_it():
     def body():
-        idmap = userns.default_map()
+        idmap = idmaps.default_map()
         found = []
         start = threading.Barrier(8)
 
@@ -252,7 +253,7 @@ def test_threads_share_one_namespace_and_a_fork_keeps_it():
 @requires("root")
 def test_a_descriptor_that_someone_closed_is_made_anew():
     def body():
-        idmap = userns.default_map()
+        idmap = idmaps.default_map()
         fd = userns.namespace_fd(idmap)
         os.dup2(os.open("/dev/null", os.O_RDONLY), fd)
         return seen_inside(userns.namespace_fd(idmap))[0][0][0]
@@ -268,7 +269,7 @@ def test_inside_another_user_namespace():
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        idmap = userns.default_map()
+        idmap = idmaps.default_map()
         assert idmap == IdMap((Range(0, 1, 65535),), (Range(0, 1, 65535),))
         return seen_inside(userns.namespace_fd(idmap))[:2]
 
@@ -285,7 +286,7 @@ def test_namespaces_switched_off():
         with open("/proc/sys/user/max_user_namespaces", "w") as file:
             file.write("0")
         try:
-            userns.namespace_fd(userns.default_map())
+            userns.namespace_fd(idmaps.default_map())
         except IdMapError as error:
             return [str(error), error.hint]
         return None

@@ -90,6 +90,7 @@ _WORDS = {
     "src/dockless/cli/store_room": "cli_images",
     "src/dockless/doctor": "doctor",
     "src/dockless/gpus": "cli_run front_door",
+    "base/idmaps": "userns",
     "base/text": "cli_output hostile_text",
     "src/dockless/waiting": "results integration/test_run",
 }

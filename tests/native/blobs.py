@@ -6,7 +6,7 @@ import random
 import struct
 from functools import cache
 
-from dockless.native.userns import IdMap, Range
+from dockless.base.idmaps import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features

@@ -122,10 +122,11 @@ def _idmap() -> str:
     """Files of the temporary directory can be mounted with their owners mapped: on tmpfs since Linux 6.3."""
     import tempfile
 
+    from dockless.base import idmaps
     from dockless.native import userns
     from dockless.sandbox import features
 
-    accepts = features.accepts_idmap(tempfile.gettempdir(), userns.namespace_fd(userns.default_map()))
+    accepts = features.accepts_idmap(tempfile.gettempdir(), userns.namespace_fd(idmaps.default_map()))
     return "" if accepts else f"the file system of {tempfile.gettempdir()} cannot map owners"
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from support import make_image as make
 from support.layers import Scene
 
+from dockless.base.idmaps import IdMap, Range
 from dockless.images.archive.diff import Upper
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import IdMap, Range
 
 SHIFT = 0x6FFF0000
 _FIND = r"""find . -mindepth 1 \( -type d -printf '%P|dir\n' -o -type l -printf '%P|link:%l\n' -o -type p -printf '%P|fifo\n' \

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dockless.native.userns import IdMap, Range
+from dockless.base.idmaps import IdMap, Range
 from dockless.sandbox import binds
 from dockless.sandbox.features import Features
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs

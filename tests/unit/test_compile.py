@@ -236,7 +236,7 @@ def test_only_root_names_a_file_with_a_seccomp_profile(tmp_path, owner, named, r
 @pytest.mark.parametrize("fields", [{"user": "70000"}, {"user": "0:70000"}, {"groups": (70000,)}])
 @pytest.mark.parametrize("mapped", [True, False])
 def test_an_id_that_is_not_mapped_is_refused_by_name(fields, mapped):
-    from dockless.native.userns import IdMap, Range
+    from dockless.base.idmaps import IdMap, Range
     from dockless.sandbox import resolve
 
     count = 100_000 if mapped else 65536

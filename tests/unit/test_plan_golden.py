@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dockless import native
+from dockless.base.idmaps import IdMap, Range
 from dockless.images.layers.layers import Layer
-from dockless.native.userns import IdMap, Range
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
