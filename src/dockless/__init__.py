@@ -17,15 +17,22 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dockless._box import Sandbox as Sandbox
+    from dockless._call import arun as arun
+    from dockless._call import run as run
+    from dockless._committing import commit as commit
+    from dockless._committing import diff as diff
+    from dockless._keywords import Options as Options
+    from dockless._result import Result as Result
+    from dockless._stdio import DEVNULL as DEVNULL
+    from dockless._stdio import PIPE as PIPE
+    from dockless._stdio import STDOUT as STDOUT
+    from dockless._submitting import Submitted as Submitted
+    from dockless._submitting import submit as submit
     from dockless._version import __version__ as __version__
-    from dockless.box import Sandbox as Sandbox
-    from dockless.call import arun as arun
-    from dockless.call import run as run
     from dockless.cgroups import IoMax as IoMax
     from dockless.cgroups import Limits as Limits
     from dockless.cgroups import Usage as Usage
-    from dockless.committing import commit as commit
-    from dockless.committing import diff as diff
     from dockless.errors import BadDigest as BadDigest
     from dockless.errors import BadImage as BadImage
     from dockless.errors import BadInput as BadInput
@@ -68,8 +75,6 @@ if TYPE_CHECKING:
     from dockless.images import Image as Image
     from dockless.images import Store as Store
     from dockless.images.archive.diff import Change as Change
-    from dockless.keywords import Options as Options
-    from dockless.result import Result as Result
     from dockless.sandbox.run.process import Exit as Exit
     from dockless.sandbox.spec import Bind as Bind
     from dockless.sandbox.spec import Mount as Mount
@@ -80,18 +85,13 @@ if TYPE_CHECKING:
     from dockless.sandbox.spec import Volume as Volume
     from dockless.sched import Job as Job
     from dockless.sched import JobSpec as JobSpec
-    from dockless.stdio import DEVNULL as DEVNULL
-    from dockless.stdio import PIPE as PIPE
-    from dockless.stdio import STDOUT as STDOUT
-    from dockless.submitting import Submitted as Submitted
-    from dockless.submitting import submit as submit
 
 _HOME = {
     "_version": ("__version__",),
-    "box": ("Sandbox",),
-    "call": ("arun", "run"),
+    "_box": ("Sandbox",),
+    "_call": ("arun", "run"),
     "cgroups": ("IoMax", "Limits", "Usage"),
-    "committing": ("commit", "diff"),
+    "_committing": ("commit", "diff"),
     "errors": (
         "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound", "DaemonUnavailable",
         "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
@@ -101,13 +101,13 @@ _HOME = {
     ),
     "images": ("Image", "Store"),
     "images.archive.diff": ("Change",),
-    "keywords": ("Options",),
-    "result": ("Result",),
+    "_keywords": ("Options",),
+    "_result": ("Result",),
     "sandbox.run.process": ("Exit",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
     "sched": ("Job", "JobSpec"),
-    "stdio": ("DEVNULL", "PIPE", "STDOUT"),
-    "submitting": ("Submitted", "submit"),
+    "_stdio": ("DEVNULL", "PIPE", "STDOUT"),
+    "_submitting": ("Submitted", "submit"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _ROOMS = frozenset(("cgroups", "errors", "images", "native", "sandbox", "sched"))

@@ -208,7 +208,7 @@ def _limits_note() -> None:
 
 def _image(stage: Stage) -> None:
     from dockless import demo_image
-    from dockless.call import run
+    from dockless._call import run
     from dockless.errors import LaunchFailed
     from dockless.images import Store
 
@@ -301,7 +301,7 @@ def _submit_all(stage: Stage) -> dict[str, list[int]]:
 
 
 def _job(stage: Stage, name: str, gpus: int, code: int) -> JobSpec:
-    from dockless.submitting import make_job
+    from dockless._submitting import make_job
 
     options: dict[str, Any] = {"gpus": gpus, "mounts": [f"{stage.gate}:/gate:ro"], "root": stage.root_mode, "hostname": "demo"}
     return make_job(IMAGE, ["sh", "-c", f"{_SHOW}; exit {code}"], options, name=name, time_limit=60)

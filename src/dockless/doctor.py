@@ -299,7 +299,7 @@ def _leftovers() -> tuple[Status, str, str]:
 
 
 def _trial() -> tuple[Status, str, str]:
-    from dockless.call import run
+    from dockless._call import run
 
     result = run(["true"], stdin=-3, stdout=-3, stderr=-3, timeout=20)
     if result.returncode == 0:

@@ -67,8 +67,8 @@ def neighbour(made: canaries.Canaries) -> Iterator[None]:
     """Another job of the same machine, with secrets in its image, its environment, its volume and its private root."""
     from support import make_image
 
+    from dockless._options import make_spec
     from dockless.images import Store
-    from dockless.options import make_spec
     from dockless.sandbox.run import detached
 
     entries = [

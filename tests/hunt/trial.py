@@ -22,10 +22,10 @@ from hunt.cases import Case
 from support import make_image
 
 import dockless
-from dockless import gpus
+from dockless import _gpus as gpus
+from dockless._options import make_spec
 from dockless.errors import DocklessError
 from dockless.images import Store
-from dockless.options import make_spec
 from dockless.sandbox.run import attached as sandbox
 from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec

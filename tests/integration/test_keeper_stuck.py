@@ -18,10 +18,10 @@ from support.requires import requires
 
 import dockless
 from dockless import native
+from dockless._stdio import PIPE
 from dockless.errors import LaunchFailed, NotEnded, SandboxGone
 from dockless.sandbox.run import detached, process
 from dockless.sandbox.spec import Spec
-from dockless.stdio import PIPE
 
 pytestmark = requires("userns")
 

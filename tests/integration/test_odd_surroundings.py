@@ -215,7 +215,7 @@ for fd in held:
 assert dockless.run(["true"]).returncode == 0
 """
     warm = (
-        "import dockless; from dockless import call, options, keywords\n"
+        "import dockless; from dockless import _call, _options, _keywords\n"
         "from dockless.sandbox import features; from dockless.sandbox.run import attached, prepared\n"
     )
     few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}))\n"

@@ -104,7 +104,7 @@ def test_a_start_below_a_shared_tree(fields):
     """systemd shares /: there a start works as elsewhere, and nothing that it mounts is to be seen on the host."""
     code = f"""
 import subprocess
-from dockless.options import make_spec
+from dockless._options import make_spec
 from support.boxes import running, until
 subprocess.run(["mount", "--make-rshared", "/"], check=True)
 before = open("/proc/self/mountinfo").read()

@@ -9,8 +9,8 @@ import pytest
 from support.requires import requires
 
 import dockless
+from dockless._result import Result
 from dockless.errors import CheckFailed, CommandNotFound
-from dockless.result import Result
 
 
 @requires("userns")

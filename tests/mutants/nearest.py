@@ -76,7 +76,7 @@ _WORDS = {
     "sched/wire/protocol": "sched_answers sched_client",
     "sched/wire/server": "sched_answers sched_server sched_daemon",
     "sched/policy/shares": "sched_retention",
-    "src/dockless/box": "results front_door integration/test_run",
+    "src/dockless/_box": "results front_door integration/test_run",
     "src/dockless/cli/attached": "attached_signals cli_run",
     "src/dockless/cli/bars": "cli_images",
     "src/dockless/cli/boxes": "cli_run cli_parser",
@@ -89,10 +89,10 @@ _WORDS = {
     "src/dockless/cli/sandbox_options": "cli_sandbox_options cli_parser",
     "src/dockless/cli/store_room": "cli_images",
     "src/dockless/doctor": "doctor",
-    "src/dockless/gpus": "cli_run front_door",
+    "src/dockless/_gpus": "cli_run front_door",
     "base/idmaps": "userns",
     "base/text": "cli_output hostile_text",
-    "src/dockless/waiting": "results integration/test_run",
+    "src/dockless/_waiting": "results integration/test_run",
 }
 """Further words by which a file's tests may be called."""
 

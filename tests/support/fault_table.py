@@ -358,7 +358,7 @@ OPERATIONS = (
 
 # Once here instead of in every child.
 _IMPORTED = (
-    "call", "committing", "images.archive.commit", "images.archive.export", "images.archive.importing", "images.archive.save",
+    "_call", "_committing", "images.archive.commit", "images.archive.export", "images.archive.importing", "images.archive.save",
     "images.catalog.room", "images.check", "images.layers.erofs", "images.registry.logins", "images.registry.transport",
     "images.transfer.pull", "images.transfer.push", "sandbox.commit", "sandbox.plan.failure", "sandbox.run.detached", "sched.daemon",
     "sched.store.queue", "sched.store.writer",

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dockless import committing
-from dockless.box import Sandbox
+from dockless import _committing as committing
+from dockless._box import Sandbox
 from dockless.cli import main
 from dockless.images.archive.assemble import Edit
 from dockless.images.archive.diff import Change

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from support import make_image as make
 
+from dockless._pulling import present, present_for, told_whose_store
 from dockless.cli import main
 from dockless.cli.progress import Shown
 from dockless.errors import BadInput, UnknownImage
 from dockless.images import Store
 from dockless.images.progress import Progress
-from dockless.pulling import present, present_for, told_whose_store
 from dockless.sched.wire.protocol import DaemonInfo
 
 HERE = Path(__file__).resolve().parent
@@ -370,7 +370,7 @@ def test_wrong_input(line, words, one, capfd, monkeypatch, tmp_path):
 
 def test_what_is_there_is_not_pulled(one):
     code = (
-        "import sys; from dockless.pulling import present; assert present('one:1') == 'one:1' and present('host', 'always') == 'host';"
+        "import sys; from dockless._pulling import present; assert present('one:1') == 'one:1' and present('host', 'always') == 'host';"
         "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.pull'])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import dockless
+from dockless._options import make_spec
 from dockless.cli import VERBS, main, parser_of, split
 from dockless.cli.completion import bash, fish, flags, zsh
 from dockless.cli.output import cut, span, table
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.errors import BadInput
-from dockless.options import make_spec
 
 
 def parse(verb: str, *arguments: str):

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from dockless._options import make_spec
 from dockless.cli import explained, main
 from dockless.cli import run as cli_run
 from dockless.cli.attached import Signals
 from dockless.errors import SandboxGone
-from dockless.options import make_spec
 from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sandbox.plan.explain import Row, rows, text
 from dockless.sandbox.run import attached as sandbox
@@ -66,7 +66,7 @@ def start(monkeypatch, capfd):
     """What a command line that starts this sandbox says: its exit code, standard output and standard error."""
 
     def start(box: _Box, *words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("dockless.box.Sandbox", box)
+        monkeypatch.setattr("dockless._box.Sandbox", box)
         monkeypatch.setattr(cli_run, "fetched", lambda image, options: f"fetched-{image}")
         code = main(["run", *words])
         return code, *capfd.readouterr()

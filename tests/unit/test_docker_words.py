@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 
+from dockless._options import make_spec
 from dockless.cli import VERBS, main, parser_of, split
 from dockless.cli.docker_words import BEFORE, FLAGS, HOST_NAME, VALUES, Word, value
 from dockless.cli.docker_words import VERBS as ELSEWHERE
 from dockless.cli.sandbox_options import image_and_command, keywords
-from dockless.options import make_spec
 
 ROWS = [*((f"verb {name}", word) for name, word in ELSEWHERE.items())]
 for table in (FLAGS, VALUES):

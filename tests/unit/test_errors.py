@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import dockless
+from dockless._result import Result
 from dockless.errors import BadInput, CommandNotFound, DocklessError, LaunchFailed
-from dockless.result import Result
 from dockless.sandbox.run.process import Exit
 
 WAYS = [*(lambda error, n=n: pickle.loads(pickle.dumps(error, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)), copy.copy, copy.deepcopy]

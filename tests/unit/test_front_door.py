@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import dockless
+from dockless._options import image_and_args, make_spec, parse_mount
+from dockless._result import Result
+from dockless._stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
 from dockless.base.units import parse_signal
 from dockless.errors import BadInput
-from dockless.options import image_and_args, make_spec, parse_mount
-from dockless.result import Result
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
-from dockless.stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
 
 PUBLIC = """
 BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
@@ -57,8 +57,8 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_run_stays_a_function_whatever_is_imported():
-    import dockless.box
-    import dockless.call
+    import dockless._box
+    import dockless._call
     import dockless.sandbox.run.attached
 
     assert callable(dockless.run) and callable(dockless.Sandbox)
@@ -318,7 +318,7 @@ def test_where_the_output_goes_is_said_once(wrong):
 
 
 def test_how_much_an_iterator_may_give(monkeypatch):
-    monkeypatch.setattr(dockless.options, "_MOST_ITEMS", 3)
+    monkeypatch.setattr(dockless._options, "_MOST_ITEMS", 3)
     assert make_spec("host", ["true"], group_add=iter(["1", "2", "3"])).groups == (1, 2, 3)
     with pytest.raises(BadInput, match="more than 3"):
         make_spec("host", ["true"], group_add=iter(["1", "2", "3", "4"]))

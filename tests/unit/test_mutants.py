@@ -81,7 +81,7 @@ def test_c():
     [
         ("sched/policy/policy.py", "unit/test_policy.py"), ("native/launcher/plan.c", "native/test_validator.py"),
         ("cgroups/limits.py", "unit/test_limits.py"),
-        ("images/files.py", "unit/test_publishing.py"), ("src/dockless/options.py", "unit/test_option_grammar.py"),
+        ("images/files.py", "unit/test_publishing.py"), ("src/dockless/_options.py", "unit/test_option_grammar.py"),
         ("sandbox/run/reconcile.py", "integration/test_reconcile.py"), ("native/layer/pax.c", "unit/test_image_tarstream.py"),
     ],
 )  # fmt: skip

@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dockless
+from dockless._options import make_spec
+from dockless._submitting import make_job
 from dockless.base import units
 from dockless.base.checks import annotation, check
 from dockless.cgroups import IoMax, Limits
@@ -22,12 +24,10 @@ from dockless.cli import VERBS, main, parser_of
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.errors import BadInput, DocklessError
 from dockless.images import Store
-from dockless.options import make_spec
 from dockless.sandbox.gpus.gpu import parse_request
 from dockless.sandbox.spec import Bind, Mount, Namespaces, Rlimit, Spec, Tmpfs, Volume
 from dockless.sched import JobSpec
 from dockless.sched.wire.client import Client
-from dockless.submitting import make_job
 
 
 class Strange:

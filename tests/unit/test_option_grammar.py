@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dockless._keywords import Options
+from dockless._options import _LIMITS, make_spec, parse_mount
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
-from dockless.keywords import Options
-from dockless.options import _LIMITS, make_spec, parse_mount
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from dockless._result import Result
+from dockless._stdio import Reader
 from dockless.errors import CheckFailed
-from dockless.result import Result
-from dockless.stdio import Reader
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import stat
 
 import pytest
 
-from dockless import waiting
+from dockless import _waiting as waiting
+from dockless._result import Result, result_of
+from dockless._stdio import DEVNULL, PIPE, STDOUT, Reader, Stdio, Text, Writer, _is_open, exchange
 from dockless.errors import BadInput, CheckFailed
-from dockless.result import Result, result_of
 from dockless.sandbox.run.process import Exit
-from dockless.stdio import DEVNULL, PIPE, STDOUT, Reader, Stdio, Text, Writer, _is_open, exchange
 
 
 def open_fds() -> set[int]:
@@ -65,7 +65,7 @@ def test_nothing_and_what_is_inherited(monkeypatch):
     made = Stdio(DEVNULL, DEVNULL, None)
     assert is_devnull(made.theirs[0]) and is_devnull(made.theirs[1]) and made.theirs[2] == 2
     made.close()
-    monkeypatch.setattr("dockless.stdio._is_open", lambda fd: fd != 1)
+    monkeypatch.setattr("dockless._stdio._is_open", lambda fd: fd != 1)
     made = Stdio()
     assert (made.theirs[0], made.theirs[2]) == (0, 2) and made.theirs[1] > 2 and is_devnull(made.theirs[1])
     os.write(made.theirs[1], b"x")
@@ -109,7 +109,7 @@ def test_a_reader_does_not_read_for_ever():
         reader = Reader(os.dup(endless.fileno()))
     real = fcntl.fcntl
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dockless.stdio.fcntl.fcntl", lambda fd, what: (1 << 16) + 100 if what == 1032 else real(fd, what))
+        patch.setattr("dockless._stdio.fcntl.fcntl", lambda fd, what: (1 << 16) + 100 if what == 1032 else real(fd, what))
         assert len(reader.finish()) == (1 << 16) + 100
 
 

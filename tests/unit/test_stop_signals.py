@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from dockless._options import make_spec
 from dockless.base.units import parse_signal
 from dockless.errors import BadInput
-from dockless.options import make_spec
 from dockless.sandbox.spec import Spec
 
 USELESS = [signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD]

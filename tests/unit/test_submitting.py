@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from dockless.options import make_spec
+from dockless._options import make_spec
+from dockless._submitting import make_job
 from dockless.sched import JobSpec
-from dockless.submitting import make_job
 
 ASKED = {
     "priority": (-7, -7),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dockless.errors import SandboxGone
 
 if TYPE_CHECKING:
-    from dockless.box import Sandbox
+    from dockless._box import Sandbox
     from dockless.sandbox.run.process import Exit
 
 PASSED_ON = tuple(

@@ -17,7 +17,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         return _measured(image, command, wanted, as_json)
     from dataclasses import replace
 
-    from dockless.options import make_spec
+    from dockless._options import make_spec
     from dockless.sandbox.run.attached import besides, explain
 
     spec = make_spec(image, command, **wanted)
@@ -25,7 +25,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
         ready = explain(spec)
         gpus: tuple[Any, ...] = ()
     else:
-        from dockless import gpus as leases
+        from dockless import _gpus as leases
 
         with leases.lease(wanted["gpus"]) as lease:
             gpus = lease.gpus
@@ -56,7 +56,7 @@ def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: 
 def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: bool) -> int:
     import time
 
-    from dockless.box import Sandbox
+    from dockless._box import Sandbox
     from dockless.cli.attached import Signals
 
     before = time.monotonic_ns()

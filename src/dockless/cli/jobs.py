@@ -37,9 +37,9 @@ def submit(options: Namespace) -> int:
     from dataclasses import replace
     from functools import partial
 
-    from dockless.pulling import present_for, told_whose_store
+    from dockless._pulling import present_for, told_whose_store
+    from dockless._submitting import make_job
     from dockless.sched import connect
-    from dockless.submitting import make_job
 
     image, command = image_and_command(options)
     job = make_job(

@@ -9,7 +9,7 @@ from dockless.cli.sandbox_options import fetched, image_and_command, image_optio
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
-    from dockless.box import Sandbox
+    from dockless._box import Sandbox
     from dockless.sandbox.run.process import Exit
 
 
@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
 
 
 def _attached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
-    from dockless.box import Sandbox
+    from dockless._box import Sandbox
     from dockless.cli.attached import Signals
 
     with Signals() as signals, Sandbox(image, command, id=options.name, pull="never", **wanted) as box:
@@ -94,8 +94,8 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
     import contextlib
     from dataclasses import replace
 
+    from dockless._options import make_spec
     from dockless.base import settings
-    from dockless.options import make_spec
     from dockless.sandbox.run import detached
 
     spec = make_spec(image, command, **wanted)
@@ -103,7 +103,7 @@ def _detached(image: str, command: list[str], wanted: dict[str, Any], options: N
     labels: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if wanted.get("gpus") is not None:
-            from dockless import gpus
+            from dockless import _gpus as gpus
 
             # Held until the sandbox runs; from then on its own record keeps others away.
             lease = stack.enter_context(gpus.lease(wanted["gpus"]))

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from dockless._pulling import present
 from dockless.base.checks import check
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.images.transfer.pull_policy import PULL_POLICIES
-from dockless.pulling import present
 
 _SAME_NAME = (
     "workdir", "user", "entrypoint", "hostname", "umask", "oom_score_adj", "cpu_affinity", "timeout", "grace", "stop_signal", "root",
@@ -256,7 +256,7 @@ _BOOLEANS = {"": True, "true": True, "1": True, "false": False, "0": False}
 
 def _mount(text: str) -> Any:
     """Docker's long form: ``type=bind,source=/a,target=/b,ro``. Without a type it is a volume."""
-    from dockless.options import absolute, parse_tmpfs
+    from dockless._options import absolute, parse_tmpfs
     from dockless.sandbox.spec import Bind, Volume
 
     def refuse(why: str) -> NoReturn:

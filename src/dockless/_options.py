@@ -61,7 +61,7 @@ def given_items(value: object) -> Any:
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that say something, checked against ``keywords.Options``. ``TypeError`` for an unknown one, ``BadInput``."""
-    from dockless.keywords import Options
+    from dockless._keywords import Options
 
     known = Options.__annotations__
     unknown = sorted(set(options) - known.keys())

@@ -20,19 +20,19 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
+from dockless._options import image_and_args, make_spec
+from dockless._pulling import present
+from dockless._stdio import Reader, Stdio, Text, Writer, exchange
 from dockless.base.checks import checked
 from dockless.base.paths import Argument
 from dockless.errors import BadInput, SandboxGone
-from dockless.options import image_and_args, make_spec
-from dockless.pulling import present
 from dockless.sandbox.spec import Spec
-from dockless.stdio import Reader, Stdio, Text, Writer, exchange
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless._keywords import Options
     from dockless.images.progress import Progress
-    from dockless.keywords import Options
     from dockless.sandbox.run.attached import Sandbox as Inner
     from dockless.sandbox.run.process import Exit, Process
 
@@ -155,7 +155,7 @@ class Sandbox:
             if self._wanted_gpus is not None:
                 from dataclasses import replace
 
-                from dockless import gpus
+                from dockless import _gpus as gpus
 
                 self._lease = gpus.lease(self._wanted_gpus)
                 self.gpus, self.simulated = self._lease.uuids, self._lease.simulated
@@ -232,7 +232,7 @@ class Sandbox:
     @checked
     async def wait_async(self, timeout: float | None = None) -> Exit:
         """``wait`` that lets the event loop go on."""
-        from dockless.waiting import until
+        from dockless._waiting import until
 
         await until(self.process, (), None, timeout)
         return self._running.wait()
@@ -240,7 +240,7 @@ class Sandbox:
     @checked
     async def communicate_async(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
         """``communicate`` that lets the event loop go on."""
-        from dockless.waiting import until
+        from dockless._waiting import until
 
         readers, writer = self._ends(input)
         await until(self.process, [r for r in readers if r is not None], writer, timeout)

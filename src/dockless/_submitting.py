@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dockless._options import given_options, image_and_args, make_spec
+from dockless._pulling import present_for, told_whose_store
 from dockless.base.units import parse_duration
-from dockless.options import given_options, image_and_args, make_spec
-from dockless.pulling import present_for, told_whose_store
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless._keywords import Options
     from dockless.base.paths import Argument
-    from dockless.keywords import Options
     from dockless.sched import Client, Job, JobSpec, LogLine
 
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
+from dockless._box import Sandbox
+from dockless._result import Result, result_of
+from dockless._stdio import PIPE
 from dockless.base.paths import Argument
-from dockless.box import Sandbox
 from dockless.errors import BadInput
-from dockless.result import Result, result_of
-from dockless.stdio import PIPE
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from dockless.keywords import Options
+    from dockless._keywords import Options
 
 Stream = int | IO[Any] | None
 

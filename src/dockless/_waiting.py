@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from dockless.stdio import Ending, Reader, Writer
+from dockless._stdio import Ending, Reader, Writer
 
 
 async def until(end: Ending, readers: Iterable[Reader], writer: Writer | None, timeout: float | None = None) -> None:

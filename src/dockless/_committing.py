@@ -13,8 +13,8 @@ import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dockless._box import Sandbox
 from dockless.base.checks import checked
-from dockless.box import Sandbox
 from dockless.images.archive.packing import Compression
 from dockless.sandbox.run.detached import Detached
 
