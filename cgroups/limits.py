@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dockless.base.checks import check_record
+from dockless.base.fields import Keyword, as_it_is, filled
 from dockless.base.units import format_size, parse_cores, parse_count, parse_duration, parse_rate, parse_size
 from dockless.errors import BadInput
 
@@ -159,31 +160,7 @@ class Limits:
         dmem: str | Mapping[str, str | int] = "",
     ) -> Limits:
         """Limits from human units: ``cpus="1.5", memory="4G", io="/data:write=50MB/s", hugetlb="2MB=1G"``. Raises ``BadInput``."""
-
-        def size(name: str, value: str | int | None) -> int | None:
-            return None if value is None else parse_size(value, name)
-
-        def count(name: str, value: str | int | None) -> int | None:
-            return None if value is None else parse_count(value, name)
-
-        return cls(
-            cpu_max=None if cpus is None else parse_cores(cpus),
-            cpu_weight=count("cpu_weight", cpu_weight),
-            cpu_burst=None if cpu_burst is None else parse_duration(cpu_burst, "cpu_burst"),
-            cpuset_cpus=cpuset,
-            cpuset_mems=mems,
-            memory_max=size("memory", memory),
-            memory_high=size("memory_high", memory_high),
-            memory_low=size("memory_low", memory_low),
-            memory_min=size("memory_min", memory_min),
-            memory_swap_max=size("swap", swap),
-            memory_oom_group=oom_group,
-            io_max=tuple(i if isinstance(i, IoMax) else IoMax.parse(i) for i in ([io] if isinstance(io, str) else io)),
-            io_weight=count("io_weight", io_weight),
-            pids_max=count("pids", pids),
-            hugetlb=_parse_pairs("hugetlb", hugetlb),
-            dmem=_parse_pairs("dmem", dmem),
-        )
+        return cls(**filled(KEYWORDS, locals()))
 
     def check_host(self) -> None:
         """``BadInput`` for what this host cannot have: processors, memory nodes, huge page sizes, disks. Reads only."""
@@ -425,15 +402,19 @@ def _check_rest(limits: Limits) -> None:
             raise BadInput(f"a {name} is limited twice", subject=",".join(keys), hint="give each once")
 
 
-def _parse_pairs(what: str, value: str | Mapping[str, str | int]) -> tuple[tuple[str, int], ...]:
+def _io(value: str | Iterable[str | IoMax], name: str) -> tuple[IoMax, ...]:
+    return tuple(disk if isinstance(disk, IoMax) else IoMax.parse(disk) for disk in ([value] if isinstance(value, str) else value))
+
+
+def _pairs(value: str | Mapping[str, str | int], name: str) -> tuple[tuple[str, int], ...]:
     if not isinstance(value, str):
-        return tuple((key, parse_size(amount, what)) for key, amount in value.items())
+        return tuple((key, parse_size(amount, name)) for key, amount in value.items())
     pairs = []
     for part in value.split(",") if value else ():
         key, equals, amount = part.partition("=")
         if not equals or not key:
-            raise BadInput(f"{what} {value[:80]!r} cannot be read", subject=value[:80], hint=f"write {what}=NAME=SIZE[,NAME=SIZE]")
-        pairs.append((key, parse_size(amount, what)))
+            raise BadInput(f"{name} {value[:80]!r} cannot be read", subject=value[:80], hint=f"write {name}=NAME=SIZE[,NAME=SIZE]")
+        pairs.append((key, parse_size(amount, name)))
     return tuple(pairs)
 
 
@@ -446,3 +427,23 @@ def _read(path: str) -> str | None:
 
 
 _NOTHING = Limits()
+
+KEYWORDS = (
+    Keyword("cpus", "cpu_max", parse_cores),
+    Keyword("cpu_weight", "cpu_weight", parse_count),
+    Keyword("cpu_burst", "cpu_burst", parse_duration),
+    Keyword("cpuset", "cpuset_cpus", as_it_is),
+    Keyword("mems", "cpuset_mems", as_it_is),
+    Keyword("memory", "memory_max", parse_size),
+    Keyword("memory_high", "memory_high", parse_size),
+    Keyword("memory_low", "memory_low", parse_size),
+    Keyword("memory_min", "memory_min", parse_size),
+    Keyword("swap", "memory_swap_max", parse_size),
+    Keyword("oom_group", "memory_oom_group", as_it_is),
+    Keyword("io", "io_max", _io),
+    Keyword("io_weight", "io_weight", parse_count),
+    Keyword("pids", "pids_max", parse_count),
+    Keyword("hugetlb", "hugetlb", _pairs),
+    Keyword("dmem", "dmem", _pairs),
+)
+"""What ``Limits.parse`` takes, and the field of ``Limits`` that each fills."""

@@ -1,5 +1,5 @@
-"""The keywords of a sandbox: what ``run``, ``arun``, ``Sandbox`` and ``submit`` take beside their own. One table, for people, for type
-checkers and for ``options``, which checks values against it."""
+"""The keywords of a sandbox: what ``run``, ``arun``, ``Sandbox`` and ``submit`` take beside their own, for people and type checkers; values
+are checked against it. What becomes of each is in ``options.KEYWORDS``."""
 
 from __future__ import annotations
 

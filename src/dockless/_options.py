@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dockless.base.checks import annotation, check
+from dockless.base.fields import Keyword, as_it_is, filled
 from dockless.base.paths import Argument
 from dockless.base.text import shown
 from dockless.base.units import parse_duration, parse_signal, parse_size
@@ -23,12 +24,7 @@ if TYPE_CHECKING:
     from dockless.cgroups import Limits
     from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec
 
-_LIMITS = (
-    "cpus", "cpu_weight", "cpu_burst", "cpuset", "mems", "memory", "memory_high", "memory_low", "memory_min", "swap", "oom_group", "io",
-    "io_weight", "pids", "hugetlb", "dmem",
-)  # fmt: skip
 _MOST_ITEMS = 1_000_000
-_AS_THEY_ARE = ("hostname", "profile", "root", "network", "best_effort", "time_offset", "oom_score_adj")
 
 
 def image_and_args(image: str | Sequence[Argument] | None, args: Sequence[Argument] | None) -> tuple[str, tuple[str, ...]]:
@@ -78,37 +74,10 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
     unknown keyword, ``BadInput``."""
     from dockless.sandbox.spec import Spec
 
-    options = given_options(options)
-    _refuse_without_effect(image, options)
-    values: dict[str, Any] = {name: options[name] for name in _AS_THEY_ARE if name in options}
-    return Spec(
-        argv=tuple(args),
-        image=image,
-        entrypoint=_entrypoint(options.get("entrypoint")),
-        env=_environment(options.get("env", ())),
-        workdir=os.fspath(options.get("workdir", "")),
-        user=str(options.get("user", "")),
-        groups=tuple(_group(item) for item in options.get("group_add", ())),
-        root_size=_size(options, "root_size"),
-        mounts=(
-            *(parse_mount(m) if isinstance(m, str) else m for m in options.get("mounts", ())),
-            *map(parse_tmpfs, options.get("tmpfs", ())),
-        ),
-        shm_size=_size(options, "shm_size"),
-        log_size=_size(options, "log_size"),
-        namespaces=_namespaces(options.get("namespaces")),
-        limits=_limits(options),
-        cap_add=_capabilities(options.get("cap_add", ())),
-        cap_drop=_capabilities(options.get("cap_drop", ())),
-        seccomp=_seccomp(options.get("seccomp", "")),
-        rlimits=_rlimits(options.get("ulimits", ())),
-        umask=_umask(options.get("umask")),
-        cpus=_processors(options.get("cpu_affinity", ())),
-        stop_signal=parse_signal(options.get("stop_signal") or "", "stop_signal"),
-        timeout=_seconds(options, "timeout"),
-        grace=_seconds(options, "grace"),
-        **values,
-    )
+    given = given_options(options)
+    _refuse_without_effect(image, given)
+    given["limits"] = _limits(given)
+    return Spec(tuple(args), image, **filled(KEYWORDS, given))
 
 
 def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
@@ -121,61 +90,56 @@ def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
             if options.get(name) == value:
                 hint = "leave one of them out: the profile has no network and no root on disk that can be written"
                 raise BadInput(f"{name} {value} is not possible with the profile untrusted", subject=name, hint=hint)
-    if options.get("hostname") and _namespaces(options.get("namespaces")).uts == "host":
+    if options.get("hostname") and _namespaces(options.get("namespaces", {}), "namespaces").uts == "host":
         hint = "leave one of them out: the name of the host itself is never changed"
         raise BadInput("a hostname in the host's own UTS namespace", subject="hostname", hint=hint)
 
 
-def _size(options: Mapping[str, Any], name: str) -> int:
-    """Bytes, 0 where the keyword is left out. Nobody who writes 0 means the default."""
-    value = options.get(name)
-    if value is None:
-        return 0
+def _limits(options: Mapping[str, Any]) -> Limits:
+    from dockless.cgroups import limits
+
+    given = {keyword.name: options[keyword.name] for keyword in limits.KEYWORDS if keyword.name in options}
+    ready: Limits | None = options.get("limits")
+    if ready is not None and given:
+        raise BadInput(f"limits= and {next(iter(given))}= together", subject="limits", hint="say it in one way")
+    return ready if ready is not None else limits.Limits.parse(**given)
+
+
+def _size(value: str | int, name: str) -> int:
+    """Bytes. Nobody who writes 0 means the default."""
     size = parse_size(value, name)
     if not size:
         raise BadInput(f"{name} 0 leaves no room", subject=name, hint="leave it out for the default")
     return size
 
 
-def _seconds(options: Mapping[str, Any], name: str) -> float:
-    value = options.get(name)
-    return 0.0 if value is None else parse_duration(value, name)
-
-
-def _limits(options: Mapping[str, Any]) -> Limits:
-    from dockless.cgroups import Limits
-
-    given = {name: options[name] for name in _LIMITS if options.get(name) is not None}
-    ready: Limits | None = options.get("limits")
-    if ready is not None and given:
-        raise BadInput(f"limits= and {next(iter(given))}= together", subject="limits", hint="say it in one way")
-    return ready if ready is not None else Limits.parse(**given)
-
-
-def _entrypoint(value: Argument | Sequence[Argument] | None) -> tuple[str, ...] | None:
-    """None keeps the image's; "" is none at all."""
-    if value is None or isinstance(value, (str, bytes, os.PathLike)):
-        return None if value is None else (os.fsdecode(value),) if value else ()
+def _entrypoint(value: Argument | Sequence[Argument], name: str) -> tuple[str, ...]:
+    """An empty text is none at all."""
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return (os.fsdecode(value),) if value else ()
     return tuple(os.fsdecode(part) for part in value)
 
 
-def _environment(value: Mapping[str, str] | Iterable[str]) -> tuple[tuple[str, str], ...]:
+def _environment(value: Mapping[str, str] | Iterable[str], name: str) -> tuple[tuple[str, str], ...]:
     if isinstance(value, Mapping):
-        return tuple((str(name), str(text)) for name, text in value.items())
+        return tuple((str(variable), str(text)) for variable, text in value.items())
     pairs: dict[str, str] = {}
     for entry in value:
-        name, equals, text = entry.partition("=")
+        variable, equals, text = entry.partition("=")
         if not equals:
             raise BadInput(f"environment entry {entry[:60]!r} has no '='", subject=entry[:80], hint="write NAME=value")
-        pairs[name] = text
+        pairs[variable] = text
     return tuple(pairs.items())
 
 
-def _group(item: int | str) -> int:
-    number = _decimal(str(item))
-    if number is None:
-        raise BadInput(f"group_add: {shown(item)} is not a group's number", subject="group_add", hint="give its id as the sandbox knows it")
-    return number
+def _groups(value: Iterable[int | str], name: str) -> tuple[int, ...]:
+    numbers = []
+    for item in value:
+        number = _decimal(str(item))
+        if number is None:
+            raise BadInput(f"{name}: {shown(item)} is not a group's number", subject=name, hint="give its id as the sandbox knows it")
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _decimal(text: str) -> int | None:
@@ -190,6 +154,10 @@ def absolute(path: str, what: str) -> str:
     except FileNotFoundError:
         hint = "go to a directory that exists, or write the whole path"
         raise BadInput(f"{what}: {path[:80]!r} is relative, and the current directory is gone", subject=what, hint=hint) from None
+
+
+def _mounts(value: Iterable[str | Mount], name: str) -> tuple[Mount, ...]:
+    return tuple(parse_mount(mount) if isinstance(mount, str) else mount for mount in value)
 
 
 def parse_mount(text: str) -> Mount:
@@ -235,32 +203,30 @@ def parse_tmpfs(text: str) -> Mount:
     return Tmpfs(target, size=size, mode=mode)
 
 
-def _namespaces(value: Namespaces | Mapping[str, str] | None) -> Namespaces:
+def _namespaces(value: Namespaces | Mapping[str, str], name: str) -> Namespaces:
     from dockless.sandbox.spec import Namespaces
 
-    if value is None:
-        return Namespaces()
     if not isinstance(value, Mapping):
         return value
     known = ("pid", "uts", "ipc", "user", "cgroup", "time")
-    for name, choice in value.items():
-        if name not in known or choice not in ("new", "host"):
-            raise BadInput(f"namespace {name}={choice} is not valid", subject=name, hint=f"{', '.join(known)}: each 'new' or 'host'")
+    for kind, choice in value.items():
+        if kind not in known or choice not in ("new", "host"):
+            raise BadInput(f"namespace {kind}={choice} is not valid", subject=kind, hint=f"{', '.join(known)}: each 'new' or 'host'")
     return Namespaces(**value)  # type: ignore[arg-type]
 
 
-def _capabilities(names: Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _capabilities(value: str | Iterable[str], name: str) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _seccomp(value: StrPath) -> str:
-    value = os.fspath(value)
-    return absolute(value, "seccomp") if value and value != "unconfined" else value
+def _seccomp(value: StrPath, name: str) -> str:
+    path = os.fspath(value)
+    return absolute(path, name) if path and path != "unconfined" else path
 
 
-def _rlimits(value: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit]) -> tuple[Rlimit, ...]:
+def _rlimits(value: Mapping[str, int | str | tuple[int, int]] | Iterable[str | Rlimit], name: str) -> tuple[Rlimit, ...]:
     if isinstance(value, Mapping):
-        return tuple(_rlimit(name, setting) for name, setting in value.items())
+        return tuple(_rlimit(limit, setting) for limit, setting in value.items())
     return tuple(_rlimit(*entry.partition("=")[::2]) if isinstance(entry, str) else entry for entry in value)
 
 
@@ -282,18 +248,52 @@ def _rlimit(name: str, setting: int | str | tuple[int, int]) -> Rlimit:
     return Rlimit(name.lower().removeprefix("rlimit_"), soft, hard)
 
 
-def _umask(value: int | str | None) -> int | None:
-    if value is None:
-        return None
+def _umask(value: int | str, name: str) -> int:
     number = int(value, 8) if isinstance(value, str) and value and set(value) <= set("01234567") else value
     if not isinstance(number, int) or not 0 <= number <= 0o777:
-        raise BadInput(f"umask {shown(value)} is not valid", subject="umask", hint="write it in octal, like 022")
+        raise BadInput(f"{name} {shown(value)} is not valid", subject=name, hint="write it in octal, like 022")
     return number
 
 
-def _processors(value: str | Iterable[int]) -> tuple[int, ...]:
+def _processors(value: str | Iterable[int], name: str) -> tuple[int, ...]:
     if not isinstance(value, str):
         return tuple(sorted(set(value)))
     from dockless.cgroups.limits import parse_list
 
     return tuple(sorted(parse_list(value, "processors"))) if value else ()
+
+
+KEYWORDS = (
+    Keyword("env", "env", _environment),
+    Keyword("workdir", "workdir", lambda path, _: os.fspath(path)),
+    Keyword("user", "user", lambda user, _: str(user)),
+    Keyword("group_add", "groups", _groups),
+    Keyword("hostname", "hostname", as_it_is),
+    Keyword("entrypoint", "entrypoint", _entrypoint),
+    Keyword("profile", "profile", as_it_is),
+    Keyword("root", "root", as_it_is),
+    Keyword("root_size", "root_size", _size),
+    Keyword("mounts", "mounts", _mounts),
+    Keyword("tmpfs", "mounts", lambda texts, _: tuple(map(parse_tmpfs, texts))),
+    Keyword("shm_size", "shm_size", _size),
+    Keyword("log_size", "log_size", _size),
+    Keyword("network", "network", as_it_is),
+    Keyword("namespaces", "namespaces", _namespaces),
+    Keyword("time_offset", "time_offset", as_it_is),
+    Keyword("cap_add", "cap_add", _capabilities),
+    Keyword("cap_drop", "cap_drop", _capabilities),
+    Keyword("seccomp", "seccomp", _seccomp),
+    Keyword("ulimits", "rlimits", _rlimits),
+    Keyword("umask", "umask", _umask),
+    Keyword("oom_score_adj", "oom_score_adj", as_it_is),
+    Keyword("cpu_affinity", "cpus", _processors),
+    Keyword("stop_signal", "stop_signal", parse_signal),
+    Keyword("timeout", "timeout", parse_duration),
+    Keyword("grace", "grace", parse_duration),
+    Keyword("gpus", "", as_it_is),  # leased by whoever starts it; the field has what was leased
+    Keyword("best_effort", "best_effort", as_it_is),
+    Keyword("pull", "", as_it_is),  # done by whoever starts it
+    Keyword("limits", "limits", as_it_is),  # or made by _limits of the keywords of cgroups.limits.KEYWORDS
+)
+"""The keywords of ``keywords.Options`` but those of limits, which are rows of ``cgroups.limits.KEYWORDS``, and the field of ``Spec`` that
+each fills. What the command line calls them: ``cli.sandbox_options``."""

@@ -13,6 +13,7 @@ _KINDS = ("unit", "native", "attacks", "integration")
 _ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
 DOOR = "door"
 _WORDS = {
+    "base/fields": "keywords option_grammar limits",
     "cgroups/apply": "cgroup_usage limits cgroup_bare",
     "cgroups/systemd": "delegation cgroup_systemd",
     "images/check": "image_check image_store",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dockless._keywords import Options
-from dockless._options import _LIMITS, make_spec, parse_mount
+from dockless import _options as options
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
+from dockless._options import make_spec, parse_mount
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 
@@ -100,7 +100,7 @@ def test_a_root_in_memory_has_a_size():
 
 
 def test_every_keyword_is_in_the_table():
-    assert {keyword for keyword, *_ in KEYWORDS} >= set(Options.__annotations__) - {*_LIMITS, "gpus", "pull", "root_size"}
+    assert {keyword for keyword, *_ in KEYWORDS} >= {row.name for row in options.KEYWORDS} - {"gpus", "pull", "root_size"}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""The options that run and submit share, and their meaning: the keywords of ``dockless.run``."""
+"""The options that run and submit share, and their meaning: the keywords of ``dockless.run``. ``GROUPS`` is the table of them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dockless._pulling import present
 from dockless.base.checks import check
@@ -12,13 +12,35 @@ from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.images.transfer.pull_policy import PULL_POLICIES
 
-_SAME_NAME = (
-    "workdir", "user", "entrypoint", "hostname", "umask", "oom_score_adj", "cpu_affinity", "timeout", "grace", "stop_signal", "root",
-    "root_size", "shm_size", "memory", "memory_high", "memory_low", "memory_min", "cpus", "cpu_weight", "cpu_burst", "io_weight", "hugetlb",
-    "profile", "network", "time_offset", "gpus", "log_size",
-)  # fmt: skip
 _LARGEST_FILE = 4 << 20
 """Characters of an --env-file at most: more than execve(2) takes."""
+
+
+class Option(NamedTuple):
+    """``keyword``: of ``dockless.run``, empty for none. ``flags``: with blanks between. ``metavar``: of what it takes; a switch has neither
+    that nor ``choices``. ``repeated``: it may be, and gives a list. ``value``: where a keyword is more than what its one option was given,
+    it is made of all that was parsed."""
+
+    keyword: str
+    flags: str
+    metavar: str
+    help: str
+    choices: tuple[str, ...] = ()
+    repeated: bool = False
+    type: Callable[[str], Any] | None = None
+    value: Callable[[Namespace], Any] | None = None
+
+    def add_to(self, parser: Any) -> None:
+        more: dict[str, Any] = {"dest": self.keyword} if self.keyword and not self.value else {}
+        if self.choices:
+            more["choices"] = self.choices
+        elif self.metavar:
+            more |= {"metavar": self.metavar, "type": self.type}
+        else:
+            more["action"] = "store_true"
+        if self.repeated:
+            more |= {"action": "append", "default": []}
+        parser.add_argument(*self.flags.split(), help=self.help, **more)
 
 
 def image_options(parser: Parser, usage: str) -> None:
@@ -31,9 +53,8 @@ def image_options(parser: Parser, usage: str) -> None:
 
 
 def pull_option(parser: Any) -> None:
-    parser.add_argument(
-        "--pull", choices=PULL_POLICIES, help="missing: what the store lacks is pulled first (default); always; newer; never"
-    )
+    """``keywords`` leaves it out: whoever shows the progress of a pull does it before."""
+    PULL.add_to(parser)
 
 
 def fetched(image: str, options: Namespace, bring: Callable[..., str] = present) -> str:
@@ -62,123 +83,38 @@ def image_and_command(options: Namespace) -> tuple[str, list[str]]:
 
 def sandbox_options(parser: Parser) -> None:
     """What run and submit share, in groups for --help."""
-    job = parser.add_argument_group("the command")
-    job.add_argument("--rm", action="store_true", help="the default: nothing is left of it when it has ended")
-    job.add_argument("--init", action="store_true", help="the default: an init process reaps what others leave")
-    job.add_argument(
-        "-e", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="set a variable; without a value: the caller's"
-    )
-    job.add_argument("--env-file", action="append", default=[], metavar="FILE", help="variables, one NAME=VALUE per line")
-    job.add_argument("-w", "--workdir", metavar="DIR", help="where it starts, inside")
-    job.add_argument("-u", "--user", metavar="USER[:GROUP]", help="names or numbers, looked up inside the image")
-    job.add_argument("--group-add", action="append", default=[], metavar="GID", help="a supplementary group")
-    job.add_argument("--entrypoint", metavar="PROGRAM", help='instead of the image\'s; "" for none')
-    job.add_argument("--hostname", metavar="NAME", help="the host name inside")
-    job.add_argument("--ulimit", action="append", default=[], metavar="NAME=SOFT[:HARD]", help="a resource limit: nofile=1024:4096")
-    job.add_argument("--umask", metavar="OCTAL", help="like 022")
-    job.add_argument("--oom-score-adj", type=int, metavar="N", help="-1000 to 1000")
-    job.add_argument("--cpu-affinity", metavar="LIST", help="processors to run on, without a limit: 0-3,8")
-    job.add_argument("--timeout", metavar="TIME", help="kill everything inside after that: 90s, 1h30m (exit code 124)")
-    job.add_argument("--grace", metavar="TIME", help="between the stop signal and the kill (default: none)")
-    job.add_argument("--log-size", metavar="SIZE", help="how much output of a job, or of run -d, is kept, the newest (default: 128M)")
-    job.add_argument("--stop-signal", metavar="SIGNAL", help="instead of the image's, or TERM")
-
-    files = parser.add_argument_group("files")
-    files.add_argument("-v", "--volume", action="append", default=[], metavar="SOURCE:TARGET[:ro]", help="a host path, or a named volume")
-    files.add_argument(
-        "--mount", action="append", default=[], metavar="KEY=VALUE,…", help="type=bind|volume|tmpfs,source=,target=,ro,idmap,size=,mode="
-    )
-    files.add_argument("--tmpfs", action="append", default=[], metavar="TARGET[:size=…]", help="a private memory file system")
-    files.add_argument("--root", choices=("disk", "tmpfs", "readonly"), help="where changes to the image go (default: disk, thrown away)")
-    files.add_argument("--root-size", metavar="SIZE", help="of --root tmpfs")
-    files.add_argument("--read-only", action="store_true", help="the same as --root readonly")
-    files.add_argument("--shm-size", metavar="SIZE", help="of /dev/shm (default: 1G)")
-
-    limits = parser.add_argument_group("limits", "Where this host cannot enforce one it is an error; --best-effort makes it a warning.")
-    limits.add_argument("-m", "--memory", metavar="SIZE", help="memory.max: 4G")
-    limits.add_argument("--memory-swap", metavar="SIZE", help="memory and swap together, -1 for any swap (needs -m)")
-    limits.add_argument("--memory-high", metavar="SIZE", help="slow it down above that")
-    limits.add_argument("--memory-low", metavar="SIZE", help="protect that much, if others can give")
-    limits.add_argument("--memory-min", metavar="SIZE", help="protect that much, whatever it costs")
-    limits.add_argument("--cpus", metavar="CORES", help="cpu.max: 1.5")
-    limits.add_argument("--cpu-weight", metavar="N", help="share under contention, 1 to 10000 (default: 100)")
-    limits.add_argument("--cpu-burst", metavar="TIME", help="unused time that may be saved up")
-    limits.add_argument("--cpuset-cpus", metavar="LIST", help="only these processors: 0-3")
-    limits.add_argument("--cpuset-mems", metavar="LIST", help="only these memory nodes")
-    limits.add_argument("--pids-limit", metavar="N", help="processes and threads at once")
-    limits.add_argument(
-        "--io", action="append", default=[], metavar="PATH:rbps=…,wiops=…", help="a disk by any path on it: /data:rbps=50M,wiops=1000"
-    )
-    for name, key in (
-        ("device-read-bps", "rbps"),
-        ("device-write-bps", "wbps"),
-        ("device-read-iops", "riops"),
-        ("device-write-iops", "wiops"),
-    ):
-        limits.add_argument(f"--{name}", action="append", default=[], metavar="PATH:N", help=f"the same as --io PATH:{key}=N")
-    limits.add_argument("--io-weight", metavar="N", help="share of the disk, 1 to 10000")
-    limits.add_argument("--hugetlb", metavar="SIZE=SIZE", help="huge pages: 2MB=1G")
-    limits.add_argument("--best-effort", action="store_true", help="go on without a limit that cannot be enforced, and say so")
-
-    walls = parser.add_argument_group("isolation")
-    walls.add_argument(
-        "--profile", choices=("default", "untrusted", "privileged"), help="untrusted: no capabilities, no network, read-only"
-    )
-    walls.add_argument("--network", "--net", choices=("none", "host"), help="none: loopback only (default)")
-    for name, flag in (("user", "userns"), ("pid", "pid"), ("ipc", "ipc"), ("uts", "uts"), ("cgroup", "cgroupns"), ("time", "timens")):
-        names = (f"--{flag}",)
-        walls.add_argument(*names, dest=f"ns_{name}", choices=("new", "host"), help=f"{name} namespace: its own or the host's")
-    walls.add_argument("--time-offset", type=int, metavar="SECONDS", help="added to the clocks of a new time namespace")
-    walls.add_argument("--cap-add", action="append", default=[], metavar="CAP", help="NET_ADMIN, ALL, …")
-    walls.add_argument("--cap-drop", action="append", default=[], metavar="CAP", help="likewise")
-    walls.add_argument(
-        "--security-opt", action="append", default=[], metavar="seccomp=FILE", help="a profile as Docker's, or seccomp=unconfined"
-    )
-
-    gpus = parser.add_argument_group("GPUs")
-    gpus.add_argument("--gpus", metavar="N|all|device=…", help="N free ones; all; device=0,2; or UUIDs")
+    for title, about, rows in GROUPS:
+        group = parser.add_argument_group(title, about)
+        for row in rows:
+            row.add_to(group)
 
 
 def keywords(options: Namespace) -> dict[str, Any]:
-    """The parsed options as the keywords of ``dockless.run``: one meaning for both."""
-    found: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(options, name)) is not None}
-    renamed = {"cpuset": options.cpuset_cpus, "mems": options.cpuset_mems, "pids": options.pids_limit}
-    found |= {name: value for name, value in renamed.items() if value is not None}
-    namespaces = {n: value for n in ("user", "pid", "ipc", "uts", "cgroup", "time") if (value := getattr(options, f"ns_{n}")) is not None}
-    if options.time_offset is not None:
-        namespaces.setdefault("time", "new")
-    if options.read_only:
-        if options.root not in (None, "readonly"):
-            raise BadInput(f"--read-only and --root {options.root}", subject="--root", hint="give one of them")
-        found["root"] = "readonly"
-    if options.memory_swap is not None:
-        found["swap"] = _swap(options.memory, options.memory_swap)
-    disks = list(options.io)
-    for key in ("read_bps", "write_bps", "read_iops", "write_iops"):
-        disks += [_device_limit(key, text) for text in getattr(options, f"device_{key}")]
-    return found | {
-        "env": _environment(options.env_file, options.env),
-        "group_add": options.group_add,
-        "ulimits": options.ulimit,
-        "mounts": [*options.volume, *(_mount(text) for text in options.mount)],
-        "tmpfs": options.tmpfs,
-        "io": _joined(disks),
-        "namespaces": namespaces,
-        "cap_add": options.cap_add,
-        "cap_drop": options.cap_drop,
-        "seccomp": _seccomp(options.security_opt),
-        "best_effort": options.best_effort,
-    }
+    """The parsed options as the keywords of ``dockless.run``, None for what is not said: one meaning for both."""
+    found: dict[str, Any] = {}
+    for _, _, rows in GROUPS:
+        for row in rows:
+            if row.keyword and row.keyword not in found:
+                found[row.keyword] = row.value(options) if row.value else getattr(options, row.keyword)
+    return found
 
 
-def _swap(memory: str | None, both: str) -> int | None:
+def _root(options: Namespace) -> str | None:
+    root: str | None = options.root
+    if options.read_only and root not in (None, "readonly"):
+        raise BadInput(f"--read-only and --root {root}", subject="--root", hint="give one of them")
+    return "readonly" if options.read_only else root
+
+
+def _swap(options: Namespace) -> int | None:
     """Docker's --memory-swap is the sum of memory and swap; cgroup v2 limits swap alone."""
-    from dockless.base.units import parse_size
-
-    if both == "-1":
+    memory, both = options.memory, options.memory_swap
+    if both in (None, "-1"):
         return None
     if memory is None:
         raise BadInput("--memory-swap without --memory", subject="--memory-swap", hint="it is the sum of memory and swap: give -m too")
+    from dockless.base.units import parse_size
+
     swap = parse_size(both, "memory and swap") - parse_size(memory, "memory")
     if swap < 0:
         raise BadInput(
@@ -187,30 +123,40 @@ def _swap(memory: str | None, both: str) -> int | None:
     return swap
 
 
-def _device_limit(key: str, text: str) -> str:
-    path, _, value = text.rpartition(":")
-    if not path or not value:
-        raise BadInput(
-            f"--device-{key.replace('_', '-')} {text[:60]!r} cannot be read", subject=text[:80], hint="write PATH:VALUE: /data:50MB"
-        )
-    short = {"read_bps": "rbps", "write_bps": "wbps", "read_iops": "riops", "write_iops": "wiops"}[key]
-    return f"{path}:{short}={value}"
+_DEVICE_LIMITS = {"read-bps": "rbps", "write-bps": "wbps", "read-iops": "riops", "write-iops": "wiops"}
 
 
-def _joined(disks: Sequence[str]) -> list[str]:
+def _disks(options: Namespace) -> list[str]:
     """One entry per disk: the kernel keeps one line for each."""
     found: dict[str, list[str]] = {}
-    for text in disks:
+    of_devices = ((name, getattr(options, f"device_{name.replace('-', '_')}")) for name in _DEVICE_LIMITS)
+    for text in (*options.io, *(_device_limit(name, text) for name, texts in of_devices for text in texts)):
         path, colon, settings = text.rpartition(":")
         found.setdefault(path + colon, []).append(settings)
     return [f"{path}{','.join(settings)}" for path, settings in found.items()]
 
 
-def _environment(files: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
+def _device_limit(name: str, text: str) -> str:
+    path, _, value = text.rpartition(":")
+    if not path or not value:
+        raise BadInput(f"--device-{name} {text[:60]!r} cannot be read", subject=text[:80], hint="write PATH:VALUE: /data:50MB")
+    return f"{path}:{_DEVICE_LIMITS[name]}={value}"
+
+
+_NAMESPACES = {"userns": "user", "pid": "pid", "ipc": "ipc", "uts": "uts", "cgroupns": "cgroup", "timens": "time"}
+
+
+def _namespaces(options: Namespace) -> dict[str, str]:
+    found = {name: choice for flag, name in _NAMESPACES.items() if (choice := getattr(options, flag)) is not None}
+    return found if options.time_offset is None else {"time": "new", **found}
+
+
+def _environment(options: Namespace) -> dict[str, str]:
     """Variables of files, then of the line. A name alone takes the caller's value, where she has one."""
-    check("--env", entries, Sequence[str])
+    check("--env", options.env, Sequence[str])
     found: dict[str, str] = {}
-    for where, entry in (*(line for path in files for line in _lines(path)), *((f"--env {entry[:60]!r}", entry) for entry in entries)):
+    entries = ((f"--env {entry[:60]!r}", entry) for entry in options.env)
+    for where, entry in (*(line for path in options.env_file for line in _lines(path)), *entries):
         name, equals, value = entry.partition("=")
         if not name:
             raise BadInput(f"{where}: there is no name", subject="--env", hint="write NAME=VALUE, or NAME for the caller's value")
@@ -252,6 +198,10 @@ _MOUNT_ALIASES = {
 }  # fmt: skip
 _SWITCHES = ("ro", "rw", "idmap", "bind-nonrecursive")
 _BOOLEANS = {"": True, "true": True, "1": True, "false": False, "0": False}
+
+
+def _mounts(options: Namespace) -> list[Any]:
+    return [*options.volume, *map(_mount, options.mount)]
 
 
 def _mount(text: str) -> Any:
@@ -298,12 +248,85 @@ def _mount(text: str) -> Any:
     return Volume(source, target, readonly=on["ro"])
 
 
-def _seccomp(entries: Sequence[str]) -> str:
+def _seccomp(options: Namespace) -> str:
     found = ""
-    for entry in entries:
+    for entry in options.security_opt:
         key, _, value = entry.replace(":", "=", 1).partition("=")
         if key == "seccomp" and value:
             found = value
         elif key not in ("no-new-privileges", "no_new_privs"):  # always on here
             raise BadInput(f"--security-opt {entry[:60]!r} is unknown", subject=entry[:80], hint="seccomp=FILE, seccomp=unconfined")
     return found
+
+
+PULL = Option("pull", "--pull", "", "missing: what the store lacks is pulled first (default); always; newer; never", PULL_POLICIES)
+COMMAND = (
+    Option("", "--rm", "", "the default: nothing is left of it when it has ended"),
+    Option("", "--init", "", "the default: an init process reaps what others leave"),
+    Option("env", "-e --env", "NAME[=VALUE]", "set a variable; without a value: the caller's", repeated=True, value=_environment),
+    Option("env", "--env-file", "FILE", "variables, one NAME=VALUE per line", repeated=True, value=_environment),
+    Option("workdir", "-w --workdir", "DIR", "where it starts, inside"),
+    Option("user", "-u --user", "USER[:GROUP]", "names or numbers, looked up inside the image"),
+    Option("group_add", "--group-add", "GID", "a supplementary group", repeated=True),
+    Option("entrypoint", "--entrypoint", "PROGRAM", 'instead of the image\'s; "" for none'),
+    Option("hostname", "--hostname", "NAME", "the host name inside"),
+    Option("ulimits", "--ulimit", "NAME=SOFT[:HARD]", "a resource limit: nofile=1024:4096", repeated=True),
+    Option("umask", "--umask", "OCTAL", "like 022"),
+    Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=int),
+    Option("cpu_affinity", "--cpu-affinity", "LIST", "processors to run on, without a limit: 0-3,8"),
+    Option("timeout", "--timeout", "TIME", "kill everything inside after that: 90s, 1h30m (exit code 124)"),
+    Option("grace", "--grace", "TIME", "between the stop signal and the kill (default: none)"),
+    Option("log_size", "--log-size", "SIZE", "how much output of a job, or of run -d, is kept, the newest (default: 128M)"),
+    Option("stop_signal", "--stop-signal", "SIGNAL", "instead of the image's, or TERM"),
+)
+FILES = (
+    Option("mounts", "-v --volume", "SOURCE:TARGET[:ro]", "a host path, or a named volume", repeated=True, value=_mounts),
+    Option("mounts", "--mount", "KEY=VALUE,…", "type=bind|volume|tmpfs,source=,target=,ro,idmap,size=,mode=", repeated=True, value=_mounts),
+    Option("tmpfs", "--tmpfs", "TARGET[:size=…]", "a private memory file system", repeated=True),
+    Option("root", "--root", "", "where changes to the image go (default: disk, thrown away)", ("disk", "tmpfs", "readonly"), value=_root),
+    Option("root_size", "--root-size", "SIZE", "of --root tmpfs"),
+    Option("root", "--read-only", "", "the same as --root readonly", value=_root),
+    Option("shm_size", "--shm-size", "SIZE", "of /dev/shm (default: 1G)"),
+)
+LIMITS = (
+    Option("memory", "-m --memory", "SIZE", "memory.max: 4G"),
+    Option("swap", "--memory-swap", "SIZE", "memory and swap together, -1 for any swap (needs -m)", value=_swap),
+    Option("memory_high", "--memory-high", "SIZE", "slow it down above that"),
+    Option("memory_low", "--memory-low", "SIZE", "protect that much, if others can give"),
+    Option("memory_min", "--memory-min", "SIZE", "protect that much, whatever it costs"),
+    Option("cpus", "--cpus", "CORES", "cpu.max: 1.5"),
+    Option("cpu_weight", "--cpu-weight", "N", "share under contention, 1 to 10000 (default: 100)"),
+    Option("cpu_burst", "--cpu-burst", "TIME", "unused time that may be saved up"),
+    Option("cpuset", "--cpuset-cpus", "LIST", "only these processors: 0-3"),
+    Option("mems", "--cpuset-mems", "LIST", "only these memory nodes"),
+    Option("pids", "--pids-limit", "N", "processes and threads at once"),
+    Option("io", "--io", "PATH:rbps=…,wiops=…", "a disk by any path on it: /data:rbps=50M,wiops=1000", repeated=True, value=_disks),
+    *(
+        Option("io", f"--device-{name}", "PATH:N", f"the same as --io PATH:{key}=N", repeated=True, value=_disks)
+        for name, key in _DEVICE_LIMITS.items()
+    ),
+    Option("io_weight", "--io-weight", "N", "share of the disk, 1 to 10000"),
+    Option("hugetlb", "--hugetlb", "SIZE=SIZE", "huge pages: 2MB=1G"),
+    Option("best_effort", "--best-effort", "", "go on without a limit that cannot be enforced, and say so"),
+)
+ISOLATION = (
+    Option("profile", "--profile", "", "untrusted: no capabilities, no network, read-only", ("default", "untrusted", "privileged")),
+    Option("network", "--network --net", "", "none: loopback only (default)", ("none", "host")),
+    *(
+        Option("namespaces", f"--{flag}", "", f"{name} namespace: its own or the host's", ("new", "host"), value=_namespaces)
+        for flag, name in _NAMESPACES.items()
+    ),
+    Option("time_offset", "--time-offset", "SECONDS", "added to the clocks of a new time namespace", type=int),
+    Option("cap_add", "--cap-add", "CAP", "NET_ADMIN, ALL, …", repeated=True),
+    Option("cap_drop", "--cap-drop", "CAP", "likewise", repeated=True),
+    Option("seccomp", "--security-opt", "seccomp=FILE", "a profile as Docker's, or seccomp=unconfined", repeated=True, value=_seccomp),
+)
+GPUS = (Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs"),)
+GROUPS = (
+    ("the command", None, COMMAND),
+    ("files", None, FILES),
+    ("limits", "Where this host cannot enforce one it is an error; --best-effort makes it a warning.", LIMITS),
+    ("isolation", None, ISOLATION),
+    ("GPUs", None, GPUS),
+)
+"""What run and submit share, in the order of --help: a group's title, what is said of it, its options."""

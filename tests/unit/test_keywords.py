@@ -1,0 +1,81 @@
+"""The table of keywords, in the places that have a part of it: what type checkers read, ``Spec`` and ``Limits``, the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections import Counter
+from typing import get_args
+
+import pytest
+
+from dockless import _keywords as keywords
+from dockless.base.checks import annotation
+from dockless.base.fields import Keyword, as_it_is, filled
+from dockless.cgroups import Limits, limits
+from dockless.cli import parser_of
+from dockless.cli.sandbox_options import GROUPS, PULL, Option
+from dockless._options import KEYWORDS
+from dockless.sandbox.spec import Namespaces, Share, Spec
+
+KNOWN = keywords.Options.__annotations__
+OPTIONS = [option for _, _, rows in GROUPS for option in rows if option.keyword]
+
+
+def fields(record: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(record)]
+
+
+def test_the_table_has_the_keywords_that_type_checkers_know_in_their_order():
+    assert [row.name for row in (*KEYWORDS, *limits.KEYWORDS)] == list(KNOWN)
+
+
+def test_every_field_of_a_spec_has_its_keyword():
+    """But its two arguments, and the GPUs that are leased; mounts have two."""
+    assert Counter(row.field for row in KEYWORDS) == Counter([*set(fields(Spec)) - {"argv", "image", "gpus"}, "mounts", "", ""])
+    assert [row.name for row in KEYWORDS if not row.field] == ["gpus", "pull"]
+
+
+def test_every_field_of_limits_has_its_keyword_and_parse_takes_it():
+    assert [row.field for row in limits.KEYWORDS] == fields(Limits)
+    assert [row.name for row in limits.KEYWORDS] == list(inspect.signature(Limits.parse).parameters)
+
+
+def test_the_command_line_has_every_keyword_but_these():
+    assert {option.keyword for option in (*OPTIONS, PULL)} == set(KNOWN) - {"limits", "oom_group", "dmem"}
+
+
+def test_options_of_one_keyword_have_one_value():
+    values: dict[str, set[object]] = {}
+    for option in OPTIONS:
+        values.setdefault(option.keyword, set()).add(option.value)
+    assert [keyword for keyword, found in values.items() if len(found) > 1] == []
+    several = [keyword for keyword, count in Counter(option.keyword for option in OPTIONS).items() if count > 1]
+    assert several == ["env", "mounts", "root", "io", "namespaces"] and all(values[keyword] != {None} for keyword in several)
+
+
+@pytest.mark.parametrize("option", [option for option in (*OPTIONS, PULL) if option.choices], ids=lambda option: option.flags)
+def test_choices_are_those_of_the_type(option: Option):
+    kind = Share if option.keyword == "namespaces" else annotation(KNOWN[option.keyword], keywords.__name__)
+    assert set(option.choices) == set(get_args(kind))
+
+
+def test_every_namespace_that_can_be_shared_has_its_option():
+    said = [option.help.split()[0] for option in OPTIONS if option.keyword == "namespaces"]
+    assert sorted(said) == sorted(field.name for field in dataclasses.fields(Namespaces) if field.type == "Share")
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+def test_no_two_options_share_the_place_of_their_value(verb):
+    assert [place for place, count in Counter(action.dest for action in parser_of(verb)._actions).items() if count > 1] == []
+
+
+def test_a_field_is_filled_by_what_is_given():
+    table = (Keyword("a", "x", as_it_is), Keyword("b", "y", lambda value, name: (name, value)), Keyword("c", "", as_it_is))
+    assert filled(table, {"a": 0, "b": 5, "c": 6, "d": 7}) == {"x": 0, "y": ("b", 5)}
+    assert filled(table, {"a": None, "b": None}) == filled(table, {}) == {}
+
+
+def test_two_keywords_of_one_field_are_joined_in_the_order_of_the_table():
+    table = (Keyword("a", "x", as_it_is), Keyword("b", "x", as_it_is))
+    assert filled(table, {"b": (3,), "a": (1, 2)}) == {"x": (1, 2, 3)} and filled(table, {"b": (3,)}) == {"x": (3,)}
