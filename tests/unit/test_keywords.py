@@ -10,12 +10,12 @@ from typing import get_args
 import pytest
 
 from dockless import _keywords as keywords
+from dockless._options import KEYWORDS
 from dockless.base.checks import annotation
 from dockless.base.fields import Keyword, as_it_is, filled
 from dockless.cgroups import Limits, limits
 from dockless.cli import parser_of
 from dockless.cli.sandbox_options import GROUPS, PULL, Option
-from dockless._options import KEYWORDS
 from dockless.sandbox.spec import Namespaces, Share, Spec
 
 KNOWN = keywords.Options.__annotations__

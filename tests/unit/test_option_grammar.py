@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dockless import _options as options
+from dockless._options import make_spec, parse_mount
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
-from dockless._options import make_spec, parse_mount
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 
