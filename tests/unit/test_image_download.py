@@ -80,7 +80,7 @@ def test_bytes_are_read_as_they_come(download, held):
 def test_the_last_byte_comes_with_the_end(download, held):
     """Whoever has read all takes the file away, so nobody has before the download is over."""
     told = []
-    download._told = lambda have, size: told.append((have, size))
+    download._report = lambda have, size: told.append((have, size))
     download.follow(held)
     come(download, held, 0, len(DATA))
     buffer = memoryview(bytearray(len(DATA) + 10))
