@@ -10,11 +10,13 @@ import subprocess
 
 import pytest
 
-from dockless import DEVNULL, PIPE, STDOUT, Sandbox, arun, box, run
+from dockless import DEVNULL, PIPE, STDOUT, Sandbox, arun, run
+from dockless import _box as box
+from dockless._options import make_spec
 from dockless.errors import BadInput, CheckFailed, SandboxGone, UnknownImage
-from dockless.options import make_spec
-from dockless.sandbox import gpu_lease, sandbox
-from dockless.sandbox.process import Exit
+from dockless.sandbox.gpus import lease as gpu_lease
+from dockless.sandbox.run import attached as sandbox
+from dockless.sandbox.run.process import Exit
 
 
 class Child:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dockless.checks import check
+from dockless.base.checks import check
 from dockless.errors import BadInput
 
 LARGE = 1 << 63

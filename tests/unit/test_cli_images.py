@@ -136,8 +136,8 @@ def test_inspect_without_a_home_says_so(capfd, monkeypatch):
     def nowhere() -> Path:
         raise BadInput("user 7 has no home directory", hint="set HOME")
 
-    monkeypatch.setattr("dockless.paths.store", nowhere)
-    monkeypatch.setattr("dockless.paths.state", nowhere)
+    monkeypatch.setattr("dockless.base.paths.store", nowhere)
+    monkeypatch.setattr("dockless.base.paths.state", nowhere)
     assert said(capfd, "inspect", "one:1", code=125) == "dockless: user 7 has no home directory\n  hint: set HOME\n"
 
 
@@ -371,7 +371,7 @@ def test_wrong_input(line, words, one, capfd, monkeypatch, tmp_path):
 def test_what_is_there_is_not_pulled(one):
     code = (
         "import sys; from dockless._pulling import present; assert present('one:1') == 'one:1' and present('host', 'always') == 'host';"
-        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.pull'])"
+        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.transfer.pull'])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 

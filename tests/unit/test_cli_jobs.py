@@ -12,13 +12,15 @@ from types import SimpleNamespace
 import pytest
 from support.stand_in import Daemon
 
-from dockless import pulling, sched
+from dockless import _pulling as pulling
+from dockless import sched
 from dockless.cli import jobs as cli_jobs
 from dockless.cli import main
-from dockless.sandbox import detached
-from dockless.sandbox.process import Exit
-from dockless.sched import Client, Job, State, connect, server
+from dockless.sandbox.run import detached
+from dockless.sandbox.run.process import Exit
+from dockless.sched import Client, Job, State, connect
 from dockless.sched.jobs import Attempt, AttemptState
+from dockless.sched.wire import server
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from dockless.base.paths import HINTS
 from dockless.cli import GROUPS, STORY, VERBS, host, main, report
 from dockless.cli.parser import Parser, _Help, whole
 from dockless.errors import BadImage, BadInput, CommandNotFound, DocklessError, NotFound
-from dockless.paths import HINTS
 
 
 @pytest.fixture

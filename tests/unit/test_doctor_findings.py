@@ -11,12 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from dockless import DEVNULL, doctor, native, sched
+from dockless.base import idmaps
 from dockless.cgroups import Delegation
 from dockless.errors import BadInput, DaemonUnavailable, GpuError
-from dockless.images import erofs, registry
+from dockless.images import registry
+from dockless.images.layers import erofs
 from dockless.native import userns
-from dockless.sandbox import features, gpu
+from dockless.sandbox import features
 from dockless.sandbox.features import Features
+from dockless.sandbox.gpus import gpu
 from dockless.sched import DaemonInfo
 
 CONTROLLERS = frozenset(("cpu", "memory", "io", "pids", "cpuset"))
@@ -99,12 +102,12 @@ def test_idmapped_mounts(machine, uid, able, status):
 
 def test_ids(monkeypatch):
     piece = SimpleNamespace(count=65536)
-    monkeypatch.setattr(userns, "default_map", lambda: SimpleNamespace(uids=(piece, piece), single=False))
+    monkeypatch.setattr(idmaps, "default_map", lambda: SimpleNamespace(uids=(piece, piece), single=False))
     it = examined(doctor._ids)
     assert (it.status, it.what) == ("ok", "131072 user ids in a sandbox")
-    monkeypatch.setattr(userns, "default_map", lambda: SimpleNamespace(uids=(SimpleNamespace(count=1),), single=True))
+    monkeypatch.setattr(idmaps, "default_map", lambda: SimpleNamespace(uids=(SimpleNamespace(count=1),), single=True))
     for problem in ("no line in /etc/subuid", ""):
-        monkeypatch.setattr(userns, "range_problem", lambda uid, problem=problem: problem)
+        monkeypatch.setattr(idmaps, "range_problem", lambda uid, problem=problem: problem)
         it = examined(doctor._ids)
         assert it.status == "note" and it.next_step == (problem or "see /etc/subuid and /etc/subgid")
 
@@ -301,14 +304,14 @@ def test_registries(monkeypatch, tmp_path):
     ],
 )
 def test_leftovers(monkeypatch, removed, what):
-    monkeypatch.setattr("dockless.sandbox.reconcile.reconcile", lambda: removed)
+    monkeypatch.setattr("dockless.sandbox.run.reconcile.reconcile", lambda: removed)
     assert examined(doctor._leftovers) == doctor.Finding("leftovers", "ok", what)
 
 
 def test_a_trial(monkeypatch):
     asked = []
     result = SimpleNamespace(returncode=0, duration=0.0123, why="")
-    monkeypatch.setattr("dockless.call.run", lambda *words, **how: asked.append((words, how)) or result)
+    monkeypatch.setattr("dockless._call.run", lambda *words, **how: asked.append((words, how)) or result)
     assert examined(doctor._trial) == doctor.Finding("a sandbox", "ok", "`true` ran in 12.3 ms")
     assert asked == [((["true"],), {"stdin": DEVNULL, "stdout": DEVNULL, "stderr": DEVNULL, "timeout": 20})]
     result = SimpleNamespace(returncode=1, duration=0.0, why="exit code 1")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dockless import paths
+from dockless.base import paths
 from dockless.errors import BadInput, Unwritable
 
 PLACES = {

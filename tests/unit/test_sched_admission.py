@@ -10,13 +10,13 @@ from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
 from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage
 from dockless.sandbox.spec import Spec
-from dockless.sched.admission import Admission
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
+from dockless.sched.engine.admission import Admission
 from dockless.sched.jobs import JobSpec
-from dockless.sched.policy import Quotas
-from dockless.sched.queue import NewJob
-from dockless.sched.shares import Shares
+from dockless.sched.policy.policy import Quotas
+from dockless.sched.policy.shares import Shares
+from dockless.sched.store.queue import NewJob
 
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset({"vision", "students"}), False)

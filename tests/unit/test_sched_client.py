@@ -15,10 +15,11 @@ import pytest
 from dockless.cgroups import IoMax, Limits
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted
 from dockless.sandbox.spec import Spec
-from dockless.sched import Job, JobSpec, State, protocol
-from dockless.sched import client as client_module
-from dockless.sched.client import Client, connect
-from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
+from dockless.sched import Job, JobSpec, State
+from dockless.sched.wire import client as client_module
+from dockless.sched.wire import protocol
+from dockless.sched.wire.client import Client, connect
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from support.requires import requires
 from support.stand_in import DEADLINE
 
 from dockless.errors import SchedError
-from dockless.sched import outage, queue
-from dockless.sched.outage import Outage, _room
+from dockless.sched.engine import outage
+from dockless.sched.engine.outage import Outage, _room
+from dockless.sched.store import queue
 
 FULL = SchedError("the queue cannot be written: disk full", subject="jobs.db")
 

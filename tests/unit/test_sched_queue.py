@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from dockless.errors import SchedError, Unwritable
-from dockless.sched import State, queue
-from dockless.sched import writer as writer_module
+from dockless.sched import State
 from dockless.sched.jobs import Attempt, AttemptState, Job
-from dockless.sched.lease import Lease, held
-from dockless.sched.writer import Writer
+from dockless.sched.store import queue
+from dockless.sched.store import writer as writer_module
+from dockless.sched.store.lease import Lease, held
+from dockless.sched.store.writer import Writer
 
 
 def new_job(user: str = "anna", **changes) -> queue.NewJob:

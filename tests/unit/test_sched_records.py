@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from dockless import errors
 from dockless.cgroups import Limits
 from dockless.errors import BadInput, DocklessError, LimitUnavailable, SchedError
-from dockless.sandbox.plan import Command
+from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
-from dockless.sched import Attempt, AttemptState, Job, JobSpec, State, protocol
+from dockless.sched import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.codec import job_from_plain, job_to_plain
 from dockless.sched.jobs import ALLOWED, ENDED, MAX_PRIORITY, MAX_TIME_LIMIT, final_state, sandbox_id, shell_code
-from dockless.sched.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
-from dockless.sched.queue import NewJob
+from dockless.sched.store.queue import NewJob
+from dockless.sched.wire import protocol
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 
 
 def test_a_job_travels_whole():

@@ -10,13 +10,15 @@ import pytest
 from support.stand_in import DEADLINE, Box, StandIn, engine, until
 
 from dockless.errors import SandboxGone
-from dockless.sandbox.process import Exit
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import State, queue, remains, stopping
+from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
+from dockless.sched.engine import remains, stopping
 from dockless.sched.jobs import JobSpec
+from dockless.sched.store import queue
 
 ME = Caller(0, "root", frozenset(), True)
 

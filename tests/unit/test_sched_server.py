@@ -13,8 +13,9 @@ from support.stand_in import until
 
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.spec import Spec
-from dockless.sched import JobSpec, answers, server
-from dockless.sched.protocol import MAX_REQUEST
+from dockless.sched import JobSpec
+from dockless.sched.wire import answers, server
+from dockless.sched.wire.protocol import MAX_REQUEST
 
 WIDE = JobSpec(Spec(argv=("true",)), gpus="2")
 

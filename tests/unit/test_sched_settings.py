@@ -13,8 +13,8 @@ import pytest
 from dockless import errors
 from dockless.cli.logs import _box
 from dockless.errors import NotPermitted
-from dockless.sandbox.detached import Detached
-from dockless.sandbox.logfile import Row, parse
+from dockless.sandbox.run.detached import Detached
+from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import (
     answers,
     attempts,
@@ -258,7 +258,7 @@ def test_what_wakes_a_reader(tmp_path, what):
 
 def test_importing_the_client_is_cheap():
     source = Path(errors.__file__).parent.parent
-    heavy = {"asyncio", "sqlite3", "msgspec", "dockless.sched.daemon", "dockless.sched.engine"}
+    heavy = {"asyncio", "sqlite3", "msgspec", "dockless.sched.daemon", "dockless.sched.engine.engine"}
     code = f"import sys, dockless.sched; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(source)}, check=True

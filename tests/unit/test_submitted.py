@@ -8,13 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from dockless import gpus, pulling, sched, submit, submitting
+from dockless import _gpus as gpus
+from dockless import _pulling as pulling
+from dockless import _submitting as submitting
+from dockless import sched, submit
+from dockless._submitting import Submitted, make_job
 from dockless.errors import DaemonUnavailable, NotFound, UnknownImage
 from dockless.images import Store
-from dockless.sandbox import gpu_lease
+from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sched import DaemonInfo
-from dockless.sched import client as sched_client
-from dockless.submitting import Submitted, make_job
+from dockless.sched.wire import client as sched_client
 
 DAEMON = DaemonInfo(pid=1, version="", owner_uid=pulling.os.geteuid(), user="me", admin=False, started=0.0, socket="/s")
 OTHERS = replace(DAEMON, owner_uid=DAEMON.owner_uid + 1)
@@ -186,6 +189,6 @@ def test_what_the_daemon_has_given_out_is_not_taken(home, monkeypatch):
 
 
 def gpus_of(text: str):
-    from dockless.sandbox import gpu
+    from dockless.sandbox.gpus import gpu
 
     return gpu.parse_request(text)
