@@ -18,8 +18,8 @@ from dockless.errors import BadImage, BadInput, CommandNotFound, DocklessError, 
 
 @pytest.fixture
 def verb(monkeypatch):
-    """``version`` does this instead."""
-    return lambda does: monkeypatch.setattr(host, "version", does)
+    """``doctor`` does this instead."""
+    return lambda does: monkeypatch.setattr(host, "doctor", does)
 
 
 def fail(error):
@@ -86,13 +86,13 @@ def test_the_place_of_a_bug_is_shown_to_who_wants_it(monkeypatch):
 @pytest.mark.parametrize(("done", "code"), [(SystemExit(3), 3), (SystemExit(), 0), (SystemExit("words"), 0), (KeyboardInterrupt(), 130)])
 def test_verbs_that_end_the_program(verb, capfd, done, code):
     verb(fail(done))
-    assert main(["version"]) == code and capfd.readouterr() == ("", "")
+    assert main(["doctor"]) == code and capfd.readouterr() == ("", "")
 
 
 def test_an_exit_code_is_the_verbs(verb):
     for code in (0, 7):
         verb(lambda options, code=code: code)
-        assert main(["version"]) == code
+        assert main(["doctor"]) == code
 
 
 # -- lines
@@ -186,10 +186,10 @@ def test_help_is_as_wide_as_the_terminal_within_reason(monkeypatch, columns, wid
 
 
 def program(script: str, *words: str, **how) -> subprocess.CompletedProcess[bytes]:
-    """The whole program, of which ``version`` or ``run`` does this: the body of a function."""
+    """The whole program, of which ``doctor`` or ``run`` does this: the body of a function."""
     body = "".join(f"\n    {line}" for line in script.splitlines())
     imports = "import gc, os, sys\nimport dockless.cli\nfrom dockless.cli import host, run"
-    code = f"{imports}\ndef does(options):{body}\nhost.version = run.run = does\ndockless.cli.main()"
+    code = f"{imports}\ndef does(options):{body}\nhost.doctor = run.run = does\ndockless.cli.main()"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, "-P", "-c", code, *words], env=environment, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
@@ -198,37 +198,37 @@ def program(script: str, *words: str, **how) -> subprocess.CompletedProcess[byte
 
 @pytest.mark.parametrize(("before", "after"), [(0o777, 0o077), (0o022, 0o022), (0, 0), (0o177, 0o077)])
 def test_what_it_makes_is_its_own_to_read_and_write(before, after):
-    assert program("print(os.umask(0))\nreturn 0", "version", umask=before).stdout == b"%d\n" % after
+    assert program("print(os.umask(0))\nreturn 0", "doctor", umask=before).stdout == b"%d\n" % after
 
 
 def test_garbage_is_not_looked_for_while_a_sandbox_starts():
     script = "print(gc.isenabled())\nreturn 0"
-    assert [program(script, *words).stdout for words in (("run", "x"), ("run",), ("version",))] == [b"False\n", b"False\n", b"True\n"]
+    assert [program(script, *words).stdout for words in (("run", "x"), ("run",), ("doctor",))] == [b"False\n", b"False\n", b"True\n"]
 
 
 def test_a_standard_input_that_was_closed_is_nowhere():
     """The next file that is opened would get its number."""
     close = {"preexec_fn": lambda: os.close(0)}
-    assert program("print(os.readlink('/proc/self/fd/0'))\nreturn 0", "version", **close).stdout == b"/dev/null\n"
+    assert program("print(os.readlink('/proc/self/fd/0'))\nreturn 0", "doctor", **close).stdout == b"/dev/null\n"
 
 
 def test_nothing_that_was_written_is_lost():
-    done = program("sys.stdout.write('text')\nraise SystemExit(3)", "version")
+    done = program("sys.stdout.write('text')\nraise SystemExit(3)", "doctor")
     assert (done.returncode, done.stdout, done.stderr) == (3, b"text", b"")
-    done = program("sys.stdout.buffer.write(b'text')\nreturn 4", "version")
+    done = program("sys.stdout.buffer.write(b'text')\nreturn 4", "doctor")
     assert (done.returncode, done.stdout, done.stderr) == (4, b"text", b"")
 
 
 def test_what_could_not_be_written_is_an_error():
     """Also if it was still in a buffer when the verb had ended."""
     with open("/dev/full", "wb") as full:
-        done = program("return sys.stdout.write('x') * 0", "version", stdout=full)
+        done = program("return sys.stdout.write('x') * 0", "doctor", stdout=full)
     assert done.stderr.startswith(b"dockless: [Errno 28] No space left on device\n")
 
 
 def test_after_its_reader_has_gone_standard_output_is_nowhere():
     script = "import os\nreader, writer = os.pipe()\nos.dup2(writer, 1)\nos.close(reader)\nfrom dockless.cli import main\n"
-    check = "os.write(2, b'%d %s' % (main(['version']), os.readlink('/proc/self/fd/1').encode()))"
+    check = "os.write(2, b'%d %s' % (main(['doctor']), os.readlink('/proc/self/fd/1').encode()))"
     assert subprocess.run([sys.executable, "-P", "-c", script + check], capture_output=True).stderr == b"141 /dev/null"
 
 

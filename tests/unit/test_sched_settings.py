@@ -15,27 +15,11 @@ from dockless.cli.logs import _box
 from dockless.errors import NotPermitted
 from dockless.sandbox.run.detached import Detached
 from dockless.sandbox.run.logfile import Row, parse
-from dockless.sched import (
-    answers,
-    attempts,
-    client,
-    config,
-    daemon,
-    engine,
-    entry,
-    hostgpus,
-    housekeeping,
-    jobs,
-    logs,
-    outage,
-    protocol,
-    queue,
-    server,
-    stopping,
-    wants,
-    writer,
-)  # fmt: skip
+from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
+from dockless.sched.engine import attempts, engine, entry, hostgpus, housekeeping, outage, stopping, wants
+from dockless.sched.store import queue, writer
+from dockless.sched.wire import answers, client, logs, protocol, server
 
 
 def test_settings(tmp_path):
@@ -258,7 +242,7 @@ def test_what_wakes_a_reader(tmp_path, what):
 
 def test_importing_the_client_is_cheap():
     source = Path(errors.__file__).parent.parent
-    heavy = {"asyncio", "sqlite3", "msgspec", "dockless.sched.daemon", "dockless.sched.engine.engine"}
+    heavy = {"asyncio", "sqlite3", "msgspec", "dockless.sched.daemon", "dockless.sched.engine.engine.engine"}
     code = f"import sys, dockless.sched; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(source)}, check=True
