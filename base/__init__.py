@@ -1,1 +1,2 @@
-"""The floor below all rooms: paths, units, text, checks, settings, locks, system call numbers. Imports nothing above."""
+"""The floor below all rooms: paths, units, text, checks, tables of keywords, settings, locks, id maps, exit codes, system call numbers.
+Imports nothing of ours but ``errors``."""

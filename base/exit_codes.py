@@ -7,12 +7,13 @@
     125      an error of dockless: the command was not started, or what was asked for could not be done
     126      the command cannot be executed
     127      the command was not found
-    128+N    signal N ended it
+    128+N    signal N ended it: 130 Ctrl-C, 141 nobody reads the output any more
 """
 
 from __future__ import annotations
 
 TIMED_OUT, ERROR, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
+INTERRUPTED, NO_READER = 130, 141
 _SIGNALLED = 128
 
 

@@ -42,7 +42,7 @@ def in_use(path: Path) -> int:
     """A descriptor: no sweeper takes the directory ``path`` while it, or a copy of it, is open. ``BlockingIOError``: one has it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        mark_in_use(fd)
     except BaseException:
         os.close(fd)
         raise

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Store(Catalog):
     """The store at ``root`` (``paths.store()`` by default). Nothing is created before something is to be stored.
 
-    ``index``: whether layers are indexed rather than written (see ``unpacking``); None: where this kernel and this user can.
+    ``index``: whether layers are indexed rather than written (see ``catalog.unpacking``); None: where this kernel and this user can.
     """
 
     @checked

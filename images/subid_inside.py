@@ -1,4 +1,4 @@
-"""What runs inside a user's namespace for ``owned``: it imports little, because it is started for every layer."""
+"""What runs inside a user's namespace for ``layers.owned`` and ``subid``: it imports little, because it is started for every layer."""
 
 from __future__ import annotations
 

@@ -19,9 +19,7 @@ from types import ModuleType
 from typing import Any
 
 RESOLVE_NO_XDEV = 0x01
-RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
-RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 _lock = threading.Lock()

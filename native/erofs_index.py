@@ -1,4 +1,4 @@
-"""An EROFS index over an uncompressed tar, made while the tar's bytes stream by. See ``erofs.h``."""
+"""An EROFS index over an uncompressed tar, made while the tar's bytes stream by. See ``native/layer/erofs.h``."""
 
 from __future__ import annotations
 

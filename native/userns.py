@@ -2,8 +2,8 @@
 
 ``namespace_fd`` makes a namespace, fills its maps and keeps a descriptor of it, so that each start is one setns(2).
 
-newuidmap and newgidmap are set-user-id programs that we run while an attacker may own the environment, so they are found in fixed
-places only, must belong to root, and run with an empty environment in ``/`` (attacks A33, A34).
+newuidmap and newgidmap are set-user-id programs that we run while an attacker may own the environment: ``idmaps.find_tool`` takes those
+of fixed places that belong to root, and they run here with an empty environment in ``/`` (attacks A33, A34).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 ::
 
-    spec      what is wanted, as data          Spec
-    resolve   every name looked up             Spec + Image + Features ─► Resolved
-    compile   the plan, pure                   Resolved ─► Plan            rootfs: the file systems of it
-    explain   the plan for people
-    process   carried out by the launcher      Plan ─► Process ─► Exit     failure: the sentence when it fails
-    sandbox   all of it under one roof         Sandbox, a context manager
-    detached  the same without us              Detached, a directory on disk
+    spec          what is wanted, as data          Spec
+    resolve       every name looked up             Spec + Image + Features ─► Resolved
+    compile       the plan, pure                   Resolved ─► Plan            rootfs: the file systems of it
+    plan          its operations, for people too                               plan.failure: the sentence when it fails
+    run.process   carried out by the launcher      Plan ─► Process ─► Exit
+    run.attached  all of it under one roof         Sandbox, a context manager
+    run.detached  the same without us              Detached, a directory on disk
 
     from dockless.sandbox import Sandbox, Spec
     with Sandbox(Spec(argv=("echo", "hello"))) as box:

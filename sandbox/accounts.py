@@ -66,11 +66,6 @@ def resolve_user(spec: str, passwd: bytes | None, group: bytes | None) -> Accoun
     return Account(account.uid, account.gid, groups, account.home, account.name)
 
 
-def resolve_group(spec: str, group: bytes | None) -> int:
-    """One group, by name or number, as ``--group-add`` takes it."""
-    return _find_gid(spec, group)
-
-
 def parse_id(text: str) -> int | None:
     """``text`` as a uid or gid, or None if it is not one: ASCII digits only, no sign, blank, prefix or leading zero, at most 2**31-1."""
     if not text.isascii() or not text.isdigit() or len(text) > 10 or (text[0] == "0" and text != "0"):

@@ -2,7 +2,7 @@
 
 ::
 
-    Detached, Sandbox ─► Changes(upper, base, id map) ─► frozen, if it runs ─► images.diff / export / commit
+    Detached, Sandbox ─► Changes(upper, base, id map) ─► frozen, if it runs ─► images.archive: diff / export / commit
 
 A detached sandbox keeps its private upper until it is removed; an attached one loses it at its end, so it is committed while it runs.
 While it is read a running sandbox stands still, frozen by its cgroup.
@@ -22,7 +22,7 @@ from dockless.base import paths
 from dockless.base.idmaps import IdMap
 from dockless.cgroups import Cgroup
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
-from dockless.sandbox.resolved import Kept
+from dockless.sandbox.resolved import Identity
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _detached(box: Detached) -> Changes:
     running = box.state() in ("starting", "running")
     here = document.cgroup and document.boot_id == boot_id() and os.path.isdir(document.cgroup)
     cgroup = Path(document.cgroup) if here else None
-    return _changes(box.id, box.directory / "upper", document.spec, document.resolved, document.image, running, cgroup)
+    return _changes(box.id, box.directory / "upper", document.spec, document.identity, document.image, running, cgroup)
 
 
 def _attached(box: Sandbox) -> Changes:
@@ -146,10 +146,10 @@ def _attached(box: Sandbox) -> Changes:
             hint="commit it while it runs, or start it detached: its changes stay until it is removed",
         )
     upper = paths.state() / "running" / box.id / "upper"
-    return _changes(box.id, upper, box.spec, box.resolved, box.image_digest, True, box.cgroup.path if box.cgroup else None)
+    return _changes(box.id, upper, box.spec, box.identity, box.image_digest, True, box.cgroup.path if box.cgroup else None)
 
 
-def _changes(id: str, path: Path, spec: Spec, resolved: Kept | None, digest: str, running: bool, cgroup: Path | None) -> Changes:
+def _changes(id: str, path: Path, spec: Spec, identity: Identity | None, digest: str, running: bool, cgroup: Path | None) -> Changes:
     from dockless.images import Store
 
     if spec.image == "host":
@@ -168,14 +168,14 @@ def _changes(id: str, path: Path, spec: Spec, resolved: Kept | None, digest: str
             subject=spec.image,
             hint=f"load or pull {spec.image} again",
         ) from None
-    if resolved is None:
+    if identity is None:
         raise Unsupported(
             f"sandbox {id} was started by an earlier version, which did not note its id map",
             subject=id,
             hint=f"what it changed lies in {path}",
         )
     command = " ".join((*(spec.entrypoint or ()), *spec.argv))
-    return Changes(id, path, base, command, resolved.idmap, running, cgroup)
+    return Changes(id, path, base, command, identity.idmap, running, cgroup)
 
 
 def find(id: str) -> Changes:

@@ -41,9 +41,10 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a sandbox stays with from its start to its removal, whatever becomes of the host's files: in its record. ``argv``: with the
-    image's entry point. Numbers of users and groups: inside. ``idmap`` None: the user namespace of whoever started it."""
+class Identity:
+    """What a sandbox stays with from its start to its removal, whatever becomes of the host's files: in its record, for who commits it or
+    looks at it later. ``argv``: with the image's entry point. Users and groups by their numbers inside. ``idmap`` None: the user
+    namespace of whoever started it."""
 
     argv: tuple[str, ...]
     uid: int
@@ -90,9 +91,9 @@ class Resolved:
     log_limit: int = 64 << 20
 
     @property
-    def kept(self) -> Kept:
+    def identity(self) -> Identity:
         account = self.account
-        return Kept(
+        return Identity(
             self.command.argv, account.uid, account.gid, account.groups, self.workdir, self.hostname, self.capabilities, self.idmap
         )  # fmt: skip
 

@@ -26,9 +26,8 @@ The daemon: ``from dockless.sched.daemon import main``, ``main(argv: Sequence[st
 foreground and writes one line to standard error when it serves. All records are frozen and have ``as_dict()`` for ``--json``.
 Errors of the daemon are raised by the client as the same class of ``dockless.errors``, with message, subject and hint.
 
-Files: ``jobs`` (records and states) · ``codec`` · ``policy`` (pure decisions) · ``queue`` (SQLite) · ``writer`` (group commit) ·
-``lease`` · ``config`` · ``callers`` · ``hostgpus`` · ``admission`` · ``attempts`` (and their sandboxes) · ``engine`` · ``answers`` ·
-``logs`` · ``protocol`` · ``client`` · ``server`` · ``daemon``.
+Files: ``jobs`` (records and states) · ``codec`` · ``config`` · ``callers`` · ``policy`` (who starts, pure) · ``store`` (SQLite, group
+commit, kept output) · ``engine`` (starts and ends) · ``wire`` (protocol, client, server) · ``daemon``.
 """
 
 from __future__ import annotations

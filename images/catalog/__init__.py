@@ -1,1 +1,1 @@
-"""The image store on disk: blobs, layers, tags, who uses them, what they take, whether they are whole."""
+"""The image store on disk: blobs, layers, tags, who uses them, what they take, the two forms of a layer."""

@@ -61,7 +61,7 @@ _KEPT_AT_MOST = 256
 class Catalog:
     """What the store at ``root`` (``paths.store()`` by default) holds, and where. Nothing is created before something is to be stored.
 
-    ``index``: whether layers are indexed rather than written (see ``unpacking``); None: where this kernel and this user can.
+    ``index``: whether layers are indexed rather than written (see ``catalog.unpacking``); None: where this kernel and this user can.
     """
 
     @checked

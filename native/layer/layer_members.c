@@ -21,7 +21,7 @@
 #define OPAQUE ".wh..wh..opq"
 #define COPY (256u << 10)
 
-int remove_tree(int parent, const char *name); /* remove.c */
+int remove_tree(int parent, const char *name); /* native/launcher/remove.c */
 
 static const char *const KINDS[] = {"file", "hardlink", "symlink", "char", "block", "directory", "fifo"};
 

@@ -1,16 +1,16 @@
-"""GPUs: what the host has, who may have which, and what that puts into a sandbox.
+"""The public face of this folder.
 
 ::
 
-    inventory() ──► Gpu …                 gpu_nvml      read through NVML (or its stand-in, DOCKLESS_SIMULATED_GPUS=4x80G)
-    parse_request("2") ──► GpuRequest     gpu_request   Docker's grammar; N means N free GPUs
-    choose(request, gpus, busy) ──► Gpu … gpu_request   pure; neighbours by gpu_topology
+    inventory() ──► Gpu …                 nvml          read through NVML (or its stand-in, DOCKLESS_SIMULATED_GPUS=4x80G)
+    parse_request("2") ──► GpuRequest     request       Docker's grammar; N means N free GPUs
+    choose(request, gpus, busy) ──► Gpu … request       pure; neighbours by topology
         (the scheduler turns them into a lease)
-    device_nodes(gpus)                     gpu_nodes     the chosen nodes, checked, and nothing else
-    environment(gpus)                      gpu_environment
+    device_nodes(gpus)                     nodes         the chosen nodes, checked, and nothing else
+    environment(gpus)                      environment
 
 Only a lease grants a device: never the environment of an image or of a user. A UUID names a GPU everywhere (an index is for people, a
-minor for /dev). This module is the whole public face of the five.
+minor for /dev). It has all of them but ``lease``.
 """
 
 from __future__ import annotations

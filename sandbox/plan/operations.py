@@ -2,9 +2,9 @@
 
 Its arguments and its encoding are those of ``native/launcher/plan.h``, which C and Python share; ``native/launcher/ops.c`` carries it out.
 
-``below``, ``target``,
-``flags``, ``hide``, ``idmap`` and ``erofs`` are small functions of the script that ``sandbox.script`` makes of these commands; commands
-that run another one (``unshare``, ``setpriv``, …) run the rest of the script there. What a shell cannot do begins with ``IMPOSSIBLE``.
+``below``, ``target``, ``flags``, ``hide``, ``idmap`` and ``erofs`` are small functions of the script that ``sandbox.script`` makes of these
+commands; commands that run another one (``unshare``, ``setpriv``, …) run the rest of the script there. What a shell cannot do begins
+with ``IMPOSSIBLE``.
 """
 
 from __future__ import annotations
@@ -136,17 +136,17 @@ def _string(op: Said, plan: Plan) -> tuple[str, str]:
 
 
 def _fsmount(op: Said, plan: Plan) -> tuple[str, str]:
-    place = variable(plan, op.slot_out)
+    where = variable(plan, op.slot_out)
     said = f"make it a mount, attached nowhere yet ({label(plan, op.slot_out)})"
     if label(plan, op.slot_in) == "erofs context":
-        return said, f"mkdir {place}; erofs $source $device {place}"
-    flags = f"; flags {options(op.x)} {place}" if op.x else ""
-    return said, f"mkdir {place}; mount -t $fs -o $options $source {place}{flags}"
+        return said, f"mkdir {where}; erofs $source $device {where}"
+    flags = f"; flags {options(op.x)} {where}" if op.x else ""
+    return said, f"mkdir {where}; mount -t $fs -o $options $source {where}{flags}"
 
 
 def _open(op: Said, plan: Plan) -> tuple[str, str]:
-    place = variable(plan, op.slot_out)
-    return f"open {place_in(op, plan)}", f"mkdir {place}" if op.a == DIRECTORY else f"ln -s {below(op, plan, op.slot_in)} {place}"
+    where = variable(plan, op.slot_out)
+    return f"open {place_in(op, plan)}", f"mkdir {where}" if op.a == DIRECTORY else f"ln -s {below(op, plan, op.slot_in)} {where}"
 
 
 def _mkdir(op: Said, plan: Plan) -> tuple[str, str]:
@@ -219,8 +219,8 @@ def _attribute_words(op: Op, _: Slots) -> list[str]:
     ]
 
 
-def _id_words(op: Op, _: Slots) -> list[str]:
-    return [*_owner(op, _), "the groups as they are" if op.a else f"groups {groups(_raw(op.b))}"]
+def _id_words(op: Op, slots: Slots) -> list[str]:
+    return [*_owner(op, slots), "the groups as they are" if op.a else f"groups {groups(_raw(op.b))}"]
 
 
 def _raw(value: str | bytes | int) -> bytes:
@@ -228,7 +228,7 @@ def _raw(value: str | bytes | int) -> bytes:
 
 
 def _owner(op: Op, _: Slots) -> list[str]:
-    return [f"{op.x & 0xFFFFFFFF}:{op.x >> 32}"]
+    return ["{}:{}".format(*ids(op))]
 
 
 def _namespaces(op: Op, _: Slots) -> list[str]:

@@ -101,7 +101,7 @@ def options(bits: int) -> str:
     return ",".join(name for bit, name in FLAGS if bits & bit)
 
 
-def ids(op: Said) -> tuple[int, int]:
+def ids(op: Op | Said) -> tuple[int, int]:
     return op.x & 0xFFFFFFFF, op.x >> 32
 
 

@@ -26,7 +26,7 @@ from dockless.native.userns import namespace_fd
 from dockless.sandbox.plan.builder import NEW_NS, Section
 from dockless.sandbox.plan.plan import SLOT_FREE, SLOT_IMAGE, SLOT_LOCK, SLOT_STATE, Plan, filled_in
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
-from dockless.sandbox.resolved import Kept
+from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import process
 from dockless.sandbox.run.prepared import Prepared, prepared
 from dockless.sandbox.run.process import Exit, Process
@@ -68,7 +68,7 @@ class Sandbox:
         self.spec = spec
         self.id = check_id(id) if id else new_id()
         self.plan: Plan | None = None
-        self.resolved: Kept | None = None
+        self.identity: Identity | None = None
         self.warnings: tuple[str, ...] = ()
         self.image_digest = ""
         self._stdio = (stdin, stdout, stderr)
@@ -106,7 +106,7 @@ class Sandbox:
             self._stack.callback(end, self._cgroup)
             mark_in_use(self._cgroup.fd)
         ready = prepared(self.spec, image, has_cgroup=self._cgroup is not None)
-        self.plan, self.resolved = ready.plan, ready.resolved.kept
+        self.plan, self.identity = ready.plan, ready.resolved.identity
         self.warnings += ready.resolved.warnings
         directory = paths.state() / "running" / self.id
         removed = self.id if ready.resolved.layers else ""

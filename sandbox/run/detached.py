@@ -3,7 +3,7 @@
 ::
 
     <state>/sandboxes/<id>/
-        spec.json      what was asked, with labels, the boot and the cgroup
+        spec.json      what was asked and what it was resolved to; labels, the boot, the cgroup
         lock           locked by the keeper for as long as it lives; pids can be reused, locks cannot
         started        the keeper's and init's pids, once they exist
         log, log.1     the job's output
@@ -38,9 +38,8 @@ from dockless.errors import BadInput, CgroupError, DocklessError, SandboxError, 
 from dockless.sandbox.features import probe
 from dockless.sandbox.plan.plan import SLOT_LOCK, SLOT_STATE, SLOT_STDERR, SLOT_STDOUT, filled_in
 from dockless.sandbox.resolve import stop_signal
-from dockless.sandbox.resolved import Kept
-from dockless.sandbox.run import attached as sandbox
-from dockless.sandbox.run import process, records
+from dockless.sandbox.resolved import Identity
+from dockless.sandbox.run import attached, process, records
 from dockless.sandbox.run.prepared import prepared
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.run.reconcile import end
@@ -59,7 +58,7 @@ State = Literal["starting", "running", "exited", "vanished"]
 @dataclass(frozen=True, slots=True)
 class Document:
     """``spec.json``. ``cgroup``: its path, empty for none. ``image``: the digest of what ``spec.image`` named when it started.
-    ``stop_signal``: the caller's or the image's. ``resolved``: None in the record of an earlier version."""
+    ``stop_signal``: the caller's or the image's. ``identity``: None in the record of an earlier version."""
 
     spec: Spec
     boot_id: str
@@ -70,7 +69,7 @@ class Document:
     warnings: tuple[str, ...] = ()
     image: str = ""
     stop_signal: int = int(signal.SIGTERM)
-    resolved: Kept | None = None
+    identity: Identity | None = None
 
 
 _converting = threading.Lock()
@@ -337,7 +336,7 @@ class Detached:
         if self.state() in ("starting", "running"):
             raise SandboxError(f"sandbox {self.id} still runs", subject=self.id, hint=f"dockless stop {self.id}")
         for name in ("upper", "work"):
-            sandbox.remove_tree(self.directory / name)
+            attached.remove_tree(self.directory / name)
 
     def remove(self) -> None:
         """End it if it still runs, and remove everything of it: processes, cgroup, upper, logs, records. ``NotEnded`` where it does not
@@ -349,7 +348,7 @@ class Detached:
         if group is not None:
             with group:
                 end(group)
-        sandbox.remove_tree(self.directory)
+        attached.remove_tree(self.directory)
 
 
 def _unnamed_cgroup(directory: Path) -> Cgroup | None:
@@ -432,9 +431,9 @@ def start(
     Reads no settings: 128 MiB of output are kept where the spec does not say. ``owner``: the host user it runs for (root only).
     Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s.
     """
-    id = check_id(id) if id else sandbox.new_id()
+    id = check_id(id) if id else attached.new_id()
     spec = replace(spec, log_size=spec.log_size or settings.DEFAULTS["logs.size"])
-    image = sandbox.find_image(spec.image)
+    image = attached.find_image(spec.image)
     probe()  # before anything is made that a process would be needed to remove
     directory = _root(state_root) / id
     made = Detached(id, directory)
@@ -461,13 +460,13 @@ def start(
 
 
 def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | None, labels: Mapping[str, str]) -> None:
-    group = sandbox.make_cgroup(spec, _group_name(made.directory))
+    group = attached.make_cgroup(spec, _group_name(made.directory))
     fds: list[int] = []
     opened = contextlib.ExitStack()
     try:
-        slots = sandbox.hold_image(image, opened)
+        slots = attached.hold_image(image, opened)
         ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
-        warnings = sandbox.warnings_of(spec, group) + ready.resolved.warnings + _keep_image(image, made.directory)
+        warnings = attached.warnings_of(spec, group) + ready.resolved.warnings + _keep_image(image, made.directory)
         place = str(group.path) if group else ""
         document = Document(
             spec,
@@ -479,7 +478,7 @@ def _start(spec: Spec, made: Detached, image: Image, lock: int, owner: int | Non
             warnings,
             image.digest,
             stop_signal(spec, image),
-            ready.resolved.kept,
+            ready.resolved.identity,
         )
         _write_document(made.directory, document)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
 """Plans that are ready to start, kept: a spec that starts again costs no looking up, no compiling, no encoding.
 
 What a plan depends on is its key: the spec, the image by its digest and layers, the host files that were read, by their stamps. A spec
-whose plan
-depends on more (leased GPUs, volumes, a profile file) is compiled anew each time.
+whose plan depends on more (leased GPUs, volumes, a profile file) is compiled anew each time.
 """
 
 from __future__ import annotations

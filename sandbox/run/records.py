@@ -15,8 +15,7 @@ from pathlib import Path
 
 from dockless.base.locks import CANNOT_TELL
 from dockless.cgroups import Usage
-from dockless.sandbox.run import attached as sandbox
-from dockless.sandbox.run import process
+from dockless.sandbox.run import attached, process
 from dockless.sandbox.run.process import Exit
 
 ROOM = {"started.tmp": 4096, "exit.tmp": 16384}
@@ -100,7 +99,7 @@ def parse_exit(raw: bytes) -> Exit:
         usage=own,
     )
     try:
-        return sandbox.with_usage(ended, Usage.from_files(files)) if files else ended
+        return attached.with_usage(ended, Usage.from_files(files)) if files else ended
     except OverflowError as error:
         raise ValueError(f"the cgroup's account: {error}") from None
 

@@ -1,1 +1,1 @@
-"""Who starts, and who may ask for what: pure functions."""
+"""Who starts now, and how much of the queue each user has. No files, no clock."""

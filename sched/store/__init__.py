@@ -1,1 +1,1 @@
-"""The queue on disk, and the output that is kept."""
+"""The queue on disk, its leases of GPUs, its one writer, and the output that is kept."""

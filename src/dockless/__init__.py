@@ -112,9 +112,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _ROOMS = frozenset(("cgroups", "errors", "images", "native", "sandbox", "sched"))
 
-__all__ = [
-    *sorted(_MODULE_OF),
-]
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:

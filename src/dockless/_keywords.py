@@ -1,5 +1,5 @@
 """The keywords of a sandbox: what ``run``, ``arun``, ``Sandbox`` and ``submit`` take beside their own, for people and type checkers; values
-are checked against it. What becomes of each is in ``options.KEYWORDS``."""
+are checked against it. What becomes of each is in ``_options.KEYWORDS``."""
 
 from __future__ import annotations
 

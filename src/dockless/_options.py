@@ -56,7 +56,7 @@ def given_items(value: object) -> Any:
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that say something, checked against ``keywords.Options``. ``TypeError`` for an unknown one, ``BadInput``."""
+    """The keywords that say something, checked against ``_keywords.Options``. ``TypeError`` for an unknown one, ``BadInput``."""
     from dockless._keywords import Options
 
     known = Options.__annotations__
@@ -295,5 +295,5 @@ KEYWORDS = (
     Keyword("pull", "", as_it_is),  # done by whoever starts it
     Keyword("limits", "limits", as_it_is),  # or made by _limits of the keywords of cgroups.limits.KEYWORDS
 )
-"""The keywords of ``keywords.Options`` but those of limits, which are rows of ``cgroups.limits.KEYWORDS``, and the field of ``Spec`` that
+"""The keywords of ``_keywords.Options`` but those of limits, which are rows of ``cgroups.limits.KEYWORDS``, and the field of ``Spec`` that
 each fills. What the command line calls them: ``cli.sandbox_options``."""

@@ -154,7 +154,7 @@ class Writer:
 
 
 class Ending(Protocol):
-    """What ends some time: readable when it has to be looked at; ``sandbox.process.Process``."""
+    """What ends some time: readable when it has to be looked at; ``sandbox.run.process.Process``."""
 
     def fileno(self) -> int: ...
     def poll(self) -> object | None: ...

@@ -1,4 +1,4 @@
-"""The same moving of bytes as ``stdio.exchange``, driven by asyncio's event loop."""
+"""The same moving of bytes as ``_stdio.exchange``, driven by asyncio's event loop."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dockless.base.exit_codes import INTERRUPTED
 from dockless.cli.output import err, out
 from dockless.errors import DaemonUnavailable, DocklessError, Refused
 
@@ -89,7 +90,7 @@ def run_demo(*, keep: bool = False) -> int:
         code = 1
     except KeyboardInterrupt:
         err("", "demo: interrupted; cleaning up")
-        code = 130
+        code = INTERRUPTED
     finally:
         left = _strike(stage, keep)
         for name, value in before.items():

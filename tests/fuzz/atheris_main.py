@@ -22,7 +22,6 @@ with atheris.instrument_imports(include=["dockless.images", "dockless.errors"]):
     import fuzz.targets as targets
 
     from dockless import images
-    from dockless.images.model import config, digest, manifest, platforms, reference  # noqa: F401
 
 from fuzz.mutators import MUTATORS  # noqa: E402
 from fuzz.properties import Broken  # noqa: E402

@@ -298,7 +298,7 @@ def upload_target(data: bytes) -> None:
             pace = UploadPace(chunk=1000, remembered_from=2000, tries=3, wait=0.0, wait_max=0.0)
             upload = Upload(
                 registry, digest.of(b"x"), size, fd, "fuzz", source="other/repository" if size % 200 else "",
-                state=Path(place), pace=pace, stop=_Impatient(), told=lambda offset: None,
+                state=Path(place), pace=pace, stop=_Impatient(), report=lambda offset: None,
             )  # fmt: skip
             hold(upload.run() in ("there", "mounted", "sent"), "an outcome nobody knows")
     finally:

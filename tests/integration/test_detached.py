@@ -60,7 +60,7 @@ def test_a_whole_life(start):
 def test_what_was_resolved_is_in_its_record(start):
     """As the kernel has it, and for whoever comes later, whatever has become of /etc/subuid by then."""
     box = start("sleep 60", workdir="/tmp", hostname="there", user="0")
-    kept = box.document.resolved
+    kept = box.document.identity
     assert kept is not None and kept.idmap is not None
     rows = [list(map(int, line.split())) for line in Path(f"/proc/{box.init_pid}/uid_map").read_text().splitlines()]
     assert rows == [[row.inside, row.outside, row.count] for row in kept.idmap.uids]

@@ -1,4 +1,4 @@
-"""The queue and `dockless run` never give the same GPU away: both respect the lock files of gpu_lease."""
+"""The queue and `dockless run` never give the same GPU away: both respect the lock files of ``sandbox.gpus.lease``."""
 
 import pytest
 

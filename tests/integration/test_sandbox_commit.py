@@ -214,14 +214,14 @@ def test_the_id_map_is_that_of_its_start(start, monkeypatch):
     box = ended(start, "echo x > /f")
     monkeypatch.setattr("dockless.sandbox.resolve.default_map", lambda owner: pytest.fail("the map is made again"))
     changes = commit.changes_of(box)
-    assert changes.idmap == box.document.resolved.idmap and [str(change.path) for change in changes.changes()] == ["/f"]
+    assert changes.idmap == box.document.identity.idmap and [str(change.path) for change in changes.changes()] == ["/f"]
 
 
 def test_a_record_of_an_earlier_version_says_so(start):
     box = ended(start, "echo x > /f")
     record = box.directory / "spec.json"
     document = json.loads(record.read_text())
-    del document["resolved"]
+    del document["identity"]
     record.write_text(json.dumps(document))
     with pytest.raises(Unsupported, match="earlier version") as error:
         commit.changes_of(box)

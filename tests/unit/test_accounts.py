@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dockless.errors import BadInput
-from dockless.sandbox.accounts import MAX_FILE, Account, parse_id, resolve_group, resolve_user
+from dockless.sandbox.accounts import MAX_FILE, Account, parse_id, resolve_user
 
 PASSWD = b"""root:x:0:0:root:/root:/bin/sh
 me:x:1000:1001:Me:/home/me:/bin/sh
@@ -154,11 +154,11 @@ def test_group_lists_are_bounded():
 
 
 def test_groups():
-    assert resolve_group("video", GROUP) == 44
-    assert resolve_group("12", GROUP) == 12
+    assert resolve_user("0:video", PASSWD, GROUP).gid == 44
+    assert resolve_user("0:12", PASSWD, GROUP).gid == 12
     for bad in ("-1", "nope", "", "0x1"):
         with pytest.raises(BadInput):
-            resolve_group(bad, GROUP)
+            resolve_user(f"0:{bad}", PASSWD, GROUP)
 
 
 @settings(max_examples=200, deadline=None)

@@ -371,7 +371,7 @@ def test_wrong_input(line, words, one, capfd, monkeypatch, tmp_path):
 def test_what_is_there_is_not_pulled(one):
     code = (
         "import sys; from dockless._pulling import present; assert present('one:1') == 'one:1' and present('host', 'always') == 'host';"
-        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.transfer.pull'])"
+        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.pull'])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 

@@ -109,6 +109,13 @@ def test_what_was_loaded_makes_no_room_for_what_comes_next(loads, say, home):
     assert loads[0][-1] == 0
 
 
+def test_what_comes_alone_takes_no_descriptors(loads, say, home, monkeypatch):
+    """However many images are in it."""
+    monkeypatch.setattr(Store, "lease", lambda self, found: os.open("/nowhere", os.O_RDONLY))
+    assert say("load", "-q", "a") == (0, "a:1\n", "")
+    assert say("load", "-q", "a", "b")[0] == 125
+
+
 def test_one_that_cannot_be_loaded_leaves_the_others(loads, say, tmp_path):
     (tmp_path / "bad").write_text("bad")
     code, out, err = say("load", "-q", tmp_path / "bad", "a")

@@ -1,4 +1,4 @@
-"""Commit: documents, digests, compression; the kernel's own uppers are in tests/integration/test_image_out.py."""
+"""Commit: documents, digests, compression; the kernel's own uppers are in tests/integration/test_image_diff.py."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Exit codes, as the field has them: the command's own; 128+N if signal N ended it
 cannot be executed, 127 it was not found. Errors are two lines on standard error (``--json``: one JSON object)::
 
     dockless: there is no image 'x'
-      hint: load one: dockless load FILE; list them: dockless images
+      hint: pull it: dockless pull x; or load it: dockless load FILE; list what is there: dockless images
 """
 
 from __future__ import annotations
@@ -108,13 +108,17 @@ def _guarded(arguments: list[str]) -> int:
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return 130
+        from dockless.base.exit_codes import INTERRUPTED
+
+        return INTERRUPTED
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
     except BrokenPipeError:
         # Whoever reads us has gone; a second complaint at exit would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
+        from dockless.base.exit_codes import NO_READER
+
+        return NO_READER
     except Exception as error:
         return report(error, as_json="--json" in arguments[: arguments.index("--") if "--" in arguments else None])
 

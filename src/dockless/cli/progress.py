@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dockless.base.exit_codes import INTERRUPTED
 from dockless.base.units import format_duration, format_size
 from dockless.cli.output import err
 
@@ -94,4 +95,4 @@ def resumable(doing: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         err(f"dockless: interrupted; what has come is kept: run the same command to go on with {doing}")
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None

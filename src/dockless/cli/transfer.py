@@ -59,7 +59,7 @@ def load(options: Namespace) -> int:
             else:
                 found = store.load(source, name=options.name, progress=progress)
         loaded.extend(found)
-        for image in found:
+        for image in found if len(sources) > 1 else ():  # an archive may have more images than we may have descriptors
             kept.callback(os.close, store.lease(image))
         print_images(found, options)
 
