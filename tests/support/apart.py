@@ -20,6 +20,8 @@ TIME_LIMIT = float(
 )  # seconds for one test, on a machine like the one they were written on
 _REFERENCE = 0.015  # seconds that _work takes there
 _HANG = 1.5  # times that for code in C that does not come back to Python: then the run ends, with every thread's stack
+_TO_REPORT = 10.0
+"""Seconds besides, for the failure to be told: on a machine that is busy with something else, whatever the limit of the test."""
 
 _stderr = os.dup(2)  # pytest puts another file in its place while a test runs
 
@@ -81,7 +83,7 @@ def _work() -> float:
 
 def end_the_run_after(seconds: float) -> None:
     """A watchdog without Python: also for a call that never returns or holds the interpreter's lock. ``forget_the_end`` calls it off."""
-    faulthandler.dump_traceback_later(seconds * _HANG, exit=True, file=_stderr)
+    faulthandler.dump_traceback_later(seconds * _HANG + _TO_REPORT, exit=True, file=_stderr)
 
 
 def forget_the_end() -> None:
