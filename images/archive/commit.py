@@ -69,12 +69,12 @@ def commit(
             return write_layer(known, base.layers, out, clamp=clamp)
     else:
         write = upper
-    return add_layer(store, base, write, reference, edit or Edit(), compression, level, when, created_by)
+    return _add_layer(store, base, write, reference, edit or Edit(), compression, level, when, created_by)
 
 
-def add_layer(
+def _add_layer(
     store: Catalog,
-    base: Image | None,
+    base: Image,
     write: WriteLayer,
     reference: str | None,
     edit: Edit,
@@ -83,13 +83,12 @@ def add_layer(
     when: Created,
     created_by: str,
 ) -> Image:
-    """The part that is the same for a commit and for an image out of a tar (``base`` None)."""
     name = store.check_name(reference) if reference is not None else None
     level = check_level(compression, level)
-    what = f"the new layer on {base.name}" if base is not None else "the new layer"
+    what = f"the new layer on {base.name}"
     with (
         _storing(store, what),
-        held(store, (base,) if base is not None else ()),
+        held(store, (base,)),
         reserved(store, 0, what),  # how much it will be is not known: the store is brought back to its bound first
         store.using(),
         temporary_directory(store.root / "tmp") as scratch,
@@ -97,7 +96,7 @@ def add_layer(
         written, packed = pack(scratch / "blob", lambda out: write(out, when.clamp), compression, level, what)
         new = NewLayer(packed.diff_id, packed.digest, packed.size, manifest.OCI_LAYER + SUFFIX[compression])
         # An upper without changes: nothing for readers to fetch.
-        layer = new if written.members or base is None else None
+        layer = new if written.members else None
         return register(store, base, layer, scratch / "blob", name, edit, when, created_by, written.warnings)
 
 
