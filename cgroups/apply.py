@@ -91,10 +91,10 @@ def _write_io_weight(fd: int, write: Write) -> Rounding | None:
     weight = int(write.value.split()[-1])
     kept = None
     written = []
-    if _present(fd, "io.weight"):
+    if present(fd, "io.weight"):
         kept = rounding(write, _write_and_read(fd, "io.weight", write))
         written.append(_io_cost_on())
-    if _present(fd, "io.bfq.weight"):
+    if present(fd, "io.bfq.weight"):
         # bfq's scale ends at 1000; 100 is the middle of both. The same mapping as systemd's.
         bfq = weight if weight <= 100 else 100 + (weight - 100) * 900 // 9900
         _write_and_read(fd, "io.bfq.weight", Write("io.bfq.weight", str(bfq), "io"))
@@ -132,7 +132,7 @@ def _bfq_on() -> bool:
     return False
 
 
-def _present(fd: int, name: str) -> bool:
+def present(fd: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=fd)
     except OSError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dockless.cgroups import devices
-from dockless.cgroups.apply import apply
+from dockless.cgroups.apply import apply, present
 from dockless.cgroups.delegation import HOME, Delegation, enable, find_delegation, forget
 from dockless.cgroups.limits import Limits, Rounding, Write
 from dockless.cgroups.usage import USAGE_FILES, Usage, parse_flat
@@ -80,7 +80,7 @@ class Cgroup:
             fd = os.open(text, _OPEN)
         except OSError as error:
             raise CgroupError(f"cannot open the group {text}: {error.strerror}", subject=text, hint="it may be gone already") from error
-        if not _exists(fd, "cgroup.kill"):
+        if not present(fd, "cgroup.kill"):
             os.close(fd)
             raise CgroupError(f"{text} is not a cgroup v2 group", subject=text, hint="this needs Linux 5.14 (cgroup.kill)")
         return cls(text, fd)
@@ -343,14 +343,6 @@ def _limited(path: str, writes: tuple[Write, ...], have: frozenset[str], place: 
             raise
         group.warnings, group.readback = tuple(warnings), tuple(readback)
     return group
-
-
-def _exists(fd: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=fd)
-    except OSError:
-        return False
-    return True
 
 
 def _tree(path: str) -> list[str]:

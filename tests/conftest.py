@@ -180,3 +180,15 @@ def scratch_disk() -> tuple[Path, str]:
     place = Path(os.environ["DOCKLESS_TEST_DISK"])
     number = os.stat(place).st_dev
     return place, f"{os.major(number)}:{os.minor(number)}"
+
+
+@pytest.fixture
+def say(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The exit code, standard output and standard error of a command line."""
+    from dockless.cli import main
+
+    def say(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capfd.readouterr()
+
+    return say

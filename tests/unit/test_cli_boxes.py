@@ -11,7 +11,6 @@ from dataclasses import asdict
 import pytest
 from support.recorded import AT, OOM_KILLED, alive, exit_record, recorded
 
-from dockless.cli import main
 from dockless.cli.boxes import describe
 from dockless.errors import SandboxGone
 from dockless.sandbox.run import detached
@@ -20,17 +19,6 @@ from dockless.sandbox.run.process import TIMED_OUT
 from dockless.sandbox.spec import Spec
 
 TRUE = Spec(argv=("true",), image="img")
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code, standard output and standard error of a command line."""
-
-    def say(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        return code, *capfd.readouterr()
-
-    return say
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 from dockless import _committing as committing
 from dockless._box import Sandbox
-from dockless.cli import main
 from dockless.images.archive.assemble import Edit
 from dockless.images.archive.diff import Change
 from dockless.sandbox import commit
@@ -43,17 +42,6 @@ def asked(monkeypatch):
     monkeypatch.setattr(commit, "find", Found)
     monkeypatch.setattr(commit, "changes_of", lambda box: Found(("changes of", box)))
     return asked
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code, standard output and standard error of a command line."""
-
-    def say(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        return code, *capfd.readouterr()
-
-    return say
 
 
 def test_diff(asked, say):

@@ -11,7 +11,6 @@ import pytest
 
 import dockless
 from dockless import demo, doctor, sched
-from dockless.cli import main
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
 from dockless.sandbox.gpus import gpu
 from dockless.sandbox.gpus import lease as gpu_lease
@@ -38,17 +37,6 @@ quota       user bob: 0 of 0 GPUs in use
 quota       group lab: 2 of any number GPUs in use
 """
 OUTAGE = "  hint: make room on the disk of the daemon's directory; until then no job is started, and no end is recorded\n"
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code, standard output and standard error of a command line."""
-
-    def say(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        return code, *capfd.readouterr()
-
-    return say
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from dockless.cli import main
 from dockless.errors import NotFound, Unauthorized
 from dockless.images import Store
 from dockless.images.progress import Progress
@@ -31,17 +30,6 @@ def row(name: str, **fields: Any) -> dict[str, Any]:
         "reference": name, "digest": DIGEST, "config_digest": "sha256:c", "os": "linux", "architecture": "arm64", "variant": "v8",
         "size": 2048, "created": "2026-01-02T03:04:05Z", "layers": 2, "warnings": [], "config": {"cmd": ["true"]}, **fields,
     }  # fmt: skip
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code, standard output and standard error of a command line."""
-
-    def say(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        return code, *capfd.readouterr()
-
-    return say
 
 
 # -- pull and push

@@ -11,7 +11,6 @@ import pytest
 from support.streams import Stream
 
 from dockless.base import paths
-from dockless.cli import main
 from dockless.cli.images import matches
 from dockless.errors import BadInput, UnknownImage
 from dockless.images import Store
@@ -38,17 +37,12 @@ ROOMS = (
 
 
 @pytest.fixture
-def say(monkeypatch, capfd):
+def say(say, monkeypatch):
     """The exit code, standard output and standard error of a command line, at 1000 seconds of the clock."""
     monkeypatch.setattr("dockless.cli.output.time.time", lambda: 1000.0)
     monkeypatch.setattr(Store, "list", lambda self: IMAGES)
     monkeypatch.setattr(Store, "unusable", lambda self: [])
     monkeypatch.setattr(Store, "room", lambda self: SimpleNamespace(images=ROOMS))
-
-    def say(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        return code, *capfd.readouterr()
-
     return say
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from dockless.cli import main
 from dockless.images import Store
 from dockless.images.catalog.room import Freed, ImageRoom, Room
 
@@ -28,17 +27,6 @@ busy:1        efefefefefef  5 B    5 B         in use
 """
 BOTH = Freed(("one:1", "two:2"), 2048)
 BLOBS = "blobs        2 KiB, as they came: for push and save (dockless prune --blobs)\n"
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code, standard output and standard error of a command line."""
-
-    def say(*words: str) -> tuple[int, str, str]:
-        code = main(list(words))
-        return code, *capfd.readouterr()
-
-    return say
 
 
 @pytest.fixture

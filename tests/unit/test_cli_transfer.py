@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dockless.cli import dispatch, main
+from dockless.cli import dispatch
 from dockless.errors import BadImage, ImageError, SandboxGone, UnknownImage
 from dockless.images import Store
 from dockless.images.archive import export, importing, save
@@ -46,17 +46,6 @@ class _Standard(io.TextIOWrapper):
 
     def isatty(self) -> bool:
         return self.terminal
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code, standard output and standard error of a command line."""
-
-    def say(*words: object) -> tuple[int, str, str]:
-        code = main([str(word) for word in words])
-        return code, *capfd.readouterr()
-
-    return say
 
 
 # -- load
