@@ -69,20 +69,6 @@ def commit(
             return write_layer(known, base.layers, out, clamp=clamp)
     else:
         write = upper
-    return _add_layer(store, base, write, reference, edit or Edit(), compression, level, when, created_by)
-
-
-def _add_layer(
-    store: Catalog,
-    base: Image,
-    write: WriteLayer,
-    reference: str | None,
-    edit: Edit,
-    compression: Compression,
-    level: int | None,
-    when: Created,
-    created_by: str,
-) -> Image:
     name = store.check_name(reference) if reference is not None else None
     level = check_level(compression, level)
     what = f"the new layer on {base.name}"
@@ -97,7 +83,7 @@ def _add_layer(
         new = NewLayer(packed.diff_id, packed.digest, packed.size, manifest.OCI_LAYER + SUFFIX[compression])
         # An upper without changes: nothing for readers to fetch.
         layer = new if written.members else None
-        return register(store, base, layer, scratch / "blob", name, edit, when, created_by, written.warnings)
+        return register(store, base, layer, scratch / "blob", name, edit or Edit(), when, created_by, written.warnings)
 
 
 def pack(path: Path, write: Callable[[Output], Written], compression: Compression, level: int, what: str) -> tuple[Written, Packed]:
