@@ -15,10 +15,11 @@ V := .venv
 PY := $(V)/bin/python
 PIP := $(PY) -m pip --quiet --quiet
 NATIVE := $(wildcard native/*.c native/*.h native/*/*.c native/*/*.h native/build.py) setup.py
+FILTERS := $(wildcard sandbox/seccomp/*.py sandbox/seccomp/profiles/*.json) sandbox/capabilities.py base/syscalls.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench bench-images faults fuzz hunt mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench bench-images faults fuzz hunt walk mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -42,19 +43,24 @@ fuzz: build $(V)/.fuzz  ## fuzz what reads strangers' bytes; FUZZ_SECONDS=60 eac
 faults: build  ## each write of each operation on a failing disk (root); ARGS="--most 3 --only pull"; docs/faults.md
 	@$(PY) -P tests/faults/run.py $(ARGS)
 
-mutants: build  ## change the program a little: does a test notice? ARGS="--room sched --count 20 --seed 7"; docs/mutants.md
+mutants: build  ## change the program a little: does a test notice? ARGS="--package sched --count 20 --seed 7"; docs/mutants.md
 	@$(PY) -P tests/mutants/run.py $(ARGS)
 
 hunt: build  ## random hostile images and options against canaries; HUNT_SECONDS=60, ARGS="--seed WORD"; docs/hunt.md
 	@$(PY) -P tests/hunt/run.py --seconds $(or $(HUNT_SECONDS),60) $(ARGS)
 
+walk: build  ## random operations of the API from threads and loops, processes killed; STEPS=10000, ARGS="--seed WORD"; docs/walk.md
+	@$(PY) -P tests/walk/run.py --steps $(or $(STEPS),10000) $(ARGS)
+
 bench-images: build  ## images of real size beside umoci, skopeo, podman, containerd; a first time makes the image (root)
 	@$(PY) benchmarks/images.py $(ARGS)
 
-check: build $(V)/.dev  ## ruff format and lint, mypy --strict, layering
+check: build $(V)/.dev  ## ruff format and lint, mypy --strict, pyright on examples and public names, layering
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
+	@$(PY) -m mypy examples tests/typed
+	@$(PY) -m pyright
 	@$(PY) -m pytest -q tests/unit/test_layering.py
 
 format: $(V)/.dev  ## let ruff format and fix
@@ -74,7 +80,7 @@ wheel: build  ## sdist, and the wheel built from it, in dist/
 
 clean:  ## remove what was built
 	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@rm -rf native/*.so native/*.o native/_native.c native/dockless-launcher native/simulated $(V)/.built
+	@rm -rf native/*.so native/*.o native/_native.c native/dockless-launcher native/dockless-agent native/simulated sandbox/seccomp/built $(V)/.built
 	@find . -path ./$(V) -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 clean-all: clean  ## and .venv; the VM's cache is ~/.cache/dockless-vm
@@ -116,7 +122,7 @@ $(V)/.fuzz: pyproject.toml | $(V)/.built
 	@touch $@
 
 # The first time pip installs the package editable (a plain .pth to src/); afterwards only the C part is compiled again.
-$(V)/.built: pyproject.toml $(NATIVE) | $(V)/.venv
+$(V)/.built: pyproject.toml $(NATIVE) $(FILTERS) | $(V)/.venv
 	@echo "make: building"
 	@if [ ! -e $(V)/.installed ] || [ pyproject.toml -nt $(V)/.installed ]; then \
 	  $(PIP) install --no-build-isolation -e '.[test]' && touch $(V)/.installed; \

@@ -11,13 +11,13 @@ import builtins
 import collections.abc
 import os
 import types
-import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
 
+from dockless.base import typing
+from dockless.base.dataclass import fields_of
 from dockless.base.text import shown
+from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,12 +42,26 @@ def check_record(record: Any) -> None:
     for name, default, text in _fields(kind):
         value = getattr(record, name)
         if value is not default:
-            check(name, value, annotation(text, kind.__module__))
+            hint, at_once = _meant(text, kind.__module__)
+            if type(value) not in at_once or _bounds_problem(name, value):
+                check(name, value, hint)
 
 
-@lru_cache(maxsize=64)
-def _fields(kind: type) -> tuple[tuple[str, Any, str], ...]:
-    return tuple((item.name, item.default, str(item.type)) for item in fields(kind))
+_fields = lru_cache(maxsize=64)(fields_of)
+
+
+@lru_cache(maxsize=512)
+def _meant(text: str, module: str) -> tuple[Any, tuple[type, ...]]:
+    """An annotation, and the types of which a value needs no more than a look at its bounds."""
+    hint = annotation(text, module)
+    return hint, _types_of(hint)
+
+
+@lru_cache(maxsize=512)
+def _types_of(hint: Any) -> tuple[type, ...]:
+    origin, inner = _parts(hint)
+    either = inner if origin is types.UnionType else (hint,)
+    return tuple(one for one in either if isinstance(one, type))
 
 
 def checked(function: F) -> F:
@@ -56,13 +70,19 @@ def checked(function: F) -> F:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    module = function.__module__
     wanted = {name: text for name, text in function.__annotations__.items() if name in known}
+    meant: dict[str, tuple[Any, tuple[type, ...]]] = {}
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             if name in wanted:
-                check(name, value, annotation(str(wanted[name]), function.__module__))
+                if name not in meant:
+                    meant[name] = _meant(str(wanted[name]), module)
+                hint, at_once = meant[name]
+                if type(value) not in at_once or (value is not None and _bounds_problem(name, value)):
+                    check(name, value, hint)
         return function(*args, **kwargs)
 
     return typing.cast(F, call)
@@ -89,18 +109,18 @@ def annotation(text: str, module: str) -> Any:
 
 @lru_cache(maxsize=512)
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.get_origin(hint), typing.get_args(hint)
+    return typing.parts(hint)
 
 
 def _problem(name: str, value: object, hint: Any) -> str | None:
     if type(value) is hint:
         return _bounds_problem(name, value)
     origin, inner = _parts(hint)
-    if hint is Any or hint is object or isinstance(hint, TypeVar):
+    if hint is Any or isinstance(hint, TypeVar):
         return None
     if hint is None:
         hint = type(None)
-    if origin in (typing.Union, types.UnionType):
+    if origin is types.UnionType:
         if type(value) in inner:
             return _bounds_problem(name, value)
         problems = [_problem(name, value, one) for one in inner]
@@ -129,11 +149,12 @@ def _problem(name: str, value: object, hint: Any) -> str | None:
 
 
 def _list_problem(name: str, value: object, origin: Any, inner: tuple[Any, ...]) -> str | None:
-    kind = tuple if origin is tuple else collections.abc.Iterable
-    if not isinstance(value, kind) or isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):
-        return f"{name} is {shown(value)}, not a list"
-    if not isinstance(value, collections.abc.Collection):
-        return None
+    if type(value) is not tuple:
+        kind = tuple if origin is tuple else collections.abc.Iterable
+        if not isinstance(value, kind) or isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):
+            return f"{name} is {shown(value)}, not a list"
+        if not isinstance(value, collections.abc.Collection):
+            return None
     if origin is tuple and inner and inner[-1] is not Ellipsis:
         if len(value) != len(inner):
             return f"{name} has {len(value)} parts, not {len(inner)}"
@@ -141,6 +162,8 @@ def _list_problem(name: str, value: object, origin: Any, inner: tuple[Any, ...])
     else:
         kinds = [inner[0] if inner else Any] * len(value)
     for at, (item, one) in enumerate(zip(value, kinds, strict=True)):
+        if type(item) in _types_of(one) and not _bounds_problem(name, item):
+            continue
         problem = _problem(f"{name}[{at}]", item, one)
         if problem:
             return problem
@@ -175,7 +198,7 @@ def _bounds_problem(name: str, value: object) -> str | None:
 
 def _words(hint: Any) -> str:
     origin, inner = _parts(hint)
-    if origin in (typing.Union, types.UnionType):
+    if origin is types.UnionType:
         return " or ".join(dict.fromkeys(_words(one) for one in inner if one is not type(None)))
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, inner))

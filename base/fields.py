@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 
 
-class Keyword(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Keyword:
     """``field``: of the record, empty for a keyword that fills none. ``read``: from the value and the keyword's name, which its errors
     say, to the field's value."""
 
@@ -22,9 +25,9 @@ def as_it_is(value: Any, name: str) -> Any:
 def filled(table: Iterable[Keyword], given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of what is given; None is as good as left out. Two keywords that fill one field give lists, which are joined."""
     found: dict[str, Any] = {}
-    for name, field, read in table:
-        value = given.get(name)
-        if field and value is not None:
-            new = read(value, name)
-            found[field] = found[field] + new if field in found else new
+    for keyword in table:
+        value = given.get(keyword.name)
+        if keyword.field and value is not None:
+            new = keyword.read(value, keyword.name)
+            found[keyword.field] = found[keyword.field] + new if keyword.field in found else new
     return found

@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, IdMapError
 
 ROOT_BASE = 0x6FFF0000

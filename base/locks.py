@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from pathlib import Path
+
+from dockless.base.path import Path
 
 CANNOT_TELL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of us who ask, which say nothing about what is asked."""

@@ -9,8 +9,8 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
+from dockless.base.path import Path
 from dockless.errors import BadInput, Unwritable
 
 StrPath = str | os.PathLike[str]
@@ -32,11 +32,11 @@ def _home() -> Path | None:
 
 def user_home() -> Path:
     """The user's own directory. ``BadInput`` where neither HOME nor the system's list of users knows one."""
-    try:
-        return Path.home()
-    except RuntimeError:
+    home = os.path.expanduser("~")
+    if home.startswith("~"):
         hint = "set HOME, or DOCKLESS_HOME for all that dockless keeps"
-        raise BadInput(f"user {os.getuid()} has no home directory", subject="HOME", hint=hint) from None
+        raise BadInput(f"user {os.getuid()} has no home directory", subject="HOME", hint=hint)
+    return Path(home)
 
 
 def _place(name: str, as_root: str, xdg: str, fallback: str) -> Path:
@@ -95,9 +95,12 @@ def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
 
 def make_new(directory: Path, mode: int = 0o700, parents: int = 0o711) -> bool:
     """The same for a directory that nobody else may have made: False, with nothing changed, where it is there."""
-    make(directory.parent, parents, parents)
     with writing("a directory of dockless", directory):
-        return _make_one(directory, mode)
+        try:
+            return _make_one(directory, mode)
+        except FileNotFoundError:
+            _make(directory.parent, parents, parents)
+            return _make_one(directory, mode)
 
 
 def _make(directory: Path, mode: int, parents: int) -> None:
@@ -114,7 +117,12 @@ def _make_one(path: Path, mode: int) -> bool:
     except FileExistsError:
         return False
     # Not by its name: the directory above may be somebody else's, who puts a link there.
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # no descriptor to be had
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
     try:
         os.fchmod(fd, mode)
     finally:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from dockless.base import paths
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_size
 from dockless.errors import BadInput
 

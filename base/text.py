@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+_ALNUM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+
+
+def is_name(text: str, also: str, most: int) -> bool:
+    """Whether it begins with an ASCII letter or digit and goes on with such and with ``also``, ``most`` characters in all. What a pattern
+    would say, without importing ``re``."""
+    return 0 < len(text) <= most and text[0] in _ALNUM and _ALNUM.union(also).issuperset(text)
+
 
 def escaped(text: str) -> str:
     """One printable line: control characters (newlines, ESC, C1), bidirectional and zero-width ones and lone surrogates become escapes as

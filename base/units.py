@@ -9,22 +9,24 @@ Sizes use binary units whatever the spelling (``4G``, ``4GB`` and ``4GiB`` are a
 from __future__ import annotations
 
 import math
-import re
-import signal
-from decimal import Decimal
-from typing import NoReturn
 
+from dockless.base import signal
+from dockless.base.later import re
 from dockless.base.text import shown
+from dockless.base.typing import TYPE_CHECKING, NoReturn
 from dockless.errors import BadInput
 
+if TYPE_CHECKING:
+    from decimal import Decimal
+
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-_SIZE = re.compile(_NUMBER + r" ?(?:([kmgtpe])(i?b)?|b)?", re.IGNORECASE)
-_CORES = re.compile(_NUMBER + r"(m?)")
-_COUNT = re.compile(_NUMBER + r" ?([kmg]?)", re.IGNORECASE)
-_SECONDS = re.compile(_NUMBER)
-_PARTS = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?(?:{_NUMBER}[uµ]s)?")
-_PART_SECONDS = (Decimal(86400), Decimal(3600), Decimal(60), Decimal(1), Decimal("0.001"), Decimal("0.000001"))
-_CLOCK = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+(?:\.[0-9]+)?)")
+_SIZE = "(?i)" + _NUMBER + r" ?(?:([kmgtpe])(i?b)?|b)?"
+_CORES = _NUMBER + r"(m?)"
+_COUNT = "(?i)" + _NUMBER + r" ?([kmg]?)"
+_SECONDS = _NUMBER
+_PARTS = rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?(?:{_NUMBER}ms)?(?:{_NUMBER}[uµ]s)?"
+_PART_SECONDS = ("86400", "3600", "60", "1", "0.001", "0.000001")
+_CLOCK = r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+(?:\.[0-9]+)?)"
 
 _POWERS = "kmgtpe"
 _LARGEST = (1 << 63) - 1
@@ -45,6 +47,12 @@ def _words(what: str, value: str, hint: str) -> str:
     return text
 
 
+def _decimal(number: str | int) -> Decimal:
+    from decimal import Decimal  # not needed before somebody writes a unit
+
+    return Decimal(number)
+
+
 def _whole(what: str, value: Decimal, given: object, hint: str) -> int:
     if value > _LARGEST:
         raise BadInput(f"{what} {shown(given)} is more than any kernel counts (2**63-1)", subject=what, hint=hint)
@@ -58,11 +66,11 @@ def parse_size(value: str | int, what: str = "size") -> int:
     if isinstance(value, int):
         if value < 0:
             _bad(what, value, _SIZE_HINT)
-        return _whole(what, Decimal(value), value, _SIZE_HINT)
-    match = _SIZE.fullmatch(_words(what, value, _SIZE_HINT))
+        return _whole(what, _decimal(value), value, _SIZE_HINT)
+    match = re.fullmatch(_SIZE, _words(what, value, _SIZE_HINT))
     if match is None:
         _bad(what, value, _SIZE_HINT)
-    number, unit = Decimal(match[1]), match[2]
+    number, unit = _decimal(match[1]), match[2]
     return _whole(what, number * (1024 ** (_POWERS.index(unit.lower()) + 1) if unit else 1), value, _SIZE_HINT)
 
 
@@ -83,11 +91,11 @@ def parse_count(value: str | int, what: str = "count") -> int:
     if isinstance(value, bool) or not isinstance(value, str | int) or (isinstance(value, int) and value < 0):
         _bad(what, value, hint)
     if isinstance(value, int):
-        return _whole(what, Decimal(value), value, hint)
-    match = _COUNT.fullmatch(_words(what, value, hint))
+        return _whole(what, _decimal(value), value, hint)
+    match = re.fullmatch(_COUNT, _words(what, value, hint))
     if match is None:
         _bad(what, value, hint)
-    number = Decimal(match[1]) * (1000 ** (_POWERS.index(match[2].lower()) + 1) if match[2] else 1)
+    number = _decimal(match[1]) * (1000 ** (_POWERS.index(match[2].lower()) + 1) if match[2] else 1)
     if number != number.to_integral_value():
         _bad(what, value, hint)
     return _whole(what, number, value, hint)
@@ -99,10 +107,10 @@ def parse_cores(value: str | float, what: str = "cpus") -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         _bad(what, value, hint)
     if isinstance(value, str):
-        match = _CORES.fullmatch(_words(what, value, hint))
+        match = re.fullmatch(_CORES, _words(what, value, hint))
         if match is None:
             _bad(what, value, hint)
-        value = float(Decimal(match[1]) / (1000 if match[2] else 1))
+        value = float(_decimal(match[1]) / (1000 if match[2] else 1))
     try:
         cores = float(value)
     except OverflowError:
@@ -129,16 +137,18 @@ def parse_duration(value: str | float, what: str = "duration") -> float:
 
 def _parse_duration_text(text: str, what: str) -> float:
     total: Decimal | None = None
-    if _SECONDS.fullmatch(text):
-        total = Decimal(text)
-    elif match := _CLOCK.fullmatch(text):
-        days, hours, minutes, seconds = (Decimal(part or 0) for part in match.groups())
+    if re.fullmatch(_SECONDS, text):
+        total = _decimal(text)
+    elif match := re.fullmatch(_CLOCK, text):
+        days, hours, minutes, seconds = (_decimal(part or 0) for part in match.groups())
         # The leading field may be any size; below it, 61 minutes is a slip of the pen.
         inner = [seconds] if match[2] is None else [seconds, minutes]
         if all(part < 60 for part in inner) and (match[1] is None or match[2] is not None) and (match[1] is None or hours < 24):
             total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    elif text and (match := _PARTS.fullmatch(text)):
-        total = sum((Decimal(part) * unit for part, unit in zip(match.groups(), _PART_SECONDS, strict=True) if part), Decimal(0))
+    elif text and (match := re.fullmatch(_PARTS, text)):
+        total = sum(
+            (_decimal(part) * _decimal(unit) for part, unit in zip(match.groups(), _PART_SECONDS, strict=True) if part), _decimal(0)
+        )
     if total is None:
         _bad(what, text, _DURATION_HINT)
     return float(total)

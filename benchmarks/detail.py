@@ -1,6 +1,6 @@
 """Where the time of a start goes: the phases in Python by their clocks, the operations in the launcher by the flight recorder.
 
-The phases are functions of the sandbox room, wrapped for the occasion. One that no longer exists is left out and named.
+The phases are functions of the sandbox package, wrapped for the occasion. One that no longer exists is left out and named.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from benchmarks.report import Table
 from benchmarks.scene import Scene
 
 PHASES = (
-    ("find the image", "dockless.sandbox.run.attached", "find_image"),
-    ("make the cgroup", "dockless.sandbox.run.attached", "make_cgroup"),
-    ("the plan, ready or made", "dockless.sandbox.run.attached", "prepared"),
+    ("find the image", "dockless.sandbox.run.foreground", "find_image"),
+    ("make the cgroup", "dockless.sandbox.run.foreground", "make_cgroup"),
+    ("the plan, ready or made", "dockless.sandbox.run.start", "prepared"),
     ("fds for its slots", "dockless.sandbox.run.prepared", "Prepared.slots"),
     ("  attach the device filter", "dockless.cgroups.group", "Cgroup.allow_devices"),
-    ("make the directory", "dockless.base.paths", "make"),
-    ("fill in a plan", "dockless.sandbox.run.attached", "filled_in"),
+    ("make the directory", "dockless.sandbox.run.foreground", "occupy"),
+    ("fill in a plan", "dockless.sandbox.run.start", "filled_in"),
     ("start to READY", "dockless.sandbox.run.process", "start"),
     ("  clone3 and exec", "dockless.native", "launch"),
     ("wait for STATUS", "dockless.sandbox.run.process", "Process.wait"),
     ("read the accounts", "dockless.cgroups.group", "Cgroup.usage"),
     ("close, reap", "dockless.sandbox.run.process", "Process.close"),
-    ("remove the directory", "dockless.sandbox.run.attached", "remove_tree"),
+    ("remove the directory", "dockless.sandbox.run.foreground", "remove_tree"),
     ("remove the cgroup", "dockless.cgroups.group", "Cgroup.remove"),
 )
 SHOWN = 20
@@ -50,7 +50,7 @@ def _spec(scene: Scene):
 
 
 def _python(table: Table, scene: Scene, rounds: int) -> None:
-    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
     spec, null = _spec(scene), os.open(os.devnull, os.O_RDWR)
     starts: list[dict[str, float]] = []
@@ -58,7 +58,7 @@ def _python(table: Table, scene: Scene, rounds: int) -> None:
         for number in range(rounds + 3):
             spent.clear()
             before = time.perf_counter()
-            with Sandbox(spec, stdin=null, stdout=null) as box:
+            with ForegroundSandbox(spec, stdin=null, stdout=null) as box:
                 box.wait()
             total = time.perf_counter() - before
             rest = total - sum(seconds for name, seconds in spent.items() if not name.startswith("  "))
@@ -113,14 +113,14 @@ def _clocked(function, label: str, spent: dict[str, float]):
 
 def _launcher(table: Table, scene: Scene, rounds: int) -> None:
     from dockless.sandbox.plan import explain
-    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
     spec, null = _spec(scene), os.open(os.devnull, os.O_RDWR)
     spent: dict[int, list[float]] = {}
     rows = []
     for _ in range(rounds):
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        with Sandbox(spec, stdin=null, stdout=null, times=True) as box:
+        with ForegroundSandbox(spec, stdin=null, stdout=null, times=True) as box:
             box.wait()
             assert box.plan is not None
             rows = explain.rows(box.plan, box.process.record().times, before)

@@ -50,7 +50,7 @@ def build(directory: Path) -> Path:
 
 
 def _plan(scene: Scene):
-    from dockless.sandbox.run.attached import explain
+    from dockless.sandbox.run.start import explain
     from dockless.sandbox.spec import Spec
 
     return explain(Spec(argv=("/bin/true",), image=scene.image)).plan

@@ -170,7 +170,7 @@ def _indexing(home: Path, blobs: list[Path], tars: list[Path]) -> list[Stage]:
                 builder.feed(data)
             fd = os.open(home / f"index-{number}", os.O_RDWR | os.O_CREAT, 0o600)
             root = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-            builder.finish(fd, root)
+            builder.finish(fd, [root])
             builder.close()
             size += os.fstat(fd).st_size
             os.close(fd)

@@ -191,10 +191,26 @@ def detail(scene: Scene, effort: Effort) -> Table:
     return measure(scene, min(effort.starts, 200))
 
 
+def threads(scene: Scene, effort: Effort) -> Table:
+    """Wanted: no fewer starts than of bwrap from the same threads."""
+    from benchmarks.threads import threads as measure
+
+    return measure(scene, max(3, min(9, effort.starts // 30)))
+
+
+def entering(scene: Scene, effort: Effort) -> Table:
+    """A program in a sandbox that runs."""
+    from benchmarks.entering import entering as measure
+
+    return measure(scene, max(20, effort.starts // 3))
+
+
 MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "start": start,
     "memory": memory,
     "command": command,
     "keeper": keeper,
     "detail": detail,
+    "threads": threads,
+    "exec": entering,
 }

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dockless.sched.policy.policy import Running, State, Waiting, decide
+from dockless.sched.policy.policy import QueueState, RunningJob, WaitingJob, decide
 
 WINDOWS = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)
 
@@ -37,8 +37,8 @@ def replay(trace: Trace, strict: bool = False) -> list[float]:
     """How long each job waits, seconds. Time limits are the run times: EASY with perfect estimates."""
     gpus = tuple(f"g{i}" for i in range(trace.gpus))
     waits = [0.0] * len(trace.jobs)
-    waiting: list[Waiting] = []
-    running: dict[int, Running] = {}
+    waiting: list[WaitingJob] = []
+    running: dict[int, RunningJob] = {}
     ends: list[tuple[float, int]] = []
     arrivals = list(range(len(trace.jobs) - 1, -1, -1))
     while arrivals or ends:
@@ -48,15 +48,15 @@ def replay(trace: Trace, strict: bool = False) -> list[float]:
         while arrivals and trace.jobs[arrivals[-1]][0] <= now:
             number = arrivals.pop()
             _, runs, count = trace.jobs[number]
-            waiting.append(Waiting(number + 1, "u", count, time_limit=max(runs, 1e-3)))
+            waiting.append(WaitingJob(number + 1, "u", count, time_limit=max(runs, 1e-3)))
         seen = waiting[:1] if strict else waiting
         while seen:
-            starts = decide(State(gpus, seen, list(running.values())), now).starts
+            starts = decide(QueueState(gpus, seen, list(running.values())), now).starts
             gone = {start.job for start in starts}
             for start in starts:
                 submitted, runs, _ = trace.jobs[start.job - 1]
                 waits[start.job - 1] = now - submitted
-                running[start.job] = Running(start.job, "u", frozenset(start.gpus), ends=now + max(runs, 1e-3))
+                running[start.job] = RunningJob(start.job, "u", frozenset(start.gpus), ends=now + max(runs, 1e-3))
                 heapq.heappush(ends, (now + max(runs, 1e-3), start.job))
             waiting = [job for job in waiting if job.id not in gone]
             if not strict or not starts:

@@ -17,15 +17,15 @@ FILE_FD = 9
 
 
 def through_sandbox(image: str) -> Callable[[], int]:
-    """``with Sandbox(spec) as box: box.wait()``, what every other way in is made of."""
-    from dockless.sandbox.run.attached import Sandbox
+    """``with ForegroundSandbox(spec) as box: box.wait()``, what every other way in is made of."""
+    from dockless.sandbox.run.foreground import ForegroundSandbox
     from dockless.sandbox.spec import Spec
 
     null = os.open(os.devnull, os.O_RDWR)
     spec = Spec(argv=("/bin/true",), image=image)
 
     def once() -> int:
-        with Sandbox(spec, stdin=null, stdout=null) as box:
+        with ForegroundSandbox(spec, stdin=null, stdout=null) as box:
             return box.wait().exit_code
 
     return once

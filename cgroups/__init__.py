@@ -15,7 +15,7 @@ from dockless.cgroups.devices import STANDARD_DEVICES, DeviceRule
 from dockless.cgroups.group import Cgroup, unavailable
 from dockless.cgroups.limits import IoMax, Limits, Rounding, Write
 from dockless.cgroups.usage import USAGE_FILES, Pressure, Usage
-from dockless.cgroups.watch import Event, Frozen, OomEvent, Populated, Watch
+from dockless.cgroups.watch import Event, Frozen, GroupWatch, OomEvent, Populated
 
 __all__ = [
     "STANDARD_DEVICES",
@@ -25,6 +25,7 @@ __all__ = [
     "DeviceRule",
     "Event",
     "Frozen",
+    "GroupWatch",
     "IoMax",
     "Limits",
     "OomEvent",
@@ -32,7 +33,6 @@ __all__ = [
     "Pressure",
     "Rounding",
     "Usage",
-    "Watch",
     "Write",
     "find_delegation",
     "release",

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, NamedTuple
 
+from dockless.base.dataclass import dataclass, replace
+from dockless.base.later import re
+from dockless.base.path import Path
+from dockless.base.typing import Literal
 from dockless.errors import CgroupError, LimitUnavailable
 
 Kind = Literal["root", "systemd", "subtree", "bare", "none"]
@@ -83,7 +83,8 @@ class Delegation:
         return LimitUnavailable(f"{subject} cannot be limited: {text}", controller=controller, subject=subject, hint=hint)
 
 
-class Mount(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CgroupMount:
     """A cgroup2 mount: where it is, and which group its root shows."""
 
     point: str
@@ -108,16 +109,16 @@ def find_delegation(*, fresh: bool = False, ask_systemd: bool = True) -> Delegat
     return known
 
 
-def find_mounts(mountinfo: str) -> tuple[list[Mount], frozenset[str]]:
+def find_mounts(mountinfo: str) -> tuple[list[CgroupMount], frozenset[str]]:
     """The cgroup2 mounts, the nearest to a whole hierarchy first, and the controllers that cgroup v1 mounts hold. proc_pid_mountinfo(5)"""
-    mounts: list[Mount] = []
+    mounts: list[CgroupMount] = []
     elsewhere: set[str] = set()
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         kind = right.partition(" ")[0]
         if kind == "cgroup2":
             fields = left.split(" ")
-            mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3])))
+            mounts.append(CgroupMount(_unescape(fields[4]), _unescape(fields[3])))
         elif kind == "cgroup":
             elsewhere.update(option for option in right.split(" ")[-1].split(",") if "=" not in option)
     mounts.sort(key=lambda mount: (mount.root != "/", not mount.point.startswith("/sys/fs/cgroup"), len(mount.point)))
@@ -220,7 +221,7 @@ def _root(place: Delegation) -> Delegation:
     return replace(place, kind="bare", why=why, hint=_UNIFIED_HINT)
 
 
-def _own_chain(mount: Mount, own: str | None) -> list[str]:
+def _own_chain(mount: CgroupMount, own: str | None) -> list[str]:
     """Our own group and those above it, as long as they are writable for us."""
     chain: list[str] = []
     directory = own
@@ -251,7 +252,7 @@ def _at(nowhere: Delegation, directory: str) -> Delegation:
     return replace(nowhere, path=path, controllers=there, kind="subtree")
 
 
-def own_directory(mount: Mount, own: str) -> str | None:
+def own_directory(mount: CgroupMount, own: str) -> str | None:
     """The directory of a process's own group, from its /proc/PID/cgroup; None where the mount does not show it."""
     for line in own.splitlines():
         if line.startswith("0::"):

@@ -20,9 +20,9 @@ import functools
 import os
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Literal
 from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
 #: bpf_prog_attach flag: filters of the groups above and below stay in force too, and all must allow (BPF_F_ALLOW_MULTI).

@@ -8,21 +8,20 @@ every process in it, whatever they do; ``remove`` then only waits for the last o
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from types import TracebackType
 
+from dockless.base.path import Path
+from dockless.base.text import is_name
 from dockless.cgroups import devices
 from dockless.cgroups.apply import apply, present
 from dockless.cgroups.delegation import HOME, Delegation, enable, find_delegation, forget
 from dockless.cgroups.limits import Limits, Rounding, Write
 from dockless.cgroups.usage import USAGE_FILES, Usage, parse_flat
-from dockless.cgroups.watch import Watch, wait_empty, wait_for
+from dockless.cgroups.watch import GroupWatch, wait_empty, wait_for
 from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+-]{0,126}")
 _UNLIMITED = Limits()
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -30,17 +29,23 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 class Cgroup:
     """A group that we made. As a context manager it kills what is left in it and removes it.
 
-    path; fd: a directory fd for clone3(CLONE_INTO_CGROUP); warnings: limits that ``best_effort`` let pass; readback: where the
-    kernel keeps another value than the one asked for.
+    path; text: the same; fd: a directory fd for clone3(CLONE_INTO_CGROUP); warnings: limits that ``best_effort`` let pass; readback: where
+    the kernel keeps another value than the one asked for.
     """
 
-    __slots__ = ("fd", "path", "readback", "warnings")
+    __slots__ = ("counted", "fd", "readback", "text", "warnings")
 
     def __init__(self, path: str, fd: int) -> None:
-        self.path = Path(path)
+        self.text = path
         self.fd = fd
         self.warnings: tuple[str, ...] = ()
         self.readback: tuple[Rounding, ...] = ()
+        self.counted: tuple[str, ...] = USAGE_FILES
+        """The files that may be there for ``usage``."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.text)
 
     # -- making ------------------------------------------------------------------------------------------------------------
 
@@ -74,8 +79,7 @@ class Cgroup:
     def open(cls, path: str | Path) -> Cgroup:
         """A group made earlier, by this process or another. Only groups below a ``dockless`` directory: others are not ours to touch."""
         text = os.fspath(path)
-        if HOME not in Path(text).parts[:-1] or ".." in Path(text).parts:
-            raise CgroupError(f"{text} was not made by dockless", subject=text, hint=f"only groups below a '{HOME}' directory are touched")
+        _check_ours(text)
         try:
             fd = os.open(text, _OPEN)
         except OSError as error:
@@ -85,11 +89,21 @@ class Cgroup:
             raise CgroupError(f"{text} is not a cgroup v2 group", subject=text, hint="this needs Linux 5.14 (cgroup.kill)")
         return cls(text, fd)
 
+    @classmethod
+    def below(cls, path: str, name: str) -> Cgroup:
+        """A group without limits of its own, in one made earlier that holds processes. In such a place the kernel counts the time of
+        processors and nothing else. cgroup-v2.rst, "No Internal Process Constraint". Raises like ``open``."""
+        _check_ours(f"{path}/{name}")
+        _mkdir(f"{path}/{name}")
+        group = _opened(f"{path}/{name}")
+        group.counted = ("cpu.stat",)
+        return group
+
     def child(self, name: str, limits: Limits = _UNLIMITED, *, best_effort: bool = False) -> Cgroup:
         """A group inside this one. With limits this group passes controllers on and so can hold no process of its own."""
         check_name(name)
         writes = _checked_writes(limits)
-        inside = Delegation(self.path, frozenset(self._read("cgroup.controllers").split()), frozenset(), "subtree", "a group of ours")
+        inside = self._as_place()
         have = frozenset(self._read("cgroup.subtree_control").split())
         wanted = ({write.controller for write in writes} & inside.controllers) - have
         if wanted and self.pids():
@@ -109,11 +123,14 @@ class Cgroup:
     def set(self, limits: Limits, *, best_effort: bool = False) -> None:
         """Change limits while processes run. What ``limits`` leaves out stays as it is. Raises like ``create``."""
         writes = _checked_writes(limits)
-        have = frozenset(self._read("cgroup.controllers").split())
-        place = Delegation(self.path, have, have, "subtree", "a group of ours")
-        warnings, readback = apply(self.fd, writes, have, place, best_effort)
+        place = self._as_place()
+        warnings, readback = apply(self.fd, writes, place.controllers, place, best_effort)
         self.warnings += tuple(warnings)
         self.readback += tuple(readback)
+
+    def _as_place(self) -> Delegation:
+        host, have = find_delegation(ask_systemd=False), frozenset(self._read("cgroup.controllers").split())
+        return Delegation(self.path, have, have | host.available, "subtree", "a group of ours", host.elsewhere)
 
     # -- what is in it -----------------------------------------------------------------------------------------------------
 
@@ -126,9 +143,9 @@ class Cgroup:
         return tuple(int(pid) for pid in self._read("cgroup.procs").split())
 
     @property
-    def populated(self) -> bool:
-        """Does any process live here or below?"""
-        return parse_flat(self._read("cgroup.events")).get("populated", 0) == 1
+    def frozen(self) -> bool:
+        """Does everything here stand still?"""
+        return parse_flat(self._read("cgroup.events")).get("frozen", 0) == 1
 
     def usage(self, *, pressure: bool = True) -> Usage:
         """The accounts as they stand. ``pressure=False`` leaves out how long the group waited, half of the work and of no use for one
@@ -138,7 +155,7 @@ class Cgroup:
     def usage_files(self, *, pressure: bool = True) -> dict[str, str]:
         """The raw text of the files behind ``usage``, those that exist."""
         files = {}
-        for name in USAGE_FILES:
+        for name in self.counted:
             if name.endswith(".pressure") and not pressure:
                 continue
             try:
@@ -153,9 +170,9 @@ class Cgroup:
                 os.close(fd)
         return files
 
-    def events(self) -> Watch:
-        """Out-of-memory kills, populated and frozen, from now on: see ``Watch``."""
-        return Watch(self.fd)
+    def events(self) -> GroupWatch:
+        """Out-of-memory kills, populated and frozen, from now on: see ``GroupWatch``."""
+        return GroupWatch(self.fd)
 
     def wait_empty(self, timeout: float | None = None) -> bool:
         """Wait until no process is left here or below; False after ``timeout`` seconds."""
@@ -181,8 +198,13 @@ class Cgroup:
             raise CgroupError(f"{self.path.name} did not thaw", subject=str(self.path), hint="is a group above it frozen?")
 
     def kill(self) -> None:
-        """SIGKILL to every process here and below, also frozen ones and those being forked. Returns before they are gone."""
-        self._write("cgroup.kill", "1", "cgroup.kill needs Linux 5.14")
+        """SIGKILL to every process here and below, also frozen ones and those being forked. Returns before they are gone. Harmless where
+        somebody has removed the group: nobody lives in it."""
+        try:
+            self._write("cgroup.kill", "1", "cgroup.kill needs Linux 5.14")
+        except CgroupError:
+            if os.path.isdir(self.path):
+                raise
 
     def allow_devices(self, rules: Iterable[devices.DeviceRule], *, flags: int = devices.ALLOW_MULTI) -> None:
         """Let the group open these devices and no others. See ``devices.attach``; a second call can only narrow the first."""
@@ -290,7 +312,7 @@ class Cgroup:
 
 def check_name(name: str) -> str:
     """A name for one directory in cgroupfs, or ``BadInput``."""
-    if not _NAME.fullmatch(name) or name.startswith("cgroup."):
+    if not is_name(name, "_.:@+-", 127) or name.startswith("cgroup."):
         raise BadInput(
             f"{name[:80]!r} cannot name a group",
             subject=name[:80],
@@ -315,6 +337,12 @@ def _checked_writes(limits: Limits) -> tuple[Write, ...]:
     return limits.writes()
 
 
+def _check_ours(path: str) -> None:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if HOME not in parts[:-1] or ".." in parts:
+        raise CgroupError(f"{path} was not made by dockless", subject=path, hint=f"only groups below a '{HOME}' directory are touched")
+
+
 def _mkdir(path: str) -> None:
     try:
         os.mkdir(path, 0o755)
@@ -329,12 +357,16 @@ def _mkdir_error(path: str, error: OSError) -> CgroupError:
     return CgroupError(f"cannot make the group {path}: {error.strerror}", subject=path, hint=hint)
 
 
-def _limited(path: str, writes: tuple[Write, ...], have: frozenset[str], place: Delegation, best_effort: bool) -> Cgroup:
+def _opened(path: str) -> Cgroup:
     try:
-        group = Cgroup(path, os.open(path, _OPEN))
+        return Cgroup(path, os.open(path, _OPEN))
     except OSError as error:
         os.rmdir(path)
         raise CgroupError(f"cannot open the new group {path}: {error.strerror}", subject=path, hint="raise ulimit -n") from error
+
+
+def _limited(path: str, writes: tuple[Write, ...], have: frozenset[str], place: Delegation, best_effort: bool) -> Cgroup:
+    group = _opened(path)
     if writes:
         try:
             warnings, readback = apply(group.fd, writes, have, place, best_effort)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
 from dockless.base.checks import check_record
+from dockless.base.dataclass import dataclass, replace
 from dockless.base.fields import Keyword, as_it_is, filled
+from dockless.base.later import re
 from dockless.base.units import format_size, parse_cores, parse_count, parse_duration, parse_rate, parse_size
 from dockless.errors import BadInput
 
@@ -33,10 +33,10 @@ _IO_KEYS = {
     "rbps": "rbps", "read": "rbps", "wbps": "wbps", "write": "wbps",
     "riops": "riops", "read_iops": "riops", "wiops": "wiops", "write_iops": "wiops",
 }  # fmt: skip
-_IO_TEXT = re.compile(r"(?P<target>.+?)[: ](?P<settings>[a-z_]+=[^,= ]+(?:[, ][a-z_]+=[^,= ]+)*)")
+_IO_TEXT = r"(?P<target>.+?)[: ](?P<settings>[a-z_]+=[^,= ]+(?:[, ][a-z_]+=[^,= ]+)*)"
 _IO_HINT = "write a path or device and what it may do: /data:read=50MB/s,write=20MB/s,read_iops=1000"
-_DEVICE = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
-_REGION = re.compile(r"[\x21-\x7e]{1,256}")
+_DEVICE = r"[0-9]{1,4}:[0-9]{1,7}"
+_REGION = r"[\x21-\x7e]{1,256}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class IoMax:
     @classmethod
     def parse(cls, text: str) -> IoMax:
         """``TARGET:KEY=VALUE[,KEY=VALUE…]`` with the keys read, write, read_iops, write_iops (or the kernel's rbps, wbps, riops, wiops)."""
-        match = _IO_TEXT.fullmatch(text)
+        match = re.fullmatch(_IO_TEXT, text)
         if match is None:
             raise BadInput(f"io limit {text[:80]!r} cannot be read", subject=text[:80], hint=_IO_HINT)
         values: dict[str, int] = {}
@@ -297,7 +297,7 @@ def format_list(numbers: Iterable[int]) -> str:
 
 def find_device(target: str) -> str:
     """``MAJOR:MINOR`` of the whole disk behind a device node, a number or any path: io.max knows no partitions. Raises ``BadInput``."""
-    if _DEVICE.fullmatch(target):
+    if re.fullmatch(_DEVICE, target):
         number = target
     else:
         try:
@@ -395,7 +395,7 @@ def _check_rest(limits: Limits) -> None:
         if value < 0:
             raise BadInput(f"hugetlb {page_size}={value} is negative", subject=page_size, hint="write bytes, or 0 for none at all")
     for region, value in limits.dmem:
-        if not _REGION.fullmatch(region) or value < 0:
+        if not re.fullmatch(_REGION, region) or value < 0:
             raise BadInput(f"dmem {region[:80]!r}={value} is not valid", subject=region[:80], hint="regions are listed in dmem.capacity")
     for name, keys in (("huge page size", [hugetlb_name(k) for k, _ in limits.hugetlb]), ("dmem region", [k for k, _ in limits.dmem])):
         if len(set(keys)) != len(keys):

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+
+from dockless.base.typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jeepney.io.blocking import DBusConnection  # type: ignore[import-untyped]

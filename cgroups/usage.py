@@ -6,8 +6,10 @@ the living group. A file that is absent (no such controller, older kernel) leave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 
 #: The files that ``Usage.from_files`` understands, in the order of their worth.
 USAGE_FILES = (
@@ -88,32 +90,11 @@ class Usage:
     @classmethod
     def from_files(cls, files: Mapping[str, str]) -> Usage:
         """The numbers in ``{"cpu.stat": text, …}``. Unknown files and torn lines are passed over, never guessed at."""
-        cpu = parse_flat(files.get("cpu.stat", ""))
-        memory = parse_flat(files.get("memory.events", ""))
-        io = _sum_io(files["io.stat"]) if "io.stat" in files else {}
-        return cls(
-            cpu_seconds=_seconds(cpu.get("usage_usec")),
-            user_seconds=_seconds(cpu.get("user_usec")),
-            system_seconds=_seconds(cpu.get("system_usec")),
-            periods=cpu.get("nr_periods"),
-            throttled_periods=cpu.get("nr_throttled"),
-            throttled_seconds=_seconds(cpu.get("throttled_usec")),
-            memory_current=_number(files.get("memory.current")),
-            memory_peak=_number(files.get("memory.peak")),
-            swap_current=_number(files.get("memory.swap.current")),
-            memory_limit_hits=memory.get("max"),
-            oom_kills=memory.get("oom_kill"),
-            io_read_bytes=io.get("rbytes"),
-            io_write_bytes=io.get("wbytes"),
-            io_read_ops=io.get("rios"),
-            io_write_ops=io.get("wios"),
-            pids_current=_number(files.get("pids.current")),
-            pids_peak=_number(files.get("pids.peak")),
-            pids_refused=parse_flat(files.get("pids.events", "")).get("max"),
-            cpu_pressure=_pressure(files.get("cpu.pressure")),
-            memory_pressure=_pressure(files.get("memory.pressure")),
-            io_pressure=_pressure(files.get("io.pressure")),
-        )
+        known: dict[str, Any] = {}
+        for name, text in files.items():
+            if name in _PARSED:
+                known |= _PARSED[name](text)
+        return cls(**known)
 
 
 def parse_flat(text: str) -> dict[str, int]:
@@ -136,6 +117,33 @@ def _sum_io(text: str) -> dict[str, int]:
     return sums
 
 
+def _cpu(text: str) -> dict[str, Any]:
+    cpu = parse_flat(text)
+    return {
+        "cpu_seconds": _seconds(cpu.get("usage_usec")),
+        "user_seconds": _seconds(cpu.get("user_usec")),
+        "system_seconds": _seconds(cpu.get("system_usec")),
+        "periods": cpu.get("nr_periods"),
+        "throttled_periods": cpu.get("nr_throttled"),
+        "throttled_seconds": _seconds(cpu.get("throttled_usec")),
+    }
+
+
+def _memory_events(text: str) -> dict[str, Any]:
+    events = parse_flat(text)
+    return {"memory_limit_hits": events.get("max"), "oom_kills": events.get("oom_kill")}
+
+
+def _io(text: str) -> dict[str, Any]:
+    io = _sum_io(text)
+    return {
+        "io_read_bytes": io["rbytes"],
+        "io_write_bytes": io["wbytes"],
+        "io_read_ops": io["rios"],
+        "io_write_ops": io["wios"],
+    }
+
+
 def _number(text: str | None) -> int | None:
     text = text.strip() if text else ""
     return int(text) if text.isdecimal() else None
@@ -154,4 +162,18 @@ def _pressure(text: str | None) -> Pressure | None:
         return None
 
 
-_PRESSURE_FIELDS = frozenset(Pressure.__dataclass_fields__)
+_PRESSURE_FIELDS = frozenset(Pressure.__match_args__)
+_PARSED: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "cpu.stat": _cpu,
+    "memory.current": lambda text: {"memory_current": _number(text)},
+    "memory.peak": lambda text: {"memory_peak": _number(text)},
+    "memory.events": _memory_events,
+    "memory.swap.current": lambda text: {"swap_current": _number(text)},
+    "io.stat": _io,
+    "pids.current": lambda text: {"pids_current": _number(text)},
+    "pids.peak": lambda text: {"pids_peak": _number(text)},
+    "pids.events": lambda text: {"pids_refused": parse_flat(text).get("max")},
+    "cpu.pressure": lambda text: {"cpu_pressure": _pressure(text)},
+    "memory.pressure": lambda text: {"memory_pressure": _pressure(text)},
+    "io.pressure": lambda text: {"io_pressure": _pressure(text)},
+}

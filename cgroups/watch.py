@@ -1,6 +1,6 @@
 """Waiting for what happens in a group, without polling.
 
-The kernel wakes pollers of ``cgroup.events`` and ``memory.events`` with POLLPRI when a number in them changes. A ``Watch`` holds both
+The kernel wakes pollers of ``cgroup.events`` and ``memory.events`` with POLLPRI when a number in them changes. A ``GroupWatch`` holds both
 files in one epoll set that listens to POLLPRI alone, so its own ``fileno()`` becomes readable exactly when there is news: it can be
 given to ``poll``, ``select`` or ``loop.add_reader`` like any socket (the files themselves cannot: they always claim to be readable).
 """
@@ -11,9 +11,9 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 
+from dockless.base.dataclass import dataclass
 from dockless.cgroups.usage import parse_flat
 
 
@@ -45,7 +45,7 @@ MOST_PIDFDS = 32
 Event = OomEvent | Populated | Frozen
 
 
-class Watch:
+class GroupWatch:
     """The events of one group from now on. A context manager; iterate it, ``wait`` on it, or register ``fileno()`` and call ``read``."""
 
     __slots__ = ("_epoll", "_files", "_last")
@@ -132,7 +132,7 @@ class Watch:
         self._files = []
         self._epoll.close()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> GroupWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

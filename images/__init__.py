@@ -13,7 +13,7 @@ imported when they are first used, so that importing this package costs nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dockless.images.catalog.image import Image, host_image

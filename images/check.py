@@ -11,17 +11,18 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import BinaryIO
 from dockless.errors import BadDigest, BadImage, DocklessError, UnsafeLayer
-from dockless.images.catalog import room
 from dockless.images.catalog.catalog import LAYER_FILE, Catalog
+from dockless.images.catalog.pruning import unlist
 from dockless.images.files import explained, remove_tree, temporary_directory
 from dockless.images.layers import erofs
 from dockless.images.layers.compression import CHUNK, Decompressed
-from dockless.images.layers.layers import Layer
+from dockless.images.layers.layers import MERGED_FILE, Layer
+from dockless.images.layers.merging import merge
 from dockless.images.model import digest
 from dockless.images.model.digest import Digest
 
@@ -147,6 +148,24 @@ class _Check:
                 self._bad[place] = str(error)
             if self._store.tar_path(diff_id) in self._bad:
                 self._bad[place] = "the tar that it points into is damaged"
+        yield from self._merged(document.diff_ids)
+
+    def _merged(self, diff_ids: tuple[Digest, ...]) -> Iterator[Path]:
+        """The one index of all layers, where there is one: it must be what they make of it."""
+        chain = digest.chain(diff_ids)
+        path = self._store.merged_path(chain[-1]) if chain else None
+        if path is None or not path.exists():
+            return
+        yield path
+        found = [self._store.layer(*ids) for ids in zip(chain, diff_ids, strict=True)]
+        layers = [layer for layer in found if layer is not None and layer.tar is not None]
+        if path in self._bad or path.parent in self._bad or len(layers) < len(found):
+            return
+        self._tell(str(path.relative_to(self._store.root)))
+        with temporary_directory(self._store.root / "tmp") as scratch:
+            again = scratch / MERGED_FILE
+            if merge(layers, again) and again.read_bytes() != path.read_bytes():
+                self._bad[path] = "it is not what its layers make of it"
 
     def _config(self, image: str) -> Path:
         config = self._store.read_index()["images"].get(image, {}).get("config", "")
@@ -229,7 +248,7 @@ def _repair(store: Catalog, problems: list[Problem]) -> list[Problem]:
             tags = tuple(tag for tag, target in store.read_index()["tags"].items() if target == name)
             ingest(store, [stored(store, name, tags)])
         except (BadImage, BadDigest, UnsafeLayer):
-            room.unlist(store, {name})
+            unlist(store, {name})
         except DocklessError as error:  # the disk's fault and not the image's: the next repair completes it
             failed = error
     if failed is not None:

@@ -12,10 +12,10 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
 
 from dockless.base.locks import in_use
+from dockless.base.path import Path
+from dockless.base.typing import BinaryIO
 from dockless.errors import ImageError, NoRoom
 
 RESERVE = 512 << 20

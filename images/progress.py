@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Literal
 
 
 @dataclass(frozen=True, slots=True)

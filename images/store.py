@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dockless.base import paths
 from dockless.base.checks import checked
 from dockless.base.paths import StrPath
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
@@ -18,7 +18,8 @@ from dockless.images.progress import Progress
 from dockless.images.transfer.pull_policy import PullPolicy
 
 if TYPE_CHECKING:
-    from dockless.images.catalog.room import Freed, Room
+    from dockless.images.catalog.disk_usage import DiskUsage, ImageUse
+    from dockless.images.catalog.pruning import Freed
     from dockless.images.check import Report
     from dockless.images.transfer.push import Pushed
 
@@ -93,8 +94,8 @@ class Store(Catalog):
 
     @checked
     def remove(self, ref: str, *, force: bool = False) -> Freed:
-        """Take a tag away, and with its last tag the image. See ``room.remove``."""
-        from dockless.images.catalog.room import remove
+        """Take a tag away, and with its last tag the image. See ``pruning.remove``."""
+        from dockless.images.catalog.pruning import remove
 
         return remove(self, ref, force=force)
 
@@ -108,29 +109,35 @@ class Store(Catalog):
         blobs: bool = False,
         dry_run: bool = False,
     ) -> Freed:
-        """Remove what is not needed. See ``room.prune``."""
-        from dockless.images.catalog.room import prune
+        """Remove what is not needed. See ``pruning.prune``."""
+        from dockless.images.catalog.pruning import prune
 
         return prune(self, all_images=all_images, unused_for=unused_for, keep_last=keep_last, blobs=blobs, dry_run=dry_run)
 
-    def room(self) -> Room:
-        """What takes how much room. See ``room.Room``."""
-        from dockless.images.catalog.room import room
+    def disk_usage(self) -> DiskUsage:
+        """What takes how much of the disk. See ``disk_usage.DiskUsage``."""
+        from dockless.images.catalog.disk_usage import disk_usage
 
-        return room(self)
+        return disk_usage(self)
 
-    def lease(self, image: Image) -> int:
-        """Keep ``image`` until the returned descriptor and its copies are closed. ``UnknownImage``. See ``lease.lease``."""
-        from dockless.images.catalog.lease import lease
+    def use(self, image: Image) -> ImageUse | None:
+        """What ``image`` takes, and when it was used; None where it is listed no more. See ``disk_usage.use``."""
+        from dockless.images.catalog.disk_usage import use
+
+        return use(self, image.digest)
+
+    def pin(self, image: Image) -> int:
+        """Keep ``image`` until the returned descriptor and its copies are closed. ``UnknownImage``. See ``pins.pin``."""
+        from dockless.images.catalog.pins import pin
 
         with explained(
             f"cannot keep {image.name}", image.name, f"check that the image store {self.root} is on a writable file system with room"
         ):
-            return lease(self, image)
+            return pin(self, image)
 
     def keep(self, image: Image, link: Path) -> None:
-        """Keep ``image``, which is leased, as long as the file ``link`` exists too. ``OSError``. See ``lease.keep``."""
-        from dockless.images.catalog.lease import keep
+        """Keep ``image``, which is pinned, as long as the file ``link`` exists too. ``OSError``. See ``pins.keep``."""
+        from dockless.images.catalog.pins import keep
 
         keep(self, image, link)
 

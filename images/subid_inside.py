@@ -6,8 +6,8 @@ import json
 import os
 import socket
 import threading
-from typing import Any
 
+from dockless.base.typing import Any
 from dockless.native.layers import Fault, LayerWriter
 
 _PIECE = 256 * 1024

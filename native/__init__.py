@@ -5,33 +5,37 @@ The extension is imported at the first call, not with the module.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import functools
 import math
 import os
 import select
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+
+from dockless.base import signal
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 _launcher_fd = -1
+_agent_fd = -1
 
 
-@dataclass(frozen=True, slots=True)
 class Launched:
-    """A launcher that has been exec'd. The caller owns ``pidfd`` and reaps the process."""
+    """A launcher that has been exec'd. The caller owns ``pidfd``, and reaps the process if it is its ``child``."""
 
-    pid: int
-    pidfd: int
+    __slots__ = ("child", "pid", "pidfd")
+
+    def __init__(self, pid: int, pidfd: int, child: bool = True) -> None:
+        self.pid, self.pidfd, self.child = pid, pidfd, child
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,15 @@ def launcher() -> int:
     return _launcher_fd
 
 
+def agent() -> int:
+    """The program that acts on files inside a sandbox, as an fd of a sealed memfd, made once per process: ``agent/agent.c``."""
+    global _agent_fd
+    with _lock:
+        if _agent_fd < 0:
+            _agent_fd = _check(_lib().shim_agent_memfd(), "memfd_create")
+    return _agent_fd
+
+
 LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "dockless-launcher")
 
 
@@ -184,15 +197,39 @@ def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -
     return Launched(_check(pid, "clone3"), pidfd[0])
 
 
+def door(path: str) -> int:
+    """A socket for requests to enter a sandbox, bound at ``path``: for slot 15 of its keeper. unix(7)"""
+    return _check(_lib().shim_door(os.fsencode(path)), "bind")
+
+
+def enter(path: str, keeper: int, fds: Mapping[int, int]) -> Launched:
+    """Have the keeper whose door is at ``path``, and of whom ``keeper`` is a pidfd, start what enters with these fds: slot → fd of ours."""
+    native = _extension()
+    slots = sorted(fds)
+    pidfd = native.ffi.new("int *")
+    pid = native.lib.shim_enter(os.fsencode(path), keeper, len(slots), [fds[s] for s in slots], slots, pidfd)
+    return Launched(_check(pid, "enter"), pidfd[0], False)
+
+
+def extend(path: str, keeper: int, nanoseconds: int) -> None:
+    """Tell a keeper that somebody is there, and unless 0, in how many nanoseconds its sandbox shall end."""
+    _check(_lib().shim_extend(os.fsencode(path), keeper, nanoseconds), "extend")
+
+
+def terminal(path: str, keeper: int) -> int:
+    """Our side of the sandbox's terminal, pty(7); the caller closes it. ``OSError``: ENOTTY for one that has none."""
+    return enter(path, keeper, {}).pidfd
+
+
 @dataclass(frozen=True, slots=True)
-class Holder:
+class NamespaceHolder:
     """A tiny process in a new user namespace without id maps; it is ours to write."""
 
     pid: int
 
 
 @contextmanager
-def hold_userns() -> Iterator[Holder]:
+def hold_userns() -> Iterator[NamespaceHolder]:
     """A new user namespace, kept alive by a process for as long as the block runs. user_namespaces(7)"""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
@@ -201,7 +238,7 @@ def hold_userns() -> Iterator[Holder]:
         finally:
             os.close(read_end)
         try:
-            yield Holder(launched.pid)
+            yield NamespaceHolder(launched.pid)
         finally:
             os.close(write_end)
             write_end = -1

@@ -18,7 +18,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+
+from dockless.base.typing import Any
 
 _SETNS = {"x86_64": 308, "aarch64": 268}
 _CLONE_NEWUSER = 0x10000000

@@ -9,10 +9,10 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
+from dockless.base.dataclass import dataclass, field
 from dockless.base.text import escaped
+from dockless.base.typing import Any, Literal
 from dockless.native import _extension
 
 Kind = Literal["file", "hardlink", "symlink", "char", "block", "directory", "fifo"]
@@ -54,7 +54,7 @@ def _text(raw: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class UnpackedLayer:
     """What came of a layer: bytes of file content, members of the archive, and what could not be kept."""
 
     size: int
@@ -191,11 +191,11 @@ class LayerWriter:
         with self._lock, self._ffi.from_buffer(data) as buffer:
             self._after(self._lib.writer_feed(self._writer, buffer, len(buffer)))
 
-    def finish(self) -> Written:
+    def finish(self) -> UnpackedLayer:
         """After the last byte: the layer is complete, though not yet flushed to the disk."""
         with self._lock:
             self._after(self._lib.writer_finish(self._writer))
-            return Written(self._lib.writer_size(self._writer), self._lib.writer_entries(self._writer), self._warnings())
+            return UnpackedLayer(self._lib.writer_size(self._writer), self._lib.writer_entries(self._writer), self._warnings())
 
     def close(self) -> None:
         """Free descriptors and memory at once; only ``set_lower`` and ``abort`` may still be called, and do nothing."""

@@ -1,4 +1,4 @@
-/* Thin doors to system calls that Python has no function for, and the launcher's bytes. */
+/* Thin doors to system calls that Python has no function for, and the bytes of the launcher and the agent. */
 #define _GNU_SOURCE
 #include "shim.h"
 
@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <fcntl.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
@@ -14,30 +15,36 @@
 #include "plan.h"
 #include "sys.h"
 
-__asm__(
-    ".pushsection .rodata\n"
-    ".balign 16\n"
-    "launcher_start: .incbin \"" LAUNCHER_PATH "\"\n"
-    "launcher_end: .byte 0\n"
-    ".popsection\n");
-extern const char launcher_start[] __attribute__((visibility("hidden")));
-extern const char launcher_end[] __attribute__((visibility("hidden")));
+#define EMBEDDED(name, path)                                                                                      \
+    __asm__(".pushsection .rodata\n.balign 16\n" #name "_start: .incbin \"" path "\"\n" #name "_end: .byte 0\n.popsection\n"); \
+    extern const char name##_start[] __attribute__((visibility("hidden")));                                       \
+    extern const char name##_end[] __attribute__((visibility("hidden")));
+EMBEDDED(launcher, LAUNCHER_PATH)
+EMBEDDED(agent, AGENT_PATH)
 
-/* The launcher in a sealed memfd: a job that reaches it through /proc/<pid>/exe can read it and nothing else (CVE-2019-5736). */
-int shim_launcher_memfd(void) {
+/* A program of ours in a sealed memfd: a job that reaches it through /proc/<pid>/exe can read it and nothing else (CVE-2019-5736). */
+static int in_memory(const char *name, const char *start, const char *end) {
     enum { EXEC = 0x10 }; /* MFD_EXEC: said aloud since Linux 6.3, unknown before */
-    int fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING | EXEC);
-    if (fd < 0 && errno == EINVAL) fd = memfd_create("dockless-launcher", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | EXEC);
+    if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return -errno;
-    size_t size = (size_t)(launcher_end - launcher_start), done = 0;
+    size_t size = (size_t)(end - start), done = 0;
     for (ssize_t n; done < size; done += (size_t)n) /* a limit on the size of files lets a part through, and refuses the next write */
-        if ((n = write(fd, launcher_start + done, size - done)) <= 0) break;
+        if ((n = write(fd, start + done, size - done)) <= 0) break;
     if (done < size || fchmod(fd, 0555) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0) {
         int error = errno ? errno : EIO;
         close(fd);
         return -error;
     }
     return fd;
+}
+
+int shim_launcher_memfd(void) {
+    return in_memory("dockless-launcher", launcher_start, launcher_end);
+}
+
+int shim_agent_memfd(void) {
+    return in_memory("dockless-agent", agent_start, agent_end);
 }
 
 int shim_openat2(int dirfd, const char *path, uint64_t flags, uint64_t mode, uint64_t resolve) {
@@ -85,6 +92,20 @@ int shim_timer(int fd, uint64_t ns) {
     if (fd < 0) fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (fd < 0 || timerfd_settime(fd, 0, &when, NULL) < 0) return -errno;
     return fd;
+}
+
+int shim_inotify(void) {
+    int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    return fd < 0 ? -errno : fd;
+}
+
+int shim_inotify_add(int fd, const char *path, uint32_t mask) {
+    int watch = inotify_add_watch(fd, path, mask);
+    return watch < 0 ? -errno : watch;
+}
+
+int shim_inotify_remove(int fd, int watch) {
+    return inotify_rm_watch(fd, watch) < 0 ? -errno : 0;
 }
 
 static const struct { const char *name; char shape[4]; } ops[OP_END] = {

@@ -8,9 +8,9 @@ of fixed places that belong to root, and they run here with an empty environment
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
-import threading
 import time
 
 from dockless.base import idmaps
@@ -36,13 +36,13 @@ def namespace_problem() -> str | None:
 
 
 _kept: dict[IdMap, tuple[int, tuple[int, int]]] = {}  # map → descriptor and its identity
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 
 
 def _after_fork() -> None:
     """The descriptors are the child's as well; a lock that another thread held is not going to be released here."""
     global _lock
-    _lock = threading.Lock()
+    _lock = _thread.allocate_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -7,27 +7,28 @@
     compile       the plan, pure                   Resolved ─► Plan            rootfs: the file systems of it
     plan          its operations, for people too                               plan.failure: the sentence when it fails
     run.process   carried out by the launcher      Plan ─► Process ─► Exit
-    run.attached  all of it under one roof         Sandbox, a context manager
-    run.detached  the same without us              Detached, a directory on disk
+    run.foreground  all of it under one roof       ForegroundSandbox, a context manager
+    run.detached  the same without us
+    run.box       either of them, found by its id  Box, a directory on disk
 
-    from dockless.sandbox import Sandbox, Spec
-    with Sandbox(Spec(argv=("echo", "hello"))) as box:
+    from dockless.sandbox import ForegroundSandbox, Spec
+    with ForegroundSandbox(Spec(argv=("echo", "hello"))) as box:
         print(box.wait().code)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dockless.sandbox.run.attached import Sandbox
-    from dockless.sandbox.run.detached import Detached
+    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.foreground import ForegroundSandbox
     from dockless.sandbox.run.process import Exit, Process
     from dockless.sandbox.spec import Bind, Mount, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
-__all__ = ["Bind", "Detached", "Exit", "Mount", "Namespaces", "Process", "Rlimit", "Sandbox", "Spec", "Tmpfs", "Volume"]
+__all__ = ["Bind", "Box", "Exit", "ForegroundSandbox", "Mount", "Namespaces", "Process", "Rlimit", "Spec", "Tmpfs", "Volume"]
 
-_HOME = {"Detached": "run.detached", "Exit": "run.process", "Process": "run.process", "Sandbox": "run.attached"}
+_HOME = {"Box": "run.box", "Exit": "run.process", "Process": "run.process", "ForegroundSandbox": "run.foreground"}
 
 
 def __getattr__(name: str) -> object:

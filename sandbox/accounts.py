@@ -9,9 +9,8 @@ can map. A number never falls back to a name, and a name never falls back to roo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
+from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput
 
 MAX_ID = 2**31 - 1
@@ -35,14 +34,23 @@ class Account:
     name: str = ""
 
 
-class _User(NamedTuple):
+def check_account(account: Account) -> None:
+    """``BadInput`` for numbers that no user or group has."""
+    numbers = (account.uid, account.gid, *account.groups)
+    if len(account.groups) > MAX_GROUPS or not all(0 <= number <= MAX_ID for number in numbers):
+        raise BadInput("the numbers of the account are out of range", subject="user", hint=f"ids go from 0 to {MAX_ID}")
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
     name: str
     uid: int
     gid: int
     home: str
 
 
-class _Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Group:
     name: str
     gid: int
     members: frozenset[str]
@@ -60,7 +68,7 @@ def resolve_user(spec: str, passwd: bytes | None, group: bytes | None) -> Accoun
         raise BadInput(f"user {spec[:80]!r} has an empty part", subject=spec[:80], hint="use name, uid, name:group or uid:gid")
     account = _find_user(user_part or "0", passwd)
     if group_part:
-        gid = _find_gid(group_part, group)
+        gid = find_gid(group_part, group)
         return Account(account.uid, gid, (), account.home, account.name)
     groups = _memberships(account.name, account.gid, group) if account.name else ()
     return Account(account.uid, account.gid, groups, account.home, account.name)
@@ -96,7 +104,8 @@ def _find_user(part: str, passwd: bytes | None) -> _User:
     )
 
 
-def _find_gid(part: str, group: bytes | None) -> int:
+def find_gid(part: str, group: bytes | None) -> int:
+    """The number of a group that the image knows by that name. ``BadInput``"""
     number = parse_id(part)
     if number is not None:
         return number

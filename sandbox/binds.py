@@ -20,8 +20,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from dockless.base.dataclass import dataclass
 from dockless.base.idmaps import IdMap, Range, default_map
 from dockless.native.userns import namespace_fd
 from dockless.sandbox.features import accepts_idmap, probe

@@ -2,10 +2,10 @@
 
 ::
 
-    Detached, Sandbox ─► Changes(upper, base, id map) ─► frozen, if it runs ─► images.archive: diff / export / commit
+    Box, ForegroundSandbox ─► Changes(upper, base, id map) ─► frozen, if it runs ─► images.archive: diff / export / commit
 
-A detached sandbox keeps its private upper until it is removed; an attached one loses it at its end, so it is committed while it runs.
-While it is read a running sandbox stands still, frozen by its cgroup.
+A detached sandbox keeps its private upper until it is removed; a foreground one loses it at its end, so it is committed while it runs.
+A running sandbox stands still while it is listed or exported, and for the last step of a commit.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import contextlib
 import datetime
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dockless.base import paths
+from dockless.base.dataclass import dataclass, replace
 from dockless.base.idmaps import IdMap
-from dockless.cgroups import Cgroup
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.spec import Spec
+from dockless.sandbox.standstill import Standstill
 
 if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.images.archive.assemble import Edit
-    from dockless.images.archive.diff import Change, Upper, Written
+    from dockless.images.archive.diff import Change, Upper, WrittenLayer
     from dockless.images.archive.output import Destination
     from dockless.images.archive.packing import Compression
-    from dockless.sandbox.run.attached import Sandbox
-    from dockless.sandbox.run.detached import Detached
+    from dockless.images.archive.tarwriter import Writable
+    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Changes:
 
     def export(
         self, destination: Destination, *, compression: Compression = "none", level: int | None = None, pause: bool = True
-    ) -> Written:
+    ) -> WrittenLayer:
         """The whole root, image and changes, as one tar. See ``dockless.images.archive.export``."""
         from dockless.images import Store
         from dockless.images.archive.export import export
@@ -81,64 +82,75 @@ class Changes:
         created: float | datetime.datetime | None = None,
         pause: bool = True,
     ) -> Image:
-        """A new image: the sandbox's own and its changes. See ``dockless.images.archive.commit``."""
-        from dockless.images import Store
-        from dockless.images.archive.commit import commit
+        """A new image: the sandbox's own and its changes. See ``dockless.images.archive.commit``. A running one stands still for what has
+        changed while its changes were copied: see ``dockless.images.archive.capture``."""
+        import tempfile
 
-        with self._still(pause):
-            return commit(
-                Store(),
-                self.base,
-                self.upper,
-                reference=reference,
-                edit=edit,
-                compression=compression,
-                level=level,
-                created=created,
-                created_by=self.command,
-            )
+        from dockless.images import Store
+        from dockless.images.archive.capture import write_running
+        from dockless.images.archive.commit import commit
+        from dockless.images.archive.diff import write_layer
+
+        store = Store()
+        stood = 0.0
+
+        def write(out: Writable, clamp: int | None) -> WrittenLayer:
+            nonlocal stood
+            if not self.running or not pause:
+                return write_layer(self.upper, self.base.layers, out, clamp=clamp)
+            with (
+                Standstill(self.id, self.cgroup, self.path.parent) as still,
+                tempfile.TemporaryFile(dir=store.root / "tmp", buffering=0) as spool,
+            ):
+                what = f"the changes of sandbox {self.id}"
+                written = write_running(self.upper, self.base.layers, out, spool.fileno(), still, what=what, clamp=clamp)
+                stood = still.seconds
+                return written
+
+        made = commit(
+            store,
+            self.base,
+            write,
+            reference=reference,
+            edit=edit,
+            compression=compression,
+            level=level,
+            created=created,
+            created_by=self.command,
+        )
+        return replace(made, paused=stood)
+
+    def _still(self, pause: bool) -> contextlib.AbstractContextManager[None]:
+        """Nothing in it moves while the block runs. Without ``pause`` it goes on, at the caller's risk."""
+        return self._standing() if self.running and pause else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def _still(self, pause: bool) -> Iterator[None]:
-        """Nothing in it moves while the block runs. Without ``pause`` it goes on, at the caller's risk."""
-        if not self.running or not pause:
+    def _standing(self) -> Iterator[None]:
+        with Standstill(self.id, self.cgroup, self.path.parent) as still, still():
             yield
-            return
-        if self.cgroup is None:
-            raise Unsupported(
-                f"sandbox {self.id} runs and has no cgroup by which it could be frozen",
-                subject=self.id,
-                hint="stop it first, or read it as it runs (--no-pause, pause=False) if nothing writes in it",
-            )
-        group = Cgroup.open(self.cgroup)
-        try:
-            group.freeze()
-            try:
-                yield
-            finally:
-                group.thaw()
-        finally:
-            group.close()  # not removed: it is the sandbox's
 
 
-def changes_of(box: Detached | Sandbox) -> Changes:
+def changes_of(box: Box | ForegroundSandbox) -> Changes:
     """The changes of a sandbox. ``SandboxGone``, ``UnknownImage``, ``Unsupported`` where there is no upper on disk."""
-    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
-    return _attached(box) if isinstance(box, Sandbox) else _detached(box)
+    return _foreground(box) if isinstance(box, ForegroundSandbox) else _found(box)
 
 
-def _detached(box: Detached) -> Changes:
-    from dockless.sandbox.run.detached import boot_id
+def _found(box: Box) -> Changes:
+    from dockless.sandbox.run.documents import boot_id
 
     document = box.document
-    running = box.state() in ("starting", "running")
+    if not document.begun:
+        hint = f"give the image another name: dockless tag {document.spec.image} NAME"
+        raise Unsupported(f"sandbox {box.id} was never started, so it has changed nothing", subject=box.id, hint=hint)
+    running = box.alive
     here = document.cgroup and document.boot_id == boot_id() and os.path.isdir(document.cgroup)
     cgroup = Path(document.cgroup) if here else None
     return _changes(box.id, box.directory / "upper", document.spec, document.identity, document.image, running, cgroup)
 
 
-def _attached(box: Sandbox) -> Changes:
+def _foreground(box: ForegroundSandbox) -> Changes:
     if box.process.poll() is not None:
         raise SandboxGone(
             f"sandbox {box.id} has ended, and its changes went with it",
@@ -179,7 +191,7 @@ def _changes(id: str, path: Path, spec: Spec, identity: Identity | None, digest:
 
 
 def find(id: str) -> Changes:
-    """The changes of the detached sandbox of that id, the daemon's jobs among them. ``BadInput``, ``SandboxGone``"""
-    from dockless.sandbox.run import detached
+    """The changes of the sandbox of that id, the daemon's jobs among them. ``BadInput``, ``SandboxGone``"""
+    from dockless.sandbox.run import box
 
-    return changes_of(detached.get(id))
+    return changes_of(box.get(id))

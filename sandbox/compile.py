@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import struct
 
+from dockless.base.dataclass import replace
 from dockless.sandbox import rootfs
+from dockless.sandbox.enter import Entry, compile_entry
 from dockless.sandbox.plan.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder, Section
-from dockless.sandbox.plan.plan import SLOT_CGROUP, Op, Plan
+from dockless.sandbox.plan.plan import PTMX, SLOT_CGROUP, SLOT_DOOR, Check, Op, Plan
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import RLIMITS
 
@@ -62,11 +64,21 @@ def compile_plan(r: Resolved) -> Plan:
         b.init.add("MOUNT_ATTR", root, a="", x=RDONLY)
     b.init.add("PIVOT", root)
     rootfs.masks(b, r, empty, nodes[0][0])
+    if r.spec.tty:
+        b.init.add("TERMINAL", SLOT_DOOR, a=PTMX, x=r.account.uid | r.account.gid << 32)
     _job(b, r)
     ops = (*b.keeper.ops, *b.init.ops, Op("SPAWN"), *b.job.ops)
-    return Plan(
-        ops, r.command, {**b.slots, SLOT_CGROUP: "cgroup"}, r.spec.timeout, r.spec.grace, r.stop_signal, r.log_limit, b.held, b.maps
+    plan = Plan(
+        ops, r.command, {**b.slots, SLOT_CGROUP: "cgroup"}, r.spec.timeout, r.spec.grace, r.stop_signal, r.log_limit, b.held, b.maps,
+        r.spec.idle_timeout, r.spec.ttl,
     )  # fmt: skip
+    return plan if r.health is None else replace(plan, health=_check(plan, r))
+
+
+def _check(plan: Plan, r: Resolved) -> Check:
+    assert r.health is not None
+    entry = Entry(tuple(r.health.argv), timeout=r.health.timeout)
+    return Check(compile_entry(plan, entry, has_cgroup=r.has_cgroup), r.health.interval, r.health.start_period, r.health.retries)
 
 
 def _own_pipes(mounter: Section, r: Resolved) -> None:
@@ -106,12 +118,16 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
         b.init.add("SUBREAPER")
     if ns.cgroup == "new":
         b.init.add("UNSHARE", x=NEW_NS["cgroup"])
+        kinds.append("cgroup")
+    b.init.add("HAND_OVER", x=sum(NEW_NS[kind] for kind in kinds))
     b.init.add("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
 
 
 def _names(b: Builder, r: Resolved) -> None:
     if r.spec.namespaces.uts == "new":
         b.init.add("HOSTNAME", a=r.hostname)
+        if r.spec.domainname:
+            b.init.add("DOMAINNAME", a=r.spec.domainname)
     if r.spec.network == "none":
         b.init.add("LOOPBACK_UP")
 
@@ -120,7 +136,7 @@ def _job(b: Builder, r: Resolved) -> None:
     """What only the job's own process gets. Everything that needs a right comes before the right is dropped."""
     job, spec = b.job, r.spec
     job.add("SIGNALS")
-    job.add("SETSID")
+    job.add("SETSID", x=int(spec.tty))
     if spec.cpus:
         mask = sum(1 << cpu for cpu in spec.cpus)
         job.add("AFFINITY", a=mask.to_bytes((mask.bit_length() + 63) // 64 * 8, "little"))

@@ -9,10 +9,10 @@ import errno
 import functools
 import os
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dockless import native
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Features:
     idmapped_mounts: bool = True
     user_namespaces: bool = True
     time_namespace: bool = True
-    cgroup_namespace: bool = True
     sys_admin: bool = True
     capabilities: int = (1 << 41) - 1
 
@@ -193,7 +192,6 @@ def probe() -> Features:
         idmapped_mounts=sys_admin and not missing and _accepts_idmap(),
         user_namespaces=user_namespaces,
         time_namespace=os.path.exists("/proc/self/ns/time"),
-        cgroup_namespace=os.path.exists("/proc/self/ns/cgroup"),
         sys_admin=sys_admin,
         capabilities=capabilities,
     )

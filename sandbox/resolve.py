@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import time
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dockless.base import paths
+from dockless.base import paths, signal
+from dockless.base.dataclass import replace
+from dockless.base.healthcheck import effective
 from dockless.base.idmaps import IdMap, default_map
+from dockless.base.path import Path
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, Unsupported
 from dockless.images.files import make_private
 from dockless.images.layers.layers import Layer
 from dockless.sandbox import binds, capabilities
-from dockless.sandbox.accounts import Account, resolve_user
+from dockless.sandbox.accounts import Account, find_gid, resolve_user
+from dockless.sandbox.command import DEFAULT_PATH, candidates, directory
 from dockless.sandbox.features import Features
 from dockless.sandbox.gpus.environment import UNSET_IN_SANDBOX, environment
+from dockless.sandbox.hosts import hosts_file
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
-from dockless.sandbox.seccomp import seccomp
+from dockless.sandbox.seccomp.default import default_filter
 from dockless.sandbox.spec import RLIMITS, Mount, Spec, Tmpfs
 from dockless.sandbox.volumes import volume_path
 
 if TYPE_CHECKING:
     from dockless.images import Image
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNTRUSTED_PIDS = 512
 _MAX_CLOCK = 2**62 // 10**9  # seconds; half of what a clock of nanoseconds holds, time_namespaces(7)
 _HOST_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
@@ -44,6 +45,9 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
     _refuse(spec, features, rootful, owner)
     idmap = _id_map(spec, features, owner)
     account = _account(spec, image, idmap)
+    for mount in spec.mounts:
+        if idmap is not None and mount.kind == "tmpfs":
+            idmap.require(mount.uid, mount.gid)
     kept = capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
     hostname = spec.hostname or "dockless"
     gpu_nodes, gpu_environment = _gpus(spec)
@@ -54,23 +58,24 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         features=features,
         account=account,
         command=command,
-        layers=(Layer(_skeleton()), *image.layers) if image.layers else (),
+        layers=(Layer(_skeleton()), *_layers(image, features, rootful)) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         idmap=idmap,
         rootful=rootful,
         owner=_owner(owner),
         capabilities=capabilities.mask(kept) & (features.capabilities if idmap is None else -1),
         seccomp=_filter(spec, kept, features),
-        workdir=_directory(spec.workdir or image.config.working_dir or "/"),
+        workdir=directory(spec.workdir or image.config.working_dir or "/"),
         hostname=hostname,
         files=_files(spec, hostname, image),
         mounts=_mounts(spec, image, owner),
         bind_maps={index: found.idmap for index, found in enumerate(granted) if found.idmap is not None},
         warnings=tuple(found.warning for found in granted if found.warning),
-        devices=(*STANDARD_DEVICES, *gpu_nodes),
+        devices=(*STANDARD_DEVICES, *_devices(spec, idmap, owner, kept, rootful=rootful, filtered=rootful and has_cgroup), *gpu_nodes),
         has_cgroup=has_cgroup,
         stop_signal=stop_signal(spec, image),
-        log_limit=max(spec.log_size * 4 // 9, 4096),  # of each of two files; one may grow by an eighth more
+        log_limit=max(spec.log_size * 4 // 9, 4096) if spec.keep_log else 0,  # of each of two files; one may grow by an eighth more
+        health=effective(spec.health, image.config.health),
     )
 
 
@@ -93,6 +98,12 @@ def stop_signal(spec: Spec, image: Image) -> int:
 def _skeleton() -> Path:
     """A lowest layer with the places that every sandbox mounts on, so that making them costs no copy-up and shows in no upper."""
     return _skeleton_in(paths.store())
+
+
+def _layers(image: Image, features: Features, rootful: bool) -> tuple[Layer, ...]:
+    """One index of all of them, where there is one and this process can hold its mount."""
+    merged = image.merged if rootful and features.detached_clones else None
+    return image.layers if merged is None else (merged,)
 
 
 def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) -> None:
@@ -155,11 +166,13 @@ def _id_map(spec: Spec, features: Features, owner: int | None) -> IdMap | None:
 
 
 def _account(spec: Spec, image: Image, idmap: IdMap | None) -> Account:
-    account = resolve_user(spec.user or image.config.user, image.read_file("/etc/passwd"), image.read_file("/etc/group"))
-    if spec.groups:
-        account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *spec.groups))))
+    known = image.read_file("/etc/group")
+    account = resolve_user(spec.user or image.config.user, image.read_file("/etc/passwd"), known)
+    asked = [group if isinstance(group, int) else find_gid(group, known) for group in spec.groups]
+    account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *asked))))
     if idmap is not None:
         if idmap.single:
+            idmap.require(account.uid, account.gid, asked)
             account = replace(account, groups=())
         idmap.require(account.uid, account.gid, account.groups)
     return account
@@ -181,6 +194,8 @@ def _owner(uid: int | None) -> Owner | None:
 def _command(spec: Spec, image: Image, account: Account, hostname: str, extra: dict[str, str]) -> Command:
     config = image.config
     variables = {"PATH": DEFAULT_PATH, "HOSTNAME": hostname, "HOME": account.home}
+    if spec.tty:
+        variables["TERM"] = "xterm"
     variables |= dict(config.env)
     variables |= dict(spec.env)
     for name in UNSET_IN_SANDBOX:
@@ -193,30 +208,21 @@ def _command(spec: Spec, image: Image, account: Account, hostname: str, extra: d
         raise BadInput(f"image {image.name} names no command", subject=image.name, hint="say what to run: dockless run IMAGE -- COMMAND")
     if not argv[0]:
         raise BadInput("the command is empty", hint="the first argument is the program to run")
-    return Command(_candidates(argv[0], variables.get("PATH", "")), argv, tuple(f"{k}={v}" for k, v in variables.items()))
-
-
-def _candidates(program: str, path: str) -> tuple[str, ...]:
-    """What execvp(3) would try. An empty or relative entry of PATH is left out: it would mean the working directory."""
-    if "/" in program:
-        return (program,)
-    found = tuple(f"{entry.rstrip('/')}/{program}" for entry in path.split(":") if entry.startswith("/"))
-    return found or (f"/{program}",)
-
-
-def _directory(path: str) -> str:
-    return os.path.normpath("/" + path.lstrip("/"))
+    return Command(candidates(argv[0], variables.get("PATH", "")), argv, tuple(f"{k}={v}" for k, v in variables.items()))
 
 
 def _filter(spec: Spec, kept: frozenset[str], features: Features) -> bytes | None:
     if spec.seccomp == "unconfined" or (spec.profile == "privileged" and not spec.seccomp):
         return None
-    profile = spec.seccomp or seccomp.default_profile(spec.profile == "untrusted")
-    return seccomp.compile_profile(profile, kept, features.machine)
+    if not spec.seccomp:
+        return default_filter(spec.profile == "untrusted", kept, features.machine)
+    from dockless.sandbox.seccomp import seccomp
+
+    return seccomp.compile_profile(spec.seccomp, kept, features.machine)
 
 
 def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ...]:
-    hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n"
+    hosts = hosts_file(hostname, spec.domainname, spec.hosts)
     resolver = ""
     if spec.network == "host":
         try:
@@ -227,6 +233,9 @@ def _files(spec: Spec, hostname: str, image: Image) -> tuple[tuple[str, str], ..
     files = (("/etc/hostname", hostname + "\n"), ("/etc/hosts", hosts), ("/etc/resolv.conf", resolver))
     if not image.is_host:
         return files
+    if spec.hosts and not os.path.isfile("/etc/hosts"):
+        hint = "make an empty one on the host, or use an image"
+        raise Unsupported("this host has no /etc/hosts, so its image `host` has none either", subject="add_hosts", hint=hint)
     # The host's /etc is read-only: nothing can be made there to mount on, but a link in it may lead to a place that is ours, such as /run.
     return tuple((os.path.realpath(path), text) for path, text in files if os.path.isfile(path))
 
@@ -240,7 +249,7 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
             raise BadInput(
                 f"nothing can be mounted at {mount.target}", subject=mount.target, hint="/, /proc, /sys and /dev are the sandbox's own"
             )
-        target = _directory(mount.target)
+        target = directory(mount.target)
         if mount.kind == "volume":
             mounts.append(replace(mount, source=volume_path(mount.source, owner), target=target, idmap=False))
         elif mount.kind == "bind" and not mount.source.startswith("/"):
@@ -265,7 +274,7 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
 
 def _reserved(target: str) -> bool:
     """Places of the kernel's file systems, where a mount would uncover or replace what is masked."""
-    path = _directory(target)
+    path = directory(target)
     return path in ("/", "/dev") or any(path == top or path.startswith(top + "/") for top in ("/proc", "/sys"))
 
 
@@ -277,6 +286,17 @@ def _host_entries() -> tuple[HostEntry, ...]:
         elif os.path.isdir(path):
             entries.append(HostEntry(path))
     return tuple(entries)
+
+
+def _devices(
+    spec: Spec, idmap: IdMap | None, owner: int | None, kept: frozenset[str], *, rootful: bool, filtered: bool
+) -> tuple[Device, ...]:
+    if not spec.devices:
+        return ()
+    from dockless.sandbox import devices
+
+    makes_nodes = idmap is None and "CAP_MKNOD" in kept
+    return devices.given(spec, idmap, owner, rootful=rootful, filtered=filtered, makes_nodes=makes_nodes)
 
 
 def _gpus(spec: Spec) -> tuple[tuple[Device, ...], dict[str, str]]:

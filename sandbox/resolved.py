@@ -3,8 +3,8 @@ out of thin air."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from dockless.base.dataclass import dataclass, field
+from dockless.base.healthcheck import HealthCheck
 from dockless.base.idmaps import IdMap
 from dockless.images.layers.layers import Layer
 from dockless.sandbox.accounts import Account
@@ -32,12 +32,14 @@ class HostEntry:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device node shown inside: ``target`` there, ``source`` here, and the number it must have."""
+    """A device node shown inside: ``target`` there, ``source`` here, the number it must have, and what the device filter allows."""
 
     target: str
     source: str
     major: int
     minor: int
+    block: bool = False
+    access: str = "rw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Resolved:
     has_cgroup: bool = False
     stop_signal: int = 15
     log_limit: int = 64 << 20
+    health: HealthCheck | None = None
 
     @property
     def identity(self) -> Identity:

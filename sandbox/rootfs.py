@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dockless.base.idmaps import NOBODY
 from dockless.errors import Unsupported
-from dockless.images.layers.layers import Layer
+from dockless.images.layers.layers import INDEX_FILE, MERGED_FILE, Layer
 from dockless.sandbox.plan.builder import (
     IDMAP,
     NEW_NS,
@@ -137,7 +137,7 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
 
 def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int, attach: bool) -> int:
     path = str(layer.path)
-    label = f"layer {layer.path.parent.name if layer.path.name in ('fs', 'index.erofs') else layer.path.name:.12}"
+    label = f"layer {layer.path.parent.name if layer.path.name in ('fs', INDEX_FILE, MERGED_FILE) else layer.path.name:.12}"
     if layer.tar is not None:
         slot = _indexed(b, section, r, layer, label)
         path = str(layer.path.parent)
@@ -163,7 +163,7 @@ def _indexed(b: Builder, section: Section, r: Resolved, layer: Layer, label: str
             subject=str(layer.path),
             hint="load the image as this user: then it is unpacked",
         )
-    if not r.features.detached_clones or len(b.held) >= HELD_MAX:
+    if not layer.others and (not r.features.detached_clones or len(b.held) >= HELD_MAX):
         options = {"source": str(layer.path), "device": str(layer.tar)}
         return b.file_system(section, "erofs", options, attributes=RDONLY | NODEV, label=label)
     held = b.slot(f"held {label}")
@@ -261,6 +261,8 @@ def kernel_file_systems(b: Builder, r: Resolved, root: int) -> None:
     else:
         proc = b.clone_tree(section, "/proc", recursive=True, label="the host's /proc")
     attach(section, proc, root, "/proc", resolve=NO_SYMLINKS)
+    for name, value in r.spec.sysctls:
+        section.add("SYSCTL", proc, a="sys/" + name.replace(".", "/"), b=f"{value}\n")
     privileged = r.spec.profile == "privileged"
     if r.spec.network != "host" or r.idmap is None:
         attributes = NOSUID | NODEV | NOEXEC | (0 if privileged else RDONLY)
@@ -279,7 +281,7 @@ def device_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int,
     for device in r.devices:
         # Read-only: its data is written all the same, its owner and mode, which are the host's, are not.
         tree = b.clone_tree(section, device.source, attributes=RDONLY | NOSUID | NOEXEC, label=device.source)
-        section.add("EXPECT_DEVICE", tree, x=_rdev(device))
+        section.add("EXPECT_DEVICE", tree, c=int(device.block), x=_rdev(device))
         slots.append((tree, device))
     return slots
 
@@ -375,8 +377,10 @@ def _in_dev(mount: Mount) -> bool:
 def _requested(b: Builder, mount: Mount, index: int, sources: dict[int, int]) -> int:
     if mount.kind != "tmpfs":
         return sources[index]
-    options = {"mode": f"{mount.mode:04o}"} | ({"size": str(mount.size)} if mount.size else {})
-    return b.file_system(b.init, "tmpfs", options, attributes=NOSUID | NODEV, label=f"tmpfs {mount.target}")
+    numbers = {"size": mount.size, "uid": mount.uid, "gid": mount.gid}
+    options = {"mode": f"{mount.mode:04o}"} | {name: str(value) for name, value in numbers.items() if value}
+    attributes = NOSUID | NODEV | (NOEXEC if mount.noexec else 0)
+    return b.file_system(b.init, "tmpfs", options, attributes=attributes, label=f"tmpfs {mount.target}")
 
 
 def masks(b: Builder, r: Resolved, empty: int, null: int) -> None:

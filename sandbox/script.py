@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, field
 
+from dockless.base.dataclass import dataclass, field
 from dockless.base.idmaps import IdMap
 from dockless.base.text import escaped
 from dockless.sandbox.compile import USERNS_LABEL
-from dockless.sandbox.plan.explain import Row, environment, rows
+from dockless.sandbox.plan.explain import ExplainedStep, environment, rows
 from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.plan.wording import IMPOSSIBLE, name_of
 from dockless.sandbox.resolved import Resolved
@@ -120,12 +120,17 @@ end() {{
 }}
 """
 _EROFS = r"""
-# Mount the tree of the index $1, whose files' data lie in the tar $2, at $3. The loop devices go with the mount.
+# Mount the tree of the index $1, whose files' data lie in the tars $3 and so on, at $2. The loop devices go with the mount.
 erofs() {
     index=$(losetup --read-only --find --show "$1")
-    tar=$(losetup --read-only --find --show "$2")
-    mount -t erofs -o "ro,nodev,device=$tar" "$index" "$3"
-    losetup --detach "$index" "$tar"
+    where=$2 loops=$index options=ro,nodev
+    shift 2
+    for tar; do
+        tar=$(losetup --read-only --find --show "$tar")
+        loops="$loops $tar" options=$options,device=$tar
+    done
+    mount -t erofs -o "$options" "$index" "$where"
+    losetup --detach $loops
 }
 """
 _MAPS = {
@@ -148,7 +153,7 @@ class _Script:
     chain: list[str] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ExplainedStep) -> None:
         self.lines += ["", _comment(row), f"    {row.shell}"]
 
     def begin(self, actor: str) -> None:
@@ -170,7 +175,7 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     out.begin("keeper")
     if resolved.rootful:
         out.lines += ["    # for mounts that are attached nowhere yet", places]
-    last: list[Row] = []
+    last: list[ExplainedStep] = []
     for row in rows(plan):
         chained = row.operation in _CHAINED and not row.shell.startswith(IMPOSSIBLE)
         if row.actor == "job" and (row.operation in _LAST or row.operation == "EXEC"):
@@ -198,7 +203,7 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     return "\n".join([*out.lines, "    ;;", "esac", ""])
 
 
-def _comment(row: Row) -> str:
+def _comment(row: ExplainedStep) -> str:
     """On one line, whatever is in it: an image may have put a newline and a command into a path."""
     return f"    # {escaped(row.words)}"
 

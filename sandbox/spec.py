@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
-import signal
-from dataclasses import dataclass, field
-from typing import Literal
 
+from dockless.base import signal
 from dockless.base.checks import check_record
+from dockless.base.dataclass import dataclass, field
+from dockless.base.healthcheck import HealthCheck
 from dockless.base.paths import StrPath
+from dockless.base.text import is_name
+from dockless.base.typing import Literal
 from dockless.base.units import NOT_FOR_STOP
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
+from dockless.sandbox.hosts import check_hosts, check_name
 
 Profile = Literal["default", "untrusted", "privileged"]
 Network = Literal["none", "host"]
@@ -28,14 +30,15 @@ _RLIMITS = "cpu fsize data stack core rss nproc nofile memlock as locks sigpendi
 RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
 """Resource limits by name, getrlimit(2)."""
 
+GRACE = 10.0
+"""Seconds between the stop signal of whoever ends it and SIGKILL, where neither they nor its spec say."""
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
 _UNITS = {
     **dict.fromkeys(("shm_size", "log_size", "root_size", "size of a tmpfs"), " bytes"),
-    **dict.fromkeys(("timeout", "grace", "time_offset"), " seconds"),
+    **dict.fromkeys(("timeout", "grace", "time_offset", "idle_timeout", "ttl"), " seconds"),
 }
-_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Mount:
     idmap: bool | None = None
     size: int = 0
     mode: int = 0o1777
+    noexec: bool = False
+    uid: int = 0
+    gid: int = 0
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -72,14 +78,36 @@ def Bind(
     return Mount("bind", _path(target), _path(source), readonly, recursive, idmap)
 
 
-def Tmpfs(target: StrPath, *, size: int = 0, mode: int = 0o1777) -> Mount:
-    """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory."""
-    return Mount("tmpfs", _path(target), size=size, mode=mode)
+def Tmpfs(target: StrPath, *, size: int = 0, mode: int = 0o1777, noexec: bool = False, uid: int = 0, gid: int = 0) -> Mount:
+    """A private memory file system. ``size``: bytes, 0 for the kernel's default of half the memory. ``uid``, ``gid``: whose its root
+    directory is, as the sandbox numbers them. tmpfs(5)"""
+    return Mount("tmpfs", _path(target), size=size, mode=mode, noexec=noexec, uid=uid, gid=gid)
 
 
 def Volume(name: str, target: StrPath, *, readonly: bool = False) -> Mount:
     """A named directory that dockless keeps between sandboxes."""
     return Mount("volume", _path(target), name, readonly)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDevice:
+    """A device node of the host, or a directory of them, and where it is shown inside, below /dev. ``access``: letters of ``rwm``: to read,
+    to write, to make such nodes."""
+
+    source: str
+    target: str
+    access: str = "rw"
+
+    def __post_init__(self) -> None:
+        check_record(self)
+        hint = "write /dev/SOURCE, /dev/SOURCE:/dev/TARGET or /dev/SOURCE:/dev/TARGET:rw"
+        shown = f"device {self.source[:60]!r}"
+        if not self.source.startswith("/"):
+            raise BadInput(f"{shown} is not an absolute path", subject="devices", hint=hint)
+        if not self.target.startswith("/dev/") or posixpath.normpath(self.target) != self.target:
+            raise BadInput(f"{shown}: {self.target[:60]!r} is not below /dev", subject="devices", hint=hint)
+        if not self.access or set(self.access) - set("rwm") or len(set(self.access)) < len(self.access) or self.access == "m":
+            raise BadInput(f"{shown}: {self.access[:20]!r} is not r, w or rw, with or without m", subject="devices", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +147,14 @@ class Spec:
     ``stop_signal``: asks the program to end, 0 for the image's; ``grace``: seconds between it and SIGKILL. ``gpus``: UUIDs of leased
     GPUs, never a wish. ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
     profile in the format that Docker and Podman share, ``unconfined``, or empty for dockless's own.
+    ``hosts``: names and addresses of /etc/hosts besides its own, ``host-gateway`` for the host itself. ``sysctls``: settings of the kernel
+    that are its own namespaces'.
     ``log_size``: how many bytes of a detached sandbox's output are kept, the newest; 0 for 128 MiB, or for the setting
-    ``logs.size`` on the command line and in the queue.
+    ``logs.size`` on the command line and in the queue. ``keep_log`` False: none of it is. ``tty``: its standard streams are a
+    pseudo-terminal of its own, pty(7).
+    ``interactive``: a detached one's standard input is a pipe that stays open, for who attaches; else there is nothing to read.
+    ``idle_timeout``: seconds without anybody after which it ends, ``ttl``: seconds until an end that can be moved; 0 for none.
+    ``health``: the check of its health, None for the image's own.
     """
 
     argv: tuple[str, ...] = ()
@@ -129,13 +163,17 @@ class Spec:
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # holds secrets, and a repr ends in somebody's log
     workdir: str = ""
     user: str = ""
-    groups: tuple[int, ...] = ()
+    groups: tuple[int | str, ...] = ()
     hostname: str = ""
+    domainname: str = ""
+    hosts: tuple[tuple[str, str], ...] = ()
+    sysctls: tuple[tuple[str, str], ...] = ()
     profile: Profile = "default"
     root: RootMode = "disk"
     root_size: int = 0
     mounts: tuple[Mount, ...] = ()
     shm_size: int = 0
+    devices: tuple[HostDevice, ...] = ()
     network: Network = "none"
     namespaces: Namespaces = field(default_factory=Namespaces)
     limits: Limits = field(default_factory=Limits)
@@ -153,6 +191,12 @@ class Spec:
     grace: float = 0.0
     gpus: tuple[str, ...] = ()
     log_size: int = 0
+    keep_log: bool = True
+    tty: bool = False
+    interactive: bool = False
+    idle_timeout: float = 0.0
+    ttl: float = 0.0
+    health: HealthCheck | None = None
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -166,7 +210,7 @@ def is_job(name: str) -> bool:
 
 def check_id(value: str, what: str = "sandbox id") -> str:
     """``value`` if it can name a directory and a cgroup safely (attack A37) and, for a sandbox, is no job's number; else ``BadInput``."""
-    if not _ID.match(value):
+    if not is_name(value, "_.-", 64):
         raise BadInput(
             f"{what} {value[:80]!r} is not usable as a name",
             subject=value[:80],
@@ -177,12 +221,18 @@ def check_id(value: str, what: str = "sandbox id") -> str:
     return value
 
 
-def _check(spec: Spec) -> None:
-    for name, _ in spec.env:
+def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: float) -> None:
+    """Of a sandbox's own program and of any other: its variables, its directory, its time. ``BadInput``"""
+    for name, _ in env:
         if not name or "=" in name:
             raise BadInput(f"environment name {name!r} is empty or contains '='", subject=name, hint="write NAME=value")
-    if spec.workdir and not spec.workdir.startswith("/"):
-        raise BadInput(f"working directory {spec.workdir!r} is not absolute", subject=spec.workdir, hint="start it with '/'")
+    if workdir and not workdir.startswith("/"):
+        raise BadInput(f"working directory {workdir!r} is not absolute", subject=workdir, hint="start it with '/'")
+    _in_range("timeout", timeout, 0, _MAX_SECONDS)
+
+
+def _check(spec: Spec) -> None:
+    check_beginning(spec.env, spec.workdir, spec.timeout)
     for mount in spec.mounts:
         if not mount.target.startswith("/"):
             raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")
@@ -190,7 +240,22 @@ def _check(spec: Spec) -> None:
             check_id(mount.source, "volume name")
         if posixpath.normpath(mount.target).strip("/") == "":
             raise BadInput("nothing can be mounted on the root itself", subject=mount.target, hint="mount below it, or run another image")
+    if spec.domainname:
+        check_name(spec.domainname, "domain name")
+        if len(spec.domainname) > 64:
+            raise BadInput("the domain name is longer than 64 bytes", subject="domainname", hint="setdomainname(2) takes no more")
+    check_hosts(spec.hosts, has_network=spec.network == "host" and spec.profile != "untrusted")
+    if spec.sysctls:
+        from dockless.sandbox.sysctls import check_sysctls
+
+        check_sysctls(spec.sysctls, shared={"network": spec.network == "host", "ipc": spec.namespaces.ipc == "host"})
     _check_numbers(spec)
+
+
+def _in_range(what: str, number: float | None, low: int, high: int) -> None:
+    if number is not None and not low <= number <= high:
+        unit = _UNITS.get(what, "")
+        raise BadInput(f"{what} {number}{unit} is out of range", subject=what, hint=f"it goes from {low} to {high:d}{unit}")
 
 
 def _check_numbers(spec: Spec) -> None:
@@ -201,18 +266,17 @@ def _check_numbers(spec: Spec) -> None:
         ("shm_size", spec.shm_size, 0, _MAX_BYTES),
         ("log_size", spec.log_size, 0, _MAX_BYTES),
         ("root_size", spec.root_size, 0, _MAX_BYTES),
-        ("timeout", spec.timeout, 0, _MAX_SECONDS),
         ("grace", spec.grace, 0, _MAX_SECONDS),
+        ("idle_timeout", spec.idle_timeout, 0, _MAX_SECONDS),
+        ("ttl", spec.ttl, 0, _MAX_SECONDS),
         ("stop_signal", spec.stop_signal, 0, signal.SIGRTMAX),
         ("time_offset", spec.time_offset, -_MAX_SECONDS, _MAX_SECONDS),
-        *(("groups", group, 0, _MAX_ID) for group in spec.groups),
+        *(("groups", group, 0, _MAX_ID) for group in spec.groups if isinstance(group, int)),
         *(("size of a tmpfs", mount.size, 0, _MAX_BYTES) for mount in spec.mounts),
         *(("mode of a tmpfs", mount.mode, 0, 0o7777) for mount in spec.mounts),
         *((f"limit {limit.name}", value, -1, _MAX_BYTES) for limit in spec.rlimits for value in (limit.soft, limit.hard)),
     ):
-        if number is not None and not low <= number <= high:
-            unit = _UNITS.get(what, "")
-            raise BadInput(f"{what} {number}{unit} is out of range", subject=what, hint=f"it goes from {low} to {high:d}{unit}")
+        _in_range(what, number, low, high)
     if spec.stop_signal in NOT_FOR_STOP:
         raise BadInput(
             f"{signal.Signals(spec.stop_signal).name} ends no program, so it is no stop signal",

@@ -6,6 +6,7 @@
         1000/               0700, owned by whoever made it: where root did, nobody else can put, replace or remove a name in it
             data/           0755, owned by the sandbox's root
             .new            a volume that is just being made
+            .labels-data    its labels as JSON, where it has any
 
 Root makes volumes for users who may be hostile, so nothing here acts on a path: each directory is opened below the one before and no link
 is followed; only what was just made gets another owner (attack A59). openat2(2)
@@ -17,16 +18,17 @@ import contextlib
 import fcntl
 import os
 import stat
-from pathlib import Path
 
 from dockless import native
 from dockless.base import paths
 from dockless.base.idmaps import default_map
+from dockless.base.path import Path
 from dockless.errors import SandboxError
 from dockless.sandbox.spec import check_id
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = ".new"  # no volume can be called so
+NEW = ".new"  # no volume can be called so
+LABELS = ".labels-"
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 
 
@@ -94,11 +96,11 @@ def _take_over(folder: int) -> None:
 
 def _make(folder: int, path: Path, resolve: int, uid: int, gid: int) -> None:
     """The volume gets its name when it is whole. The caller holds the lock."""
-    new = path.with_name(_NEW)
+    new = path.with_name(NEW)
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.rmdir(_NEW, dir_fd=folder)  # of one that was killed here
-        os.mkdir(_NEW, 0o700, dir_fd=folder)
+            os.rmdir(NEW, dir_fd=folder)  # of one that was killed here
+        os.mkdir(NEW, 0o700, dir_fd=folder)
     except OSError as error:
         raise _in_the_way(new, error) from error
     fd = _open(folder, new, resolve)
@@ -106,7 +108,7 @@ def _make(folder: int, path: Path, resolve: int, uid: int, gid: int) -> None:
         if os.geteuid() == 0:
             os.fchown(fd, uid, gid)
         os.fchmod(fd, 0o755)
-        os.rename(_NEW, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(NEW, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.close(fd)
 

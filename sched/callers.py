@@ -12,8 +12,8 @@ import pwd
 import socket
 import struct
 import time
-from dataclasses import dataclass
 
+from dockless.base.dataclass import dataclass
 from dockless.errors import NotPermitted
 from dockless.sched.config import Config
 

@@ -1,4 +1,4 @@
-"""JobSpec and Spec to plain JSON values and back, strictly: a wrong type or an unknown name is an error, never a guess.
+"""JobSpec, Spec and Entry to plain JSON values and back, strictly: a wrong type or an unknown name is an error, never a guess.
 
 Only what differs from the default is written, so a queued job costs some hundred bytes.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from typing import Any, TypeVar
 
+from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput
+from dockless.sandbox.enter import Entry
 from dockless.sandbox.spec import Spec
 from dockless.sched.jobs import JobSpec
 
 T = TypeVar("T")
+_VERSIONS = "client and daemon may be of different versions"
 
 
 def job_to_plain(job: JobSpec) -> dict[str, Any]:
@@ -26,6 +28,17 @@ def job_to_plain(job: JobSpec) -> dict[str, Any]:
 def job_from_plain(data: Any) -> JobSpec:
     """The inverse. Raises BadInput that names the field."""
     return _record(JobSpec, data, "job")
+
+
+def entry_to_plain(entry: Entry) -> dict[str, Any]:
+    """A program that enters a job, as dicts, lists, strings and numbers."""
+    plain: dict[str, Any] = _to_plain(entry)
+    return plain
+
+
+def entry_from_plain(data: Any) -> Entry:
+    """The inverse. Raises BadInput that names the field."""
+    return _record(Entry, {"argv": (), **data} if isinstance(data, dict) else data, "program")
 
 
 def _to_plain(value: Any) -> Any:
@@ -70,7 +83,7 @@ def _record(cls: type[T], data: Any, where: str) -> T:
     for name, item in data.items():
         place = f"{where}.{name}"
         if name not in hints:
-            raise BadInput(f"{place} is unknown", subject=place, hint="client and daemon may be of different versions")
+            raise BadInput(f"{place} is unknown", subject=place, hint=_VERSIONS)
         if cls is JobSpec and name == "spec":
             values[name] = _record(Spec, item, place)
         else:
@@ -78,4 +91,17 @@ def _record(cls: type[T], data: Any, where: str) -> T:
                 values[name] = msgspec.convert(item, hints[name])
             except msgspec.ValidationError as error:
                 raise BadInput(f"{place}: {error}", subject=place, hint="see the documentation of this field") from None
+            _refuse_unknown(item, values[name], place)
     return cls(**values)
+
+
+def _refuse_unknown(data: Any, made: Any, where: str) -> None:
+    """``BadInput`` for a name in ``data`` that the records ``made`` of it do not have: msgspec passes over it."""
+    if isinstance(data, list) and isinstance(made, (list, tuple)):
+        for part, record in zip(data, made, strict=False):
+            _refuse_unknown(part, record, where)
+    elif isinstance(data, dict) and dataclasses.is_dataclass(made):
+        for name, item in data.items():
+            if name not in _hints(made.__class__):
+                raise BadInput(f"{where}.{name} is unknown", subject=f"{where}.{name}", hint=_VERSIONS)
+            _refuse_unknown(item, getattr(made, name), f"{where}.{name}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dockless.base import settings
+from dockless.base.dataclass import dataclass, field
 from dockless.base.settings import DEFAULTS
 from dockless.sched.policy.policy import Quotas
 

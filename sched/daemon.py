@@ -24,11 +24,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from dockless._version import __version__
 from dockless.base import paths
 from dockless.base.text import escaped
+from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import config
 from dockless.sched.engine.attempts import Launcher

@@ -24,12 +24,12 @@ attempts; at most one of them is alive, ever. An attempt's sandbox is called ``j
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
 
 from dockless.base.checks import check_record
+from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import exit_code
+from dockless.base.typing import Any, Literal
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
 
@@ -56,10 +56,6 @@ class State(StrEnum):
     @property
     def ended(self) -> bool:
         return self in ENDED
-
-    @property
-    def holds_gpus(self) -> bool:
-        return self is State.STARTING or self is State.RUNNING
 
 
 ENDED = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED, State.TIMEOUT, State.OOM, State.LOST})

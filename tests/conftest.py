@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -43,8 +44,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(reason): the test may leave something behind, on purpose; no residue check")
 
 
+def pytest_collection_finish() -> None:
+    # Ten thousand tests are a million objects that stay: the collector need not look at them after each test.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[STATUS] = int(exitstatus)
+
+
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    if not sys.stdout.isatty():
+        config.get_terminal_writer().fullwidth = 250  # what failed and why, on a line that is not cut at 80
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -14,9 +14,9 @@ import json
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
+from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import Any
 from dockless.errors import BadImage, BadInput
 from dockless.images.model import config as configuration
 from dockless.images.model import manifest, platforms

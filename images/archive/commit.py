@@ -17,26 +17,26 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO
 
+from dockless.base.typing import BinaryIO
 from dockless.errors import BadImage, BadInput
 from dockless.images.archive.assemble import Created, Edit, NewLayer, new_config, new_manifest, to_json
-from dockless.images.archive.diff import Upper, Written, write_layer
+from dockless.images.archive.diff import Upper, WrittenLayer, write_layer
 from dockless.images.archive.discover import Candidate
 from dockless.images.archive.ingest import ingest
 from dockless.images.archive.packing import SUFFIX, Compression, Packed, Packer, check_level
-from dockless.images.archive.tarwriter import Output
+from dockless.images.archive.tarwriter import Writable
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
-from dockless.images.catalog.lease import held
-from dockless.images.catalog.room import reserved
+from dockless.images.catalog.pins import pinned
+from dockless.images.catalog.reserving import reserved
 from dockless.images.files import explained, temporary_directory
 from dockless.images.layers.pipeline import LayerSource
 from dockless.images.model import config, digest, manifest
 from dockless.images.model.manifest import Descriptor
 from dockless.images.model.platforms import Platform
 
-WriteLayer = Callable[[Output, int | None], Written]
+WriteLayer = Callable[[Writable, int | None], WrittenLayer]
 """Writes a layer into an output; the number is the youngest time it may have, nanoseconds."""
 
 
@@ -65,7 +65,7 @@ def commit(
     if isinstance(upper, Upper):
         known = upper
 
-        def write(out: Output, clamp: int | None) -> Written:
+        def write(out: Writable, clamp: int | None) -> WrittenLayer:
             return write_layer(known, base.layers, out, clamp=clamp)
     else:
         write = upper
@@ -74,7 +74,7 @@ def commit(
     what = f"the new layer on {base.name}"
     with (
         _storing(store, what),
-        held(store, (base,)),
+        pinned(store, (base,)),
         reserved(store, 0, what),  # how much it will be is not known: the store is brought back to its bound first
         store.using(),
         temporary_directory(store.root / "tmp") as scratch,
@@ -86,7 +86,9 @@ def commit(
         return register(store, base, layer, scratch / "blob", name, edit or Edit(), when, created_by, written.warnings)
 
 
-def pack(path: Path, write: Callable[[Output], Written], compression: Compression, level: int, what: str) -> tuple[Written, Packed]:
+def pack(
+    path: Path, write: Callable[[Writable], WrittenLayer], compression: Compression, level: int, what: str
+) -> tuple[WrittenLayer, Packed]:
     """Have a layer written into a new file, compressed."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", buffering=0) as out:
         packer = Packer(out, compression, level, room=out.fileno(), what=what)

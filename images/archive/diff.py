@@ -20,22 +20,23 @@ https://github.com/opencontainers/image-spec/blob/main/layer.md#change-types, ht
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from dockless.base.dataclass import dataclass
 from dockless.base.idmaps import IdMap
+from dockless.base.typing import Generic, Literal
 from dockless.errors import ImageError
-from dockless.images.archive.entries import Entries, Owners
-from dockless.images.archive.tarwriter import Output, TarWriter
+from dockless.images.archive.entries import Data, Entries, Owners, T, Thing, opened
+from dockless.images.archive.tarwriter import TarWriter, Writable
 from dockless.images.files import explained
 from dockless.images.layers.layers import Layer
 from dockless.images.layers.merged import Merged, Node, is_whiteout, show
-from dockless.images.layers.walk import Found, walk
+from dockless.images.layers.walk import WalkedFile, walk
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
@@ -71,7 +72,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenLayer:
     """What went into a layer. ``size``: bytes of file content."""
 
     members: int
@@ -86,8 +87,8 @@ def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
 
         return inside.changes(upper, base)
     found: list[Change] = []
-    with _reading(upper), Merged(tuple(reversed(base))) as below:
-        for step in _steps(upper, below):
+    with reading(upper), _walked(upper) as things, Merged(tuple(reversed(base))) as below:
+        for step in _steps(things, upper, below):
             if step.kind == "D" or step.found.path:
                 found.append(Change(step.kind, _absolute(step.found.path)))
             if step.emptied is not None:
@@ -99,18 +100,32 @@ def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
     return sorted(found, key=lambda change: change.path.split("/"))
 
 
-def write_layer(upper: Upper, base: Sequence[Layer], out: Output, *, clamp: int | None = None) -> Written:
+def write_layer(upper: Upper, base: Sequence[Layer], out: Writable, *, clamp: int | None = None) -> WrittenLayer:
     """The changes as an uncompressed OCI layer. ``clamp``: no time is later than that, nanoseconds since 1970. ``ImageError`` names the
     file that cannot be in a layer."""
     if upper.from_inside:
         from dockless.images.archive import inside
 
         return inside.write_layer(upper, base, out, clamp)
+    with reading(upper), _walked(upper) as things:
+        return layer_of(things, opened, upper, base, out, clamp=clamp)
+
+
+def layer_of(
+    things: Iterable[T],
+    data: Callable[[T], AbstractContextManager[Data]],
+    upper: Upper,
+    base: Sequence[Layer],
+    out: Writable,
+    *,
+    clamp: int | None = None,
+) -> WrittenLayer:
+    """``write_layer`` of the ``things`` of an upper in the order of a walk, which may have been noted before. ``data``: of a file."""
     tar = TarWriter(out)
     owners = upper.owners
-    entries = Entries(tar, lambda layer: owners, clamp=clamp)
-    with _reading(upper), Merged(tuple(reversed(base))) as below:
-        for step in _steps(upper, below):
+    entries = Entries[T](tar, lambda layer: owners, data, clamp=clamp)
+    with Merged(tuple(reversed(base))) as below:
+        for step in _steps(things, upper, below):
             folder, _, name = step.found.path.rpartition(b"/")
             if step.kind == "D":
                 entries.mark((folder + b"/" if folder else b"") + WHITEOUT + name)
@@ -125,46 +140,55 @@ def write_layer(upper: Upper, base: Sequence[Layer], out: Output, *, clamp: int 
             if step.emptied is not None:
                 entries.mark(step.found.path + b"/" + OPAQUE)
     tar.finish()
-    return Written(entries.members, entries.size, entries.warnings)
+    return WrittenLayer(entries.members, entries.size, entries.warnings)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Generic[T]):
     """``emptied``: the directory of the image whose names an opaque one hides."""
 
     kind: Literal["A", "C", "D"]
-    found: Found
+    found: T
     emptied: Node | None = None
 
 
-def _steps(upper: Upper, below: Merged) -> Iterator[_Step]:
-    root = os.open(upper.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _walked(upper: Upper) -> Iterator[Iterator[WalkedFile]]:
+    root = open_root(upper)
     try:
-        # The directory of the image that is merged with each directory on the way; None where nothing is.
-        trail: list[Node | None] = []
-        for found in walk([root], userxattr=upper.userxattr, raw=True):
-            _refuse(found, upper.userxattr)
-            if not found.path:
-                trail = [below.root if below else None]
-                if _root_changed(found, trail[0], upper.owners):
-                    yield _Step("C", found)
-                continue
-            del trail[found.path.count(b"/") + 1 :]
-            merged = trail[-1]
-            node = below.child(merged, found.name) if merged is not None else None
-            if found.whiteout:
-                if node is not None:
-                    yield _Step("D", found)
-                continue
-            hides = found.opaque and node is not None and node.is_dir
-            yield _Step("A" if node is None else "C", found, node if hides else None)
-            if found.is_dir:
-                trail.append(node if node is not None and node.is_dir and not hides else None)
+        yield walk([root], userxattr=upper.userxattr, raw=True)
     finally:
         os.close(root)
 
 
-def _root_changed(found: Found, node: Node | None, owners: Owners) -> bool:
+def open_root(upper: Upper) -> int:
+    return os.open(upper.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _steps(things: Iterable[T], upper: Upper, below: Merged) -> Iterator[_Step[T]]:
+    # The directory of the image that is merged with each directory on the way; None where nothing is.
+    trail: list[Node | None] = []
+    for found in things:
+        _refuse(found, upper.userxattr)
+        if not found.path:
+            trail = [below.root if below else None]
+            if _root_changed(found, trail[0], upper.owners):
+                yield _Step("C", found)
+            continue
+        del trail[found.path.count(b"/") + 1 :]
+        merged = trail[-1]
+        node = below.child(merged, found.name) if merged is not None else None
+        if found.whiteout:
+            if node is not None:
+                yield _Step("D", found)
+            continue
+        hides = found.opaque and node is not None and node.is_dir
+        yield _Step("A" if node is None else "C", found, node if hides else None)
+        if found.is_dir:
+            trail.append(node if node is not None and node.is_dir and not hides else None)
+
+
+def _root_changed(found: Thing, node: Node | None, owners: Owners) -> bool:
     """The upper's own root is made by dockless, 0755 and the container root's; it is a change only if it is neither that nor the
     image's."""
     now = (stat.S_IMODE(found.info.st_mode), owners.uid(found.info.st_uid), owners.gid(found.info.st_gid))
@@ -174,14 +198,12 @@ def _root_changed(found: Found, node: Node | None, owners: Owners) -> bool:
     return now not in known
 
 
-def _refuse(found: Found, userxattr: bool) -> None:
+def _refuse(found: Thing, userxattr: bool) -> None:
     kind = stat.S_IFMT(found.info.st_mode)
     if kind not in (stat.S_IFREG, stat.S_IFDIR) or found.whiteout:
         return
     mark = "redirect" if kind == stat.S_IFDIR else "metacopy"
-    try:
-        os.getxattr(found.place, f"{'user' if userxattr else 'trusted'}.overlay.{mark}", follow_symlinks=False)
-    except OSError:
+    if found.xattr(f"{'user' if userxattr else 'trusted'}.overlay.{mark}".encode()) is None:
         return
     raise ImageError(
         f"{show(found.path)} in the upper has overlayfs' mark {mark!r}: its content lies elsewhere",
@@ -190,7 +212,7 @@ def _refuse(found: Found, userxattr: bool) -> None:
     )
 
 
-def _has(found: Found, name: bytes) -> bool:
+def _has(found: WalkedFile, name: bytes) -> bool:
     """Whether the opaque directory ``found`` brings something of that name itself."""
     try:
         return not is_whiteout(os.stat(found.place + b"/" + name, follow_symlinks=False))
@@ -202,5 +224,5 @@ def _absolute(path: bytes) -> str:
     return "/" + os.fsdecode(path)
 
 
-def _reading(upper: Upper) -> AbstractContextManager[None]:
+def reading(upper: Upper) -> AbstractContextManager[None]:
     return explained(f"cannot read the upper {upper.path}", str(upper.path), "only its owner can: run it as whoever ran the sandbox")

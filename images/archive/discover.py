@@ -11,11 +11,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import BinaryIO
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import BinaryIO
 from dockless.errors import BadImage, BadInput
-from dockless.images.archive.source import Source
+from dockless.images.archive.source import ArchiveSource
 from dockless.images.layers.pipeline import LayerSource
 from dockless.images.model import config, digest, manifest, platforms, reference
 from dockless.images.model.choose import choose, inline, known, verified
@@ -42,7 +42,7 @@ class Candidate:
     warnings: tuple[str, ...] = ()
 
 
-def candidates(source: Source) -> list[Candidate]:
+def candidates(source: ArchiveSource) -> list[Candidate]:
     """All images of ``source``; ``BadImage`` says why there is none."""
     top = _document(source, "index.json")
     docker = None
@@ -59,7 +59,7 @@ def candidates(source: Source) -> list[Candidate]:
     raise _no_image(source, empty_index=top is not None)
 
 
-def _document(source: Source, name: str) -> bytes | None:
+def _document(source: ArchiveSource, name: str) -> bytes | None:
     stream = source.open(name)
     return None if stream is None else _small(stream, f"{source.what}: {name[:100]}")
 
@@ -72,7 +72,7 @@ def _small(stream: BinaryIO, what: str) -> bytes:
     return data
 
 
-def _check_layout(source: Source) -> None:
+def _check_layout(source: ArchiveSource) -> None:
     raw = _document(source, "oci-layout")
     layout = manifest.load_json(raw, f"{source.what}: oci-layout") if raw is not None else {"imageLayoutVersion": "1.0.0"}
     version = layout.get("imageLayoutVersion") if isinstance(layout, dict) else None
@@ -80,7 +80,7 @@ def _check_layout(source: Source) -> None:
         raise BadImage(f"{source.what} is an OCI layout of the unknown version {str(version)[:40]!r}", subject=source.what)
 
 
-def _no_image(source: Source, empty_index: bool) -> BadImage:
+def _no_image(source: ArchiveSource, empty_index: bool) -> BadImage:
     what, names = source.what, source.names()
     if empty_index:
         return BadImage(f"{what} is an OCI layout that lists no images", subject=what, hint="push or copy an image into it first")
@@ -107,7 +107,7 @@ def _no_image(source: Source, empty_index: bool) -> BadImage:
 # -- OCI layout ----------------------------------------------------------------------------------------------------------------------
 
 
-def _oci(source: Source, index: Index) -> list[Candidate]:
+def _oci(source: ArchiveSource, index: Index) -> list[Candidate]:
     found: list[Candidate] = []
     refused: list[BadImage] = []
     for names, entries in _groups(index.entries):
@@ -149,7 +149,7 @@ def _name(entry: Descriptor) -> str:
 class _Holder:
     """What ``choose`` may ask of a source."""
 
-    source: Source
+    source: ArchiveSource
 
     @property
     def what(self) -> str:
@@ -165,7 +165,7 @@ class _Holder:
         return _blob(self.source, entry)
 
 
-def _oci_image(source: Source, entry: Descriptor, name: str) -> Candidate:
+def _oci_image(source: ArchiveSource, entry: Descriptor, name: str) -> Candidate:
     what = f"{source.what}: manifest {entry.digest}"
     raw = _blob(source, entry)
     parsed = manifest.parse(raw, what, entry.media_type)
@@ -177,7 +177,7 @@ def _oci_image(source: Source, entry: Descriptor, name: str) -> Candidate:
     return Candidate(names, raw, config_raw, document, layers, what, warnings)
 
 
-def _oci_layer(source: Source, layer: Descriptor) -> LayerSource:
+def _oci_layer(source: ArchiveSource, layer: Descriptor) -> LayerSource:
     what = f"{source.what}: layer {layer.digest}"
 
     def open_layer() -> BinaryIO:
@@ -189,7 +189,7 @@ def _oci_layer(source: Source, layer: Descriptor) -> LayerSource:
     return LayerSource(open_layer, layer.digest, layer.size, what)
 
 
-def _names(name: str, source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _names(name: str, source: ArchiveSource) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The reference that an annotation means. A bare tag (``oci:busybox:1.37`` in skopeo's words) is completed by the source's own name."""
     if not name:
         return (), ()
@@ -207,7 +207,7 @@ def _canonical(name: str) -> str:
     return str(reference.Reference(parsed.domain, parsed.path, parsed.tag or reference.DEFAULT_TAG))
 
 
-def _open_blob(source: Source, entry: Descriptor) -> BinaryIO | None:
+def _open_blob(source: ArchiveSource, entry: Descriptor) -> BinaryIO | None:
     """The blob's file. A checkout without symbolic links has the link's text in its place (the official busybox layouts are kept in git);
     what it leads to is verified like any other blob."""
     path = f"blobs/{entry.digest.algorithm}/{entry.digest.hex}"
@@ -220,7 +220,7 @@ def _open_blob(source: Source, entry: Descriptor) -> BinaryIO | None:
     return source.open(path) if stream is not None else None
 
 
-def _blob(source: Source, entry: Descriptor) -> bytes:
+def _blob(source: ArchiveSource, entry: Descriptor) -> bytes:
     """A small blob: inline or from the source, verified."""
     what = f"{source.what}: blob {entry.digest}"
     data = inline(entry, what)
@@ -232,7 +232,7 @@ def _blob(source: Source, entry: Descriptor) -> bytes:
     return verified(_small(stream, what), entry, what)
 
 
-def _missing(source: Source, entry: Descriptor) -> BadImage:
+def _missing(source: ArchiveSource, entry: Descriptor) -> BadImage:
     return BadImage(
         f"{source.what} lacks the blob {entry.digest}",
         subject=source.what,
@@ -243,7 +243,7 @@ def _missing(source: Source, entry: Descriptor) -> BadImage:
 # -- docker save ---------------------------------------------------------------------------------------------------------------------
 
 
-def _docker(source: Source, raw: bytes) -> list[Candidate]:
+def _docker(source: ArchiveSource, raw: bytes) -> list[Candidate]:
     what = f"{source.what}: manifest.json"
     entries = manifest.load_json(raw, what)
     if not isinstance(entries, list) or not entries or len(entries) > manifest.ENTRIES_MAX:
@@ -251,7 +251,7 @@ def _docker(source: Source, raw: bytes) -> list[Candidate]:
     return [_docker_image(source, entry, what) for entry in entries]
 
 
-def _docker_image(source: Source, entry: object, what: str) -> Candidate:
+def _docker_image(source: ArchiveSource, entry: object, what: str) -> Candidate:
     if not isinstance(entry, dict):
         raise BadImage(f"{what} is malformed: an entry is not an object", subject=source.what)
     path, tags, layer_paths = entry.get("Config"), entry.get("RepoTags") or [], entry.get("Layers") or []
@@ -278,7 +278,7 @@ def _docker_image(source: Source, entry: object, what: str) -> Candidate:
     return Candidate(tuple(names), None, raw, document, layers, f"{source.what}: image {path[:80]}", tuple(warnings))
 
 
-def _docker_layer(source: Source, path: str) -> LayerSource:
+def _docker_layer(source: ArchiveSource, path: str) -> LayerSource:
     what = f"{source.what}: layer {path[:100]}"
 
     def open_layer() -> BinaryIO:

@@ -10,18 +10,21 @@ Kept are ``user.*``, ``security.capability`` and ACLs. What overlayfs, a securit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
+from dockless.base.dataclass import dataclass
 from dockless.base.idmaps import IdMap, Range
+from dockless.base.typing import Generic, Protocol, TypeVar
 from dockless.errors import ImageError
 from dockless.images.archive import tarwriter
-from dockless.images.archive.tarwriter import Entry, TarWriter, segments
+from dockless.images.archive.tarwriter import TarMember, TarWriter, segments
 from dockless.images.layers.merged import show
-from dockless.images.layers.walk import Found
+from dockless.images.layers.walk import WalkedFile
 
 CAPABILITY = b"security.capability"
 ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
@@ -65,13 +68,66 @@ class Owners:
         return None
 
 
-class Entries:
-    """Makes the members of one archive, and remembers what has to be remembered over all of it. ``owners``: by the layer that a thing is
-    in. ``clamp``: no file is younger than that, nanoseconds."""
+class Thing(Protocol):
+    """What becomes a member: ``layers.walk.Found``, or what a ``capture`` has noted of one."""
 
-    def __init__(self, tar: TarWriter, owners: Callable[[int], Owners], *, clamp: int | None = None) -> None:
+    @property
+    def path(self) -> bytes: ...
+    @property
+    def info(self) -> os.stat_result: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def name(self) -> bytes: ...
+    @property
+    def opaque(self) -> bool: ...
+    @property
+    def whiteout(self) -> bool: ...
+    @property
+    def is_dir(self) -> bool: ...
+    def readlink(self) -> bytes: ...
+    def xattr(self, key: bytes) -> bytes | None: ...
+    def xattrs(self) -> dict[bytes, bytes]: ...
+
+
+T = TypeVar("T", bound=Thing)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What is in a regular file: ``sparse`` as ``segments`` has it, and the ``pieces`` (offset, length) of ``fd`` in which the data is."""
+
+    sparse: tuple[tuple[int, int], ...] | None
+    fd: int
+    pieces: tuple[tuple[int, int], ...]
+
+
+@contextlib.contextmanager
+def opened(found: WalkedFile) -> Iterator[Data]:
+    """Of a file where it lies."""
+    fd = found.open()
+    try:
+        sparse = segments(fd, found.info)
+        yield Data(sparse, fd, sparse if sparse is not None else ((0, found.info.st_size),))
+    finally:
+        os.close(fd)
+
+
+class Entries(Generic[T]):
+    """Makes the members of one archive, and remembers what has to be remembered over all of it. ``owners``: by the layer that a thing is
+    in. ``data``: of a regular file. ``clamp``: no file is younger than that, nanoseconds."""
+
+    def __init__(
+        self,
+        tar: TarWriter,
+        owners: Callable[[int], Owners],
+        data: Callable[[T], AbstractContextManager[Data]],
+        *,
+        clamp: int | None = None,
+    ) -> None:
         self._tar = tar
         self._owners = owners
+        self._data = data
         self._clamp = clamp
         self._links: dict[tuple[int, int, int], bytes] = {}
         self._warned: dict[str, tuple[int, str]] = {}
@@ -84,7 +140,7 @@ class Entries:
             f"{why}: {example}" + (f" and {count - 1} more" if count > 1 else "") for why, (count, example) in self._warned.items()
         )
 
-    def add(self, found: Found) -> None:
+    def add(self, found: T) -> None:
         """``found`` as a member, with its data."""
         info = found.info
         kind = _KINDS.get(stat.S_IFMT(info.st_mode))
@@ -96,10 +152,10 @@ class Entries:
             first = self._links.setdefault(key, found.path)
             if first != found.path:
                 self._put(
-                    Entry(found.path, tarwriter.HARDLINK, stat.S_IMODE(info.st_mode), *self._ids(found), self._time(info), link=first)
+                    TarMember(found.path, tarwriter.HARDLINK, stat.S_IMODE(info.st_mode), *self._ids(found), self._time(info), link=first)
                 )
                 return
-        entry = Entry(found.path, kind, stat.S_IMODE(info.st_mode), *self._ids(found), self._time(info))
+        entry = TarMember(found.path, kind, stat.S_IMODE(info.st_mode), *self._ids(found), self._time(info))
         entry.xattrs = self._xattrs(found)
         if kind == tarwriter.FILE:
             self._file(found, entry)
@@ -112,27 +168,24 @@ class Entries:
 
     def mark(self, path: bytes) -> None:
         """An empty file that means something by its name alone: a whiteout."""
-        self._put(Entry(path, mode=0o600))
+        self._put(TarMember(path, mode=0o600))
 
     def warn(self, why: str, path: bytes) -> None:
         count, example = self._warned.get(why, (0, show(path)))
         self._warned[why] = (count + 1, example)
 
-    def _file(self, found: Found, entry: Entry) -> None:
+    def _file(self, found: T, entry: TarMember) -> None:
         entry.size = found.info.st_size
         if not entry.size:
             self._put(entry)
             return
-        fd = found.open()
-        try:
-            entry.sparse = segments(fd, found.info)
+        with self._data(found) as data:
+            entry.sparse = data.sparse
             self._put(entry)
-            if not self._tar.copy(fd, entry):
+            if not self._tar.copy(data.fd, data.pieces):
                 self.warn("became shorter while it was read; zeros are in the place of the rest", found.path)
-        finally:
-            os.close(fd)
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: TarMember) -> None:
         self._tar.add(entry)
         self.members += 1
         self.size += entry.size
@@ -140,7 +193,7 @@ class Entries:
     def _time(self, info: os.stat_result) -> int:
         return info.st_mtime_ns if self._clamp is None else min(info.st_mtime_ns, self._clamp)
 
-    def _ids(self, found: Found) -> tuple[int, int]:
+    def _ids(self, found: T) -> tuple[int, int]:
         owners = self._owners(found.layer)
         uid, gid = owners.uid(found.info.st_uid), owners.gid(found.info.st_gid)
         if uid is None or gid is None:
@@ -154,7 +207,7 @@ class Entries:
 
     # -- xattrs ----------------------------------------------------------------------------------------------------------------------
 
-    def _xattrs(self, found: Found) -> dict[bytes, bytes]:
+    def _xattrs(self, found: T) -> dict[bytes, bytes]:
         kept: dict[bytes, bytes] = {}
         for key, value in sorted(found.xattrs().items()):
             if key == CAPABILITY:
@@ -172,7 +225,7 @@ class Entries:
                 kept[key] = shifted
         return kept
 
-    def _capability(self, found: Found, value: bytes) -> bytes | None:
+    def _capability(self, found: T, value: bytes) -> bytes | None:
         """A capability that was set inside a user namespace names that namespace's root; an image's does not. capabilities(7)"""
         if len(value) != 24:
             return value
@@ -184,7 +237,7 @@ class Entries:
             return None
         return struct.pack("<5I", _CAP_V2 | magic & ~_CAP_REVISION, *words)
 
-    def _acl(self, found: Found, value: bytes) -> bytes | None:
+    def _acl(self, found: T, value: bytes) -> bytes | None:
         """The ids in an ACL are shifted like owners. acl(5); linux/posix_acl_xattr.h"""
         owners = self._owners(found.layer)
         if owners.unchanged:

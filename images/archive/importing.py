@@ -12,17 +12,17 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
 
+from dockless.base.typing import Any, BinaryIO, cast
 from dockless.errors import BadImage, BadInput, ImageError
 from dockless.images.archive.assemble import Created, Edit, NewLayer
 from dockless.images.archive.commit import pack, register
-from dockless.images.archive.diff import Written
+from dockless.images.archive.diff import WrittenLayer
 from dockless.images.archive.packing import SUFFIX, Compression, check_level
-from dockless.images.archive.tarwriter import Output
+from dockless.images.archive.tarwriter import Writable
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
-from dockless.images.catalog.room import reserved
+from dockless.images.catalog.reserving import reserved
 from dockless.images.files import check_room, explained, temporary_directory
 from dockless.images.layers.compression import CHUNK, Decompressed
 from dockless.images.model import manifest
@@ -50,13 +50,13 @@ def import_root(
     ``edit``: its configuration. ``platform``: this host's if it is not given. ``compression``: of the layer; None: as it comes if layers
     can be so, else gzip. Raises ``BadInput``, ``BadImage``, ``UnsafeLayer``, ``ImageError``; the store stays sound.
     """
-    what = str(source) if isinstance(source, (str, Path)) else "the stream"
+    what = str(source) if isinstance(source, (str, os.PathLike)) else "the stream"
     name = store.check_name(reference) if reference is not None else None
     level_used = check_level(compression or "gzip", level)
     when = Created.of(created)
     with (
         explained(f"cannot import {what}", what, f"check that it can be read, and that the store {store.root} has room"),
-        reserved(store, os.stat(source).st_size if isinstance(source, (str, Path)) else 0, what),
+        reserved(store, os.stat(source).st_size if isinstance(source, (str, os.PathLike)) else 0, what),
         store.using(),
         temporary_directory(store.root / "tmp") as scratch,
         _opened(source, what) as raw,
@@ -81,7 +81,7 @@ def import_root(
 
 @contextlib.contextmanager
 def _opened(source: str | Path | BinaryIO, what: str) -> Iterator[BinaryIO]:
-    if not isinstance(source, (str, Path)):
+    if not isinstance(source, (str, os.PathLike)):
         yield source
         return
     if Path(source).is_dir():
@@ -130,10 +130,10 @@ def _as_it_is(content: Decompressed, tee: _Tee, what: str, limit: int) -> NewLay
     return NewLayer(Digest("sha256", hasher.hexdigest()), tee.digest(), tee.done, manifest.OCI_LAYER + SUFFIX[content.kind])
 
 
-def _copied(content: Decompressed, out: Output, what: str, limit: int) -> Written:
+def _copied(content: Decompressed, out: Writable, what: str, limit: int) -> WrittenLayer:
     for piece in _pieces(content, what, limit):
         out.write(piece)
-    return Written(0, 0, ())
+    return WrittenLayer(0, 0, ())
 
 
 def _pieces(content: Decompressed, what: str, limit: int) -> Iterator[bytes]:

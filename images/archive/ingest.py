@@ -18,10 +18,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 from dockless.errors import BadDigest, BadImage, BadInput
 from dockless.images.archive.discover import Candidate
 from dockless.images.catalog.catalog import LAYER_FILE, Catalog
@@ -38,7 +38,8 @@ from dockless.images.files import (
     write_atomic,
 )
 from dockless.images.layers.layers import INDEX_FILE, Layer
-from dockless.images.layers.pipeline import Cancelled, LayerSource, Passed, Pipeline, Sink
+from dockless.images.layers.merging import merge, mergeable
+from dockless.images.layers.pipeline import GivenUp, LayerSource, Passed, Pipeline, Sink
 from dockless.images.model import digest, manifest
 from dockless.images.model.digest import Digest
 from dockless.images.progress import Progress
@@ -120,6 +121,7 @@ class _Stack:
     def ingest(self) -> tuple[str, dict[str, Any]]:
         """The image's manifest digest, and what the list of images says about it."""
         layers = self._layers()
+        self._merge()
         candidate = self._candidate
         config_digest = digest.of(candidate.config)
         raw = candidate.manifest if candidate.manifest is not None else _write_manifest(candidate.config, config_digest, layers)
@@ -134,6 +136,18 @@ class _Stack:
             "added": int(time.time()),
             "warnings": [*candidate.warnings, *(warning for layer in layers for warning in layer.warnings)],
         }
+
+    def _merge(self) -> None:
+        """Give an image of many indexed layers one index of them all, unless it has one. Without it, its starts take longer."""
+        final = self._store.merged_path(self._chain[-1]) if self._chain else None
+        found = [self._store.layer(chain_id, diff_id) for chain_id, diff_id in zip(self._chain, self._diff_ids, strict=True)]
+        layers = [layer for layer in found if layer is not None]
+        if final is None or not mergeable(layers) or len(layers) < len(found) or final.exists():
+            return
+        made = self._scratch / f"merged-{self._chain[-1].hex}"
+        if merge(layers, made):
+            os.rename(made, final)
+            sync_directory(final.parent)
 
     def _layers(self) -> list[_Done]:
         count = len(self._chain)
@@ -152,7 +166,7 @@ class _Stack:
                         future.cancel()
         failures = [future.exception() for future in futures if not future.cancelled() and future.exception() is not None]
         for failure in failures:
-            if failure is not None and not isinstance(failure, Cancelled):
+            if failure is not None and not isinstance(failure, GivenUp):
                 raise failure
         return [future.result() for future in futures]
 
@@ -173,7 +187,7 @@ class _Stack:
     def _abortable(self, at: int, one: Pipeline | Unpacking) -> Iterator[None]:
         with self._lock:
             if self._failed:
-                raise Cancelled("given up")
+                raise GivenUp("given up")
             key = at if isinstance(one, Pipeline) else ~at
             self._running[key] = one
         try:

@@ -6,30 +6,37 @@ rights over every file in them and sees owners as the sandbox does, and sends ba
     host                                       reader
      │ native.inside.start                       │
      │──────────────────────────────────────────►│ walk the upper and the layers
+     │◄ stand still, go on: where it runs ──────►│
      │◄───────────────── the tar, on stdout ─────│
      │◄── how it went, as JSON, on a pipe ───────│
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
 
 from dockless import errors
 from dockless.base.idmaps import IdMap
+from dockless.base.typing import IO, Any
 from dockless.errors import ImageError
-from dockless.images.archive import diff, export
-from dockless.images.archive.diff import Change, Upper, Written
-from dockless.images.archive.tarwriter import Output
+from dockless.images.archive import capture, diff, export
+from dockless.images.archive.capture import Still
+from dockless.images.archive.diff import Change, Upper, WrittenLayer
+from dockless.images.archive.tarwriter import Writable
 from dockless.images.layers.layers import Layer
 from dockless.native.inside import start
 from dockless.native.userns import namespace_fd
 
 _PIECE = 1 << 20
+_STAND, _GO_ON = b"s", b"g"
 
 
 def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
@@ -38,27 +45,75 @@ def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
     return [Change(kind, path) for kind, path in result["changes"]]
 
 
-def write_layer(upper: Upper, base: Sequence[Layer], out: Output, clamp: int | None) -> Written:
+def write_layer(upper: Upper, base: Sequence[Layer], out: Writable, clamp: int | None) -> WrittenLayer:
     """As ``diff.write_layer``."""
     return _write("layer", upper, base, upper.idmap, out, clamp)
 
 
-def write_root(layers: Sequence[Layer], out: Output, upper: Upper | None, idmap: IdMap, clamp: int | None) -> Written:
+def write_running(
+    upper: Upper, base: Sequence[Layer], out: Writable, clamp: int | None, spool: int, still: Still, what: str
+) -> WrittenLayer:
+    """As ``capture.write_running``: the reader asks us to have the sandbox stand still."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        request = {"running": theirs.fileno(), "spool": spool, "what": what}
+
+        def take(stdout: IO[bytes]) -> None:
+            theirs.close()
+            _serve(stdout.fileno(), ours, out, still)
+
+        result = _ask("running", upper, base, upper.idmap, clamp, take, request, (theirs.fileno(), spool))
+    return WrittenLayer(result["members"], result["size"], tuple(result["warnings"]))
+
+
+def _serve(stdout: int, asks: socket.socket, out: Writable, still: Still) -> None:
+    """Until the reader has closed its output."""
+    waits = select.poll()
+    waits.register(stdout, select.POLLIN)
+    waits.register(asks, select.POLLIN)
+    with contextlib.ExitStack() as standing:
+        while True:
+            for fd, _ in waits.poll():
+                if fd == stdout:
+                    piece = os.read(stdout, _PIECE)
+                    if not piece:
+                        return
+                    out.write(piece)
+                    continue
+                order = asks.recv(1)
+                if order == _STAND:
+                    standing.enter_context(still())
+                elif order == _GO_ON:
+                    standing.close()
+                else:
+                    waits.unregister(asks)
+                    continue
+                asks.sendall(order)
+
+
+def write_root(layers: Sequence[Layer], out: Writable, upper: Upper | None, idmap: IdMap, clamp: int | None) -> WrittenLayer:
     """As ``export.write_root``."""
     return _write("root", upper, layers, idmap, out, clamp)
 
 
-def _write(kind: str, upper: Upper | None, layers: Sequence[Layer], idmap: IdMap | None, out: Output, clamp: int | None) -> Written:
+def _write(kind: str, upper: Upper | None, layers: Sequence[Layer], idmap: IdMap | None, out: Writable, clamp: int | None) -> WrittenLayer:
     def take(stdout: IO[bytes]) -> None:
         while piece := stdout.read(_PIECE):
             out.write(piece)
 
     result = _ask(kind, upper, layers, idmap, clamp, take)
-    return Written(result["members"], result["size"], tuple(result["warnings"]))
+    return WrittenLayer(result["members"], result["size"], tuple(result["warnings"]))
 
 
 def _ask(
-    kind: str, upper: Upper | None, layers: Sequence[Layer], idmap: IdMap | None, clamp: int | None, take: Callable[[IO[bytes]], None]
+    kind: str,
+    upper: Upper | None,
+    layers: Sequence[Layer],
+    idmap: IdMap | None,
+    clamp: int | None,
+    take: Callable[[IO[bytes]], None],
+    more: Mapping[str, Any] = {},
+    fds: Sequence[int] = (),
 ) -> dict[str, Any]:
     assert idmap is not None
     reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -68,11 +123,12 @@ def _ask(
         "upper": str(upper.path) if upper is not None else None,
         "layers": [str(layer.path) for layer in layers],
         "clamp": clamp,
+        **more,
     }
     what = str(upper.path) if upper is not None else "the image"
     with open(reader, "rb") as answer:
         try:
-            process = start(namespace_fd(idmap), __name__, request, fds=(writer,), stdout=subprocess.PIPE)
+            process = start(namespace_fd(idmap), __name__, request, fds=(writer, *fds), stdout=subprocess.PIPE)
         finally:
             os.close(writer)
         with process:
@@ -119,9 +175,29 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
         if request["kind"] == "layer":
             assert upper is not None
             written = diff.write_layer(upper, layers, out, clamp=request["clamp"])
+        elif request["kind"] == "running":
+            assert upper is not None
+            with socket.socket(fileno=request["running"]) as keeps:
+                still = partial(_standing, keeps)
+                written = capture.write_running(upper, layers, out, request["spool"], still, what=request["what"], clamp=request["clamp"])
         else:
             written = export.read_root(layers, out, upper=upper, clamp=request["clamp"], userxattr=True)
     return {"members": written.members, "size": written.size, "warnings": written.warnings}
+
+
+@contextlib.contextmanager
+def _standing(keeps: socket.socket) -> Iterator[None]:
+    _tell(keeps, _STAND)
+    try:
+        yield
+    finally:
+        _tell(keeps, _GO_ON)
+
+
+def _tell(keeps: socket.socket, order: bytes) -> None:
+    keeps.sendall(order)
+    if keeps.recv(1) != order:
+        raise BrokenPipeError("whoever asked is gone")
 
 
 class _Whole:

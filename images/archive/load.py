@@ -10,7 +10,7 @@ from dockless.images.archive.ingest import ingest
 from dockless.images.archive.source import open_source
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
-from dockless.images.catalog.room import reserved
+from dockless.images.catalog.reserving import reserved
 from dockless.images.files import explained, temporary_directory
 from dockless.images.progress import Progress
 

@@ -8,11 +8,11 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
+from dockless.base.typing import BinaryIO
 from dockless.errors import BadInput, ImageError, NoRoom
 from dockless.images.archive.packing import Compression, Packer
-from dockless.images.archive.tarwriter import Output, TarWriter
+from dockless.images.archive.tarwriter import TarWriter, Writable
 from dockless.images.files import replacing
 
 Destination = str | Path | BinaryIO
@@ -21,7 +21,7 @@ _STREAM = "the stream"
 
 def shown(destination: Destination) -> str:
     """For messages."""
-    return str(destination) if isinstance(destination, (str, Path)) else _STREAM
+    return str(destination) if isinstance(destination, (str, os.PathLike)) else _STREAM
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def _file_system(path: Path) -> Path:
 class _Written:
     """An output whose errors are the destination's: reading what is written may fail, too."""
 
-    def __init__(self, out: Output, destination: Destination) -> None:
+    def __init__(self, out: Writable, destination: Destination) -> None:
         self._out = out
         self._destination = destination
 
@@ -69,7 +69,7 @@ def archive(destination: Destination, compression: Compression = "none", level: 
 
 
 @contextlib.contextmanager
-def packed(destination: Destination, compression: Compression = "none", level: int | None = None) -> Iterator[Output]:
+def packed(destination: Destination, compression: Compression = "none", level: int | None = None) -> Iterator[Writable]:
     """``destination``, open for bytes that are compressed on the way."""
     with opened(destination) as out:
         if compression == "none":
@@ -84,22 +84,22 @@ def packed(destination: Destination, compression: Compression = "none", level: i
 
 
 @contextlib.contextmanager
-def opened(destination: Destination) -> Iterator[Output]:
+def opened(destination: Destination) -> Iterator[Writable]:
     """The destination, open for writing; a regular file is replaced when the block has ended well."""
     with unwritten(destination), _opened(destination) as out:
         yield _Written(out, destination)
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Output]:
+def replaced(path: Path) -> Iterator[Writable]:
     """A new file that takes the place of ``path``, be that a link, when the block has ended well."""
     with unwritten(path), replacing(path, 0o666) as out:
         yield _Written(out, path)
 
 
 @contextlib.contextmanager
-def _opened(destination: Destination) -> Iterator[Output]:
-    if not isinstance(destination, (str, Path)):
+def _opened(destination: Destination) -> Iterator[Writable]:
+    if not isinstance(destination, (str, os.PathLike)):
         yield destination
         destination.flush()
         return

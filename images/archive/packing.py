@@ -12,11 +12,11 @@ from __future__ import annotations
 import struct
 import sys
 import threading
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any, Literal, Protocol
 from dockless.errors import BadInput
-from dockless.images.archive.tarwriter import Output
+from dockless.images.archive.tarwriter import Writable
 from dockless.images.files import check_room
 from dockless.images.model.digest import Digest
 
@@ -60,7 +60,9 @@ class Packer:
     """An output that compresses into ``out``. ``close`` must be called; after a failure, ``abort``. ``room``: a descriptor on the file
     system that it fills, which must keep its reserve. ``what``: for errors."""
 
-    def __init__(self, out: Output, compression: Compression = "gzip", level: int | None = None, *, room: int = -1, what: str = "") -> None:
+    def __init__(
+        self, out: Writable, compression: Compression = "gzip", level: int | None = None, *, room: int = -1, what: str = ""
+    ) -> None:
         from queue import Queue
 
         self._out = out

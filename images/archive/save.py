@@ -19,19 +19,19 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, cast
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any, BinaryIO, Literal, Protocol, cast
 from dockless.errors import BadImage, BadInput
 from dockless.images.archive.assemble import to_json
 from dockless.images.archive.output import Destination, archive, replaced, shown, unwritten
 from dockless.images.archive.packing import Compression, check_level
-from dockless.images.archive.tarwriter import DIRECTORY, Entry, TarWriter
+from dockless.images.archive.tarwriter import DIRECTORY, TarMember, TarWriter
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
-from dockless.images.catalog.lease import held
+from dockless.images.catalog.pins import pinned
 from dockless.images.files import check_room, explained, is_left_over, make_private
 from dockless.images.layers.compression import CHUNK, Decompressed
 from dockless.images.model import digest, manifest
@@ -91,10 +91,10 @@ def save(
     if not found:
         raise BadInput("no image to save", hint="name at least one; 'dockless images' lists them")
     where = shown(destination)
-    with _reading(store), held(store, found):
+    with _reading(store), pinned(store, found):
         saved = _documents(store, found, unpacked=format == "docker-archive")
         if format == "oci-dir":
-            if not isinstance(destination, (str, Path)) or compression != "none":
+            if not isinstance(destination, (str, os.PathLike)) or compression != "none":
                 raise BadInput("an oci-dir is a directory, not a stream, and not compressed", subject=where, hint="use oci-tar")
             with unwritten(destination):
                 _into_directory(store, saved, Path(destination), _report(saved, progress))
@@ -336,8 +336,8 @@ class _Archive:
         for parent in _parents(folder) if folder else ():
             if parent not in self._folders:
                 self._folders.add(parent)
-                self._tar.add(Entry(parent.encode(), DIRECTORY, 0o755))
-        self._tar.add(Entry(name.encode(), size=size))
+                self._tar.add(TarMember(parent.encode(), DIRECTORY, 0o755))
+        self._tar.add(TarMember(name.encode(), size=size))
         _whole(name, size, self._report(name, size, read()), self._tar.write)
 
 

@@ -14,8 +14,8 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
+from dockless.base.typing import BinaryIO, Protocol
 from dockless.errors import BadImage, BadInput, ImageError
 from dockless.images.files import check_room
 from dockless.images.layers.compression import CHUNK, MAGIC_LENGTH, Decompressed, detect
@@ -31,7 +31,7 @@ _LINKS_MAX = 10
 _ROOM_STEP = 64 << 20
 
 
-class Source(Protocol):
+class ArchiveSource(Protocol):
     """A place that holds named files."""
 
     what: str
@@ -149,7 +149,7 @@ class _Slice(io.RawIOBase):
         return count
 
 
-def open_source(path: Path, scratch: Path, size_max: int) -> Source:
+def open_source(path: Path, scratch: Path, size_max: int) -> ArchiveSource:
     """The source at ``path``. ``scratch``: a directory for decompressing, at most ``size_max`` bytes."""
     try:
         info = path.stat()

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+
+from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import Protocol
 
 BLOCK = 512
 SPARSE_MIN = 16 << 20
@@ -32,12 +33,12 @@ _NAME, _PREFIX = 100, 155
 FILE, HARDLINK, SYMLINK, CHAR, BLOCK_DEVICE, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
 
 
-class Output(Protocol):
+class Writable(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(slots=True)
-class Entry:
+class TarMember:
     """One member. ``name`` without a leading or trailing slash, empty for the root. ``mtime``: nanoseconds since 1970. ``size``: bytes of a
     file as a reader sees it. ``sparse``: its data as (offset, length), ascending, where it has holes worth telling."""
 
@@ -59,7 +60,7 @@ class TarWriter:
     """``add`` a member, for a file ``write`` its bytes or ``copy`` them from a descriptor, at last ``finish``. Small pieces are gathered
     before they go to ``out``."""
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: Writable) -> None:
         self._out = out
         self._buffer = bytearray()
         self._left = 0
@@ -67,7 +68,7 @@ class TarWriter:
         self.written = 0
         """Bytes so far."""
 
-    def add(self, entry: Entry, data: bytes | None = None) -> None:
+    def add(self, entry: TarMember, data: bytes | None = None) -> None:
         """The header of a member; the last one's data must be complete. ``data``: a file's bytes in one piece."""
         assert not self._left, "the last member's data is not complete"
         self._pad()
@@ -115,11 +116,11 @@ class TarWriter:
         self._left -= len(data)
         self._put(data)
 
-    def copy(self, fd: int, entry: Entry) -> bool:
-        """The data of ``entry``, just added, from a descriptor. False if the file has become shorter: zeros are in the place of the
-        rest."""
+    def copy(self, fd: int, pieces: Iterable[tuple[int, int]]) -> bool:
+        """The data of the member just added: ``pieces`` (offset, length) of a file. False if that is shorter: zeros are in the place of
+        the rest."""
         whole = True
-        for offset, length in entry.sparse if entry.sparse is not None else ((0, entry.size),):
+        for offset, length in pieces:
             end = offset + length
             while offset < end:
                 piece = os.pread(fd, min(_PIECE, end - offset), offset)

@@ -30,18 +30,18 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from dockless.base import paths
 from dockless.base.checks import checked
 from dockless.base.paths import StrPath
+from dockless.base.typing import Any, BinaryIO
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
 from dockless.images.catalog.image import HOST, Image, host_image
 from dockless.images.files import explained, locked, make_private, sweep, sync_directory, temporary_directory, write_atomic
-from dockless.images.layers.layers import INDEX_FILE, Layer
+from dockless.images.layers.layers import INDEX_FILE, MERGED_FILE, MERGED_FROM, Layer
 from dockless.images.layers.limits import UnpackLimits
 from dockless.images.model import config, digest, manifest, platforms, reference
 from dockless.images.model.config import ImageConfig
@@ -50,7 +50,7 @@ from dockless.images.model.digest import Digest
 LAYER_FILE = "layer.json"
 _PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "uploads", "locks", "tmp")
 _SHARED = ("blobs", "diffs")
-_ID = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})\Z")
+_ID = r"(?:sha256:)?([0-9a-f]{8,64})\Z"
 
 
 # What get() answered last, by store and reference: starting the same image again must not read the store again.
@@ -165,11 +165,16 @@ class Catalog:
 
     def layer(self, chain_id: Digest, diff_id: Digest) -> Layer | None:
         """The layer of a chain id, None if the store has none. ``diff_id``: of its own content."""
-        place = self.layer_path(chain_id)
-        if (place / "fs").is_dir():
-            return Layer(place / "fs")
-        index, tar = place / INDEX_FILE, self.tar_path(diff_id)
-        return Layer(index, tar) if index.is_file() and tar.is_file() else None
+        # Texts and not paths: an image may have a hundred layers, and each is looked at before it starts.
+        place, tar = f"{self.root}/layers/{chain_id.algorithm}/{chain_id.hex}", f"{self.root}/tars/{diff_id.algorithm}/{diff_id.hex}"
+        if os.path.isdir(f"{place}/fs"):
+            return Layer(Path(f"{place}/fs"))
+        index = f"{place}/{INDEX_FILE}"
+        return Layer(Path(index), Path(tar)) if os.path.isfile(index) and os.path.isfile(tar) else None
+
+    def merged_path(self, top: Digest) -> Path:
+        """Of the one index of all layers up to this chain id, which names all that it is made of. It lies and goes with that layer."""
+        return self.layer_path(top) / MERGED_FILE
 
     def blob_path(self, name: Digest) -> Path:
         return self.root / "blobs" / name.algorithm / name.hex
@@ -311,14 +316,14 @@ class Catalog:
         try:
             parsed = reference.parse(ref)
         except BadInput:
-            if not _ID.match(ref):
+            if not re.match(_ID, ref):
                 raise
         else:
             if parsed.digest is not None:
                 return self._by_digest(str(parsed.digest), index), None
             if (found := index["tags"].get(str(parsed))) is not None:
                 return found, str(parsed)
-        match = _ID.match(ref)
+        match = re.match(_ID, ref)
         if match is None:
             return None, None
         prefix = f"sha256:{match[1]}"
@@ -363,6 +368,7 @@ class Catalog:
             digest=name,
             config=document.config,
             layers=tuple(layers),
+            merged=self._merged(document.diff_ids, layers),
             architecture=document.platform.architecture,
             os=document.platform.os,
             variant=document.platform.variant,
@@ -371,6 +377,13 @@ class Catalog:
             created=document.created,
             warnings=tuple(entry.get("warnings", ())),
         )
+
+    def _merged(self, diff_ids: tuple[Digest, ...], layers: Sequence[Layer]) -> Layer | None:
+        tars = [layer.tar for layer in layers if layer.tar is not None]
+        if len(tars) < MERGED_FROM or len(tars) < len(layers):
+            return None
+        path = self.merged_path(digest.chain(diff_ids)[-1])
+        return Layer(path, tars[0], tuple(tars[1:])) if path.is_file() else None
 
 
 def unknown(ref: str) -> UnknownImage:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.images.catalog.catalog import LAYER_FILE, Catalog
 from dockless.images.catalog.image import Image

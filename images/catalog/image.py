@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dockless.base.dataclass import dataclass
 from dockless.errors import BadImage, NotRunnable
 from dockless.images.files import explained
-from dockless.images.layers import merged
 from dockless.images.layers.layers import Layer
 from dockless.images.model import platforms
 from dockless.images.model.config import ImageConfig
@@ -18,7 +16,9 @@ _HOST_FILES = frozenset({"/etc/passwd", "/etc/group"})
 @dataclass(frozen=True, slots=True)
 class Image:
     """``layers``: bottom first, each as overlayfs takes it. ``digest``: of the manifest; ``config_digest``: what Docker calls the image
-    id. ``size``: bytes of all layers, unpacked. ``warnings``: what could not be kept (devices and capabilities, for an ordinary user)."""
+    id. ``size``: bytes of all layers, unpacked. ``warnings``: what could not be kept (devices and capabilities, for an ordinary user).
+    ``merged``: one index of all layers, where they are indexed and many. ``paused``: seconds that a running sandbox stood still when this
+    was made of it; of what ``commit`` and ``snapshot`` return."""
 
     reference: str | None
     digest: str
@@ -31,6 +31,8 @@ class Image:
     config_digest: str = ""
     created: str = ""
     warnings: tuple[str, ...] = ()
+    merged: Layer | None = None
+    paused: float = 0.0
 
     @property
     def name(self) -> str:
@@ -71,6 +73,8 @@ class Image:
         """The file ``path`` as the merged image shows it, None if there is none. ``BadImage`` if it is no regular file or has more than
         ``limit`` bytes (attack A35)."""
         if not self.is_host:
+            from dockless.images.layers import merged
+
             with explained(f"cannot read {path} in image {self.name}", self.name, "dockless images check"):
                 return merged.read_file(tuple(reversed(self.layers)), path, limit)
         if path not in _HOST_FILES:

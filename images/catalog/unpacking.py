@@ -12,15 +12,15 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from dockless.base.typing import TYPE_CHECKING, Protocol
 from dockless.images import subid
 from dockless.images.files import check_room
 from dockless.images.layers import erofs, owned
 from dockless.images.layers.compression import CHUNK
 from dockless.images.layers.layer import Unpacked, Writer, explain
-from dockless.images.layers.layers import INDEX_FILE, Layer
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.layers import INDEX_FILE, Layer, opened
+from dockless.images.layers.pipeline import GivenUp
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 
@@ -73,7 +73,7 @@ def indexes(store: Catalog) -> bool:
 
 
 class _Indexing:
-    """Keeps the tar and indexes it as it passes. What an index cannot express is written after all, from the tar."""
+    """Keeps the tar and indexes it as it passes. What an index cannot express is written after all, from the tar, and a warning says so."""
 
     form = "indexed"
 
@@ -89,6 +89,7 @@ class _Indexing:
         self._below: Sequence[Layer] = ()
         self._has_below = threading.Event()
         self._aborted = False
+        self._declined_for = ""
 
     def set_lower(self, lower: Sequence[Layer]) -> None:
         self._below = lower
@@ -114,16 +115,14 @@ class _Indexing:
         self._file.close()
         self._has_below.wait()
         if self._aborted:
-            raise Cancelled(f"{self._what}: given up", subject=self._what)
+            raise GivenUp(f"{self._what}: given up", subject=self._what)
         if self._builder is not None:
-            with self._declined(), contextlib.ExitStack() as opened:
-                below = -1
-                if not self._base:
-                    below = self._below[-1].open()
-                    opened.callback(os.close, below)
+            with self._declined(), contextlib.ExitStack() as stack:
+                below = self._below[::-1] if self._builder.looks_below else self._below[-1:]
+                fds = stack.enter_context(opened(below))
                 index = os.open(self._place / INDEX_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                opened.callback(os.close, index)
-                written = self._builder.finish(index, below)
+                stack.callback(os.close, index)
+                written = self._builder.finish(index, fds)
                 return Unpacked(written.size, written.entries, written.warnings)
         return self._write()
 
@@ -138,6 +137,7 @@ class _Indexing:
             assert self._builder is not None
             self._builder.close()
             self._builder = None
+            self._declined_for = f"kept as files, which takes longer than an index: {fault.text}"
 
     def _write(self) -> Unpacked:
         assert self.tar is not None
@@ -153,7 +153,7 @@ class _Indexing:
             writing.close()
         self.tar.unlink()
         self.tar, self.form = None, writing.form
-        return written
+        return Unpacked(written.size, written.entries, (*written.warnings, self._declined_for))
 
     def close(self) -> None:
         self._file.close()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
+from dockless.base.typing import Protocol
 from dockless.errors import BadImage
 
 CHUNK = 256 * 1024

@@ -1,4 +1,5 @@
-"""Mounting a layer that was never unpacked: an EROFS index and the uncompressed tar that holds its files' data.
+"""Mounting a layer that was never unpacked: an EROFS index and the uncompressed tar that holds its files' data, or the tars of several
+layers.
 
 The kernel (6.12 and newer) mounts both straight from the files, without a block device; root alone may ask for it. Such a mount is
 attached nowhere and goes with its last descriptor: nothing is left to unmount, whoever is killed. 20 to 150 µs each.
@@ -18,7 +19,6 @@ import errno
 import functools
 import os
 import resource
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,36 +35,36 @@ READ_ONLY, NODEV = 0x1, 0x4
 HELD_MAX = 256
 """Mounts that a process holds, unless that is more than a quarter of the descriptors it may have."""
 
-_Key = tuple[Path, Path, tuple[int, ...], tuple[int, ...]]
+_Key = tuple[tuple[Path, ...], tuple[tuple[int, ...], ...]]
 
 
-def mount(index: Path, tar: Path) -> int:
+def mount(index: Path, *tars: Path) -> int:
     """A descriptor (as of ``O_PATH``) of the layer's root: a mount of its own, read-only, devices inert, attached nowhere. The caller
     closes it. Setuid files stay setuid, which is the sandbox's to decide. ``ImageError``"""
     try:
-        return _mount(index, tar)
+        return _mount(index, *tars)
     except OSError as error:
-        raise _failed(error, index, tar) from error
+        raise _failed(error, index, *tars) from error
 
 
-def held(index: Path, tar: Path) -> int:
+def held(index: Path, *tars: Path) -> int:
     """As ``mount``, but of the one mount that this process holds of the layer: whoever reads in it or in a clone of it shares page cache.
     The caller closes the descriptor. From any thread. ``ImageError``"""
     try:
         with _lock:
-            key = _key(index, tar)
+            key = _key(index, *tars)
             if time.monotonic() >= _look_again:
                 _release(everything=False)
             fd, identity = _held.pop(key, (-1, (0, 0)))
             if _identity(fd) != identity:  # none yet; or somebody closed what is not his, as a daemon does after a fork
                 while len(_held) >= min(HELD_MAX, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)):
                     _close(next(iter(_held)))
-                fd = _mount(index, tar)
+                fd = _mount(index, *tars)
                 identity = _identity(fd)
             _held[key] = fd, identity  # last used, last in the row
             return os.dup(fd)
     except OSError as error:
-        raise _failed(error, index, tar) from error
+        raise _failed(error, index, *tars) from error
 
 
 def release(*, everything: bool = False) -> None:
@@ -88,10 +88,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _key(index: Path, tar: Path) -> _Key:
+def _key(*paths: Path) -> _Key:
     """The files at these paths, not the paths: a layer may be removed and made again. No number comes twice as long as we hold it."""
-    first, second = ((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in (os.stat(index), os.stat(tar)))
-    return index, tar, first, second
+    # An index of several layers goes with the topmost one, and the others with it: two looks are enough.
+    return paths, tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, paths[:2]))
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -107,7 +107,7 @@ def _release(everything: bool) -> None:
     _look_again = time.monotonic() + 1
     for key in list(_held):
         try:
-            stale = everything or _key(*key[:2]) != key
+            stale = everything or _key(*key[0]) != key
         except OSError:
             stale = True
         if stale:
@@ -120,10 +120,10 @@ def _close(key: _Key) -> None:
         os.close(fd)
 
 
-def _failed(error: OSError, index: Path, tar: Path) -> ImageError:
+def _failed(error: OSError, index: Path, *tars: Path) -> ImageError:
     step = f"{error.step}: " if isinstance(error, _Refused) else ""
     return ImageError(
-        f"cannot mount the layer {index}: {step}{error.strerror}", subject=str(index), hint=_hint(error.errno or 0, index, tar)
+        f"cannot mount the layer {index}: {step}{error.strerror}", subject=str(index), hint=_hint(error.errno or 0, index, *tars)
     )
 
 
@@ -146,6 +146,8 @@ def why_not(store: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _why_not(_device: int, store: str) -> str:
+    import tempfile
+
     from dockless.native.erofs_index import IndexBuilder
 
     swept = Path(store, "tmp")  # of a store: what a disk refuses to remove goes from there with the next change
@@ -181,17 +183,18 @@ class _Refused(OSError):
         return str(self.strerror)
 
 
-def _mount(index: Path, tar: Path) -> int:
+def _mount(index: Path, *tars: Path) -> int:
     context = native.syscall(FSOPEN, b"erofs", FSOPEN_CLOEXEC)
     if context < 0:
         raise _Refused(-context, "fsopen erofs", "")
     try:
-        for step, command, key, value in (
+        steps: tuple[tuple[str, int, bytes | int, bytes | int], ...] = (
             ("fsconfig source", SET_STRING, b"source", os.fsencode(index)),
-            ("fsconfig device", SET_STRING, b"device", os.fsencode(tar)),
+            *(("fsconfig device", SET_STRING, b"device", os.fsencode(tar)) for tar in tars),
             ("fsconfig ro", SET_FLAG, b"ro", 0),
             ("mount erofs", CMD_CREATE, 0, 0),
-        ):
+        )
+        for step, command, key, value in steps:
             result = native.syscall(FSCONFIG, context, command, key, value, 0)
             if result < 0:
                 raise _Refused(-result, step, _said(context))
@@ -214,8 +217,8 @@ def _said(context: int) -> str:
     return "; ".join(line[2:] for line in found if line.startswith("e "))
 
 
-def _hint(number: int, index: Path, tar: Path) -> str:
-    missing = [str(path) for path in (index, tar) if not os.path.isfile(path)]
+def _hint(number: int, *paths: Path) -> str:
+    missing = [str(path) for path in paths if not os.path.isfile(path)]
     if missing:
         return f"{' and '.join(missing)} is gone: load or pull the image again"
     if number in (errno.EMFILE, errno.ENFILE):

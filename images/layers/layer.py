@@ -23,16 +23,16 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import BinaryIO
 from dockless.errors import BadImage, ImageError, NoRoom, UnsafeLayer
 from dockless.images.files import MAKE_ROOM, RESERVE
 from dockless.images.layers.compression import CHUNK
 from dockless.images.layers.layers import Layer, opened
 from dockless.images.layers.limits import UnpackLimits
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.pipeline import GivenUp
 from dockless.native.layers import Fault, LayerWriter
 
 
@@ -117,7 +117,7 @@ def explain(fault: Fault, what: str) -> ImageError:
     if fault.kind == "room":
         return _no_room(fault, what)
     if fault.errno == errno.ECANCELED:
-        return Cancelled(text, subject=what)
+        return GivenUp(text, subject=what)
     if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoRoom(text if "no room" in text else f"{what}: no room in the image store: {fault.text}", subject=what, hint=MAKE_ROOM)
     if fault.errno == errno.EOPNOTSUPP:

@@ -15,10 +15,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import BinaryIO
 from dockless.errors import BadImage, UnsafeLayer
 from dockless.images.layers.layers import Layer
 

@@ -21,17 +21,17 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dockless.base.idmaps import IdMap
 from dockless.base.locks import in_use
+from dockless.base.typing import Any
 from dockless.errors import ImageError
 from dockless.images import subid
 from dockless.images.files import RESERVE
 from dockless.images.layers.layer import Unpacked, explained
 from dockless.images.layers.layers import Layer, opened
 from dockless.images.layers.limits import UnpackLimits
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.pipeline import GivenUp
 from dockless.native import inside, userns
 from dockless.native.layers import Fault
 
@@ -102,7 +102,7 @@ class OwnedWriter:
             self._process.stdin.close()
         raw = self._process.stdout.read()
         if self._aborted:
-            raise Cancelled(f"{self._what}: given up", subject=self._what)
+            raise GivenUp(f"{self._what}: given up", subject=self._what)
         if not raw:
             raise ImageError(f"{self._what}: the layer's writer ended with {self._process.wait()}", subject=self._what)
         answer: dict[str, Any] = json.loads(raw)

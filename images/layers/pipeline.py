@@ -16,10 +16,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any, BinaryIO, Protocol
 from dockless.errors import BadDigest, BadImage, DocklessError, ImageError, UnsafeLayer
 from dockless.images.files import check_room
 from dockless.images.layers.compression import CHUNK, Decompressed
@@ -47,7 +47,7 @@ class LayerSource:
     cancel: Callable[[], None] | None = None
 
 
-class Cancelled(ImageError):
+class GivenUp(ImageError):
     """Given up because something else failed; nobody outside this package sees it."""
 
 
@@ -117,7 +117,7 @@ class Pipeline:
             blob.blame(failure)
             raise failure
         if self._stopped.is_set():
-            raise Cancelled(f"{self._source.what}: given up", subject=self._source.what)
+            raise GivenUp(f"{self._source.what}: given up", subject=self._source.what)
         blob.check()
         digest.verdict(hashing.digest(), self._diff_id, f"{self._source.what}: uncompressed content")
         return Passed(blob.digest(), blob.done, content.kind)

@@ -18,8 +18,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
+from dockless.base.dataclass import dataclass, field
 from dockless.errors import ImageError
 from dockless.images.layers.merged import PATH_MAX, show
 
@@ -28,7 +28,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WalkedFile:
     """A thing in the tree. ``path``: from the root, without a leading slash, empty for the root itself. ``layer``: which root it is in.
     ``parent``, ``name``: a descriptor and a name to open it by, while the walk stands here. ``opaque``: a directory that hides those
     below."""
@@ -64,7 +64,13 @@ class Found:
 
     def xattrs(self) -> dict[bytes, bytes]:
         """All of them. Asked by name, so that links, fifos and devices need not be opened."""
-        return _xattrs(self.place)
+        return all_xattrs(self.place)
+
+    def xattr(self, key: bytes) -> bytes | None:
+        try:
+            return os.getxattr(self.place, key, follow_symlinks=False)
+        except OSError:
+            return None
 
 
 @dataclass(slots=True)
@@ -78,7 +84,7 @@ class _Level:
     by_xattr: tuple[bool, ...] = ()
 
 
-def walk(roots: Sequence[int], *, userxattr: bool, raw: bool = False) -> Iterator[Found]:
+def walk(roots: Sequence[int], *, userxattr: bool, raw: bool = False) -> Iterator[WalkedFile]:
     """Everything below ``roots`` (descriptors of directories, top first), the root first. ``userxattr``: the marks are ``user.overlay.*``,
     as an ordinary user's mounts have them, and not ``trusted.overlay.*``."""
     walker = _Walker(roots, b"user.overlay." if userxattr else b"trusted.overlay.", raw)
@@ -102,11 +108,11 @@ class _Walker:
         for level in self._levels:
             self._release(level)
 
-    def all(self) -> Iterator[Found]:
+    def all(self) -> Iterator[WalkedFile]:
         fds = [os.open(".", _DIRECTORY, dir_fd=root) for root in self._roots]
         self._enter(list(range(len(fds))), fds)
         top = self._levels[0]
-        yield Found(b"", os.fstat(top.fds[0]), 0, top.fds[0], b".")
+        yield WalkedFile(b"", os.fstat(top.fds[0]), 0, top.fds[0], b".")
         while self._levels:
             level = self._levels[-1]
             if not level.todo:
@@ -127,18 +133,14 @@ class _Walker:
                 self._path.append(name)
                 self._enter(layers, fds)
 
-    def _look(self, level: _Level, name: bytes) -> tuple[Found | None, list[int], list[int]]:
+    def _look(self, level: _Level, name: bytes) -> tuple[WalkedFile | None, list[int], list[int]]:
         """What the layers of ``level`` show at ``name``; for a directory with its parts, opened."""
-        first: Found | None = None
+        first: WalkedFile | None = None
         layers: list[int] = []
         fds: list[int] = []
         path = b"/".join((*self._path, name))
         if len(path) >= PATH_MAX:
-            raise ImageError(
-                f"the path {show(path)} … is longer than {PATH_MAX - 1} bytes, which no image can hold",
-                subject=show(path),
-                hint="remove that directory first",
-            )
+            raise too_long(path)
         for at, layer in enumerate(level.layers):
             try:
                 info = os.stat(name, dir_fd=level.fds[at], follow_symlinks=False)
@@ -148,13 +150,13 @@ class _Walker:
                 if first is None:
                     whiteout = self._is_whiteout(level, at, name, info)
                     if not whiteout or self._raw:
-                        return Found(path, info, layer, level.fds[at], name, whiteout=whiteout), [], []
+                        return WalkedFile(path, info, layer, level.fds[at], name, whiteout=whiteout), [], []
                 break
             fd = os.open(name, _DIRECTORY, dir_fd=level.fds[at])
             fds.append(fd)
             layers.append(layer)
             opaque = self._mark(fd, b"opaque") == b"y"
-            first = first or Found(path, info, layer, level.fds[at], name, opaque)
+            first = first or WalkedFile(path, info, layer, level.fds[at], name, opaque)
             if opaque:
                 break
         return first, layers, fds
@@ -165,7 +167,7 @@ class _Walker:
         return level.by_xattr[at] and stat.S_ISREG(info.st_mode) and info.st_size == 0 and self._has_mark(level.fds[at], name)
 
     def _has_mark(self, parent: int, name: bytes) -> bool:
-        return self._prefix + b"whiteout" in _xattrs(b"/proc/self/fd/%d/%s" % (parent, name))
+        return self._prefix + b"whiteout" in all_xattrs(b"/proc/self/fd/%d/%s" % (parent, name))
 
     def _mark(self, fd: int, name: bytes) -> bytes:
         try:
@@ -221,16 +223,20 @@ class _Walker:
             self._open += 1
 
 
-def _xattrs(path: bytes) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
+def all_xattrs(path: bytes) -> dict[bytes, bytes]:
+    """Of what it names, which is not followed."""
     try:
-        for text in os.listxattr(path, follow_symlinks=False):
-            key = os.fsencode(text)
-            found[key] = os.getxattr(path, key, follow_symlinks=False)
+        names = map(os.fsencode, os.listxattr(path, follow_symlinks=False))
+        return {key: os.getxattr(path, key, follow_symlinks=False) for key in names}
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.ENODATA):
             raise
-    return found
+        return {}
+
+
+def too_long(path: bytes) -> ImageError:
+    why = f"the path {show(path)} … is longer than {PATH_MAX - 1} bytes, which no image can hold"
+    return ImageError(why, subject=show(path), hint="remove that directory first")
 
 
 def changed(path: bytes) -> ImageError:

@@ -1,6 +1,6 @@
 """Which image of an index is meant: the platform that suits best, nested indexes followed, attestations and unknown types left out.
 
-Where the index lies (a layout, an archive, a registry) does not matter: a ``Holder`` reads documents and says which ones it has.
+Where the index lies (a layout, an archive, a registry) does not matter: a ``DocumentSource`` reads documents and says which ones it has.
 
 https://github.com/opencontainers/image-spec/blob/main/image-index.md
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Protocol
 
+from dockless.base.typing import Protocol
 from dockless.errors import BadDigest, BadImage, NotRunnable
 from dockless.images.model import digest, manifest, platforms
 from dockless.images.model.manifest import Descriptor, Index
@@ -20,7 +20,7 @@ NESTING_MAX = 4
 _SHOWN = 12
 
 
-class Holder(Protocol):
+class DocumentSource(Protocol):
     """A place that has documents."""
 
     @property
@@ -37,7 +37,7 @@ def known(entry: Descriptor) -> bool:
     return entry.media_type in manifest.MANIFESTS or entry.media_type in manifest.INDEXES
 
 
-def choose(holder: Holder, entries: Sequence[Descriptor], at: Platform, *, strict: bool, depth: int = 0) -> Descriptor:
+def choose(holder: DocumentSource, entries: Sequence[Descriptor], at: Platform, *, strict: bool, depth: int = 0) -> Descriptor:
     """The manifest that suits ``at`` best. Where none does: ``NotRunnable`` if ``strict``, else the first that the holder has, so that it
     can at least be looked at. An entry that names no platform goes after all that suit."""
     usable = [entry for entry in entries if not entry.is_attestation and known(entry)]
@@ -64,7 +64,7 @@ def _rank(entry: Descriptor, at: Platform) -> int | None:
     return platforms.rank(entry.platform, at) if entry.platform is not None else 0
 
 
-def _none_suits(holder: Holder, usable: Sequence[Descriptor], at: Platform) -> NotRunnable:
+def _none_suits(holder: DocumentSource, usable: Sequence[Descriptor], at: Platform) -> NotRunnable:
     found = list(dict.fromkeys(str(entry.platform) for entry in usable))
     shown = ", ".join(found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     return NotRunnable(f"{holder.what} has no image for {at}", subject=holder.what, hint=f"it has {shown}; choose one with --platform")

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
+from dockless.base.dataclass import dataclass
+from dockless.base.healthcheck import HealthCheck
+from dockless.base.typing import Any
 from dockless.base.units import NOT_FOR_STOP, parse_signal
 from dockless.errors import BadImage, BadInput
 from dockless.images.model.digest import Digest
 from dockless.images.model.digest import parse as parse_digest
 from dockless.images.model.platforms import Platform, normal
-from dockless.images.model.shape import CONFIG, wrong_kind
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LAYERS_MAX = 1000
+_SHELL = ("/bin/sh", "-c")
+_SHORTEST_TIME, _LONGEST_TIME, _MOST_RETRIES = 1.0, 10**9, 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
     """``env`` in order, names unique. ``working_dir`` absolute. ``user``: ``name|uid[:group|gid]`` or empty for root. ``stop_signal``: a
-    number, 0 where the image names none. ``volumes``: absolute, clean paths inside the image."""
+    number, 0 where the image names none. ``volumes``: absolute, clean paths inside the image. ``health``: as Docker's images have it; the
+    specification has none."""
 
     env: tuple[tuple[str, str], ...] = ()
     entrypoint: tuple[str, ...] = ()
@@ -37,6 +40,7 @@ class ImageConfig:
     volumes: tuple[str, ...] = ()
     stop_signal: int = 0
     labels: tuple[tuple[str, str], ...] = ()
+    health: HealthCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class ConfigDocument:
 
 def parse(document: Mapping[str, Any], what: str) -> ConfigDocument:
     """Check an image configuration; ``BadImage`` names the field that is wrong."""
+    from dockless.images.model.shape import CONFIG, wrong_kind
+
     if wrong := wrong_kind(document, CONFIG):
         raise _bad(what, wrong)
     rootfs = document.get("rootfs") or {}
@@ -82,6 +88,7 @@ def _config(raw: Mapping[str, Any], what: str) -> ImageConfig:
         volumes=tuple(sorted({_volume(path, what) for path in raw.get("Volumes") or {}})),
         stop_signal=_stop_signal(_string(raw, "StopSignal", what), what),
         labels=tuple((key, value) for key, value in (raw.get("Labels") or {}).items() if value is not None),
+        health=_health(raw, what),
     )
 
 
@@ -92,6 +99,22 @@ def _volume(path: str, what: str) -> str:
     if clean == "/":
         raise _bad(what, "a volume covers the whole image")
     return clean
+
+
+def _health(raw: Mapping[str, Any], what: str) -> HealthCheck | None:
+    """Docker's HEALTHCHECK, whose times are nanoseconds. One more often than every second would cost the host more than the sandbox: it is
+    every second. What cannot be read is no check, as for other tools: the image runs."""
+    found = raw.get("Healthcheck") or {}
+    kind, *argv = _strings(found, "Test", what) or ("NONE",)
+    if kind == "CMD-SHELL" and argv:
+        argv = [*(_strings(raw, "Shell", what) or _SHELL), argv[0]]
+    elif kind != "CMD":
+        argv = []
+    if not argv or not argv[0]:
+        return None
+    seconds = [min((found.get(name) or 0) / 1e9, _LONGEST_TIME) for name in ("Interval", "Timeout", "StartPeriod")]
+    interval, timeout = (max(value, _SHORTEST_TIME) if value else 0.0 for value in seconds[:2])
+    return HealthCheck(tuple(argv), interval, timeout, min(found.get("Retries") or 0, _MOST_RETRIES), seconds[2])
 
 
 def _stop_signal(text: str, what: str) -> int:

@@ -8,17 +8,15 @@ https://github.com/opencontainers/image-spec/blob/main/descriptor.md#digests
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
 _HEX_LENGTH = {"sha256": 64, "sha512": 128}
-_HEX = re.compile(r"[0-9a-f]+\Z")
+_HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def parse(text: object, what: str = "digest") -> Digest:
     """``text`` as a digest, else ``BadDigest``."""
     if isinstance(text, str):
         algorithm, _, value = text.partition(":")
-        if len(value) == _HEX_LENGTH.get(algorithm, -1) and _HEX.match(value):
+        if len(value) == _HEX_LENGTH.get(algorithm, -1) and _HEX.issuperset(value):
             return Digest(algorithm, value)
     raise BadDigest(
         f"{what} {str(text)[:100]!r} is not a digest",

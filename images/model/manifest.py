@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 from dockless.errors import BadImage
 from dockless.images.model.config import LAYERS_MAX
 from dockless.images.model.digest import Digest
@@ -37,7 +37,7 @@ INDEXES = frozenset({OCI_INDEX, DOCKER_LIST})
 REF_NAME = "org.opencontainers.image.ref.name"
 CONTAINERD_NAME = "io.containerd.image.name"
 _ATTESTATION = "vnd.docker.reference.type"
-_OTHER_DIGEST = re.compile(r"(?!sha(256|512):)[a-z0-9]+(?:[+._-][a-z0-9]+)*:[A-Za-z0-9=_-]+\Z")
+_OTHER_DIGEST = r"(?!sha(256|512):)[a-z0-9]+(?:[+._-][a-z0-9]+)*:[A-Za-z0-9=_-]+\Z"
 _SCHEMA1 = "application/vnd.docker.distribution.manifest.v1"
 
 
@@ -58,6 +58,11 @@ class Descriptor:
 
     def annotation(self, key: str) -> str:
         return dict(self.annotations).get(key, "")
+
+    @property
+    def foreign(self) -> bool:
+        """A layer that may not be spread by registries at will (base layers of Windows)."""
+        return ".foreign." in self.media_type or ".nondistributable." in self.media_type
 
     @property
     def is_attestation(self) -> bool:
@@ -174,7 +179,7 @@ def _descriptor(raw: Any, what: str) -> Descriptor:
 
 def _is_foreign(raw: Any) -> bool:
     """Named by a digest of an algorithm that nobody here computes."""
-    return isinstance(raw, dict) and isinstance(raw.get("digest"), str) and _OTHER_DIGEST.match(raw["digest"]) is not None
+    return isinstance(raw, dict) and isinstance(raw.get("digest"), str) and re.match(_OTHER_DIGEST, raw["digest"]) is not None
 
 
 def _list(document: Mapping[str, Any], key: str, what: str, limit: int) -> list[Any]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-from dataclasses import dataclass
+
+from dockless.base.dataclass import dataclass
+from dockless.base.text import is_name
 
 _MACHINES = {
     "x86_64": ("amd64", ""),
@@ -26,7 +27,6 @@ _MACHINES = {
     "loongarch64": ("loong64", ""),
 }
 _ALIASES = {"x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "i386": "386", "i686": "386", "armhf": "arm", "armel": "arm"}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,39}\Z")
 _AMD64_LEVELS = (
     ("v2", {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}),
     ("v3", {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}),
@@ -49,7 +49,7 @@ class Platform:
 def normal(os_name: object, architecture: object, variant: object = "") -> Platform:
     """A platform from what a document says; anything that is no name counts as not said."""
     system, machine, kind = (
-        value.lower() if isinstance(value, str) and _NAME.match(value) else "" for value in (os_name, architecture, variant)
+        value.lower() if isinstance(value, str) and is_name(value, "._+-", 40) else "" for value in (os_name, architecture, variant)
     )
     if machine == "armhf" and not kind:
         kind = "v7"

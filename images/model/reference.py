@@ -9,8 +9,8 @@ https://github.com/distribution/reference (reference.go, normalize.go)
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from dockless.base.dataclass import dataclass
 from dockless.errors import BadDigest, BadInput
 from dockless.images.model.digest import Digest
 from dockless.images.model.digest import parse as parse_digest
@@ -19,12 +19,22 @@ DEFAULT_DOMAIN = "docker.io"
 DEFAULT_TAG = "latest"
 
 _LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
-_DOMAIN = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?\Z")
+_DOMAIN = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?\Z"
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_PATH = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
-_ID = re.compile(r"[a-f0-9]{64}\Z")
+_PATH = rf"{_COMPONENT}(?:/{_COMPONENT})*\Z"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z"
+_ID = r"[a-f0-9]{64}\Z"
 _NAME_MAX = 255
+
+
+def is_domain(text: str) -> bool:
+    """Whether a registry can be called that: a name or address, with a port or without."""
+    return re.match(_DOMAIN, text) is not None
+
+
+def is_path(text: str) -> bool:
+    """Whether a repository can be called that."""
+    return re.match(_PATH, text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ class Reference:
 
 def parse(text: str) -> Reference:
     """``text`` as a reference, with the defaults filled in, else ``BadInput``."""
-    if _ID.match(text):
+    if re.match(_ID, text):
         raise _bad(text, "64 hexadecimal digits look like an image id", hint=f"write sha256:{text} for the id, or choose another name")
     rest, at, digest_text = text.partition("@")
     try:
@@ -62,13 +72,13 @@ def parse(text: str) -> Reference:
     except BadDigest as error:
         raise _bad(text, str(error)) from None
     name, colon, tag = _split_tag(rest)
-    if colon and not _TAG.match(tag):
+    if colon and not re.match(_TAG, tag):
         raise _bad(text, f"the tag {tag[:140]!r} is not up to 128 letters, digits, '_', '.' and '-'")
     domain, path = _split_domain(name)
-    if not _DOMAIN.match(domain):
+    if not is_domain(domain):
         raise _bad(text, f"the registry {domain[:80]!r} is not a host name")
-    if not _PATH.match(path):
-        lower = _PATH.match(path.lower()) is not None
+    if not is_path(path):
+        lower = is_path(path.lower())
         raise _bad(text, "the repository name must be lower case" if lower else f"the repository name {path[:80]!r} is malformed")
     if len(domain) + 1 + len(path) > _NAME_MAX:
         raise _bad(text, f"the name is longer than {_NAME_MAX} characters")

@@ -8,15 +8,15 @@ https://github.com/opencontainers/image-spec/tree/main/schema
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 
 _SIZE_MAX = (1 << 63) - 1
-_MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}\Z")
-_DATE = re.compile(r"\d{4}-(0\d|1[0-2])-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
+_MEDIA_TYPE = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}\Z"
+_DATE = r"(?a)\d{4}-(0\d|1[0-2])-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ Shape = Kind | Map | list["Shape"] | dict[str, "Shape"]
 
 
 def _is_base64(value: Any) -> bool:
+    import base64
+
     try:
         return isinstance(value, str) and base64.b64decode(value, validate=True) is not None
     except ValueError:
@@ -47,8 +49,9 @@ def _is_base64(value: Any) -> bool:
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 SIZE = Kind("a sound size", lambda value: type(value) is int and 0 <= value <= _SIZE_MAX)
-DATE = Kind("a date and time (RFC 3339)", lambda value: isinstance(value, str) and _DATE.match(value) is not None)
-MEDIA_TYPE = Kind("a media type", lambda value: isinstance(value, str) and _MEDIA_TYPE.match(value) is not None)
+COUNT = Kind("a whole number", SIZE.holds)
+DATE = Kind("a date and time (RFC 3339)", lambda value: isinstance(value, str) and re.match(_DATE, value) is not None)
+MEDIA_TYPE = Kind("a media type", lambda value: isinstance(value, str) and re.match(_MEDIA_TYPE, value) is not None)
 BASE64 = Kind("base64", _is_base64)
 
 PLATFORM: Shape = {
@@ -98,6 +101,8 @@ CONFIG: Shape = {
         "Labels": Map(TEXT),
         "StopSignal": TEXT,
         "ArgsEscaped": FLAG,
+        "Healthcheck": {"Test": [TEXT], **dict.fromkeys(("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries"), COUNT)},
+        "Shell": [TEXT],
     },
     "rootfs": {"type": TEXT, "diff_ids": [TEXT]},
     "history": [{"created": DATE, "author": TEXT, "created_by": TEXT, "comment": TEXT, "empty_layer": FLAG}],

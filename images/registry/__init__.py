@@ -14,7 +14,7 @@ Names are imported when they are first used, so that importing this package cost
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dockless.images.registry.configuration import Configuration, endpoints, short_names

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import ipaddress
 import threading
-from typing import TYPE_CHECKING
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import UnsafeRequest
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def classify(where: IPAddress) -> str:
     return PUBLIC if where.is_global else PRIVATE
 
 
-class Guard:
+class AddressGuard:
     """The judge of one registry's requests. Thread-safe."""
 
     def __init__(self, host: str, named: frozenset[str] = frozenset()) -> None:

@@ -12,8 +12,8 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import RegistryError
 from dockless.images.registry.deadline import Timed
 
@@ -36,25 +36,29 @@ class Certificates:
         self._where = where
         self._own = tuple(dict.fromkeys((host, host.lower(), *aliases)))
         self._lock = threading.Lock()
-        self._contexts: dict[tuple[str, int, bool], SSLContext] = {}
+        self._contexts: dict[tuple[str, int, bool, bool], SSLContext] = {}
 
-    def context(self, host: str, port: int, *, insecure: bool = False) -> SSLContext:
-        """The context for a connection to ``host:port``, made once."""
+    def context(self, host: str, port: int, *, insecure: bool = False, probe: bool = False) -> SSLContext:
+        """The context for a connection to ``host:port``, made once. ``probe``: without the system's CAs, which take their time to load;
+        enough to learn whether TLS is spoken."""
         with self._lock:
-            found = self._contexts.get((host, port, insecure))
+            found = self._contexts.get((host, port, insecure, probe))
             if found is None:
-                found = self._contexts[host, port, insecure] = self._make(host, port, insecure)
+                found = self._contexts[host, port, insecure, probe] = self._make(host, port, insecure, probe)
             return found
 
-    def _make(self, host: str, port: int, insecure: bool) -> SSLContext:
+    def _make(self, host: str, port: int, insecure: bool, probe: bool) -> SSLContext:
         import ssl
 
-        context = ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.sslsocket_class = _timed_class()
+        context.set_alpn_protocols(["http/1.1"])
         if insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+        elif not probe:
+            context.load_default_certs()
         bare = f"[{host}]" if ":" in host else host
         names = (f"{bare}:{port}", bare) if port == 443 else (f"{bare}:{port}",)
         if set(names) & set(self._own):

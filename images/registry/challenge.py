@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from dockless.base.dataclass import dataclass
 
 HEADER_MAX = 16 << 10
 """Characters that are looked at, all headers together."""

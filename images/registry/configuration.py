@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import Any
 from dockless.errors import BadInput, RegistryError
-from dockless.images.model.reference import _DOMAIN, _PATH, Reference
+from dockless.images.model.reference import Reference, is_domain, is_path
 from dockless.images.model.reference import parse as parse_reference
 from dockless.images.registry.endpoint import Endpoint, split_port
 
@@ -41,7 +41,7 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegistrySettings:
     """One ``[[registry]]``. An empty ``location`` (with a ``*.`` prefix) leaves names as they are."""
 
     prefix: str
@@ -65,7 +65,7 @@ class Entry:
 class Configuration:
     """All that the files say, merged. ``search`` None: not configured, and then unqualified names are the Hub's, as with docker."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RegistrySettings, ...] = ()
     search: tuple[str, ...] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     short_name_mode: str = "permissive"
@@ -86,7 +86,7 @@ class Configuration:
         _check_conflicts(configuration)
         return configuration
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> RegistrySettings | None:
         """The entry with the longest prefix that fits ``name`` (domain/path, with or without tag and digest)."""
         fitting = [entry for entry in self.entries if entry.matched(name) >= 0]
         return max(fitting, key=lambda entry: len(entry.prefix), default=None)
@@ -151,7 +151,7 @@ def short_names(text: str, configuration: Configuration) -> list[Reference]:
 def _rewritten(reference: Reference, location: str, matched: int, insecure: bool, mirror: bool, named: frozenset[str]) -> Endpoint:
     name = location + reference.name[matched:] if location else reference.name
     host, _, path = name.partition("/")
-    if not _DOMAIN.match(host) or not _PATH.match(path):
+    if not is_domain(host) or not is_path(path):
         raise BadInput(f"{reference}: registries.conf makes {name[:200]!r} of it", subject=str(reference), hint="check prefix and location")
     return Endpoint(host, path, insecure=insecure, mirror=mirror, named=named)
 
@@ -225,7 +225,7 @@ def _merge(below: Configuration, path: Path, document: dict[str, Any]) -> Config
     return Configuration(tuple(entries.values()), search, aliases, mode, helpers, tuple(warnings), (*below.files, path))
 
 
-def _entry(path: Path, what: str, table: dict[str, Any], warnings: list[str]) -> Entry:
+def _entry(path: Path, what: str, table: dict[str, Any], warnings: list[str]) -> RegistrySettings:
     warnings += _unknown(path, what, table, _REGISTRY_KEYS)
     location, prefix = _place(path, what, table, "location"), _place(path, what, table, "prefix")
     wildcard = prefix.startswith("*.")
@@ -234,7 +234,7 @@ def _entry(path: Path, what: str, table: dict[str, Any], warnings: list[str]) ->
     if location.startswith("*."):
         raise _bad(path, f'{what}: location = "{location}"', "only a prefix may begin with *.")
     prefix = prefix or location
-    if not _DOMAIN.match(prefix.removeprefix("*.").partition("/")[0]):
+    if not is_domain(prefix.removeprefix("*.").partition("/")[0]):
         raise _bad(path, f"{what}: {prefix!r} does not begin with a host name")
     by_digest = _flag(path, what, table, "mirror-by-digest-only")
     mirrors = []
@@ -250,7 +250,7 @@ def _entry(path: Path, what: str, table: dict[str, Any], warnings: list[str]) ->
         if not place or place.startswith("*."):
             raise _bad(path, f"{which} has no location")
         mirrors.append(Mirror(place, _flag(path, which, mirror, "insecure"), pull))
-    return Entry(prefix, location, _flag(path, what, table, "insecure"), _flag(path, what, table, "blocked"), tuple(mirrors))
+    return RegistrySettings(prefix, location, _flag(path, what, table, "insecure"), _flag(path, what, table, "blocked"), tuple(mirrors))
 
 
 def _check_conflicts(configuration: Configuration) -> None:
@@ -274,9 +274,9 @@ def _aliases(path: Path, table: object) -> dict[str, str]:
             raise _bad(path, f"the alias {name!r} is not a string")
         host, _, rest = value.partition("/")
         # An empty value takes an alias away that an earlier file gave.
-        if value and not (_DOMAIN.match(host) and _PATH.match(rest) and (host == "localhost" or set(host) & set(".:"))):
+        if value and not (is_domain(host) and is_path(rest) and (host == "localhost" or set(host) & set(".:"))):
             raise _bad(path, f"the alias {name!r} = {value[:100]!r} is no repository of a registry", "write registry/name, without a tag")
-        if not _PATH.match(name):
+        if not is_path(name):
             raise _bad(path, f"the alias {name[:100]!r} is not a short name")
     return dict(table)
 
@@ -296,13 +296,13 @@ def _place(path: Path, what: str, table: dict[str, Any], key: str) -> str:
         raise _bad(
             path, f"{what}: {key} = {value[:100]!r} has a scheme", "write host[:port][/path] without a scheme; insecure = true allows http"
         )
-    if value and not _DOMAIN.match(value.removeprefix("*.").partition("/")[0]):
+    if value and not is_domain(value.removeprefix("*.").partition("/")[0]):
         raise _bad(path, f"{what}: {key} = {value[:100]!r} does not begin with a host name")
     return value
 
 
 def _host(path: Path, what: str, value: str) -> str:
-    if not _DOMAIN.match(value.rstrip("/")):
+    if not is_domain(value.rstrip("/")):
         raise _bad(path, f"{what}: {value[:100]!r} is not a host name")
     return value.rstrip("/")
 

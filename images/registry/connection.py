@@ -1,30 +1,31 @@
-"""Connections that are judged before they are made and that end in bounded time: urllib3 pools with sockets of our own.
+"""Connections that are judged before they are made and that end in bounded time.
 
 ``Network.send`` is one exchange with one URL: no redirect, no retry, no authentication. A name is resolved here, every address is shown to
-the ``Guard``, and the first allowed one that answers is connected to (attack A19). Connecting (with a proxy's answer and the TLS handshake)
-and the answer's head (with all its ``100 Continue``) have a deadline each; see ``deadline.py``.
+the ``AddressGuard``, and the first allowed one that answers is connected to (attack A19). Connecting (with a proxy's answer and the TLS
+handshake) and the answer's head (with all its ``100 Continue``) have a deadline each; see ``deadline.py``. A connection whose answer was
+read to its end is kept for the next request.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import threading
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from base64 import b64encode
+from collections.abc import Mapping
+from urllib.parse import SplitResult, unquote, urlsplit
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import UnsafeRequest
-from dockless.images.registry.addresses import Guard, address
+from dockless.images.registry.addresses import AddressGuard, address
 from dockless.images.registry.deadline import TimedSocket, TooSlow, look_up, within
+from dockless.images.registry.http import Answer, BadHttp, Body, Connection
 
 if TYPE_CHECKING:
-    from typing import IO
-
-    from urllib3 import PoolManager
-    from urllib3.connection import HTTPConnection
-    from urllib3.response import BaseHTTPResponse
+    from ssl import SSLContext
 
     from dockless.images.registry.certificates import Certificates
     from dockless.images.registry.proxies import Proxies
@@ -37,8 +38,6 @@ HEAD_MAX = 256 << 10
 """Bytes of a head, all its lines and ``100 Continue`` together."""
 POOL_SIZE = 32
 """Connections to one host that are kept; more may be open."""
-SEND_SIZE = 256 << 10
-"""Bytes of a file that are read and sent at once."""
 _ADDRESSES_MAX = 8
 
 
@@ -54,6 +53,14 @@ class Timeouts:
     answer: float = 180.0
 
 
+class NotConnected(OSError):
+    """No address of the host could be connected to; nothing was sent."""
+
+
+class NoSuchHost(NotConnected):
+    """The name has no address."""
+
+
 class NotTls(Exception):
     """The server was reached and speaks no TLS: plain HTTP may be tried where it is allowed. ``sure``: it said so, else it hung up."""
 
@@ -63,51 +70,47 @@ class NotTls(Exception):
 
 
 class Untrusted(Exception):
-    """Its certificate is not one to trust; the message says why."""
+    """The certificate of ``who`` is not one to trust; the message says why."""
+
+    def __init__(self, who: str, why: str) -> None:
+        super().__init__(why)
+        self.who = who
 
 
 class Network:
-    """Pools of one registry and of the hosts it leads to. Thread-safe."""
+    """The connections to one registry and to the hosts it leads to. Thread-safe."""
 
-    def __init__(self, guard: Guard, certificates: Certificates, proxies: Proxies, timeouts: Timeouts) -> None:
+    def __init__(self, guard: AddressGuard, certificates: Certificates, proxies: Proxies, timeouts: Timeouts) -> None:
         self._guard = guard
         self._certificates = certificates
         self._proxies = proxies
         self._timeouts = timeouts
-        self._managers: dict[str, PoolManager] = {}
+        self._lock = threading.Lock()
+        self._idle: dict[_Way, list[Connection]] = {}
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-    def send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes | IO[bytes] | None,
-        *,
-        insecure: bool = False,
-        probe: bool = False,
-    ) -> BaseHTTPResponse:
-        """One request; the answer's body is not read yet. Besides urllib3's errors: ``TooSlow``, ``NotTls``, ``Untrusted``,
-        ``UnsafeRequest``.
+    def send(self, method: str, url: str, headers: Mapping[str, str], body: Body, *, insecure: bool = False, probe: bool = False) -> Answer:
+        """One request; the answer's body is not read yet. Raises ``NotConnected``, ``BadHttp``, ``OSError``, ``TooSlow``, ``NotTls``,
+        ``Untrusted``, ``UnsafeRequest``.
 
-        ``probe``: something else is tried next, so give up soon.
+        ``probe``: something else is tried next, so give up soon; and no CA is trusted, since what counts is whether TLS is spoken.
         """
-        from urllib3 import Timeout
-
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        proxy = self._proxies.choose(parts.scheme, host, port)
+        way = _Way(parts.scheme, parts.hostname or "", _port(parts), insecure)
+        proxy = self._proxies.choose(way.scheme, way.host, way.port)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if proxy:
-            self._guard.check_name(host)
-        options: dict[str, Any] = {}
-        if parts.scheme == "https":
-            options["ssl_context"] = self._certificates.context(host, port, insecure=insecure)
-        pool = self._manager(proxy).connection_from_host(host, port, parts.scheme, pool_kwargs=options)
-        target = url if proxy and parts.scheme == "http" else (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return pool.urlopen(
-            method, target, body=body, headers=headers, retries=False, redirect=False, assert_same_host=False, preload_content=False,
-            decode_content=False, timeout=Timeout(min(self._timeouts.connect, PROBE_TIMEOUT) if probe else self._timeouts.connect),
-        )  # fmt: skip
+            self._guard.check_name(way.host)
+            if way.scheme == "http":
+                target, headers = url, {**headers, **_proxy_login(proxy)}
+        connection = self._kept(way) or self._connect(way, proxy, probe)
+        try:
+            connection.send(method, target, headers, body)
+            with within(self._timeouts.head, "the head of its answer", most=HEAD_MAX):
+                return connection.receive(method, lambda: self._keep(way, connection))
+        except BaseException:
+            connection.close()
+            raise
 
     def abort(self) -> None:
         """From any thread: whatever waits for bytes, or to be rid of some, fails at once."""
@@ -116,104 +119,130 @@ class Network:
 
     def close(self) -> None:
         self.abort()
-        for manager in self._managers.values():
-            manager.clear()
+        with self._lock:
+            kept, self._idle = [one for some in self._idle.values() for one in some], {}
+        for connection in kept:
+            connection.close()
 
-    def _manager(self, proxy: str) -> PoolManager:
-        from urllib3 import PoolManager, ProxyManager, make_headers
+    def _kept(self, way: _Way) -> Connection | None:
+        """One that has been used before and that the server has not closed since."""
+        while True:
+            with self._lock:
+                kept = self._idle.get(way)
+                if not kept:
+                    return None
+                connection = kept.pop()
+            waiting = select.poll()
+            waiting.register(connection.sock, select.POLLIN)
+            if not waiting.poll(0):
+                return connection
+            connection.close()
 
-        found = self._managers.get(proxy)
-        if found is None:
-            common: dict[str, Any] = {"num_pools": 16, "maxsize": POOL_SIZE, "block": False, "blocksize": SEND_SIZE}
+    def _keep(self, way: _Way, connection: Connection) -> None:
+        with self._lock:
+            kept = self._idle.setdefault(way, [])
+            if connection.usable and len(kept) < POOL_SIZE:
+                kept.append(connection)
+                return
+        connection.close()
+
+    def _connect(self, way: _Way, proxy: str, probe: bool) -> Connection:
+        seconds = min(self._timeouts.connect, PROBE_TIMEOUT) if probe else self._timeouts.connect
+        with within(_CONNECTS * seconds, "the connection", most=HEAD_MAX):
             if proxy:
-                parts = urlsplit(proxy)
-                login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
-                if parts.scheme == "https":
-                    common["proxy_ssl_context"] = self._certificates.context(parts.hostname or "", parts.port or 443)
-                found = ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=login) if login else None, **common)
+                sock = self._through(proxy, way, seconds)
             else:
-                found = PoolManager(**common)
-            found.pool_classes_by_scheme = _pool_classes(self._guard, self._timeouts, self._open)
-            found = self._managers.setdefault(proxy, found)
-        return found
+                sock = _dial(way.host, way.port, self._guard, seconds)
+                self._open.add(sock)
+                if way.scheme == "https":
+                    sock = self._encrypted(sock, way, probe)
+        own = beneath(sock)
+        own.idle = self._timeouts.read
+        self._open.add(own)
+        return Connection(sock, way.netloc, lambda: shut(own))
+
+    def _encrypted(self, sock: socket.socket, way: _Way, probe: bool) -> Any:
+        import ssl
+
+        context = self._certificates.context(way.host, way.port, insecure=way.insecure, probe=probe)
+        try:
+            return _wrapped(context, sock, way.host, way.netloc)
+        except (ssl.SSLError, ConnectionError, TooSlow) as error:
+            sure = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+            raise NotTls(str(error), sure=sure) from None
+
+    def _through(self, proxy: str, way: _Way, seconds: float) -> Any:
+        """A proxy is where the user's environment says, and may be anywhere."""
+        parts = urlsplit(proxy)
+        host = parts.hostname or ""
+        sock: Any = _dial(host, _port(parts), None, seconds)
+        self._open.add(sock)
+        try:
+            if parts.scheme == "https":
+                sock = _wrapped(self._certificates.context(host, _port(parts)), sock, host, parts.netloc.rpartition("@")[2])
+            if way.scheme == "http":
+                return sock
+            there = f"{way.bare}:{way.port}"
+            tunnel = Connection(sock, there, lambda: None)
+            tunnel.send("CONNECT", there, _proxy_login(proxy), None)
+            status = tunnel.receive("CONNECT", lambda: None).status
+            if status != 200:
+                raise BadHttp(f"the proxy does not lead there: it answers {status}")
+            return _wrapped(self._certificates.context(way.host, way.port, insecure=way.insecure), sock, way.host, way.netloc)
+        except BaseException:
+            sock.close()
+            raise
 
 
-def _pool_classes(guard: Guard, timeouts: Timeouts, known: weakref.WeakSet[socket.socket]) -> dict[str, Any]:
-    """urllib3's two pools, with connections that ask the guard and keep deadlines. ``known`` gets every socket. Made here so that importing
-    this module does not import urllib3."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What two requests must have in common to go over one connection."""
+
+    scheme: str
+    host: str
+    port: int
+    insecure: bool
+
+    @property
+    def bare(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
+    def netloc(self) -> str:
+        usual = self.port == (443 if self.scheme == "https" else 80)
+        return self.bare if usual else f"{self.bare}:{self.port}"
+
+
+def _wrapped(context: SSLContext, sock: Any, host: str, who: str) -> Any:
+    """TLS over a socket, or over TLS. ``Untrusted``"""
     import ssl
 
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-    from urllib3.response import HTTPResponse
+    try:
+        if isinstance(sock, ssl.SSLSocket):
+            from dockless.images.registry.nested_tls import NestedTls
 
-    def open_socket(connection: HTTPConnection) -> socket.socket:
-        # A proxy is where the user's environment says, and may be anywhere.
-        sock = _dial(connection, None if connection.proxy else guard)
-        known.add(sock)
-        return sock
+            return NestedTls(sock, context, host.rstrip("."))
+        return context.wrap_socket(sock, server_hostname=host.rstrip("."))
+    except ssl.SSLCertVerificationError as error:
+        raise Untrusted(who, error.verify_message or str(error)) from None
 
-    def connecting(connection: HTTPConnection, connect: Callable[[], None]) -> None:
-        with within(_CONNECTS * float(connection.timeout or timeouts.connect), "the connection", most=HEAD_MAX):
-            connect()
-        sock = beneath(connection.sock)
-        sock.idle = timeouts.read
-        known.add(sock)
 
-    def receiving(connection: HTTPConnection, receive: Callable[[], HTTPResponse]) -> HTTPResponse:
-        sock = connection.sock
-        with within(timeouts.head, "the head of its answer", most=HEAD_MAX):
-            response = receive()
-        response.dockless_socket = beneath(sock)  # type: ignore[attr-defined]  # to end the transfer from another thread
-        return response
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
-    class Plain(HTTPConnection):
-        def _new_conn(self) -> socket.socket:
-            return open_socket(self)
 
-        def connect(self) -> None:
-            connecting(self, super().connect)
-
-        def getresponse(self) -> HTTPResponse:  # type: ignore[override]
-            return receiving(self, super().getresponse)
-
-    class Tls(HTTPSConnection):
-        reached = False
-
-        def _new_conn(self) -> socket.socket:
-            sock = open_socket(self)
-            self.reached = True
-            return sock
-
-        def connect(self) -> None:
-            try:
-                connecting(self, super().connect)
-            except ssl.SSLCertVerificationError as error:
-                raise Untrusted(error.verify_message or str(error)) from None
-            except (ssl.SSLError, ConnectionError, TooSlow) as error:
-                if self.reached and not self.proxy:
-                    sure = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
-                    raise NotTls(str(error), sure=sure) from None
-                raise
-            # urllib3 warns of every unverified connection; ours are unverified only where registries.conf says insecure.
-            self.is_verified = True
-
-        def getresponse(self) -> HTTPResponse:  # type: ignore[override]
-            return receiving(self, super().getresponse)
-
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class TlsPool(HTTPSConnectionPool):
-        ConnectionCls = Tls
-
-    return {"http": PlainPool, "https": TlsPool}
+def _proxy_login(proxy: str) -> dict[str, str]:
+    parts = urlsplit(proxy)
+    if not parts.username:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Proxy-Authorization": "Basic " + b64encode(login.encode()).decode()}
 
 
 def beneath(sock: Any) -> Any:
     """The socket itself: below TLS that runs inside a proxy's TLS there is another."""
     while not isinstance(sock, socket.socket):
-        sock = sock.socket
+        sock = sock.beneath
     return sock
 
 
@@ -224,16 +253,12 @@ def shut(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
-    """Connect to the first address of a host that the guard allows and that answers."""
-    from urllib3.exceptions import NameResolutionError, NewConnectionError
-
-    host, port = connection.host.strip("[]"), connection.port
+def _dial(host: str, port: int, guard: AddressGuard | None, seconds: float) -> TimedSocket:
+    """Connect to the first address of a host that the guard allows and that answers, each within ``seconds``."""
     try:
         found = look_up(host, port)
-    except (socket.gaierror, UnicodeError) as error:
-        reason = error if isinstance(error, socket.gaierror) else socket.gaierror(str(error))
-        raise NameResolutionError(host, connection, reason) from None
+    except (socket.gaierror, UnicodeError):
+        raise NoSuchHost(f"{host}: no such host") from None
     refused: UnsafeRequest | None = None
     failed: Exception | None = None
     for family, kind, protocol, _, target in found[:_ADDRESSES_MAX]:
@@ -248,9 +273,8 @@ def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
                 continue
         sock = TimedSocket(family, kind, protocol)
         try:
-            for option in connection.socket_options or ():
-                sock.setsockopt(*option)
-            sock.idle = float(connection.timeout or sock.idle)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.idle = seconds
             sock.connect(target)
         except (OSError, TooSlow) as error:
             sock.close()
@@ -263,4 +287,4 @@ def _dial(connection: HTTPConnection, guard: Guard | None) -> socket.socket:
         raise refused
     if isinstance(failed, TooSlow):
         raise failed
-    raise NewConnectionError(connection, str(failed or "it has no address"))
+    raise NotConnected(str(failed or "it has no address"))

@@ -15,10 +15,10 @@ import base64
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import RegistryError
 from dockless.images.registry import helpers
 from dockless.images.registry.endpoint import HUB

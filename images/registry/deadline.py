@@ -20,7 +20,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+
+from dockless.base.typing import TYPE_CHECKING, Any
 
 RESOLVING = 30.0
 """Seconds for a name, where no deadline is nearer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any
 
+from dockless.base.typing import Any
 from dockless.errors import RegistryError, RegistryUnavailable
 from dockless.images.registry.errors import printable
 

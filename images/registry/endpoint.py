@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dockless.base.dataclass import dataclass
 from dockless.images.registry.addresses import LOOPBACK, address, classify
 
 HUB = "docker.io"

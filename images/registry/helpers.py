@@ -16,8 +16,8 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError
 from dockless.images.registry.errors import printable
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 TIMEOUT = 30.0
 OUTPUT_MAX = 64 << 10
 INPUT_MAX = 32 << 10
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-_PASSED = re.compile(
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+_PASSED = (
     r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TERM|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|DBUS_SESSION_BUS_ADDRESS|XDG_\w+|GNUPGHOME|GPG_TTY"
     r"|PASSWORD_STORE_\w+|DOCKER_CONFIG|AWS_\w+|AZURE_\w+|GOOGLE_\w+|CLOUDSDK_\w+|SSL_CERT_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)\Z"
 )
@@ -73,7 +73,7 @@ def find(name: str, env: Mapping[str, str]) -> str:
     import shutil
 
     program = f"docker-credential-{name}"
-    if not _NAME.match(name):
+    if not re.match(_NAME, name):
         raise _failed(printable(name, 80), "this is no name of a helper")
     # Never a program of the working directory: an empty or relative entry of PATH would be one.
     path = os.pathsep.join(part for part in env.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(part))
@@ -96,7 +96,7 @@ def _run(name: str, verb: str, data: bytes, env: Mapping[str, str]) -> tuple[int
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={key: value for key, value in env.items() if _PASSED.match(key)},
+            env={key: value for key, value in env.items() if re.match(_PASSED, key)},
             cwd="/",
             start_new_session=True,
             bufsize=0,

@@ -13,13 +13,13 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
 from dockless.errors import BadInput, NotFound, RegistryError
 from dockless.images.files import write_atomic
-from dockless.images.model.reference import _DOMAIN, _PATH
+from dockless.images.model.reference import is_domain, is_path
 from dockless.images.registry import credentials as known
 from dockless.images.registry import helpers
 from dockless.images.registry.configuration import Configuration
@@ -136,7 +136,7 @@ def _key(registry: str) -> tuple[str, str]:
     """(the key in a file, its host) of what the user wrote."""
     key = known.normal(registry.strip())
     host, path = _split(key)
-    if not _DOMAIN.match(host) or (path and not _PATH.match(path)):
+    if not is_domain(host) or (path and not is_path(path)):
         raise BadInput(f"{registry[:100]!r} is not a registry", subject=registry[:100], hint="write host[:port], without https://")
     return key, host
 

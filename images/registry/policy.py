@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from dockless.base import paths
+from dockless.base.typing import Any
 from dockless.errors import BadInput, RegistryError
 from dockless.images.model import manifest
 from dockless.images.model.reference import Reference

@@ -13,10 +13,10 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urljoin, urlsplit
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.errors import BadDigest, BadImage, RegistryError, RegistryUnavailable
 from dockless.images.model import digest, manifest
 from dockless.images.model.choose import inline, verified
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ReceivedManifest:
     """A manifest or an index as it came. ``declared``: the media type that was named for it, "" where that said nothing."""
 
     raw: bytes
@@ -54,7 +54,7 @@ class Document:
 
 
 @dataclass(slots=True)
-class Remote:
+class RemoteRepository:
     """The repository that the registry's endpoint names. ``patient`` False: failures come back at once, because another one is next;
     ``lost``: it gave no answer, or not in time, and need not be waited for again. Thread-safe."""
 
@@ -68,7 +68,7 @@ class Remote:
 
     # -- documents -------------------------------------------------------------------------------------------------------------------
 
-    def document(self, reference: str | Digest) -> Document:
+    def document(self, reference: str | Digest) -> ReceivedManifest:
         """A manifest or an index by tag or digest. ``NotFound``, ``BadDigest``, ``BadImage`` where it is too large."""
         what = f"{self.what}{'@' if isinstance(reference, Digest) else ':'}{reference}"
         raw, kind = self._retried(lambda: self._small(f"manifests/{reference}", what, manifest.DOCUMENT_MAX, {"Accept": ACCEPT}))
@@ -77,7 +77,7 @@ class Remote:
         declared = kind.partition(";")[0].strip().lower()
         # What else stands there (application/json, text/plain, nothing) is habit rather than meaning.
         found = reference if isinstance(reference, Digest) else digest.of(raw)
-        return Document(raw, found, declared if declared in _KNOWN else "", what)
+        return ReceivedManifest(raw, found, declared if declared in _KNOWN else "", what)
 
     def digest_of(self, tag: str) -> Digest | None:
         """What the registry says the tag points to, without fetching it. None where it does not say."""
@@ -117,7 +117,7 @@ class Remote:
             seen.add(path)
             with self.registry.request("GET", path, scope=self._scope("pull"), what=what) as response:
                 raw = response.read_all(manifest.DOCUMENT_MAX)
-                link, url = str(response.headers.get("Link", "")), response.url
+                link, url = response.headers.get("Link"), response.url
             page = manifest.load_json(raw, what)
             names = (page.get("tags") or []) if isinstance(page, dict) else None
             if not isinstance(names, list):
@@ -152,7 +152,7 @@ class Remote:
 
     def _small(self, path: str, what: str, limit: int, headers: Mapping[str, str]) -> tuple[bytes, str]:
         with self._request("GET", path, what=what, headers=headers) as response:
-            return response.read_all(limit), str(response.headers.get("Content-Type", ""))
+            return response.read_all(limit), response.headers.get("Content-Type")
 
     def _retried(self, ask: Callable[[], T]) -> T:
         """Small answers are asked for again as a whole where the connection broke in the middle of one, as long as there is time."""
@@ -168,7 +168,7 @@ class Remote:
             return ask()
 
 
-def first_of(remotes: list[Remote], ask: Callable[[Remote], T]) -> tuple[Remote, T]:
+def first_of(remotes: list[RemoteRepository], ask: Callable[[RemoteRepository], T]) -> tuple[RemoteRepository, T]:
     """The first remote that has an answer. The last one, the registry itself, speaks for all where none has."""
     for remote in remotes[:-1]:
         if remote.lost:

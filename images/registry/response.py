@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError, RegistryUnavailable
-from dockless.images.registry.connection import Timeouts, shut
+from dockless.images.registry.connection import Timeouts
 from dockless.images.registry.deadline import Rate, TooSlow, within
 from dockless.images.registry.errors import TOO_SLOW, printable
+from dockless.images.registry.http import BadHttp
 
 if TYPE_CHECKING:
-    from urllib3._collections import HTTPHeaderDict
-    from urllib3.response import BaseHTTPResponse
+    from dockless.images.registry.http import Answer
 
 _FRAME_MAX = 256 << 10
 """Bytes beside the body that one read may bring: sizes of chunks, trailers, what is buffered."""
@@ -27,28 +27,27 @@ class Response:
     ranges of what is read: such a body cannot be resumed.
     """
 
-    def __init__(self, raw: BaseHTTPResponse, url: str, what: str, timeouts: Timeouts) -> None:
+    def __init__(self, raw: Answer, url: str, what: str, timeouts: Timeouts) -> None:
         from dockless.images.registry.encoding import decoder
 
         self.status = raw.status
-        self.headers: HTTPHeaderDict = raw.headers
+        self.headers = raw.headers
         self.url = url.partition("?")[0]
         self.what = what
         self._raw = raw
         self._timeouts = timeouts
         self._rate = Rate(timeouts.read, "the body of the answer")
-        self._socket = getattr(raw, "dockless_socket", None)
         try:
-            self._decoder = decoder(raw.headers.get("Content-Encoding", ""), what)
+            self._decoder = decoder(raw.headers.get("Content-Encoding"), what)
         except RegistryError:
-            self.abandon()
+            self.close()
             raise
         self.encoded = self._decoder is not None
 
     @property
     def length(self) -> int | None:
         """Bytes of the body as the answer says, None where it does not or where they are encoded."""
-        text = self.headers.get("Content-Length", "")
+        text = self.headers.get("Content-Length")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 and not self.encoded else None
 
     def read(self, size: int) -> bytes:
@@ -65,19 +64,15 @@ class Response:
         return data
 
     def _read(self, size: int) -> bytes:
-        from http.client import HTTPException
-
-        from urllib3.exceptions import HTTPError
-
         try:
             # read1: what has come is given at once, so that a stall or a reset does not take it away again.
             with within(self._timeouts.read, "the next part of the body", most=size + _FRAME_MAX):
-                return self._raw.read1(size, decode_content=False)
-        except (HTTPError, HTTPException, OSError, ValueError) as error:
+                return self._raw.read1(size)
+        except (BadHttp, OSError) as error:
             raise self._broken(error, "run it again: it goes on where it stopped") from None
 
     def _broken(self, error: Exception, hint: str) -> RegistryUnavailable:
-        self.abandon()
+        self.close()
         host = urlsplit(self.url).netloc
         return RegistryUnavailable(
             f"{self.what}: the transfer from {host} broke: {printable(str(error))}", status=self.status, subject=self.what, hint=hint
@@ -91,7 +86,7 @@ class Response:
                 pieces.append(piece)
                 left -= len(piece)
         if left <= 0:
-            self.abandon()
+            self.close()
             raise RegistryError(
                 f"{self.what} is larger than {limit} bytes", subject=self.what, hint="this is more than any registry should serve"
             )
@@ -100,20 +95,11 @@ class Response:
 
     def close(self) -> None:
         """Done with it. The connection is kept where the body was read to its end, else closed."""
-        if self._raw.closed:
-            self._raw.release_conn()
-        else:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Close the connection, whatever is still on its way."""
         self._raw.close()
-        self._raw.release_conn()
 
     def abort(self) -> None:
         """From any thread: end the transfer, so that a ``read`` which waits for bytes fails at once."""
-        if self._socket is not None:
-            shut(self._socket)
+        self._raw.abort()
 
     def __enter__(self) -> Response:
         return self

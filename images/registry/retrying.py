@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from dockless.base.dataclass import dataclass, field
 from dockless.images.registry import deadline
 
 TRIES = 5
@@ -35,6 +34,8 @@ class Patience:
 
     def wait(self, asked: float | None = None) -> None:
         """Wait before the next try. Jitter keeps a thousand clients, sent away together, from coming back together."""
+        import random
+
         backoff = self._backoff()
         seconds = backoff * random.uniform(0.5, 1.0) if asked is None else asked + random.uniform(0.0, 0.25) * min(backoff, 4.0)
         self._made += 1

@@ -14,10 +14,10 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError, Unauthorized, UnsafeRequest
 from dockless.images.registry.challenge import Challenge, supported
 from dockless.images.registry.endpoint import Scope

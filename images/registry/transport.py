@@ -24,39 +24,39 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO, TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from dockless._version import __version__
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError, RegistryUnavailable, UnsafeRequest
 from dockless.images.registry import errors, retrying
-from dockless.images.registry.addresses import Guard
+from dockless.images.registry.addresses import AddressGuard
 from dockless.images.registry.certificates import Certificates, places
 from dockless.images.registry.challenge import parse as parse_challenges
-from dockless.images.registry.connection import Network, NotTls, Timeouts, Untrusted
+from dockless.images.registry.connection import Network, NoSuchHost, NotConnected, NotTls, Timeouts, Untrusted
 from dockless.images.registry.deadline import TooSlow, within
 from dockless.images.registry.endpoint import HUB, HUB_HOST, Endpoint, Scope
 from dockless.images.registry.errors import printable
+from dockless.images.registry.http import Answer, BadHttp, Body
 from dockless.images.registry.proxies import Proxies
 from dockless.images.registry.response import Response
 from dockless.images.registry.retrying import Patience
 from dockless.images.registry.tokens import ANSWER_MAX, Authenticator, check_realm
 
 if TYPE_CHECKING:
-    from urllib3.response import BaseHTTPResponse
-
     from dockless.images.registry.credentials import Credentials, Login
 
 __all__ = ["Endpoint", "Registry", "Response", "Scope", "Timeouts"]
 
 REDIRECTS_MAX = 8
 URL_MAX = 16 << 10
+_AGENT = f"dockless/{__version__}"
 _REST = 10.0
 """Seconds for the body of an answer that only its head matters of."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _HOST = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?\Z|\[[0-9A-Fa-f:.]+\]\Z")
 
-Body = bytes | IO[bytes] | None
 Origin = tuple[str, str, int]
 
 
@@ -83,7 +83,7 @@ class Registry:
         self._lock = threading.Lock()
         self._scheme = endpoint.tried[0] if len(endpoint.tried) == 1 else ""
         certificates = Certificates(endpoint.netloc, (HUB,) if endpoint.netloc == HUB_HOST else (), places(env))
-        guard = Guard(endpoint.host, endpoint.named)
+        guard = AddressGuard(endpoint.host, endpoint.named)
         self._network = Network(guard, certificates, Proxies(env), self.timeouts)
         self._authenticator = Authenticator(str(endpoint), self._login, self._fetch)
 
@@ -146,7 +146,7 @@ class Registry:
         while True:
             # A chain that has left the registry once is somebody else's, also where it comes back.
             own = own and _origin(urlsplit(url)) == home
-            fields = {"User-Agent": _agent(), **headers}
+            fields = {"User-Agent": _AGENT, **headers}
             if sent.length is not None and not any(name.lower() == "content-length" for name in fields):
                 fields["Content-Length"] = str(sent.length)  # many registries take no chunked transfer
             if own and authorization:
@@ -183,20 +183,22 @@ class Registry:
             return self._scheme
         with self._lock:
             tried = () if self._scheme else self.endpoint.tried
-            for scheme in tried:
-                last = scheme == tried[-1]
-                patience = Patience(tries=self._tries if last else 1, pause=self._pause)
+            for scheme in tried[:-1]:
                 try:
-                    raw = self._send("GET", f"{scheme}://{self.endpoint.netloc}/v2/", {"User-Agent": _agent()}, _Body(None), patience, what)
+                    raw = self._send(
+                        "GET", f"{scheme}://{self.endpoint.netloc}/v2/", {"User-Agent": _AGENT}, _Body(None), Patience(1), what
+                    )
                 except RegistryUnavailable as error:
-                    if last or isinstance(error.__cause__, Untrusted):
-                        raise
-                    continue
-                if raw.status == 401:
-                    self._authenticator.learn(parse_challenges(raw.headers.getlist("WWW-Authenticate")))
-                self._rest(raw)
+                    if not isinstance(error.__cause__, Untrusted):
+                        continue
+                    # It speaks TLS. Whether its certificate is to be trusted is asked again, with all CAs at hand.
+                else:
+                    if raw.status == 401:
+                        self._authenticator.learn(parse_challenges(raw.headers.getlist("WWW-Authenticate")))
+                    self._rest(raw)
                 self._scheme = scheme
                 break
+            self._scheme = self._scheme or self.endpoint.tried[-1]
             return self._scheme
 
     def _judged(self, base: str, location: str, what: str) -> str:
@@ -220,12 +222,8 @@ class Registry:
             raise UnsafeRequest(f"{what}: sent from https to http at {parts.netloc}", subject=what, hint=hint)
         return parts._replace(fragment="").geturl()
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], body: _Body, patience: Patience, what: str) -> BaseHTTPResponse:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: _Body, patience: Patience, what: str) -> Answer:
         """Send until there is an answer that waiting will not better, or patience is at its end."""
-        from http.client import HTTPException
-
-        from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError
-
         parts = urlsplit(url)
         insecure = self.endpoint.insecure and (parts.hostname or "") == self.endpoint.host
         while True:
@@ -235,9 +233,9 @@ class Registry:
                 )
             except Untrusted as error:
                 raise RegistryUnavailable(
-                    f"{what}: the certificate of {parts.netloc} is not to be trusted: {error}",
+                    f"{what}: the certificate of {error.who} is not to be trusted: {error}",
                     subject=what,
-                    hint=f"put the CA that signed it in /etc/containers/certs.d/{parts.netloc}/ca.crt",
+                    hint=f"put the CA that signed it in /etc/containers/certs.d/{error.who}/ca.crt",
                 ) from error
             except NotTls as error:
                 if not error.sure and body.rewind_possible and patience.again():
@@ -247,13 +245,13 @@ class Registry:
                     subject=what,
                     hint="plain HTTP is used on this machine only, or where registries.conf says insecure = true",
                 ) from None
-            except (HTTPError, HTTPException, OSError, TooSlow) as error:
-                unsent = isinstance(error, NewConnectionError)
-                if isinstance(error, NameResolutionError):
+            except (BadHttp, OSError, TooSlow) as error:
+                unsent = isinstance(error, NotConnected)
+                if isinstance(error, NoSuchHost):
                     patience.tries = min(patience.tries, 2)  # a resolver has patience of its own; offline, more of it helps nobody
                 if (unsent or method in _REPEATABLE or body.empty) and body.rewind_possible and patience.again():
                     continue
-                said = "no such host" if isinstance(error, NameResolutionError) else _words(error)
+                said = "no such host" if isinstance(error, NoSuchHost) else _words(error)
                 hint = errors.TOO_SLOW if isinstance(error, TooSlow) else "check the network and the registry's name"
                 raise RegistryUnavailable(f"{what}: {parts.netloc}: {said}", subject=what, hint=hint) from None
             if raw.status in retrying.RETRIED and (raw.status == 429 or method in _REPEATABLE or body.empty) and body.rewind_possible:
@@ -264,25 +262,19 @@ class Registry:
                     continue
             return raw
 
-    def _rest(self, raw: BaseHTTPResponse) -> bytes:
+    def _rest(self, raw: Answer) -> bytes:
         """The body of an answer that is about to be forgotten, so that its connection can be used again; closed where it is long."""
-        from http.client import HTTPException
-
-        from urllib3.exceptions import HTTPError
-
         body = b""
         with (
-            contextlib.suppress(HTTPError, HTTPException, OSError, ValueError, TooSlow),
+            contextlib.suppress(BadHttp, OSError, TooSlow),
             within(min(_REST, self.timeouts.read), "the rest of the answer"),
         ):
-            while len(body) <= errors.BODY_MAX and (piece := raw.read1(errors.BODY_MAX, decode_content=False)):
+            while len(body) <= errors.BODY_MAX and (piece := raw.read1(errors.BODY_MAX)):
                 body += piece
-        if not raw.closed:
-            raw.close()
-        raw.release_conn()
+        raw.close()
         return body[: errors.BODY_MAX]
 
-    def _refusal(self, raw: BaseHTTPResponse, method: str, url: str, what: str) -> RegistryError:
+    def _refusal(self, raw: Answer, method: str, url: str, what: str) -> RegistryError:
         wait = retrying.retry_after(raw.headers.get("Retry-After"))
         status, host = raw.status, urlsplit(url).netloc
         login = errors.LOGIN_REFUSED if self._authenticator.logged_in else errors.LOGIN_MISSING
@@ -300,7 +292,7 @@ class Registry:
         url = self._judged(base, realm, what)
         patience = Patience(tries=self._tries, pause=self._pause)
         for _ in range(REDIRECTS_MAX):
-            raw = self._send(method, url, {"User-Agent": _agent(), **headers}, _Body(body), patience, what)
+            raw = self._send(method, url, {"User-Agent": _AGENT, **headers}, _Body(body), patience, what)
             location = raw.headers.get("Location")
             if raw.status not in _REDIRECTS or not location:
                 return raw.status, Response(raw, url, what, self.timeouts).read_all(ANSWER_MAX)
@@ -337,7 +329,7 @@ class _Body:
         return self._body
 
 
-def _wants_login(raw: BaseHTTPResponse) -> bool:
+def _wants_login(raw: Answer) -> bool:
     if raw.status == 401:
         return True
     if raw.status != 403:
@@ -351,21 +343,5 @@ def _origin(parts: SplitResult) -> Origin:
 
 
 def _words(error: Exception) -> str:
-    """urllib3's sentence without the object it begins with."""
-    text = str(error.args[-1]) if error.args else str(error)
-    return printable(re.sub(r"^<?[\w.]+\(.*?\)>?: |\[Errno -?\d+\] ", "", text), 200)
-
-
-def _agent() -> str:
-    global _agent_text
-    if not _agent_text:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            _agent_text = f"dockless/{version('dockless')}"
-        except PackageNotFoundError:
-            _agent_text = "dockless/0"
-    return _agent_text
-
-
-_agent_text = ""
+    """Its sentence without the number it begins with."""
+    return printable(re.sub(r"^\[Errno -?\d+\] ", "", str(error)), 200)

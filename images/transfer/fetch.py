@@ -25,19 +25,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
+from dockless.base.typing import TYPE_CHECKING, BinaryIO
 from dockless.errors import BadDigest, BadImage, ImageError, NotFound, RegistryError
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.files import check_room, explained
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.pipeline import GivenUp
 from dockless.images.model.digest import Digest
 from dockless.images.model.manifest import Descriptor
 from dockless.images.transfer.partial import Partial
 from dockless.images.transfer.transfer import Pace, Transfer
 
 if TYPE_CHECKING:
-    from dockless.images.registry.remote import Remote
+    from dockless.images.registry.remote import RemoteRepository
 
 AT_ONCE = 3
 _BUSY_WAIT = 0.05
@@ -75,7 +75,7 @@ class Download:
 
     def cancel(self) -> None:
         """Wake and fail every reader. The download itself goes on until its fetcher is closed."""
-        self.fail(Cancelled(self.what))
+        self.fail(GivenUp(self.what))
 
     # -- for the fetcher -------------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Download:
 
     def close(self) -> None:
         with self._moved:
-            self._error = self._error or Cancelled(self.what)
+            self._error = self._error or GivenUp(self.what)
             self._finish()
             self._close()
 
@@ -144,7 +144,7 @@ class Download:
             if self._error is not None and offset >= self._prefix:
                 raise self._failure()
             if self._fd < 0:
-                raise Cancelled(self.what)
+                raise GivenUp(self.what)
             fd, count = os.dup(self._fd), min(len(buffer), self._prefix - offset)
         try:
             return os.preadv(fd, [buffer[:count]], offset)
@@ -184,7 +184,12 @@ class Fetcher:
     left of the blob; one that cannot be reached, for all others as well. ``doubted``: per digest, the remotes (by number) not to ask."""
 
     def __init__(
-        self, store: Catalog, remotes: Sequence[Remote], *, pace: Pace | None = None, doubted: dict[Digest, set[int]] | None = None
+        self,
+        store: Catalog,
+        remotes: Sequence[RemoteRepository],
+        *,
+        pace: Pace | None = None,
+        doubted: dict[Digest, set[int]] | None = None,
     ) -> None:
         self._store = store
         self._remotes = tuple(remotes)
@@ -309,7 +314,7 @@ class Fetcher:
             except RegistryError as error:
                 failure = error
                 if isinstance(error, NotFound):
-                    if is_foreign(download.entry):
+                    if download.entry.foreign:
                         failure = _foreign(download, error)
                 else:
                     remote.lost = True
@@ -323,11 +328,6 @@ class Fetcher:
             subject=str(download.digest),
             hint="the registry and its mirrors gave bytes that are not what the manifest says",
         )
-
-
-def is_foreign(entry: Descriptor) -> bool:
-    """A layer that may not be spread by registries at will (base layers of Windows)."""
-    return ".foreign." in entry.media_type or ".nondistributable." in entry.media_type
 
 
 def _foreign(download: Download, error: NotFound) -> BadImage:

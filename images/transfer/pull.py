@@ -22,19 +22,19 @@ run here anyway.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest, BadImage, NotFound, NotRunnable, RegistryError, RegistryUnavailable, UnknownImage
 from dockless.images.archive.discover import Candidate, config_document
 from dockless.images.archive.ingest import ingest
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
-from dockless.images.catalog.room import reserved
+from dockless.images.catalog.reserving import reserved
 from dockless.images.files import explained
 from dockless.images.layers.pipeline import LayerSource
 from dockless.images.model import choose, digest, manifest, platforms
@@ -44,7 +44,7 @@ from dockless.images.model.manifest import Descriptor, Index, Manifest
 from dockless.images.model.platforms import Platform
 from dockless.images.model.reference import Reference
 from dockless.images.progress import Progress
-from dockless.images.registry.remote import Document, Remote, first_of
+from dockless.images.registry.remote import ReceivedManifest, RemoteRepository, first_of
 from dockless.images.transfer.fetch import Fetcher, spool_path
 from dockless.images.transfer.pull_policy import PullPolicy
 from dockless.images.transfer.transfer import Pace
@@ -117,17 +117,19 @@ def pull(
 
 def _remotes(
     stack: contextlib.ExitStack, name: Reference, configuration: Configuration, credentials: Credentials, timeouts: Timeouts | None
-) -> list[Remote]:
+) -> list[RemoteRepository]:
     from dockless.images.registry import Registry, endpoints
     from dockless.images.registry.transport import Timeouts
 
     remotes = []
     *mirrors, own = endpoints(name, configuration)
     timeouts = timeouts or Timeouts()
-    hasty = dataclasses.replace(timeouts, answer=min(timeouts.answer, _MIRROR))
+    hasty = replace(timeouts, answer=min(timeouts.answer, _MIRROR))
     for mirror in mirrors:
-        remotes.append(Remote(stack.enter_context(Registry(mirror, credentials=credentials, timeouts=hasty, tries=1)), patient=False))
-    return [*remotes, Remote(stack.enter_context(Registry(own, credentials=credentials, timeouts=timeouts)))]
+        remotes.append(
+            RemoteRepository(stack.enter_context(Registry(mirror, credentials=credentials, timeouts=hasty, tries=1)), patient=False)
+        )
+    return [*remotes, RemoteRepository(stack.enter_context(Registry(own, credentials=credentials, timeouts=timeouts)))]
 
 
 def _telling_most(refusals: list[RegistryError], names: list[Reference]) -> RegistryError:
@@ -165,7 +167,14 @@ class _Pull:
     """One full name. ``remotes``: the preferred one first, the registry itself last."""
 
     def __init__(
-        self, store: Catalog, name: Reference, remotes: list[Remote], at: Platform, explicit: bool, progress: Tell | None, pace: Pace | None
+        self,
+        store: Catalog,
+        name: Reference,
+        remotes: list[RemoteRepository],
+        at: Platform,
+        explicit: bool,
+        progress: Tell | None,
+        pace: Pace | None,
     ) -> None:
         self._store = store
         self._name = name
@@ -209,7 +218,7 @@ class _Pull:
         if found is not None or (raw := self._kept(name)) is None:
             return found
         try:
-            document = Document(raw, name, "", self.what)
+            document = ReceivedManifest(raw, name, "", self.what)
             parsed = document.parsed()
             if not isinstance(parsed, Index):
                 return None
@@ -253,11 +262,11 @@ class _Pull:
 
     # -- documents -------------------------------------------------------------------------------------------------------------------
 
-    def _document(self, reference: str | Digest) -> Document:
+    def _document(self, reference: str | Digest) -> ReceivedManifest:
         if isinstance(reference, Digest) and (raw := self._kept(reference)) is not None:
-            return Document(raw, reference, "", self.what)
+            return ReceivedManifest(raw, reference, "", self.what)
 
-        def ask(remote: Remote) -> Document:
+        def ask(remote: RemoteRepository) -> ReceivedManifest:
             document = remote.document(reference)
             document.parsed()  # a mirror's nonsense is no reason to give up
             return document
@@ -276,13 +285,13 @@ class _Pull:
             pass
         return None
 
-    def _image_of(self, document: Document) -> tuple[Document, Manifest]:
+    def _image_of(self, document: ReceivedManifest) -> tuple[ReceivedManifest, Manifest]:
         """The manifest itself, through indexes."""
         parsed = document.parsed()
         if isinstance(parsed, Index):
             self._indexes[document.digest] = document.raw
             entry = choose.choose(_Holding(self), parsed.entries, self._at, strict=True)
-            document = Document(self.read(entry), entry.digest, entry.media_type, f"{self.what}: manifest {entry.digest}")
+            document = ReceivedManifest(self.read(entry), entry.digest, entry.media_type, f"{self.what}: manifest {entry.digest}")
             parsed = document.parsed()
         assert isinstance(parsed, Manifest)  # choose() gives a manifest's descriptor, and parsed() holds it to that
         return document, parsed
@@ -305,7 +314,7 @@ class _Pull:
 
     # -- layers ----------------------------------------------------------------------------------------------------------------------
 
-    def _bring(self, document: Document, parsed: Manifest) -> Image:
+    def _bring(self, document: ReceivedManifest, parsed: Manifest) -> Image:
         config_raw = self._config(parsed.config)
         configured = config_document(config_raw, self.what, len(parsed.layers))
         if self._explicit and platforms.rank(configured.platform, self._at) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dockless.base.typing import Literal, get_args
 
 PullPolicy = Literal["always", "missing", "newer", "never"]
 """``always``: what the tag means now; ``missing``: only for an image that the store lacks; ``newer``: as ``always`` where a registry can be

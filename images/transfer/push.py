@@ -1,5 +1,8 @@
 """Push: an image of the store goes to a registry. First what the manifest names, several blobs at a time; then the manifest, under its tag.
 
+A repository that has this manifest already took it with all that it names. So nothing is asked about each blob, and the manifest gets the
+tag. A registry that has lost a blob since refuses it then, and everything is done as for one that has nothing.
+
 Single images are pushed, byte for byte as they were pulled, loaded or committed, so the digest stays what it was; an index of several
 platforms is not (the store keeps one image of it). Foreign layers are not sent: whoever marked them so does not want them spread.
 """
@@ -8,33 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
 
-from dockless.errors import BadDigest, BadInput, ImageError
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.errors import BadDigest, BadInput, ImageError, RegistryError, RegistryUnavailable
 from dockless.images.catalog.catalog import Catalog
-from dockless.images.files import explained, make_private
-from dockless.images.layers.pipeline import Cancelled
-from dockless.images.model import digest, manifest
-from dockless.images.model.digest import Digest
-from dockless.images.model.manifest import Descriptor, Manifest
+from dockless.images.files import explained
+from dockless.images.model import manifest
+from dockless.images.model.manifest import Descriptor
 from dockless.images.progress import Progress
-from dockless.images.transfer.fetch import is_foreign
-from dockless.images.transfer.upload import Upload, UploadPace
 
 if TYPE_CHECKING:
-    from dockless.images.registry import Configuration, Credentials, Endpoint, Registry
+    from dockless.images.registry import Configuration, Credentials, Endpoint, Registry, Response
     from dockless.images.registry.transport import Timeouts
-
-AT_ONCE = 3
-_FORGOTTEN_AFTER = 7 * 86400.0
-_TELL_BYTES = 1 << 20
-_CLOSE_WAIT = 3.0
+    from dockless.images.transfer.upload import UploadPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,160 +78,81 @@ def push(
             Registry(endpoint, credentials=credentials or Credentials.load(configuration=configuration), timeouts=timeouts) as registry,
             store.using(),
         ):
-            job = _Push(store, image.digest, parsed, registry, str(name), progress, pace or UploadPace())
-            job.blobs()
-            _put_manifest(registry, raw, name.tag, image.digest, str(name))
+            entries = tuple({entry.digest: entry for entry in (*parsed.layers, parsed.config) if not entry.foreign}.values())
+            document = _Document(registry, raw, image.digest, name.tag, str(name))
+            pushed = _again(document, entries, progress)
+            if pushed is None:
+                from dockless.images.transfer.sending import Sending
+
+                job = Sending(store, entries, registry, str(name), progress, pace)
+                job.blobs()
+                document.put()
+                pushed = Pushed(str(name), image.digest, job.sent, job.counts["sent"], job.counts["mounted"], job.counts["there"])
         _remember(store, image.digest, endpoint)
-    return Pushed(str(name), image.digest, job.sent, job.counts["sent"], job.counts["mounted"], job.counts["there"])
+    return pushed
 
 
-class _Push:
-    """The blobs of one image, on a few threads."""
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The manifest, on its way to a tag. ``what``: the full name, for errors."""
 
-    def __init__(
-        self,
-        store: Catalog,
-        image: str,
-        parsed: Manifest,
-        registry: Registry,
-        name: str,
-        progress: Callable[[Progress], None] | None,
-        pace: UploadPace,
-    ) -> None:
-        self._store = store
-        self._image = image
-        self._registry = registry
-        self._name = name
-        self._progress = progress
-        self._pace = pace
-        entries = {entry.digest: entry for entry in (*parsed.layers, parsed.config) if not is_foreign(entry)}
-        self._total = len(entries)
-        self._queue = deque(enumerate(entries.values(), 1))
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._origins: dict[Digest, str] | None = None
-        self.sent = 0
-        self.counts = {"sent": 0, "mounted": 0, "there": 0}
+    registry: Registry
+    raw: bytes
+    digest: str
+    tag: str
+    what: str
 
-    def blobs(self) -> None:
-        state = make_private(self._store.root / "uploads")
-        _tidy(state)
-        threads = [
-            threading.Thread(target=self._work, args=(state,), name="dockless-push", daemon=True)
-            for _ in range(min(AT_ONCE, len(self._queue)))
-        ]
-        for thread in threads:
-            thread.start()
+    @property
+    def kind(self) -> str:
+        """The media type of what has none written in it."""
+        document = json.loads(self.raw)
+        docker = document["config"].get("mediaType") == manifest.DOCKER_CONFIG
+        return str(document.get("mediaType") or (manifest.DOCKER_MANIFEST if docker else manifest.OCI_MANIFEST))
+
+    def is_there(self) -> bool:
+        """Whether the repository has it, under whatever tag. Of a registry that does not say, nothing is known."""
         try:
-            for thread in threads:
-                thread.join()
-        except BaseException:
-            self._stop.set()
-            self._registry.abort()
-            until = time.monotonic() + _CLOSE_WAIT
-            for thread in threads:
-                thread.join(max(0.0, until - time.monotonic()))
-            raise
-        if self._error is not None:
-            raise self._error
+            with self._request("HEAD", self.digest, headers={"Accept": self.kind}, ok=(200,), patient=False) as response:
+                return response.headers.get("Docker-Content-Digest") == self.digest
+        except RegistryError as error:
+            if isinstance(error, RegistryUnavailable) and not error.status:
+                raise  # it gave no answer at all
+            return False
 
-    def _work(self, state: Path) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                if not self._queue:
-                    return
-                at, entry = self._queue.popleft()
-            try:
-                self._blob(at, entry, state)
-            except BaseException as error:
-                with self._lock:
-                    if self._error is None or isinstance(self._error, Cancelled):
-                        self._error = error
-                self._stop.set()
+    def put(self) -> None:
+        """``BadDigest`` where another one was stored."""
+        from dockless.images.registry.errors import printable
 
-    def _blob(self, at: int, entry: Descriptor, state: Path) -> None:
-        report = self._report(at, entry)
-        # A blob that was given up to make room may still be there already, or in another repository.
-        with self._store.open_blob(entry.digest) if self._store.has_blob(entry.digest) else contextlib.nullcontext() as file:
-            upload = Upload(
-                self._registry,
-                entry.digest,
-                entry.size,
-                file.fileno() if file is not None else -1,
-                f"{self._name}: blob {entry.digest}",
-                source=self._origin(entry.digest),
-                state=state,
-                pace=self._pace,
-                stop=self._stop,
-                report=lambda done: report(done, "uploading"),
+        with self._request("PUT", self.tag, headers={"Content-Type": self.kind}, body=self.raw, ok=(201, 200, 202)) as response:
+            stored = response.headers.get("Docker-Content-Digest", self.digest)
+        if stored.startswith(self.digest.partition(":")[0]) and stored != self.digest:
+            another = printable(stored, 100)
+            raise BadDigest(
+                f"{self.what}: the registry has stored another manifest, {another} instead of {self.digest}", subject=self.digest
             )
-            try:
-                how = upload.run()
-            finally:
-                with self._lock:
-                    self.sent += upload.sent
-        with self._lock:
-            self.counts[how] += 1
-        report(entry.size, "done" if how == "sent" else "shared")
 
-    def _report(self, at: int, entry: Descriptor) -> Callable[[int, Any], None]:
-        last = [-_TELL_BYTES]
+    def _request(self, method: str, reference: str, **more: Any) -> Response:
+        from dockless.images.registry import Scope
 
-        def report(done: int, state: Any) -> None:
-            if self._progress is not None and (state != "uploading" or not 0 <= done - last[0] < _TELL_BYTES):
-                last[0] = done
-                with self._lock:
-                    self._progress(Progress(self._name, at, self._total, str(entry.digest), done, entry.size, state))
-
-        return report
-
-    def _origin(self, name: Digest) -> str:
-        """Another repository of this registry that an image with this blob came from or went to."""
-        with self._lock:
-            if self._origins is None:
-                self._origins = _origins(self._store, self._registry.endpoint)
-            return self._origins.get(name, "")
+        endpoint = self.registry.endpoint
+        scope = Scope(endpoint.repository, ("pull", "push"))
+        return self.registry.request(method, endpoint.path("manifests", reference), scope=scope, what=self.what, **more)
 
 
-def _origins(store: Catalog, endpoint: Endpoint) -> dict[Digest, str]:
-    found: dict[Digest, str] = {}
-    for name, entry in store.read_index()["images"].items():
-        places = [origin.partition("/") for origin in entry.get("origins", ()) if isinstance(origin, str)]
-        here = [repository for location, _, repository in places if location == endpoint.location and repository != endpoint.repository]
-        if not here:
-            continue
-        with contextlib.suppress(ImageError):
-            parsed = manifest.parse(store.read_blob(digest.parse(name), name), name)
-            if isinstance(parsed, Manifest):
-                for blob in (parsed.config, *parsed.layers):
-                    found.setdefault(blob.digest, here[0])
-    return found
-
-
-def _put_manifest(registry: Registry, raw: bytes, tag: str, expected: str, what: str) -> None:
-    from dockless.images.registry import Scope
-    from dockless.images.registry.errors import printable
-
-    document = json.loads(raw)
-    kind = document.get("mediaType") or (
-        manifest.DOCKER_MANIFEST if document["config"].get("mediaType") == manifest.DOCKER_CONFIG else manifest.OCI_MANIFEST
-    )
-    endpoint = registry.endpoint
-    with registry.request(
-        "PUT",
-        endpoint.path("manifests", tag),
-        scope=Scope(endpoint.repository, ("pull", "push")),
-        headers={"Content-Type": kind},
-        body=raw,
-        ok=(201, 200, 202),
-        what=what,
-    ) as response:
-        stored = response.headers.get("Docker-Content-Digest", expected)
-    if stored.startswith(expected.partition(":")[0]) and stored != expected:
-        raise BadDigest(
-            f"{what}: the registry has stored another manifest, {printable(stored, 100)} instead of {expected}", subject=expected
-        )
+def _again(document: _Document, entries: Sequence[Descriptor], progress: Callable[[Progress], None] | None) -> Pushed | None:
+    """Give a manifest that the repository has its tag. None where it has not, or does not take it as it is."""
+    if not document.is_there():
+        return None
+    try:
+        document.put()
+    except (RegistryUnavailable, BadDigest):
+        raise
+    except RegistryError:
+        return None
+    for at, entry in enumerate(entries if progress else (), 1):
+        assert progress is not None
+        progress(Progress(document.what, at, len(entries), str(entry.digest), entry.size, entry.size, "shared"))
+    return Pushed(document.what, document.digest, 0, 0, 0, len(entries))
 
 
 def _remember(store: Catalog, name: str, endpoint: Endpoint) -> None:
@@ -252,11 +164,3 @@ def _remember(store: Catalog, name: str, endpoint: Endpoint) -> None:
             entry = listed["images"].get(name)
             if entry is not None:
                 entry["origins"] = sorted({*entry.get("origins", ()), str(endpoint)})
-
-
-def _tidy(state: Path) -> None:
-    """Registries forget an upload after a week or so, and so do we."""
-    for path in state.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _FORGOTTEN_AFTER:
-                path.unlink()

@@ -20,17 +20,17 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest, RegistryUnavailable
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.pipeline import GivenUp
 from dockless.images.model.digest import Digest
 from dockless.images.transfer.partial import CHUNK, Partial
 
 if TYPE_CHECKING:
     from dockless.images.registry import Response
-    from dockless.images.registry.remote import Remote
+    from dockless.images.registry.remote import RemoteRepository
 
 PIECE = 256 << 10
 """Bytes per write: what one connection may lose when the process is killed."""
@@ -69,10 +69,17 @@ class _Enough(Exception):
 
 class Transfer:
     """Brings all that ``partial`` lacks, or raises ``RegistryError``, ``BadDigest`` (a size that cannot be right), ``OSError`` (the disk),
-    ``Cancelled``. ``moved(n)`` is called for every ``n`` bytes that have come and been counted, from any thread."""
+    ``GivenUp``. ``moved(n)`` is called for every ``n`` bytes that have come and been counted, from any thread."""
 
     def __init__(
-        self, remote: Remote, name: Digest, partial: Partial, what: str, pace: Pace, stop: threading.Event, moved: Callable[[int], None]
+        self,
+        remote: RemoteRepository,
+        name: Digest,
+        partial: Partial,
+        what: str,
+        pace: Pace,
+        stop: threading.Event,
+        moved: Callable[[int], None],
     ) -> None:
         self._remote = remote
         self._name = name
@@ -107,7 +114,7 @@ class Transfer:
     def abort(self) -> None:
         """Wake every connection that waits for bytes. Safe from any thread."""
         with self._lock:
-            self._error = self._error or Cancelled(self._what)
+            self._error = self._error or GivenUp(self._what)
             waiting = list(self._open)
         for response in waiting:
             response.abort()
@@ -252,7 +259,7 @@ class Transfer:
 
     def _check(self) -> None:
         if self._stop.is_set():
-            raise Cancelled(self._what)
+            raise GivenUp(self._what)
         if self._error is not None:
             raise self._error
 

@@ -30,13 +30,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadImage, NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.pipeline import GivenUp
 from dockless.images.model.digest import Digest
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Upload:
     ) -> Response:
         """``patient`` False for what must not be sent again as it is: the registry may have kept a part of it."""
         if self._stop.is_set():
-            raise Cancelled(self._what)
+            raise GivenUp(self._what)
         return self._registry.request(
             method, path, scope=scopes or [self._scope()], headers=headers, body=body, ok=ok, patient=patient, what=self._what
         )
@@ -278,7 +278,7 @@ class Upload:
     def passed(self, offset: int, count: int) -> None:
         """``count`` bytes are on their way, up to ``offset``."""
         if self._stop.is_set():
-            raise Cancelled(self._what)
+            raise GivenUp(self._what)
         self.sent += count
         self._moved_at = time.monotonic()
         self._report(offset)
@@ -345,7 +345,7 @@ class _Memory:
 
 
 class _Slice(io.RawIOBase):
-    """A stretch of a file as a request's body. It gives larger pieces than it is asked for: http.client asks for 16 KiB at a time."""
+    """A stretch of a file as a request's body. It gives pieces of its own size, whatever it is asked for."""
 
     def __init__(self, upload: Upload, fd: int, begin: int, end: int) -> None:
         self._upload = upload

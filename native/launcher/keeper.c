@@ -5,27 +5,35 @@
  *   leash     end of file: the host died. A byte 'K': kill now
  *   init      its pidfd: readable when it has ended
  *   signals   what was sent to the keeper goes to init, and from there to the job
+ *   door      requests to enter the sandbox: door.c
+ *   output    of a detached one: two pipes, or one from terminal.c
+ *
+ * What it does by its own clock: limits.c, health.c.
  */
 #include "launcher.h"
 
-static char buffer[RECORD_ROOM];
+enum { SECONDS_OF_A_TERMINAL = 2 /* until its last output has come, at the end of its sandbox */ };
 
-static void write_file_at(int dir, const char *name, const char *text, uint64_t length) {
-    sysret fd = sys(NR_openat, dir, name, O_WRONLY_ | O_CLOEXEC_, 0);
-    if (fd < 0) return;
-    sys(NR_write, fd, text, length);
+char buffer[RECORD_ROOM];
+
+static int kill_group(void) {
+    sysret fd = sys(NR_openat, SLOT_CGROUP, "cgroup.kill", O_WRONLY_ | O_CLOEXEC_, 0);
+    if (fd < 0) return 0;
+    sysret done = sys(NR_write, fd, "1", 1);
     sys(NR_close, fd);
+    return done == 1;
 }
 
-static void kill_tree(void) {
-    write_file_at(SLOT_CGROUP, "cgroup.kill", "1", 1);
+/* init takes all of its PID namespace with it. What entered has none of its own. */
+static void kill_tree(struct plan_header *plan) {
+    if (!kill_group() && (plan->flags & PLAN_ENTER)) kill_descendants(plan->init_pid);
     sys(NR_pidfd_send_signal, SLOT_INIT, SIG_KILL, 0, 0);
 }
 
 /* A record goes into a file that has had its room since before the start: nothing is cut off first, because what is given back may be gone on a full
  * disk. Its fd, or a negative errno. */
-static sysret fill(const char *temporary, uint64_t length) {
-    sysret fd = sys(NR_openat, SLOT_STATE, temporary, O_WRONLY_ | O_CREAT_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
+static sysret fill(int directory, const char *temporary, uint64_t flags, uint64_t length) {
+    sysret fd = sys(NR_openat, directory, temporary, O_WRONLY_ | O_NOFOLLOW_ | O_NONBLOCK_ | O_CLOEXEC_ | flags, 0600);
     if (fd < 0) return fd;
     sysret error = write_all((int)fd, buffer, length);
     if (error < 0) {
@@ -36,7 +44,7 @@ static sysret fill(const char *temporary, uint64_t length) {
     return fd;
 }
 
-static uint64_t line(uint64_t at, const char *key, uint64_t value) {
+uint64_t line(uint64_t at, const char *key, uint64_t value) {
     at = put_text(buffer, at, key);
     at = put_text(buffer, at, " ");
     at = put_number(buffer, at, value, 1);
@@ -57,7 +65,7 @@ static uint64_t cgroup_file(uint64_t at, const char *name) {
 }
 
 /* A record is whole when these two lines end it: what a torn write, a lost page or a stray byte leaves is none. */
-static uint64_t end_mark(uint64_t at) {
+uint64_t end_mark(uint64_t at) {
     at = put_text(buffer, at, "[end]\n");
     return line(at, "crc32", crc32(buffer, at));
 }
@@ -65,7 +73,7 @@ static uint64_t end_mark(uint64_t at) {
 /* Visible first and durable after it: whoever started the sandbox waits for the file, and even a torn one says that there was a start. */
 static int write_started(struct plan_header *plan) {
     uint64_t at = line(0, "keeper", (uint64_t)sys(NR_getpid));
-    sysret fd = fill("started.tmp", end_mark(line(at, "init", (uint64_t)plan->init_pid)));
+    sysret fd = fill(SLOT_STATE, "started.tmp", O_CREAT_, end_mark(line(at, "init", (uint64_t)plan->init_pid)));
     if (fd < 0) return 0;
     sysret error = sys(NR_renameat, SLOT_STATE, "started.tmp", SLOT_STATE, "started");
     sys(NR_fsync, fd);
@@ -74,8 +82,7 @@ static int write_started(struct plan_header *plan) {
     return error == 0;
 }
 
-/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same. */
-static void write_exit(struct plan_header *plan) {
+static uint64_t describe_exit(struct plan_header *plan) {
     uint64_t at = line(0, "format", 2);
     at = line(at, "status", (uint32_t)plan->status);
     at = line(at, "outcome", plan->outcome);
@@ -86,40 +93,63 @@ static void write_exit(struct plan_header *plan) {
     at = line(at, "ended_ns", plan->ended_ns);
     static const char *const files[] = {"cpu.stat", "memory.peak", "memory.events", "pids.peak", "io.stat"};
     for (unsigned i = 0; i < sizeof files / sizeof *files; i++) at = cgroup_file(at, files[i]);
-    sysret fd = fill("exit.tmp", end_mark(at));
+    return end_mark(at);
+}
+
+/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same. */
+void write_exit(struct plan_header *plan) {
+    sysret fd = fill(SLOT_STATE, "exit.tmp", O_CREAT_, describe_exit(plan));
     if (fd < 0) return;
     if (sys(NR_fsync, fd) == 0 && sys(NR_renameat, SLOT_STATE, "exit.tmp", SLOT_STATE, "exit") == 0) sys(NR_fsync, SLOT_STATE);
     sys(NR_close, fd);
 }
 
-/* A chunk of output, if there is one; 0 at its end. */
-static int pump(int fd, const char *stream, struct plan_header *plan) {
+/* Whoever waits for a foreground sandbox of another program has made this file in its directory, and reads it when all names in there are gone. */
+static void tell_others(struct plan_header *plan) {
+    sysret fd = sys(NR_openat, SLOT_LOCK, "exit.tmp", O_PATH_ | O_NOFOLLOW_ | O_CLOEXEC_, 0);
+    if (fd < 0) return;
+    sys(NR_close, fd);
+    fd = fill(SLOT_LOCK, "exit.tmp", 0, describe_exit(plan));
+    if (fd >= 0) sys(NR_close, fd);
+}
+
+/* A chunk of output: its length, a negative errno where there is none just now, 0 at its end. */
+static sysret pump(int fd, const char *stream, struct plan_header *plan) {
     sysret n = sys(NR_read, fd, buffer, sizeof buffer);
     if (n > 0) log_write(stream, buffer, (uint64_t)n, plan->log_limit);
-    return n > 0 || n == -E_INTR || n == -E_AGAIN;
+    return n > 0 || n == -E_INTR || n == -E_AGAIN ? n : 0;
 }
 
-static void drain(struct pollfd_ *fds, struct plan_header *plan) {
-    struct timespec_ zero = {0, 0};
+/* What the pipes hold now. Whoever has got hold of their other ends may write for ever. */
+static void drain(const struct pollfd_ *fds, struct plan_header *plan) {
     static const char *const streams[] = {"stdout", "stderr"};
-    for (int i = 0; i < 2; i++)
-        while (fds[i].fd >= 0 && sys(NR_ppoll, &fds[i], 1, &zero, 0, 8) > 0 && (fds[i].revents & POLL_IN))
-            if (!pump(fds[i].fd, streams[i], plan)) break;
+    uint64_t until = now_ns(1) + SECONDS_OF_A_TERMINAL * 1000000000ull;
+    while (fds[0].fd >= 0 && terminal_has_more(until) && pump(fds[0].fd, streams[0], plan)) {}
+    terminal_stop();
+    for (int i = 0; i < 2; i++) {
+        int held = 0;
+        if (fds[i].fd >= 0) sys(NR_ioctl, fds[i].fd, 0x541B /* FIONREAD */, &held);
+        for (sysret n; held > 0 && (n = pump(fds[i].fd, streams[i], plan)) > 0;) held -= (int)n;
+    }
 }
 
-static void forward(void) {
+/* Whether one of those who entered has ended. */
+static int forward(int init_pid) {
     struct { uint32_t signo; int32_t error, code; char rest[116]; } info;
+    int left = 0;
     while (sys(NR_read, SLOT_SIGNALS, &info, sizeof info) == (sysret)sizeof info)
-        if (info.signo != SIG_CHLD && info.code <= 0) sys(NR_pidfd_send_signal, SLOT_INIT, info.signo, 0, 0);
+        if (info.signo == SIG_CHLD) left |= door_reap(init_pid);
+        else if (info.code <= 0) sys(NR_pidfd_send_signal, SLOT_INIT, info.signo, 0, 0);
+    return left;
 }
 
 /* The host let go, or sent a byte. 1: keep listening. */
 static int read_leash(struct plan_header *plan) {
     char order = 0;
     sysret n = sys(NR_read, SLOT_LEASH, &order, 1);
-    if (n == 1 && order != 'K') return 1;
+    if ((n == 1 && order != 'K') || n == -E_AGAIN || n == -E_INTR) return 1;
     plan->outcome |= n == 1 ? OUTCOME_KILLED : OUTCOME_LEASH;
-    kill_tree();
+    kill_tree(plan);
     return n == 1;
 }
 
@@ -129,12 +159,14 @@ struct deadline {
 };
 
 static void time_is_up(struct plan_header *plan, struct deadline *d) {
-    plan->outcome |= OUTCOME_TIMED_OUT;
+    uint32_t passed = d->final ? 0 : limits_passed(plan);
+    if (!d->final && !passed) return; /* it has moved meanwhile */
+    plan->outcome |= passed;
     if (!d->final && plan->grace_ns && plan->stop_signal) {
         sys(NR_pidfd_send_signal, SLOT_INIT, plan->stop_signal, 0, 0);
         *d = (struct deadline){now_ns(1) + plan->grace_ns, 1};
     } else {
-        kill_tree();
+        kill_tree(plan);
         *d = (struct deadline){now_ns(1) + 1000000000, 1}; /* again, should this one have failed */
     }
 }
@@ -144,7 +176,9 @@ static void account(struct plan_header *plan, int init_pid) {
     struct rusage_ usage;
     int status = 0;
     while (sys(NR_wait4, init_pid, &status, 0x40000000 /* __WALL */, &usage) == -E_INTR) {}
-    write_file_at(SLOT_CGROUP, "cgroup.kill", "1", 1);
+    if (plan->outcome || !(plan->flags & PLAN_ENTER)) kill_group(); /* what a program that entered leaves behind lives on in the sandbox */
+    int killed = plan->outcome || plan->phase != PHASE_EXITED;
+    while (killed && (plan->flags & PLAN_ENTER) && sys(NR_wait4, -1, 0, 0x40000000, 0) > 0) {} /* its program, if that outlived the one who waited for it */
     if (plan->phase != PHASE_EXITED) {
         plan->outcome |= OUTCOME_INIT_DIED;
         plan->status = status;
@@ -155,43 +189,57 @@ static void account(struct plan_header *plan, int init_pid) {
     plan->ended_ns = now_ns(0);
 }
 
-static void watch(struct plan_header *plan) {
-    struct deadline deadline = {plan->timeout_ns ? now_ns(1) + plan->timeout_ns : 0, 0};
-    int detached = plan->flags & PLAN_DETACHED;
-    struct pollfd_ fds[5] = {
-        {detached ? SLOT_STDOUT : -1, POLL_IN, 0}, {detached ? SLOT_STDERR : -1, POLL_IN, 0},
+static void watch(struct plan_header *plan, int init_pid) {
+    struct deadline deadline = {0, 0};
+    int detached = plan->flags & PLAN_DETACHED, terminal = plan->flags & PLAN_TERMINAL, shown = !(detached && terminal);
+    struct pollfd_ fds[8] = {
+        {detached && !terminal ? SLOT_STDOUT : -1, POLL_IN, 0}, {detached && !terminal ? SLOT_STDERR : -1, POLL_IN, 0},
         {SLOT_INIT, POLL_IN, 0},                   {SLOT_SIGNALS, POLL_IN, 0},
-        {detached ? -1 : SLOT_LEASH, POLL_IN, 0},
+        {detached ? -1 : SLOT_LEASH, POLL_IN, 0},  {SLOT_HANDOVER, POLL_IN, 0},
+        {plan->flags & PLAN_ENTER ? -1 : SLOT_DOOR, POLL_IN, 0}, {-1, POLL_IN, 0},
     };
+    limits_start(plan);
     for (;;) {
         struct timespec_ wait, *limit = 0;
-        if (deadline.at) {
-            uint64_t now = now_ns(1), left = deadline.at > now ? deadline.at - now : 0;
+        if (!deadline.final) deadline.at = limits_next(plan);
+        uint64_t check = health_due(), next = check && (!deadline.at || check < deadline.at) ? check : deadline.at;
+        if (!shown && terminal_begin()) fds[0].fd = SLOT_STDERR, shown = 1;
+        if (fds[6].fd >= 0) fds[6].fd = door_watched();
+        fds[7].fd = health_output();
+        if (next) {
+            uint64_t now = now_ns(1), left = next > now ? next - now : 0;
             wait = (struct timespec_){(int64_t)(left / 1000000000), (int64_t)(left % 1000000000)};
             limit = &wait;
         }
-        sysret n = sys(NR_ppoll, fds, 5, limit, 0, 8);
+        sysret n = sys(NR_ppoll, fds, 8, limit, 0, 8);
         if (deadline.at && now_ns(1) >= deadline.at) time_is_up(plan, &deadline); /* also when a flood of output never lets ppoll wait */
+        if (check && now_ns(1) >= check) health_tick(plan);
         if (n <= 0) continue;
-        if (fds[0].revents && !pump(SLOT_STDOUT, "stdout", plan)) fds[0].fd = -1;
+        if (fds[7].revents) health_read();
+        if (fds[0].revents && !pump(fds[0].fd, "stdout", plan)) fds[0].fd = -1;
         if (fds[1].revents && !pump(SLOT_STDERR, "stderr", plan)) fds[1].fd = -1;
-        if (fds[3].revents) forward();
+        if (fds[6].revents & POLL_NVAL) fds[6].fd = -1; /* there is no door */
+        else if (fds[6].revents) door_event(plan);
+        if (fds[3].revents && forward(init_pid) && fds[6].fd >= 0 && plan->phase == PHASE_READY) door_open(plan);
         if (fds[4].revents & POLL_NVAL) fds[4].fd = -1; /* nobody gave us a leash */
         else if (fds[4].revents && !read_leash(plan)) fds[4].fd = -1;
+        if (fds[5].revents && (!(fds[5].revents & POLL_IN) || !door_take())) fds[5].fd = -1;
         if (fds[2].revents) break;
     }
     drain(fds, plan);
     log_end();
 }
 
-/* What the host would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. */
+/* What the host would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. A detached
+ * sandbox that is to be removed has no host any more, and lies below its own directory's parent. */
 static void clean_up(struct plan_header *plan) {
     const char *directory = plan_data(plan, plan->directory), *cgroup = plan_data(plan, plan->cgroup);
-    if (*directory) remove_tree(SLOT_STATE, directory);
-    if (*cgroup && (plan->outcome & OUTCOME_LEASH)) {
-        sysret parent = sys(NR_openat, SLOT_CGROUP, "..", O_PATH_ | O_DIRECTORY_ | O_CLOEXEC_, 0);
-        sys(NR_unlinkat, parent, cgroup, 0x200 /* REMOVEDIR */);
-    }
+    int detached = (plan->flags & PLAN_DETACHED) != 0;
+    if (*directory) remove_tree(detached ? (int)sys(NR_openat, SLOT_STATE, "..", O_PATH_ | O_DIRECTORY_ | O_CLOEXEC_, 0) : SLOT_STATE, directory);
+    if (!*cgroup || !(detached || plan->outcome & OUTCOME_LEASH || plan->flags & PLAN_ALONE)) return;
+    sysret parent = sys(NR_openat, SLOT_CGROUP, "..", O_PATH_ | O_DIRECTORY_ | O_CLOEXEC_, 0);
+    for (int i = 0; i < 1000 && sys(NR_unlinkat, parent, cgroup, 0x200 /* REMOVEDIR */) == -E_BUSY && detached; i++)
+        pause_for(1000); /* what was killed is still ending */
 }
 
 void keeper_run(struct plan_header *plan, int init_pid) {
@@ -203,20 +251,37 @@ void keeper_run(struct plan_header *plan, int init_pid) {
         sys(NR_dup3, signals, SLOT_SIGNALS, O_CLOEXEC_);
         sys(NR_close, signals);
     }
+    /* A program inside opens its pipes anew to read from them itself, whoever asked to enter has kept the other ends. */
+    never_wait(SLOT_REPORT);
+    never_wait(SLOT_LEASH);
+    if (plan->flags & PLAN_DETACHED) never_wait(SLOT_STDOUT), never_wait(SLOT_STDERR);
+    health_start(plan); /* its record is there when `started` is */
     /* What could not be found again must not run. */
     if ((plan->flags & PLAN_DETACHED) && !write_started(plan)) {
         plan->outcome |= OUTCOME_KILLED;
-        kill_tree();
+        kill_tree(plan);
     }
-    watch(plan);
+    if (!(plan->flags & PLAN_ENTER)) sys(NR_setpgid, init_pid, init_pid); /* door_busy() */
+    sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0); /* it is mapped */
+    if (plan->flags & PLAN_DETACHED) sys(NR_close_range, SLOT_LEASH, SLOT_LEASH, 0);
+    if (!(plan->flags & PLAN_ENTER)) forget_below();
+    watch(plan, init_pid);
+    if (!(plan->flags & PLAN_ENTER)) door_close();
+    sys(NR_close_range, SLOT_HANDOVER, SLOT_PROGRAM, 0); /* the namespaces end with init */
     account(plan, init_pid);
+    health_stop();
     if (plan->phase < PHASE_READY) {
         if (!plan->error) report(REPORT_FAILED, (uint16_t)plan->pc, 0, 0);
         clean_up(plan);
+        if (!(plan->flags & PLAN_ENTER)) door_collect();
         die(1);
     }
-    if (plan->flags & PLAN_DETACHED) write_exit(plan);
+    if (plan->flags & PLAN_DETACHED) {
+        if (restart_due(plan)) plan->outcome |= OUTCOME_RESTART;
+        write_exit(plan);
+    } else if (*plan_data(plan, plan->directory)) tell_others(plan);
     report(REPORT_STATUS, (uint16_t)plan->outcome, plan->status, 0);
     clean_up(plan);
+    if (!(plan->flags & PLAN_ENTER)) door_collect();
     die(0);
 }

@@ -10,7 +10,9 @@
  */
 #include "launcher.h"
 
-static char job_stack[32768] __attribute__((aligned(16)));
+static char job_stack[32768] __attribute__((aligned(PAGE))), init_stack[32768] __attribute__((aligned(16)));
+
+static char *title; /* what the host shows as our command line */
 
 static uint64_t allowed[16];
 static sysret allowed_size;
@@ -30,7 +32,8 @@ void go_anywhere(void) {
     if (allowed_size > 0) sys(NR_sched_setaffinity, 0, allowed_size, allowed);
 }
 
-struct job {
+/* Where in the plan somebody begins who does so on our memory. */
+struct place {
     struct plan_header *plan;
     uint32_t pc;
 };
@@ -55,13 +58,23 @@ static void fail(struct plan_header *plan, uint32_t pc, int error) {
     die(1);
 }
 
+/* Closes every descriptor from `first` on but the program of what enters. */
+static void close_from(int first, struct plan_header *plan) {
+    if (plan->flags & PLAN_ENTER) {
+        sys(NR_close_range, first, SLOT_PROGRAM - 1, 0);
+        first = SLOT_PROGRAM + 1;
+    }
+    sys(NR_close_range, first, ~0u, 0);
+}
+
 /* From here on only 0-2 are open, and really closed, not marked: while execve resolves the program, its "#!" line and its ELF interpreter, what is marked
- * close-on-exec is still there, and /proc/self/fd/N/../.. leads wherever N does (CVE-2024-21626). An error travels by the shared memory. */
+ * close-on-exec is still there, and /proc/self/fd/N/../.. leads wherever N does (CVE-2024-21626). A program given as a descriptor is no directory, and marked.
+ * An error travels by the shared memory. */
 static void run_job(void *argument) {
-    struct job *job = argument;
+    struct place *job = argument;
     struct plan_header *plan = job->plan;
     plan->phase = PHASE_JOB;
-    sys(NR_close_range, 3, ~0u, 0);
+    close_from(3, plan);
     go_anywhere();
     for (uint32_t pc = job->pc; pc < plan->n_ops; pc++) {
         int error = step(plan, pc);
@@ -83,7 +96,7 @@ static int refuse_directories(void) {
 }
 
 static void spawn(struct plan_header *plan, uint32_t pc) {
-    struct job job = {plan, pc + 1};
+    struct place job = {plan, pc + 1};
     struct clone_args args = {
         .flags = CLONE_VM_ | CLONE_VFORK_,
         .exit_signal = SIG_CHLD,
@@ -95,7 +108,7 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
     if (error) fail(plan, pc, error);
     /* Layers, upper, the sandbox's directory: init needs none of them any more, and nothing inside may find them in it. */
     sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);
-    sys(NR_close_range, SLOT_FREE, ~0u, 0);
+    close_from(SLOT_DOOR, plan);
     /* The job lives on this memory until its exec, and must find a PID 1 that it can neither read nor trace. */
     sys(NR_prctl, 15 /* NAME */, "dockless-init", 0, 0, 0);
     sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
@@ -112,7 +125,7 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
 
 static void run_init(struct plan_header *plan, uint32_t pc) {
     plan->phase = PHASE_INIT;
-    sys(NR_close_range, SLOT_LEASH, SLOT_FREE - 1, 0);
+    sys(NR_close_range, SLOT_LEASH, SLOT_DOOR - 1, 0);
     for (; pc < plan->n_ops; pc++) {
         if (plan_ops(plan)[pc].code == OP_SPAWN) spawn(plan, pc);
         int error = step(plan, pc);
@@ -121,7 +134,27 @@ static void run_init(struct plan_header *plan, uint32_t pc) {
     die(1);
 }
 
-/* The keeper goes one way, init the other. */
+static void run_init_at(void *argument) {
+    struct place *init = argument;
+    stamp(init->plan, init->pc - 1);
+    run_init(init->plan, init->pc);
+}
+
+static void move_fd(int fd, int to) {
+    if (fd < 0 || fd == to) return;
+    sys(NR_dup3, fd, to, O_CLOEXEC_);
+    sys(NR_close, fd);
+}
+
+static int out_of_the_way(int fd) {
+    if (fd < 0) return fd;
+    sysret copy = sys(NR_fcntl, fd, FCNTL_DUPFD_CLOEXEC, SLOT_TERMINAL + 1);
+    sys(NR_close, fd);
+    return (int)copy;
+}
+
+/* The keeper goes one way, init the other. What enters has nothing of its own to hide from its keeper, and no other program ever runs in either: the two share
+ * their memory (CLONE_VM), which spares a copy. */
 static void split(struct plan_header *plan, uint32_t pc) {
     const struct plan_op *op = &plan_ops(plan)[pc];
     int pidfd = -1;
@@ -132,17 +165,31 @@ static void split(struct plan_header *plan, uint32_t pc) {
         .exit_signal = SIG_CHLD,
         .cgroup = op->in >= 0 ? (uint64_t)op->in : 0,
     };
+    struct place init = {plan, pc + 1};
+    int pair[2], enters = plan->flags & PLAN_ENTER;
     plan->pc = (int32_t)pc;
-    sysret pid = sys(NR_clone3, &args, sizeof args);
+    door_pair(pair);
+    if (enters) {
+        args.flags |= CLONE_VM_;
+        args.stack = (uint64_t)(uintptr_t)init_stack;
+        args.stack_size = sizeof init_stack;
+    }
+    sysret pid = enters ? clone_call(&args, run_init_at, &init) : sys(NR_clone3, &args, sizeof args);
     if (pid < 0) fail(plan, pc, (int)-pid);
     if (pid == 0) {
         stamp(plan, pc);
+        move_fd(pair[1], SLOT_DOOR);
+        if (pair[0] >= 0) sys(NR_close, pair[0]);
         run_init(plan, pc + 1);
     }
-    sys(NR_dup3, pidfd, SLOT_INIT, O_CLOEXEC_);
+    if (pair[1] >= 0) sys(NR_close, pair[1]);
+    int init_fd = out_of_the_way(pidfd), handover = out_of_the_way(pair[0]); /* each may lie where the other belongs */
+    move_fd(init_fd, SLOT_INIT);
+    move_fd(handover, SLOT_LOG);
     /* What belongs to the job must not be kept open here, or nobody would ever read an end of file. */
     sys(NR_close_range, 0, 2, 0);
     sys(NR_close_range, SLOT_FREE, ~0u, 0);
+    move_fd(handover < 0 ? -1 : SLOT_LOG, SLOT_HANDOVER);
     keeper_run(plan, (int)pid);
 }
 
@@ -153,15 +200,11 @@ static void hold(void) {
     die(0);
 }
 
-static __attribute__((used)) void launcher_main(void) {
-    uint64_t all = ~0ull;
+/* The plan in SLOT_PLAN, from its first operation on. */
+static void __attribute__((noreturn)) carry_out(void) {
     struct facts given = {0};
     int bad_op = -1;
-    sys(NR_rt_sigprocmask, 2, &all, 0, 8);
-    default_signals();
-    sys(NR_umask, 0); /* the plan says each mode */
     stay_here();
-    sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
     if (facts_of(SLOT_PLAN, &given) < 0) die(2);
     if (given.type == TYPE_PIPE) hold();
     sysret map = sys(NR_mmap, 0, given.size, 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);
@@ -173,6 +216,10 @@ static __attribute__((used)) void launcher_main(void) {
     }
     plan->phase = PHASE_KEEPER;
     plan->started_ns = now_ns(0 /* REALTIME */);
+    if (plan->flags & PLAN_RESTARTS) {
+        int error = restarter_begin(plan);
+        if (error) fail(plan, 0, -error);
+    }
     for (uint32_t pc = 0; pc < plan->n_ops; pc++) {
         if (plan_ops(plan)[pc].code == OP_CLONE) split(plan, pc);
         int error = step(plan, pc);
@@ -182,8 +229,43 @@ static __attribute__((used)) void launcher_main(void) {
     die(0);
 }
 
+enum { MADV_DONTNEED = 4, DEEPEST = 65536, OUR_OWN = 512 /* below its address */ };
+
+void forget_job_stack(void) {
+    sys(NR_madvise, job_stack, sizeof job_stack, MADV_DONTNEED);
+}
+
+__attribute__((noinline)) void forget_below(void) {
+    uintptr_t here = ((uintptr_t)__builtin_frame_address(0) - OUR_OWN) & ~(uintptr_t)(PAGE - 1);
+    sys(NR_madvise, here - DEEPEST, DEEPEST, MADV_DONTNEED);
+}
+
+void retitle(const char *word) {
+    if (str_length(title) > 8) memcpy(title, word, 8);
+}
+
+/* A child of the keeper must not be taken for it: that is found by its command line. */
+void become_entering(void) {
+    retitle("entering");
+    sys(NR_prctl, 15 /* NAME */, "dockless-enter", 0, 0, 0);
+}
+
+void enter(void) {
+    carry_out();
+}
+
+static __attribute__((used)) void launcher_main(long *stack) {
+    uint64_t all = ~0ull;
+    sys(NR_rt_sigprocmask, 2, &all, 0, 8);
+    default_signals();
+    sys(NR_umask, 0); /* the plan says each mode */
+    title = (char *)stack[1];
+    sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
+    carry_out();
+}
+
 #if defined(__x86_64__)
-__asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tand $-16, %rsp\n\tcall launcher_main\n\tud2\n");
+__asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall launcher_main\n\tud2\n");
 #else
-__asm__(".globl _start\n_start:\n\tmov x29, xzr\n\tbl launcher_main\n\tbrk 1\n");
+__asm__(".globl _start\n_start:\n\tmov x29, xzr\n\tmov x0, sp\n\tbl launcher_main\n\tbrk 1\n");
 #endif

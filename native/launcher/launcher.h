@@ -10,12 +10,76 @@ enum { RECORD_ROOM = 16384 };
 /* keeper.c: waits for the init of a sandbox, from outside. Never returns. */
 void keeper_run(struct plan_header *plan, int init_pid);
 
+/* keeper.c: what passes through the keeper, and the record that it is writing. A record is lines "key number", then its end mark. */
+extern char buffer[RECORD_ROOM];
+uint64_t line(uint64_t at, const char *key, uint64_t value);
+uint64_t end_mark(uint64_t at);
+
+/* limits.c: when a sandbox ends by its time. */
+void limits_start(struct plan_header *plan);
+uint64_t limits_next(const struct plan_header *plan); /* monotonic nanoseconds, 0 for never */
+uint32_t limits_passed(struct plan_header *plan);     /* the outcome, 0 where none has */
+void limits_used(void);
+int limits_move(struct plan_header *plan, uint64_t ns);
+
+/* health.c: whether a sandbox that runs does what it is there for. */
+void health_start(struct plan_header *plan);
+uint64_t health_due(void); /* monotonic nanoseconds, 0 for never */
+int health_output(void);   /* what to poll while a check runs, -1 for nothing */
+void health_read(void);
+void health_tick(struct plan_header *plan);
+int health_ended(int pid); /* whether it was a check's */
+void health_stop(void);
+
+/* terminal.c: what is shown on the terminal of a detached sandbox. */
+int terminal_begin(void);
+int terminal_ended(int pid); /* whether it was its reader */
+int terminal_has_more(uint64_t until);
+void terminal_stop(void);
+
+/* keeper.c: the record `exit`. */
+void write_exit(struct plan_header *plan);
+
+/* restarter.c: 0 or a negative errno; whether a sandbox that has ended is to be restarted. */
+int restarter_begin(struct plan_header *plan);
+int restart_due(const struct plan_header *plan);
+
 /* init.c: PID 1 of a sandbox, once the job is running. Never returns. */
 void init_run(struct plan_header *plan, int job_pid);
+
+/* door.c: what enters a sandbox that runs. */
+void door_pair(int pair[2]);
+int door_take(void);
+void door_open(struct plan_header *plan);
+int door_watched(void);
+void door_event(struct plan_header *plan);
+int door_reap(int init_pid);
+void door_close(void);
+void door_collect(void);
+int door_busy(void);
+int lift(int32_t *fds, int count);
+int settle(const int32_t *fds, const int32_t *slots, int count);
+
+/* descendants.c */
+void kill_descendants(int above);
+
+/* launcher.c: a child of the keeper says by its names that it is not the keeper. */
+void become_entering(void);
+
+/* launcher.c: in such a child, carry out the plan that is now in SLOT_PLAN. */
+void enter(void) __attribute__((noreturn));
+
+/* launcher.c: what the host shows as our command line begins with these eight letters; a keeper is found by its own. */
+void retitle(const char *word);
 
 /* log.c: one chunk of a job's output into the log of a detached sandbox. */
 void log_end(void);
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit);
+
+/* launcher.c: memory that nobody needs any more, the job's stack and what lies below the caller's own. */
+enum { PAGE = 4096 };
+void forget_job_stack(void);
+void forget_below(void);
 
 /* launcher.c: run on every processor again that the host may use. */
 void go_anywhere(void);
@@ -23,7 +87,10 @@ void go_anywhere(void);
 /* report.c */
 void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x);
 void die(int code) __attribute__((noreturn));
+void pause_for(int64_t us); /* less than a second */
+void never_wait(int fd); /* for what others could take away or fill before us */
 sysret write_all(int fd, const char *bytes, uint64_t length); /* 0 or a negative errno */
+void *memcpy(void *to, const void *from, unsigned long n);
 uint32_t crc32(const char *bytes, uint64_t length);
 
 #endif

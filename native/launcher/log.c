@@ -2,7 +2,8 @@
  *
  *   2026-01-31T12:00:00.123456789Z stdout F text          F: a full line, P: a part that the next record of that stream goes on with
  *
- *   2026-01-31T12:00:00.123456789Z log D 67108912         so many bytes of output came before: at the head of a file, and after a full disk
+ *   2026-01-31T12:00:00.123456789Z log D 67108912         so many bytes of this run's output came before: at the head of a file, after a
+ *                                                    full disk, and where a run begins in a file that is there
  *
  * Two files at most: when `log` has reached the limit it becomes `log.1`. A job that floods its log loses the oldest lines, never the disk (attack A47).
  */
@@ -15,9 +16,14 @@ static int torn;         /* 1: records are missing, 2: and the last one is not w
 static int opened;
 
 static void open_log(void) {
-    sysret fd = sys(NR_openat, SLOT_STATE, "log", O_WRONLY_ | O_CREAT_ | O_APPEND_ | O_NOFOLLOW_ | O_CLOEXEC_, 0600);
+    sysret fd = sys(NR_openat, SLOT_STATE, "log", O_WRONLY_ | O_CREAT_ | O_APPEND_ | O_NOFOLLOW_ | O_NONBLOCK_ | O_CLOEXEC_, 0600);
+    struct facts log = {0};
     opened = fd >= 0;
-    if (fd < 0 || fd == SLOT_LOG) return;
+    if (fd < 0) return;
+    facts_of((int)fd, &log);
+    written = log.size;
+    if (written && !total) torn = 1; /* of an earlier run: the mark, of 0 bytes, begins another count */
+    if (fd == SLOT_LOG) return;
     sys(NR_dup3, fd, SLOT_LOG, O_CLOEXEC_);
     sys(NR_close, fd);
 }
@@ -52,16 +58,17 @@ static void mark(void) {
 
 /* At the end of a line of both streams, or an eighth later where there is none. */
 static void rotate(uint64_t limit) {
-    if (!limit || written <= limit || ((in_line[0] || in_line[1]) && written <= limit + limit / 8)) return;
+    if (written <= limit || ((in_line[0] || in_line[1]) && written <= limit + limit / 8)) return;
     sys(NR_close, SLOT_LOG);
     sys(NR_renameat, SLOT_STATE, "log", SLOT_STATE, "log.1");
     open_log();
-    written = 0;
     torn = 1;
     mark();
 }
 
+/* limit: of each file; 0 where nothing is to be kept. */
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit) {
+    if (!limit) return;
     if (!opened) open_log();
     if (!opened) torn = 1;
     char head[64];

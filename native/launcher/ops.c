@@ -266,7 +266,7 @@ static int expect_device(const struct plan_op *op) {
     struct facts device = {0};
     int err = facts_of(op->in, &device);
     if (err) return err;
-    return device.rdev == op->x ? 0 : -E_NODEV;
+    return device.rdev == op->x && device.type == (op->c ? TYPE_BLOCK : TYPE_CHARACTER) ? 0 : -E_NODEV;
 }
 
 /* After the mount namespace has changed, a working directory may lie outside the root: the kernel then calls it unreachable (CVE-2024-21626). */
@@ -291,6 +291,53 @@ static int loopback_up(void) {
     if (err >= 0) err = sys(NR_ioctl, fd, 0x8914 /* SIOCSIFFLAGS */, &ifreq);
     sys(NR_close, fd);
     return (int)err;
+}
+
+static int new_session(int terminal) {
+    if (sys(NR_setsid) < 0) return -E_PERM;
+    return terminal ? (int)sys(NR_ioctl, 0, 0x540E /* TIOCSCTTY */, 0) : 0;
+}
+
+/* A pseudo-terminal of the sandbox's own devpts. Whoever enters finds there what the sandbox made of it, so it must be the device, and the job's side comes
+ * from ours, never from a name (CVE-2025-52565). The other side goes out by the socket. */
+static int make_terminal(const struct plan_header *plan, const struct plan_op *op, const char *path) {
+    struct open_how how = {O_RDWR_ | O_NOCTTY_ | O_NONBLOCK_ | O_CLOEXEC_, 0, RESOLVE_NO_SYMLINKS_ | RESOLVE_NO_MAGICLINKS_};
+    struct facts device = {0};
+    int unlocked = 0;
+    uint16_t size[4] = {(uint16_t)plan->terminal, (uint16_t)(plan->terminal >> 16), 0, 0};
+    sysret ours = sys(NR_openat2, AT_FDCWD_, path, &how, sizeof how);
+    if (ours < 0) return (int)ours;
+    sysret err = facts_of((int)ours, &device);
+    if (err >= 0 && (device.type != TYPE_CHARACTER || device.rdev != (5 << 8 | 2))) err = -E_NODEV;
+    if (err >= 0) err = sys(NR_ioctl, ours, 0x40045431 /* TIOCSPTLCK */, &unlocked);
+    sysret theirs = err < 0 ? err : sys(NR_ioctl, ours, 0x5441 /* TIOCGPTPEER */, O_RDWR_ | O_NOCTTY_);
+    if (theirs >= 0) {
+        sys(NR_fcntl, ours, 4 /* F_SETFL */, O_RDWR_);
+        sys(NR_ioctl, ours, 0x5414 /* TIOCSWINSZ */, size);
+        sys(NR_fchownat, theirs, "", (uint32_t)op->x, (uint32_t)(op->x >> 32), AT_EMPTY_PATH_); /* its own user opens /dev/tty by name */
+        err = send_terminal(op->in, (int)ours);
+        for (int fd = 0; fd <= 2 && err >= 0; fd++) err = sys(NR_dup3, theirs, fd, 0);
+        sys(NR_close, theirs);
+    } else err = theirs;
+    sys(NR_close, ours);
+    return err < 0 ? (int)err : 0;
+}
+
+/* Who draws on somebody's terminal, or has frozen a sandbox, may be killed and cannot put things back: this process waits for its end and does. */
+static int killed(void) {
+    char byte;
+    sysret n;
+    while ((n = sys(NR_read, SLOT_LEASH, &byte, 1)) == -E_INTR) {}
+    return n == 0;
+}
+
+static int restore_terminal(const struct plan_op *op, const void *modes) {
+    return killed() ? (int)sys(NR_ioctl, op->in, 0x5404 /* TCSETSF */, modes) : 0;
+}
+
+static int thaw(const struct plan_op *op) {
+    sysret n = killed() ? sys(NR_write, op->in, "0", 1) : 0;
+    return n < 0 ? (int)n : 0;
 }
 
 static int set_ids(const struct plan_op *op, const void *groups) {
@@ -336,6 +383,12 @@ static int install_filter(const struct plan_op *op, const void *filter) {
     return (int)sys(NR_seccomp, 1 /* SECCOMP_SET_MODE_FILTER */, 0, &program);
 }
 
+static struct { sysret at; uint64_t bytes; } arguments; /* on memory that init has, too */
+
+void forget_arguments(void) {
+    if (arguments.bytes) sys(NR_munmap, arguments.at, arguments.bytes);
+}
+
 /* Tries each candidate as execvp(3) does: what is missing is passed over, what may not be run is remembered. */
 static int exec_command(struct plan_header *plan, const struct plan_op *op) {
     const uint32_t *v = (const uint32_t *)plan_data(plan, op->a);
@@ -344,12 +397,15 @@ static int exec_command(struct plan_header *plan, const struct plan_op *op) {
     uint64_t bytes = ((uint64_t)n_argv + n_envp + 2) * sizeof(char *);
     sysret memory = sys(NR_mmap, 0, bytes, 3 /* RW */, 0x22 /* PRIVATE | ANONYMOUS */, -1, 0);
     if (memory < 0 && memory > -4096) return (int)memory;
+    arguments.at = memory;
+    arguments.bytes = bytes;
     const char **args = (const char **)memory, **env = args + n_argv + 1;
     for (uint32_t i = 0; i < n_argv; i++) args[i] = plan_data(plan, argv[i]);
     for (uint32_t i = 0; i < n_envp; i++) env[i] = plan_data(plan, envp[i]);
     int result = -E_NOENT;
     for (uint32_t i = 0; i < n_candidates; i++) {
-        sysret err = sys(NR_execve, plan_data(plan, candidates[i]), args, env);
+        const char *program = plan_data(plan, candidates[i]);
+        sysret err = *program ? sys(NR_execve, program, args, env) : sys(NR_execveat, SLOT_PROGRAM, "", args, env, AT_EMPTY_PATH_);
         if (err == -E_ACCES) result = -E_ACCES;
         else if (err != -E_NOENT && err != -E_NOTDIR) return (int)err;
     }
@@ -375,12 +431,14 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_PIVOT: return pivot(op);
     case OP_SETNS: return (int)sys(NR_setns, op->in, op->x);
     case OP_UNSHARE: return (int)sys(NR_unshare, op->x);
-    case OP_WRITE: return write_file(op, a, b);
+    case OP_WRITE:
+    case OP_SYSCTL: return write_file(op, a, b);
     case OP_HOSTNAME: return (int)sys(NR_sethostname, a, str_length(a));
+    case OP_DOMAINNAME: return (int)sys(NR_setdomainname, a, str_length(a));
     case OP_LOOPBACK_UP: return loopback_up();
     case OP_SET_IDS: return set_ids(op, b);
     case OP_FS_IDS: return set_fs_ids(op, b);
-    case OP_SETSID: return (int)(sys(NR_setsid) < 0 ? -E_PERM : 0);
+    case OP_SETSID: return new_session((int)op->x);
     case OP_RLIMIT: return (int)sys(NR_prlimit64, 0, op->c, a, 0);
     case OP_UMASK: sys(NR_umask, op->x); return 0;
     case OP_CHDIR: return change_directory(a);
@@ -407,6 +465,11 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_REMOVE: return remove_tree(at(op->in), a);
     case OP_OWN_PIPES: return own_pipes(op);
     case OP_NULL_STREAMS: return null_streams(op, a);
+    case OP_HAND_OVER: return hand_over(op->x);
+    case OP_RESTORE: return restore_terminal(op, a);
+    case OP_THAW: return thaw(op);
+    case OP_TERMINAL: return make_terminal(plan, op, a);
+    case OP_STREAMS: return take_streams();
     case OP_EXEC: return exec_command(plan, op);
     }
     return -E_INVAL;

@@ -7,6 +7,18 @@
 /* Carry out one operation. 0 or a negative errno. CLONE and SPAWN are not operations in this sense: they split the process (launcher.c). */
 int op_run(struct plan_header *plan, const struct plan_op *op);
 
+/* door.c: in init, give its namespaces of these types to the keeper. 0 or a negative errno. */
+int hand_over(uint64_t types);
+
+/* door.c: the keeper's or the host's side of a terminal, over a socket. 0 or a negative errno. */
+int send_terminal(int to, int terminal);
+
+/* door.c: the three standard streams, over the socket on 0. 0 or a negative errno. */
+int take_streams(void);
+
+/* ops.c: in init, when the job has been exec'd. */
+void forget_arguments(void);
+
 /* remove.c: a directory and everything below it, by name in a directory. 0 or a negative errno. */
 int remove_tree(int parent, const char *name);
 

@@ -57,6 +57,7 @@ static int op_ok(const struct plan_header *h, const struct plan_op *op) {
     case OP_FS_IDS: return op->b % 4 == 0 && op->c % 4 == 0;
     case OP_MOVE_MOUNT: return op->b < SLOT_MAX;
     case OP_RLIMIT: return op->b == 16;
+    case OP_RESTORE: return op->b == 36;
     case OP_SECCOMP: return op->b % 8 == 0 && op->b / 8 >= 1 && op->b / 8 <= 4096;
     case OP_EXEC: return vector_ok(h, op->a, op->b);
     }
@@ -89,6 +90,7 @@ int plan_validate(const void *plan, uint64_t size, int *bad_op) {
     if (h->data_offset < ops_end || data_end > size) return -__LINE__;
     if ((h->flags & PLAN_TIMES) && (h->times_offset < data_end || (uint64_t)h->times_offset + (uint64_t)h->n_ops * 8 > size)) return -__LINE__;
     if (h->stop_signal > 64) return -__LINE__;
+    if (h->health_size && (h->health_size < sizeof(struct health_check) || h->health % 8 || !blob_ok(h, h->health, h->health_size))) return -__LINE__;
     if (!string_ok(h, h->directory) || !string_ok(h, h->cgroup)) return -__LINE__;
     for (uint32_t i = 0; i < h->n_ops; i++)
         if (!op_ok(h, &plan_ops(h)[i])) {

@@ -4,7 +4,7 @@
  * plan_validate() before the first operation runs. This file is the single source of operation codes: the C switch, the
  * validator's argument table and Python's names are all made from PLAN_OPS.
  *
- *   header (136 bytes) | operations (32 bytes each) | data (strings and blobs) | times (8 bytes per operation, optional)
+ *   header (176 bytes) | operations (32 bytes each) | data (strings and blobs) | times (8 bytes per operation, optional)
  *
  * The plan travels in a memfd that the host and the launcher both map, so `pc` and the times are a flight recorder: a start that hangs or is killed
  * still names its step.
@@ -32,13 +32,23 @@ enum {
     SLOT_SIGNALS = 11,
     SLOT_INIT = 12,
     SLOT_LOG = 13,
-    SLOT_IMAGE = 14, /* held open, so that the image's lease lasts as long as the keeper */
+    /* Before there is a keeper: what the restarter is to do, and its lock; launcher/restarter.c. */
+    SLOT_RESTART = SLOT_SIGNALS,
+    SLOT_RESTART_LOCK = SLOT_INIT,
+    SLOT_IMAGE = 14, /* held open, so that the image stays in the store as long as the keeper */
+    SLOT_DOOR = 15,  /* where requests to enter arrive; init's end of the hand-over in init */
     SLOT_FREE = 16,
+    /* In the keeper of what enters, instead of inputs and results: the sandbox's namespaces, in the order of launcher/door.c, and a program. */
+    SLOT_HANDOVER = 16,
+    SLOT_NAMESPACES = 17,
+    SLOT_PROGRAM = 23,
+    SLOT_TERMINAL = 24,
     SLOT_MAX = 960,
 };
 
-/* PLAN_ERRAND: no sandbox at all, only operations of the keeper. */
-enum { PLAN_TIMES = 1, PLAN_DETACHED = 2, PLAN_ERRAND = 4 };
+/* PLAN_ERRAND: no sandbox at all, only operations of the keeper. PLAN_ENTER: into a sandbox that runs, see door.c. PLAN_TERMINAL: its output
+ * comes from a terminal that init hands over. PLAN_ALONE: it enters, and nobody waits for it. PLAN_RESTARTS: it has a restart policy. */
+enum { PLAN_TIMES = 1, PLAN_DETACHED = 2, PLAN_ERRAND = 4, PLAN_ENTER = 8, PLAN_TERMINAL = 16, PLAN_ALONE = 32, PLAN_RESTARTS = 64 };
 
 enum { PHASE_NEW, PHASE_KEEPER, PHASE_INIT, PHASE_JOB, PHASE_READY, PHASE_EXITED };
 
@@ -55,10 +65,15 @@ struct plan_header {
     uint64_t timeout_ns;
     uint64_t grace_ns;
     uint64_t log_limit;
+    uint64_t idle_ns; /* without anybody, 0 for ever: limits.c */
+    uint64_t ttl_ns;  /* until the end that can be moved, 0 for none */
     uint32_t stop_signal;
     uint32_t directory; /* string: the sandbox's directory in SLOT_STATE, removed at the end; empty for none */
     uint32_t cgroup;    /* string: the name of its cgroup, removed if the host is gone; empty for none */
-    uint32_t reserved;
+    uint32_t terminal;  /* its size: rows | columns << 16 */
+    uint32_t health;    /* a struct health_check, and behind it the plan of what enters; health_size 0 for none */
+    uint32_t health_size;
+    uint64_t outside_dev, outside_ino; /* the user namespace of who started it, and of who may come to the door */
     /* below: written by the interpreter */
     int32_t pc;
     uint32_t phase;
@@ -71,9 +86,23 @@ struct plan_header {
     uint64_t max_rss_kb;
     uint64_t ended_ns;
     uint64_t started_ns;
+    uint64_t active_ns; /* of the monotonic clock: when somebody last came to the door */
+    uint64_t ends_ns;   /* of the monotonic clock: when the time to live is over, 0 for never */
 };
 
-enum { OUTCOME_TIMED_OUT = 1, OUTCOME_KILLED = 2, OUTCOME_INIT_DIED = 4, OUTCOME_LEASH = 8 };
+/* health.c: a check begins `interval_ns` after the last one; failures in the first `start_period_ns` do not count; so many in a row mean unhealthy. */
+struct health_check {
+    uint64_t interval_ns;
+    uint64_t start_period_ns;
+    uint32_t retries;
+    uint32_t unused;
+};
+
+/* OUTCOME_LOST: its keeper was killed. OUTCOME_RESTART: its policy restarts it. */
+enum {
+    OUTCOME_TIMED_OUT = 1, OUTCOME_KILLED = 2, OUTCOME_INIT_DIED = 4, OUTCOME_LEASH = 8, OUTCOME_IDLE = 16, OUTCOME_EXPIRED = 32,
+    OUTCOME_LOST = 64, OUTCOME_RESTART = 128,
+};
 
 struct plan_op {
     uint16_t code;
@@ -127,7 +156,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(21, FS_IDS, '-', '-', 'n', 'd')      /* the same for fsuid, fsgid */ \
     X(22, CLONE, 'o', '-', '-', '-')       /* in cgroup, x flags */ \
     X(23, SPAWN, '-', '-', '-', '-') \
-    X(24, SETSID, '-', '-', '-', '-') \
+    X(24, SETSID, '-', '-', '-', '-')      /* x != 0: the terminal on 0 becomes the session's */ \
     X(25, RLIMIT, '-', '-', 'b', 'l')      /* a two u64: soft, hard; c resource */ \
     X(26, UMASK, '-', '-', '-', '-')       /* x */ \
     X(27, CHDIR, '-', '-', 'p', '-') \
@@ -142,20 +171,27 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(36, SIGNALS, '-', '-', '-', '-')     /* all to their defaults, none blocked */ \
     X(37, KEYRING, '-', '-', '-', '-') \
     X(38, CHOWN, 'o', '-', 'p', '-')       /* x uid | gid << 32 */ \
-    X(39, EXPECT_DEVICE, 's', '-', '-', '-') /* x st_rdev */ \
+    X(39, EXPECT_DEVICE, 's', '-', '-', '-') /* x st_rdev, c != 0: a block device */ \
     X(40, MASK, 's', 's', 'p', '-')        /* in /dev/null, out empty directory */ \
     X(41, READONLY, '-', '-', 'p', '-') \
     X(42, OVERLAY, '-', '-', 'p', 'p')     /* mount(2) for old kernels: a options, b target */ \
     X(43, REMOVE, 'o', '-', 'p', '-')      /* a directory and everything below */ \
     X(44, NULL_STREAMS, 's', '-', 'p', '-') /* a the null device below in */ \
-    X(45, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets */
+    X(45, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets; an empty candidate: SLOT_PROGRAM */ \
+    X(46, HAND_OVER, '-', '-', '-', '-')   /* x types of namespaces, for the keeper to let others enter */ \
+    X(47, TERMINAL, 's', '-', 'p', '-')    /* a the ptmx of a devpts, x uid | gid << 32; in a socket for the side that is not the job's */ \
+    X(48, RESTORE, 's', '-', 'b', 'l')     /* in a terminal, a its struct termios: when the leash has ended without a byte */ \
+    X(49, STREAMS, '-', '-', '-', '-')     /* 0 is a socket, from which 0-2 come */ \
+    X(50, DOMAINNAME, '-', '-', 'p', '-') \
+    X(51, SYSCTL, 's', '-', 'p', 'd')      /* in a procfs */ \
+    X(52, THAW, 's', '-', '-', '-')        /* a cgroup.freeze: when the leash has ended without a byte */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };
 #undef X
 
 /* 0 if the plan may be interpreted, else a negative line number of plan.c for whoever debugs a compiler; *bad_op gets the operation. */
-_Static_assert(sizeof(struct plan_header) == 136 && sizeof(struct plan_op) == 32, "the layout that sandbox/plan/plan.py packs");
+_Static_assert(sizeof(struct plan_header) == 192 && sizeof(struct plan_op) == 32, "the layout that sandbox/plan/plan.py packs");
 
 int plan_validate(const void *plan, uint64_t size, int *bad_op);
 

@@ -28,6 +28,16 @@ void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x) {
         sys(NR_rt_sigtimedwait, &sigpipe, 0, zero, 8);
 }
 
+void pause_for(int64_t us) {
+    struct timespec_ left = {0, us * 1000}; /* the system call itself writes what is left of it: made anew each time */
+    sys(NR_ppoll, 0, 0, &left, 0, 8);
+}
+
+void never_wait(int fd) {
+    sysret flags = sys(NR_fcntl, fd, 3 /* F_GETFL */, 0);
+    if (flags >= 0) sys(NR_fcntl, fd, 4 /* F_SETFL */, flags | O_NONBLOCK_);
+}
+
 sysret write_all(int fd, const char *bytes, uint64_t length) {
     while (length) {
         sysret n = sys(NR_write, fd, bytes, length);

@@ -9,25 +9,29 @@ typedef long sysret;
 
 #if defined(__x86_64__)
 enum {
-    NR_read = 0, NR_write = 1, NR_close = 3, NR_mmap = 9, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14,
-    NR_ioctl = 16, NR_getpid = 39, NR_socket = 41, NR_wait4 = 61, NR_kill = 62, NR_fcntl = 72, NR_fsync = 74, NR_ftruncate = 77, NR_chdir = 80, NR_fchdir = 81,
+    NR_read = 0, NR_write = 1, NR_close = 3, NR_mmap = 9, NR_munmap = 11, NR_madvise = 28, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14,
+    NR_ioctl = 16, NR_getpid = 39, NR_getppid = 110, NR_socket = 41, NR_sendmsg = 46, NR_recvmsg = 47, NR_socketpair = 53, NR_wait4 = 61, NR_waitid = 247, NR_kill = 62, NR_fcntl = 72, NR_fsync = 74, NR_ftruncate = 77, NR_chdir = 80, NR_fchdir = 81,
     NR_umask = 95, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_setfsuid = 122, NR_setfsgid = 123,
-    NR_capset = 126, NR_rt_sigtimedwait = 128, NR_pivot_root = 155, NR_prctl = 157, NR_sethostname = 170,
-    NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_unlinkat = 263, NR_fchmodat = 268, NR_getdents64 = 217, NR_lseek = 8, NR_sched_setaffinity = 203, NR_sched_getaffinity = 204, NR_getcpu = 309, NR_setsid = 112, NR_clock_gettime = 228,
+    NR_capset = 126, NR_rt_sigtimedwait = 128, NR_pivot_root = 155, NR_prctl = 157, NR_sethostname = 170, NR_setdomainname = 171,
+    NR_getcwd = 79, NR_umount2 = 166, NR_mount = 165, NR_unlinkat = 263, NR_faccessat = 269, NR_fchmodat = 268, NR_getdents64 = 217, NR_lseek = 8, NR_sched_setaffinity = 203, NR_sched_getaffinity = 204, NR_getcpu = 309, NR_setsid = 112, NR_clock_gettime = 228,
     NR_exit_group = 231, NR_keyctl = 250, NR_openat = 257, NR_mkdirat = 258, NR_fchownat = 260, NR_newfstatat = 262,
-    NR_renameat = 264, NR_symlinkat = 266, NR_unshare = 272, NR_ppoll = 271, NR_signalfd4 = 289, NR_dup3 = 292, NR_execve = 59, NR_writev = 20,
+    NR_renameat = 264, NR_symlinkat = 266, NR_linkat = 265, NR_unshare = 272, NR_ppoll = 271, NR_signalfd4 = 289, NR_dup3 = 292, NR_execve = 59, NR_writev = 20,
     NR_prlimit64 = 302, NR_setns = 308, NR_seccomp = 317, NR_bpf = 321, NR_execveat = 322, NR_exit = 60,
+    NR_pread64 = 17, NR_pwrite64 = 18, NR_fchmod = 91, NR_readlinkat = 267, NR_utimensat = 280, NR_statx = 332,
+    NR_inotify_init1 = 294, NR_inotify_add_watch = 254, NR_setpgid = 109, NR_pipe2 = 293, NR_memfd_create = 319, NR_renameat2 = 316,
 };
 #elif defined(__aarch64__)
 enum {
-    NR_read = 63, NR_write = 64, NR_close = 57, NR_mmap = 222, NR_rt_sigaction = 134, NR_rt_sigprocmask = 135,
-    NR_ioctl = 29, NR_getpid = 172, NR_socket = 198, NR_wait4 = 260, NR_kill = 129, NR_fcntl = 25, NR_fsync = 82, NR_ftruncate = 46, NR_chdir = 49, NR_fchdir = 50,
+    NR_read = 63, NR_write = 64, NR_close = 57, NR_mmap = 222, NR_munmap = 215, NR_madvise = 233, NR_rt_sigaction = 134, NR_rt_sigprocmask = 135,
+    NR_ioctl = 29, NR_getpid = 172, NR_getppid = 173, NR_socket = 198, NR_sendmsg = 211, NR_recvmsg = 212, NR_socketpair = 199, NR_wait4 = 260, NR_waitid = 95, NR_kill = 129, NR_fcntl = 25, NR_fsync = 82, NR_ftruncate = 46, NR_chdir = 49, NR_fchdir = 50,
     NR_umask = 166, NR_setgroups = 159, NR_setresuid = 147, NR_setresgid = 149, NR_setfsuid = 151, NR_setfsgid = 152,
-    NR_capset = 91, NR_rt_sigtimedwait = 137, NR_pivot_root = 41, NR_prctl = 167, NR_sethostname = 161,
-    NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_unlinkat = 35, NR_fchmodat = 53, NR_getdents64 = 61, NR_lseek = 62, NR_sched_setaffinity = 122, NR_sched_getaffinity = 123, NR_getcpu = 168, NR_setsid = 157, NR_clock_gettime = 113,
+    NR_capset = 91, NR_rt_sigtimedwait = 137, NR_pivot_root = 41, NR_prctl = 167, NR_sethostname = 161, NR_setdomainname = 162,
+    NR_getcwd = 17, NR_umount2 = 39, NR_mount = 40, NR_unlinkat = 35, NR_faccessat = 48, NR_fchmodat = 53, NR_getdents64 = 61, NR_lseek = 62, NR_sched_setaffinity = 122, NR_sched_getaffinity = 123, NR_getcpu = 168, NR_setsid = 157, NR_clock_gettime = 113,
     NR_exit_group = 94, NR_keyctl = 219, NR_openat = 56, NR_mkdirat = 34, NR_fchownat = 54, NR_newfstatat = 79,
-    NR_renameat = 38, NR_symlinkat = 36, NR_unshare = 97, NR_ppoll = 73, NR_signalfd4 = 74, NR_dup3 = 24, NR_execve = 221, NR_writev = 66,
+    NR_renameat = 38, NR_symlinkat = 36, NR_linkat = 37, NR_unshare = 97, NR_ppoll = 73, NR_signalfd4 = 74, NR_dup3 = 24, NR_execve = 221, NR_writev = 66,
     NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_bpf = 280, NR_execveat = 281, NR_exit = 93,
+    NR_pread64 = 67, NR_pwrite64 = 68, NR_fchmod = 52, NR_readlinkat = 78, NR_utimensat = 88, NR_statx = 291,
+    NR_inotify_init1 = 26, NR_inotify_add_watch = 27, NR_setpgid = 154, NR_pipe2 = 59, NR_memfd_create = 279, NR_renameat2 = 276,
 };
 #else
 #error "dockless supports x86-64 and aarch64"
@@ -35,7 +39,7 @@ enum {
 
 /* The same on every architecture. */
 enum {
-    NR_pidfd_send_signal = 424, NR_open_tree = 428, NR_move_mount = 429, NR_fsopen = 430, NR_fsconfig = 431, NR_fsmount = 432,
+    NR_pidfd_send_signal = 424, NR_pidfd_open = 434, NR_open_tree = 428, NR_move_mount = 429, NR_fsopen = 430, NR_fsconfig = 431, NR_fsmount = 432,
     NR_clone3 = 435, NR_close_range = 436, NR_openat2 = 437, NR_mount_setattr = 442,
 };
 
@@ -81,8 +85,8 @@ struct rusage_ { int64_t utime[2], stime[2], maxrss, rest[13]; };
 struct iovec_ { const void *base; uint64_t len; };
 
 enum {
-    E_PERM = 1, E_NOENT = 2, E_INTR = 4, E_IO = 5, E_NOEXEC = 8, E_BADF = 9, E_CHILD = 10, E_AGAIN = 11, E_ACCES = 13, E_EXIST = 17, E_XDEV = 18, E_NODEV = 19, E_NOTDIR = 20,
-    E_ISDIR = 21, E_INVAL = 22, E_LOOP = 40, E_PIPE = 32, E_NAMETOOLONG = 36, E_NOTEMPTY = 39,
+    E_PERM = 1, E_NOENT = 2, E_INTR = 4, E_IO = 5, E_NOEXEC = 8, E_BADF = 9, E_CHILD = 10, E_AGAIN = 11, E_NOMEM = 12, E_ACCES = 13, E_EXIST = 17, E_XDEV = 18, E_NODEV = 19, E_NOTDIR = 20,
+    E_BUSY = 16, E_ISDIR = 21, E_INVAL = 22, E_NOTTY = 25, E_LOOP = 40, E_PIPE = 32, E_NAMETOOLONG = 36, E_NOTEMPTY = 39,
 };
 
 enum {
@@ -97,8 +101,10 @@ enum { O_DIRECTORY_ = 0x10000, O_NOFOLLOW_ = 0x20000 };
 #else
 enum { O_DIRECTORY_ = 0x4000, O_NOFOLLOW_ = 0x8000 };
 #endif
+enum { O_NOCTTY_ = 0x100 };
 enum { O_WRONLY_ = 1, O_RDWR_ = 2, O_CREAT_ = 0x40, O_EXCL_ = 0x80, O_TRUNC_ = 0x200, O_APPEND_ = 0x400, O_NONBLOCK_ = 0x800, O_CLOEXEC_ = 0x80000, O_PATH_ = 0x200000 };
 enum { RESOLVE_NO_MAGICLINKS_ = 2, RESOLVE_NO_SYMLINKS_ = 4, RESOLVE_BENEATH_ = 8, RESOLVE_IN_ROOT_ = 16 };
+enum { FCNTL_DUPFD_CLOEXEC = 1030 };
 enum { SIG_KILL = 9, SIG_PIPE = 13, SIG_TERM = 15, SIG_CHLD = 17, SIG_STOP = 19 };
 enum { POLL_IN = 1, POLL_ERR = 8, POLL_HUP = 16, POLL_NVAL = 32 };
 
@@ -171,7 +177,7 @@ static __attribute__((noinline, unused)) uint64_t put_number(char *to, uint64_t 
 /* What fstat(2) says of a descriptor, on either architecture. */
 struct facts { uint64_t dev, ino, rdev, size; uint32_t type; };
 
-enum { TYPE_PIPE = 0010000, TYPE_CHARACTER = 0020000, TYPE_DIRECTORY = 0040000 };
+enum { TYPE_PIPE = 0010000, TYPE_CHARACTER = 0020000, TYPE_DIRECTORY = 0040000, TYPE_BLOCK = 0060000 };
 
 /* 0 or a negative errno. */
 static __attribute__((noinline, unused)) int facts_of(int fd, struct facts *facts) {

@@ -9,15 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #define STEP (1u << 20)
-
-struct part {
-    const char *at;
-    size_t length;
-};
 
 struct path {
     struct part parts[EROFS_PARTS_MAX];
@@ -119,7 +113,7 @@ static int more(struct erofs_index *index, void **array, uint32_t count, uint32_
 }
 
 /* A new inode; its number, 0 with an error. */
-static uint32_t new_inode(struct erofs_index *index, uint16_t mode) {
+uint32_t erofs_new_inode(struct erofs_index *index, uint16_t mode) {
     if (more(index, (void **)&index->inodes, index->inode_count, &index->inode_room, sizeof *index->inodes) < 0) return 0;
     index->inodes[index->inode_count] = (struct inode){.mode = mode};
     return index->inode_count++;
@@ -217,17 +211,17 @@ static uint32_t find(struct erofs_index *index, uint32_t directory, struct part 
 }
 
 /* What a name is: an inode's number, 0 for nothing. */
-static uint32_t lookup(struct erofs_index *index, uint32_t directory, struct part part) {
+uint32_t erofs_lookup(struct erofs_index *index, uint32_t directory, struct part part) {
     uint32_t number = find(index, directory, part, 0);
     return number ? index->entries[number].inode : 0;
 }
 
 /* Give a name to an inode; whatever had it before loses it, with all that is below. */
-static int set_name(struct erofs_index *index, uint32_t directory, struct part part, uint32_t inode) {
+int erofs_set_name(struct erofs_index *index, uint32_t directory, struct part part, uint32_t inode) {
     uint32_t number = find(index, directory, part, 1);
     if (!number) return -1;
     index->entries[number].inode = inode;
-    if (S_ISDIR(index->inodes[inode].mode)) index->inodes[inode].parent = directory;
+    if (inode && S_ISDIR(index->inodes[inode].mode)) index->inodes[inode].parent = directory;
     return 0;
 }
 
@@ -246,9 +240,11 @@ static uint32_t enter(struct erofs_index *index, const struct path *path, const 
         }
     }
     uint32_t here = EROFS_ROOT;
+    int alone = index->base; /* nothing of the layers below shows here */
     for (uint32_t i = 0; i + 1 < path->count; i++) {
         struct part part = path->parts[i];
-        uint32_t found = lookup(index, here, part);
+        uint32_t found = erofs_lookup(index, here, part);
+        alone |= index->inodes[here].flags & INODE_OPAQUE;
         if (found && is_dir(index, found)) {
             here = found;
         } else if (found && (S_ISLNK(index->inodes[found].mode) || found == index->whiteout)) {
@@ -257,12 +253,13 @@ static uint32_t enter(struct erofs_index *index, const struct path *path, const 
         } else if (found) {
             layer_fail(&index->error, FAULT_WRONG, 0, "%s is a file, but entries lie below it", show_bytes(part.at, part.length).text);
             return 0;
-        } else if (!index->base) {
-            erofs_decline(index, name, "lies in a directory that the layer does not list");
-            return 0;
         } else {
-            uint32_t made = new_inode(index, S_IFDIR | 0755);
-            if (!made || set_name(index, here, part, made) < 0) return 0;
+            uint32_t made = erofs_new_inode(index, S_IFDIR | 0755);
+            if (!made || erofs_set_name(index, here, part, made) < 0) return 0;
+            if (!alone) {
+                index->inodes[made].flags |= INODE_IMPLIED;
+                index->looks_below = 1;
+            }
             here = made;
         }
     }
@@ -302,26 +299,28 @@ static int whiteout(struct erofs_index *index, const struct tar_member *member, 
         index->inodes[where].flags |= INODE_OPAQUE;
         return 0;
     }
-    uint32_t found = lookup(index, where, hidden);
+    uint32_t found = erofs_lookup(index, where, hidden);
     if (found) {
         if (is_dir(index, found)) index->inodes[found].flags |= INODE_OPAQUE;
         return 0;
     }
-    if (!index->whiteout && !(index->whiteout = new_inode(index, S_IFCHR | 0600))) return -1;
-    return set_name(index, where, hidden, index->whiteout);
+    if (!index->whiteout && !(index->whiteout = erofs_new_inode(index, S_IFCHR | 0600))) return -1;
+    index->looks_below = 1;
+    return erofs_set_name(index, where, hidden, index->whiteout);
 }
 
 static int directory(struct erofs_index *index, const struct tar_member *member, const struct path *path) {
     uint32_t where = enter(index, path, member->name);
     if (!where) return -1;
-    uint32_t found = lookup(index, where, last(path));
+    uint32_t found = erofs_lookup(index, where, last(path));
     if (!found || !is_dir(index, found)) {
-        uint32_t made = new_inode(index, S_IFDIR);
-        if (!made || set_name(index, where, last(path), made) < 0) return -1;
+        uint32_t made = erofs_new_inode(index, S_IFDIR);
+        if (!made || erofs_set_name(index, where, last(path), made) < 0) return -1;
         /* What it replaces (a whiteout, a file) had already hidden the directory of that name below. */
         if (found && !index->base) index->inodes[made].flags |= INODE_OPAQUE;
         found = made;
     }
+    index->inodes[found].flags &= (uint8_t)~INODE_IMPLIED;
     return set_meta(index, found, member);
 }
 
@@ -335,7 +334,7 @@ static int hardlink(struct erofs_index *index, const struct tar_member *member, 
     }
     uint32_t there = enter(index, &to, member->link);
     if (!there) return -1;
-    uint32_t target = lookup(index, there, last(&to));
+    uint32_t target = erofs_lookup(index, there, last(&to));
     if (!target && !index->base) return erofs_decline(index, member->name, "is a hard link to a file that the layer does not bring");
     if (!target || target == index->whiteout) {
         return layer_fail(&index->error, FAULT_WRONG, 0, "%s is a hard link to %s, which does not exist", SHOW(member->name), SHOW(member->link));
@@ -345,9 +344,9 @@ static int hardlink(struct erofs_index *index, const struct tar_member *member, 
     }
     uint32_t where = enter(index, path, member->name);
     if (!where) return -1;
-    uint32_t found = lookup(index, where, last(path));
+    uint32_t found = erofs_lookup(index, where, last(path));
     if (found && is_dir(index, found)) return erofs_decline(index, member->name, "is a hard link in the place of a directory");
-    return set_name(index, where, last(path), target);
+    return erofs_set_name(index, where, last(path), target);
 }
 
 static int file(struct erofs_index *index, const struct tar_member *member, struct inode *inode) {
@@ -372,7 +371,7 @@ static int other(struct erofs_index *index, const struct tar_member *member, con
         erofs_warn(index, WARN_WHITEOUT, member->name, NULL);
         return 0;
     }
-    uint32_t number = new_inode(index, MODES[member->kind]);
+    uint32_t number = erofs_new_inode(index, MODES[member->kind]);
     if (!number) return -1;
     if (member->kind == TAR_FILE) {
         if (file(index, member, &index->inodes[number]) < 0) return -1;
@@ -389,7 +388,7 @@ static int other(struct erofs_index *index, const struct tar_member *member, con
     }
     if (set_meta(index, number, member) < 0) return -1;
     if (member->kind == TAR_SYMLINK) index->inodes[number].mode = S_IFLNK | 0777;
-    return set_name(index, where, last(path), number);
+    return erofs_set_name(index, where, last(path), number);
 }
 
 static int on_member(void *self, const struct tar_member *member) {
@@ -440,7 +439,7 @@ struct erofs_index *erofs_index_new(int base, uint64_t size_max, uint64_t entrie
     struct tar_sink sink = {index, on_member, on_data, on_done};
     index->tar = tar_new(&sink, &index->error);
     if (getrandom(&index->seed, sizeof index->seed, 0) < 0) index->seed ^= (uint64_t)(uintptr_t)index;
-    if (!index->slots || !index->tar || new_inode(index, S_IFDIR | 0755) != EROFS_ROOT) {
+    if (!index->slots || !index->tar || erofs_new_inode(index, S_IFDIR | 0755) != EROFS_ROOT) {
         erofs_index_free(index);
         return NULL;
     }
@@ -454,51 +453,20 @@ int erofs_index_feed(struct erofs_index *index, const void *bytes, uint64_t size
     return tar_feed(index->tar, bytes, size) ? -1 : 0;
 }
 
-static int unreadable(struct erofs_index *index) {
-    return layer_fail(&index->error, FAULT_SYSTEM, errno, "cannot read the root of the layer below");
+int erofs_index_looks_below(const struct erofs_index *index) {
+    return index->looks_below;
 }
 
-static int read_root(struct erofs_index *index, int lower) {
-    struct inode *root = &index->inodes[EROFS_ROOT];
-    struct stat info;
-    char names[65536], value[65536];
-    if (fstat(lower, &info) < 0) return unreadable(index);
-    *root = (struct inode){
-        .mode = (uint16_t)(S_IFDIR | (info.st_mode & 07777)), .uid = info.st_uid, .gid = info.st_gid, .mtime = info.st_mtim.tv_sec,
-        .mtime_ns = (uint32_t)info.st_mtim.tv_nsec, .where = root->where, .parent = EROFS_ROOT, .flags = root->flags,
-    };
-    ssize_t length = flistxattr(lower, names, sizeof names);
-    if (length < 0 && errno != EOPNOTSUPP) return unreadable(index);
-    if (erofs_xattr_begin(index) < 0) return -1;
-    for (ssize_t at = 0; at < length; at += (ssize_t)strlen(names + at) + 1) {
-        ssize_t size = fgetxattr(lower, names + at, value, sizeof value);
-        if (size < 0 && errno == ENODATA) continue;
-        if (size < 0) return unreadable(index);
-        if (erofs_xattr_add(index, root, names + at, value, (size_t)size, "") < 0) return -1;
-    }
-    return erofs_xattr_end(index, EROFS_ROOT, "");
-}
-
-/* The root's own metadata, where the archive does not say it: overlayfs shows the topmost layer's. */
-static int root_from(struct erofs_index *index, int lower) {
-    int fd = openat(lower, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return unreadable(index);
-    int result = read_root(index, fd);
-    close(fd);
-    return result;
-}
-
-int erofs_index_finish(struct erofs_index *index, int fd, int lower_root) {
+int erofs_index_finish(struct erofs_index *index, int fd, const int *lower, int lower_count) {
     if (index->error.fault) return -1;
     if (tar_finish(index->tar)) return -1;
     tar_free(index->tar);
     index->tar = NULL;
     /* The kernel reads whole blocks, and some writers leave out the padding of the very last one. */
     if (index->data_end > index->fed) return layer_fail(&index->error, FAULT_DECLINED, 0, "the archive ends in the middle of a block");
-    if (!index->base && !(index->inodes[EROFS_ROOT].flags & INODE_LISTED)) {
-        if (lower_root < 0) return layer_fail(&index->error, FAULT_DECLINED, 0, "it does not list its root, and nobody knows that of the layer below");
-        if (root_from(index, lower_root) < 0) return -1;
-    }
+    if (index->fed / TAR_BLOCK >= UINT32_MAX) return layer_fail(&index->error, FAULT_DECLINED, 0, "it is too large for an index with small blocks");
+    if (erofs_from_below(index, lower, lower_count) < 0) return -1;
+    index->device_blocks[index->device_count++] = (uint32_t)((index->fed + TAR_BLOCK - 1) / TAR_BLOCK);
     return erofs_write(index, fd);
 }
 

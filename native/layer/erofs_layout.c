@@ -4,76 +4,17 @@
  *   zeros | superblock | device table | inodes, xattrs, short links, last parts … | whole blocks of directories and long links
  *
  * Blocks are as small as those of a tar, so that a file's data, which begins anywhere in the archive, begins with a block. A directory's children
- * lie together, in the order of their names. Numbers are little-endian, as both processors that we know are.
+ * lie together, in the order of their names.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "erofs_disk.h"
 #include "erofs_tree.h"
 
-#define BLOCK TAR_BLOCK
-#define SLOT 32u
-#define SUPER_AT 1024u
-#define DEVICES_AT 1152u
-#define INODES_AT 1536u
-#define CHUNK_BITS_MAX 31u /* in blocks: 1 TiB */
-#define DIRENTS_MAX (BLOCK / 13)
 #define BUFFER 65536u
-
-enum { FEATURE_MTIME = 2, FEATURE_CHUNKED_FILE = 4, FEATURE_DEVICE_TABLE = 8 };
-enum { LAYOUT_PLAIN = 0, LAYOUT_INLINE = 2, LAYOUT_CHUNKS = 4, CHUNK_INDEXES = 0x20, EXTENDED = 1 };
-
-struct disk_super {
-    uint32_t magic, checksum, feature_compat;
-    uint8_t block_bits, ext_slots;
-    uint16_t root_nid;
-    uint64_t inodes, build_time;
-    uint32_t build_time_ns, blocks, meta_block, xattr_block;
-    uint8_t uuid[16], name[16];
-    uint32_t feature_incompat;
-    uint16_t compression, extra_devices, device_slot;
-    uint8_t dir_block_bits, xattr_prefixes;
-    uint32_t xattr_prefix_start;
-    uint64_t packed_nid;
-    uint8_t reserved[24];
-};
-
-struct disk_device {
-    uint8_t tag[64];
-    uint32_t blocks, mapped_block;
-    uint8_t reserved[56];
-};
-
-struct disk_inode {
-    uint16_t format, xattr_units, mode, reserved;
-    uint64_t size;
-    uint32_t where, number, uid, gid;
-    int64_t mtime;
-    uint32_t mtime_ns, links;
-    uint8_t reserved2[16];
-};
-
-struct disk_xattrs {
-    uint32_t filter;
-    uint8_t shared, reserved[7];
-};
-
-struct disk_chunk {
-    uint16_t advise, device;
-    uint32_t block;
-};
-
-struct __attribute__((packed)) disk_dirent {
-    uint64_t nid;
-    uint16_t name_at;
-    uint8_t type, reserved;
-};
-
-_Static_assert(sizeof(struct disk_super) == 128 && sizeof(struct disk_device) == 128 && sizeof(struct disk_inode) == 64, "as on disk");
-_Static_assert(sizeof(struct disk_xattrs) == 12 && sizeof(struct disk_chunk) == 8 && sizeof(struct disk_dirent) == 12, "as on disk");
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are written as they lie in memory");
 
 static const unsigned char OPAQUE[20] = "\x0e\x04\x01\x00overlay.opaquey"; /* trusted.overlay.opaque = y */
 
@@ -355,7 +296,7 @@ static int write_chunks(const struct inode *inode, struct out *inodes) {
     uint64_t blocks = 1ull << chunk_bits(inode->size);
     int error = pad_to(inodes, (inodes->at + inodes->used + 7) / 8 * 8);
     for (uint64_t i = 0, count = chunk_count(inode->size); i < count && !error; i++) {
-        struct disk_chunk chunk = {.device = 1, .block = (uint32_t)(inode->where + i * blocks)};
+        struct disk_chunk chunk = {.device = inode->device + 1u, .block = (uint32_t)(inode->where + i * blocks)};
         error = put(inodes, &chunk, sizeof chunk);
     }
     return error;
@@ -392,33 +333,38 @@ static int write_inode(const struct erofs_index *index, uint32_t number, uint32_
     return has_chunks ? write_chunks(inode, inodes) : 0;
 }
 
+/* Of the inodes: behind the table of devices, which has one for each tar. */
+static uint64_t inodes_at(const struct erofs_index *index) {
+    uint64_t end = DEVICES_AT + index->device_count * sizeof(struct disk_device);
+    return (end + BLOCK - 1) / BLOCK * BLOCK;
+}
+
 static int write_super(const struct erofs_index *index, int fd, const struct places *places, uint64_t blocks, const uint64_t sums[2]) {
-    struct {
-        struct disk_super super;
-        struct disk_device device;
-    } head = {
-        .super = {
-            .magic = 0xe0f5e1e2u, .feature_compat = FEATURE_MTIME, .block_bits = 9, .root_nid = INODES_AT / SLOT, .inodes = places->count,
-            .blocks = (uint32_t)blocks, .feature_incompat = FEATURE_CHUNKED_FILE | FEATURE_DEVICE_TABLE, .extra_devices = 1,
-            .device_slot = DEVICES_AT / sizeof(struct disk_device),
-        },
-        .device = {.blocks = (uint32_t)((index->fed + BLOCK - 1) / BLOCK)},
+    struct disk_super super = {
+        .magic = EROFS_MAGIC, .feature_compat = FEATURE_MTIME, .block_bits = 9, .root_nid = (uint16_t)(inodes_at(index) / SLOT),
+        .inodes = places->count, .blocks = (uint32_t)blocks, .feature_incompat = FEATURE_CHUNKED_FILE | FEATURE_DEVICE_TABLE,
+        .extra_devices = (uint16_t)index->device_count, .device_slot = DEVICES_AT / sizeof(struct disk_device),
     };
-    memcpy(head.super.uuid, sums, 16);
-    head.super.uuid[6] = (head.super.uuid[6] & 0x0f) | 0x80; /* version 8: made as its maker likes */
-    head.super.uuid[8] = (head.super.uuid[8] & 0x3f) | 0x80;
-    return write_at(fd, (const unsigned char *)&head, sizeof head, SUPER_AT);
+    int error = 0;
+    for (uint32_t i = 0; i < index->device_count && !error; i++) {
+        struct disk_device device = {.blocks = index->device_blocks[i]};
+        error = write_at(fd, (const unsigned char *)&device, sizeof device, DEVICES_AT + i * sizeof device);
+    }
+    memcpy(super.uuid, sums, 16);
+    super.uuid[6] = (super.uuid[6] & 0x0f) | 0x80; /* version 8: made as its maker likes */
+    super.uuid[8] = (super.uuid[8] & 0x3f) | 0x80;
+    return error ? error : write_at(fd, (const unsigned char *)&super, sizeof super, SUPER_AT);
 }
 
 int erofs_write(struct erofs_index *index, int fd) {
-    struct places places = {.end = INODES_AT};
+    struct places places = {.end = inodes_at(index)};
     place_all(index, &places);
     uint64_t first_block = (places.end + BLOCK - 1) / BLOCK, blocks = first_block + places.blocks;
-    if (places.end / SLOT > UINT32_MAX || blocks > UINT32_MAX || index->fed / BLOCK >= UINT32_MAX) {
+    if (places.end / SLOT > UINT32_MAX || blocks > UINT32_MAX) {
         return layer_fail(&index->error, FAULT_DECLINED, 0, "it is too large for an index with small blocks");
     }
     uint64_t sums[2] = {index->fed, 0};
-    struct out inodes = {.fd = fd, .at = INODES_AT, .sum = sums}, tail = {.fd = fd, .at = first_block * BLOCK, .sum = sums};
+    struct out inodes = {.fd = fd, .at = inodes_at(index), .sum = sums}, tail = {.fd = fd, .at = first_block * BLOCK, .sum = sums};
     int error = 0;
     uint32_t nth = 1;
     for (uint32_t number = EROFS_ROOT; number && !error; number = index->inodes[number].next) {

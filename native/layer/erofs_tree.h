@@ -12,6 +12,7 @@
 #define EROFS_PATH_MAX 4096u
 #define EROFS_PARTS_MAX (EROFS_PATH_MAX / 2)
 #define EROFS_MEMORY_MAX (96u << 20) /* of all trees at a time, some 800,000 entries; a layer that needs more is declined */
+#define EROFS_DEVICES_MAX 256u /* as many as an inode can name */
 #define EROFS_ROOT 1u                /* the root's inode; 0 is none */
 
 /* A name in a directory. It stays when what it names is replaced or removed, so a name has one entry however often the archive lists it. */
@@ -24,7 +25,11 @@ struct entry {
     uint8_t length;
 };
 
-enum { INODE_OPAQUE = 1, INODE_LISTED = 2 };
+enum {
+    INODE_OPAQUE = 1,
+    INODE_LISTED = 2,
+    INODE_IMPLIED = 4, /* a directory that only entries below it tell of, and that may show what lies below */
+};
 
 struct inode {
     uint64_t size; /* files: bytes. links: of the target. directories: of their entries, once laid out */
@@ -40,11 +45,16 @@ struct inode {
     uint32_t block;  /* of its data, where that is not inline */
     uint16_t mode;
     uint8_t flags;
-    uint8_t spare;
+    uint8_t device; /* files: of the tar that has the data */
 };
 
 enum warning {
     WARN_OBEYED, WARN_WHITEOUT, WARN_EPERM, WARN_EACCES, WARN_EOPNOTSUPP, WARN_EINVAL, WARN_ERANGE, WARN_END,
+};
+
+struct part {
+    const char *at;
+    size_t length;
 };
 
 struct bytes {
@@ -62,10 +72,11 @@ struct erofs_index {
     struct bytes arena; /* names, link targets, xattrs */
     struct bytes scratch;
     uint64_t seed, fed, data_end;
+    uint32_t device_blocks[EROFS_DEVICES_MAX], device_count; /* of the tars */
     size_t reserved;
     uint64_t size, size_max, members, members_max;
     uint32_t whiteout; /* the inode that all whiteouts share */
-    int base;
+    int base, looks_below; /* looks_below: whether there is or was something to be looked up at the end */
     uint32_t warned[WARN_END];
     char examples[WARN_END][160];
 };
@@ -78,10 +89,18 @@ void erofs_warn(struct erofs_index *index, enum warning why, const char *name, c
 uint32_t erofs_keep(struct erofs_index *index, const void *bytes, size_t size);
 int erofs_grow(struct erofs_index *index, struct bytes *bytes, size_t more);
 
+/* erofs.c: a new inode, 0 with an error; what a directory has as a name, 0 for nothing; give a name to an inode, or to none (0) */
+uint32_t erofs_new_inode(struct erofs_index *index, uint16_t mode);
+uint32_t erofs_lookup(struct erofs_index *index, uint32_t directory, struct part name);
+int erofs_set_name(struct erofs_index *index, uint32_t directory, struct part name, uint32_t inode);
+
 /* erofs_xattr.c */
 int erofs_xattr_begin(struct erofs_index *index);
 int erofs_xattr_add(struct erofs_index *index, struct inode *inode, const char *name, const void *value, size_t size, const char *of);
 int erofs_xattr_end(struct erofs_index *index, uint32_t inode, const char *of);
+
+/* erofs_below.c */
+int erofs_from_below(struct erofs_index *index, const int *roots, int count); /* top first */
 
 /* erofs_layout.c */
 int erofs_write(struct erofs_index *index, int fd);

@@ -18,10 +18,10 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dockless.base import paths
+from dockless.base.dataclass import dataclass
 from dockless.base.locks import is_locked
 from dockless.errors import NotEnoughGpus
 from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, units

@@ -22,10 +22,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dockless.base import paths
+from dockless.base.dataclass import dataclass
 from dockless.errors import GpuError
 from dockless.sandbox.gpus.nvml import Gpu
 

@@ -23,10 +23,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from dockless.base.dataclass import dataclass, replace
+from dockless.base.typing import Any
 from dockless.errors import BadInput, GpuDriverMissing, GpuError
 from dockless.sandbox.gpus.topology import Link, bus_id, read_links
 

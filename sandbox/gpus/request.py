@@ -19,8 +19,8 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
 
+from dockless.base.dataclass import dataclass, replace
 from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.gpus.topology import FARTHEST, best_set

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, TypeVar
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any, TypeVar
 
 KINDS = ("NVLINK", "BOARD", "PIX", "PXB", "PHB", "NODE", "SYS")
 FARTHEST = KINDS.index("SYS")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from dockless.base.dataclass import dataclass, field
 from dockless.base.idmaps import IdMap
 from dockless.errors import Unsupported
 from dockless.images.layers.layers import Layer

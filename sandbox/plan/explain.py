@@ -3,15 +3,14 @@ How each operation is said: ``operations.py``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dockless.base.dataclass import dataclass
 from dockless.sandbox.plan.operations import shell, words
 from dockless.sandbox.plan.plan import Op, Plan
 from dockless.sandbox.plan.wording import variable
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExplainedStep:
     """One operation. ``actor``: keeper, init or job; ``seconds`` None where nothing was measured."""
 
     index: int
@@ -22,7 +21,7 @@ class Row:
     seconds: float | None = None
 
 
-def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Row]:
+def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[ExplainedStep]:
     """Every operation in order. ``times``: from the flight recorder, with the CLOCK_MONOTONIC nanoseconds of the start."""
     result = []
     actor, before = "keeper", started
@@ -31,7 +30,7 @@ def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Row]
         if index < len(times) and times[index]:
             seconds = (times[index] - before) / 1e9
             before = times[index]
-        result.append(Row(index, actor, op.name, words(op, plan), shell(op, plan, actor), seconds))
+        result.append(ExplainedStep(index, actor, op.name, words(op, plan), shell(op, plan, actor), seconds))
         actor = {"CLONE": "init", "SPAWN": "job"}.get(op.name, actor)
     return result
 
@@ -43,7 +42,7 @@ def environment(plan: Plan) -> str:
     return f'env -i "$capsh" --chroot={root}'
 
 
-def text(table: list[Row]) -> str:
+def text(table: list[ExplainedStep]) -> str:
     """The rows as the CLI prints them."""
     lines = []
     actor = ""

@@ -66,9 +66,10 @@ def not_started(error: OSError) -> LaunchFailed:
 
 
 def too_late(plan: Plan, index: int) -> SandboxError:
-    """The time limit ended the start itself."""
+    """The time limit ended the start itself, or whoever waited for it did."""
+    limit = f"the time limit of {plan.timeout:g} s" if plan.timeout else "the time in which it had to start"
     return LaunchFailed(
-        f"the time limit of {plan.timeout:g} s passed before the program was started",
+        f"{limit} passed before the program was started",
         index=index,
         step="start",
         errno=0,
@@ -160,7 +161,7 @@ def _special(op: Op, error: int) -> DocklessError | None:
         message = f"cannot make {op.a} to mount on: what is there is read-only"
         hint = "mount it at a path that exists, or that no link of the image leads to /proc, /sys or /dev"
         return LaunchFailed(message, index=-1, step=f"make {op.a}", errno=error, subject=op.a, hint=hint)
-    if op.name == "SPAWN" and error == _E.EISDIR:
+    if op.name in ("SPAWN", "STREAMS") and error == _E.EISDIR:
         message = "a standard stream is a directory, which would give the job everything around it"
         return LaunchFailed(message, index=-1, step="check 0-2", errno=error, subject="stdin", hint="give files, pipes or a terminal")
     if op.name == "WRITE" and op.a == "/proc/self/timens_offsets":
@@ -170,7 +171,7 @@ def _special(op: Op, error: int) -> DocklessError | None:
             hint="use a larger one",
         )
     if op.name == "SET_IDS" and error == _E.EINVAL:
-        return IdMapError(
-            f"user {op.x & 0xFFFFFFFF}:{op.x >> 32} is not in the id map", subject=str(op.x & 0xFFFFFFFF), hint="add a range to /etc/subuid"
-        )
+        user, group = op.x & 0xFFFFFFFF, op.x >> 32
+        hint = "add a range to /etc/subuid" if os.geteuid() else "use an id below 65536"
+        return IdMapError(f"user {user}:{group} is not in the id map", subject=str(user), hint=hint)
     return None

@@ -15,8 +15,8 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
+from dockless.base.dataclass import dataclass, field
 from dockless.base.text import escaped
 from dockless.sandbox.plan.builder import IDMAP, NEW_NS, NO_SYMLINKS, PRIVATE, RECURSIVE, TREE_CLONE
 from dockless.sandbox.plan.plan import DIRECTORY, Op, Plan
@@ -115,10 +115,11 @@ def _bounding(op: Said, plan: Plan) -> tuple[str, str]:
 def _open_tree(op: Said, plan: Plan) -> tuple[str, str]:
     clone = variable(plan, op.slot_out)
     if (layer := plan.held.get(op.slot_in)) is not None:
+        where = f"the tar {layer.tar}" if not layer.others else f"{len(layer.tars)} tars, one of each layer"
         return (
-            f"clone {op.a or label(plan, op.slot_in)}: the tree of the index {layer.path}, its files' data in the tar {layer.tar}; "
+            f"clone {op.a or label(plan, op.slot_in)}: the tree of the index {layer.path}, its files' data in {where}; "
             "nothing was unpacked. Mounted once per process, so that all its sandboxes share what was read",
-            f"mkdir {clone}; erofs {shlex.quote(str(layer.path))} {shlex.quote(str(layer.tar))} {clone}",
+            f"mkdir {clone}; erofs {shlex.quote(str(layer.path))} {clone} {shlex.join(map(str, layer.tars))}",
         )
     source = below(op, plan, op.slot_in)
     return (
@@ -139,7 +140,7 @@ def _fsmount(op: Said, plan: Plan) -> tuple[str, str]:
     where = variable(plan, op.slot_out)
     said = f"make it a mount, attached nowhere yet ({label(plan, op.slot_out)})"
     if label(plan, op.slot_in) == "erofs context":
-        return said, f"mkdir {where}; erofs $source $device {where}"
+        return said, f"mkdir {where}; erofs $source {where} $device"
     flags = f"; flags {options(op.x)} {where}" if op.x else ""
     return said, f"mkdir {where}; mount -t $fs -o $options $source {where}{flags}"
 
@@ -163,6 +164,16 @@ def _write(op: Said, plan: Plan) -> tuple[str, str]:
     return said, f"printf %b {shlex.quote(text)} > {below(op, plan, op.slot_in)}"
 
 
+def _expect(op: Said, plan: Plan) -> tuple[str, str]:
+    kind, number, node = "block " if op.c else "", f"{os.major(op.x)}:{os.minor(op.x)}", variable(plan, op.slot_in)
+    done = f'[ -{"b" if op.c else "c"} {node} ]; [ "$(stat -c %Hr:%Lr {node})" = {number} ]'
+    return f"check that {label(plan, op.slot_in)} is the {kind}device {number}", done
+
+
+def _setting(path: str) -> str:
+    return path.removeprefix("sys/").replace("/", ".")
+
+
 def _null_streams(op: Said, plan: Plan) -> tuple[str, str]:
     null = below(op, plan, op.slot_in)
     each = (f"[ ! /dev/fd/{fd} -ef /dev/null ] || exec {fd}{'<' if fd == 0 else '>'} {null}" for fd in range(3))
@@ -173,7 +184,7 @@ def _setns(op: Said, plan: Plan) -> tuple[str, str]:
     kind = "/".join(kinds(op.x))
     keep = any(other.name == "SET_IDS" and other.a for other in plan.ops)  # setgroups(2) is denied there
     return (
-        f"enter the {kind} namespace, made beforehand with its id maps",
+        f"enter the {kind} namespace" + (", made beforehand with its id maps" if kind == "user" else ""),
         f"nsenter --{kind}={variable(plan, op.slot_in)}{' --preserve-credentials' if keep else ''}",
     )
 
@@ -206,6 +217,7 @@ def _affinity(op: Said, plan: Plan) -> tuple[str, str]:
 
 
 _LAYERS_REFUSED = "the kernel refused these layers together: see dmesg; an upper cannot lie on overlayfs, NFS or FUSE. Try --root tmpfs"
+_NOT_ITS_OWN = "it is the host's own, or this kernel keeps it for the host's root: leave it out, or try --userns host as root"
 _FSOPEN_MORE = {"erofs": ": a layer's tree, in an index over the tar that it came in; nothing was unpacked"}
 
 
@@ -317,6 +329,14 @@ OPERATIONS: dict[str, Operation] = {
         ),
         hints={errno.EINVAL: "the host's root is an initramfs: switch_root to a real file system first"},
     ),
+    "HAND_OVER": Operation(
+        lambda op, p: (
+            f"give the keeper the namespaces {', '.join(kinds(op.x))}, so that other programs can enter",
+            f"{NOTHING}a shell enters by nsenter --target",
+        ),
+        numbers=_namespaces,
+        hints={errno.ENOENT: "mount procfs on the host: mount -t proc proc /proc"},
+    ),
     "SETNS": Operation(_setns, numbers=_namespaces, hints={errno.EPERM: "the user namespace belongs to somebody else"}),
     "UNSHARE": Operation(
         lambda op, p: (f"leave for a new {' and '.join(kinds(op.x))} namespace", f"unshare {' '.join(_UNSHARE[k] for k in kinds(op.x))}"),
@@ -324,6 +344,15 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "WRITE": Operation(_write, numbers=_opened, hints={errno.EACCES: "lowering oom_score_adj needs CAP_SYS_RESOURCE on the host"}),
     "HOSTNAME": Operation(lambda op, p: (f"call the host {op.a}", f"hostname {shlex.quote(op.a)}")),
+    "DOMAINNAME": Operation(lambda op, p: (f"call its domain {op.a}", f"domainname {shlex.quote(op.a)}")),
+    "SYSCTL": Operation(
+        lambda op, p: (f"set {_setting(op.a)} to {op.b.strip()} in its own namespace", _write(op, p)[1]),
+        hints={
+            errno.ENOENT: "this kernel has no such setting, or not for a namespace: ls /proc/sys",
+            **dict.fromkeys((errno.EACCES, errno.EPERM), _NOT_ITS_OWN),
+            **dict.fromkeys((errno.EINVAL, errno.ERANGE), "the kernel does not take that value: see its Documentation/admin-guide/sysctl"),
+        },
+    ),
     "LOOPBACK_UP": Operation(lambda op, p: ("bring the loopback interface up", "ip link set lo up")),
     "SET_IDS": Operation(_set_ids, numbers=_id_words),
     "FS_IDS": Operation(
@@ -349,7 +378,34 @@ OPERATIONS: dict[str, Operation] = {
             f'/bin/sh "$script" job {" ".join(f"{fd}>&-" for fd in range(3, 10))}',
         )
     ),
-    "SETSID": Operation(lambda op, p: ("start a session of its own, without a terminal", "setsid --wait")),
+    "SETSID": Operation(
+        lambda op, p: (
+            f"start a session of its own, {'with the terminal' if op.x else 'without a terminal'}",
+            f"setsid{' --ctty' if op.x else ''} --wait",
+        ),
+        numbers=lambda op, _: ["with the terminal"] if op.x else [],
+    ),
+    "RESTORE": Operation(
+        lambda op, p: ("wait for the end of the client, then put the modes of its terminal back", f"{NOTHING}stty sane"),
+        numbers=lambda op, _: [],
+    ),
+    "THAW": Operation(
+        lambda op, p: ("wait for the end of who has frozen a sandbox, then have it go on", f"{NOTHING}echo 0 > cgroup.freeze"),
+        numbers=lambda op, _: [],
+    ),
+    "TERMINAL": Operation(
+        lambda op, p: (f"make a terminal of {op.a} and have it as standard input, output and error", f"{IMPOSSIBLE}script -c makes one"),
+        numbers=_owner,
+        hints={
+            errno.ENOSPC: "too many terminals: raise sysctl kernel.pty.max",
+            errno.ENODEV: "something was put in the place of its devpts",
+        },
+    ),
+    "STREAMS": Operation(
+        lambda op, p: ("take standard input, output and error from whoever is to have them", f"{NOTHING}its own are the script's"),
+        numbers=lambda op, _: [],
+        hints={errno.EINVAL: "send three descriptors, and stay until it has started"},
+    ),
     "RLIMIT": Operation(
         _rlimit,
         numbers=lambda op, _: [RLIMIT_NAMES[op.c], limits(_raw(op.a))],
@@ -389,11 +445,8 @@ OPERATIONS: dict[str, Operation] = {
         numbers=_owner,
     ),
     "EXPECT_DEVICE": Operation(
-        lambda op, p: (
-            f"check that {label(p, op.slot_in)} is the device {os.major(op.x)}:{os.minor(op.x)}",
-            f'[ "$(stat -c %Hr:%Lr {variable(p, op.slot_in)})" = {os.major(op.x)}:{os.minor(op.x)} ]',
-        ),
-        numbers=lambda op, _: [f"{os.major(op.x)}:{os.minor(op.x)}"],
+        _expect,
+        numbers=lambda op, _: [f"{os.major(op.x)}:{os.minor(op.x)}", "block" if op.c else ""],
         hints={errno.ENODEV: "the node on the host is not the device that its name says: repair /dev"},
     ),
     "MASK": Operation(lambda op, p: (f"hide {op.a}", f"hide {variable(p, op.slot_in)} {variable(p, op.slot_out)} {inside(op, p)}")),

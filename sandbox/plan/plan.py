@@ -10,26 +10,37 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from dockless import native
+from dockless.base.dataclass import dataclass, field
 from dockless.base.idmaps import IdMap
 from dockless.errors import BadInput
 from dockless.images.layers.layers import Layer
 
 SLOT_PLAN, SLOT_REPORT, SLOT_LEASH, SLOT_CGROUP, SLOT_LOCK, SLOT_STATE, SLOT_STDOUT, SLOT_STDERR = range(3, 11)
-SLOT_IMAGE = 14
+SLOT_RESTART, SLOT_RESTART_LOCK, SLOT_LOG, SLOT_IMAGE, SLOT_DOOR = range(11, 16)
 SLOT_FREE = 16
+SLOT_NAMESPACES, SLOT_PROGRAM, SLOT_TERMINAL = 17, 23, 24
 
-_HEADER = struct.Struct("<IHHIIIIIIQQQIIII" + "iIiiiIQQQQQ")
+_HEADER = struct.Struct("<IHHIIIIIIQQQQQIIIIIIQQ" + "iIiiiIQQQQQQQ")
 _OP = struct.Struct("<HHiiIIIQ")
 HEADER_SIZE = _HEADER.size
+_TERMINAL_OFFSET = struct.calcsize("<IHHIIIIIIQQQQQIII")
+_OUTSIDE_OFFSET = struct.calcsize("<IHHIIIIIIQQQQQIIIIII")
+_HEALTH = struct.Struct("<QQII")
 _NAME_SIZE, _PATH_SIZE = 80, 1024
+PTMX = "/dev/pts/ptmx"
+"""The sandbox's own pseudo-terminals."""
 DIRECTORY = "{directory}"
 """In a plan: the path of the sandbox's own directory, filled in at each start."""
 _OPTIONAL = 1
-_TIMES, _DETACHED, _ERRAND = 1, 2, 4
+_TIMES, _DETACHED, _ERRAND, _ENTER, _TERMINAL, _ALONE, _RESTARTS = 1, 2, 4, 8, 16, 32, 64
+_FLAGS_OFFSET = struct.calcsize("<IH")
 _MAGIC, _ABI = 0x4E4C504B, 1
+
+_DEFAULT_SIZE = 24 | 80 << 16
+"""Of a terminal whose size nobody says: rows, columns."""
 
 PHASES = ("new", "keeper", "init", "job", "ready", "exited")
 
@@ -59,10 +70,20 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """A check of health: the plan of what enters, and when. Seconds."""
+
+    entry: Plan
+    interval: float
+    start_period: float
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``command`` None: an errand,
     operations for the keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start.
-    ``maps``: slots in which it finds user namespaces with these maps.
+    ``maps``: slots in which it finds user namespaces with these maps. ``idle``, ``ttl``: seconds, 0 for none, native/launcher/limits.c.
     """
 
     ops: tuple[Op, ...]
@@ -74,6 +95,9 @@ class Plan:
     log_limit: int = 64 << 20
     held: dict[int, Layer] = field(default_factory=dict)
     maps: dict[int, IdMap] = field(default_factory=dict)
+    idle: float = 0.0
+    ttl: float = 0.0
+    health: Check | None = None
 
 
 @functools.cache
@@ -84,9 +108,9 @@ def _codes() -> dict[str, tuple[int, str, str]]:
 class _Data:
     """The data section: space for what differs from start to start, then each string once, blobs aligned to 8."""
 
-    def __init__(self) -> None:
-        self.bytes = bytearray(2 * _NAME_SIZE + _PATH_SIZE)
-        self.strings: dict[str, int] = {DIRECTORY: 2 * _NAME_SIZE}
+    def __init__(self, begun: Rows | None = None) -> None:
+        self.bytes = bytearray(2 * _NAME_SIZE + _PATH_SIZE if begun is None else begun.data)
+        self.strings: dict[str, int] = {DIRECTORY: 2 * _NAME_SIZE} if begun is None else dict(begun.strings)
 
     def string(self, text: str) -> int:
         offset = self.strings.get(text)
@@ -105,7 +129,9 @@ class _Data:
         words: list[int] = []
         for texts in (command.candidates, command.argv, command.envp):
             words.append(len(texts))
-            words.extend(self.string(text) for text in texts)
+            for text in texts:
+                known = self.strings.get(text)
+                words.append(self.string(text) if known is None else known)
         blob = struct.pack(f"<{len(words)}I", *words)
         return self.blob(blob), len(blob)
 
@@ -123,12 +149,22 @@ def in_memory(raw: bytes | bytearray) -> int:
     return fd
 
 
-def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
-    """The plan as the launcher reads it."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The operations of a plan, encoded: what plans that differ in their commands and times alone have in common."""
+
+    ops: bytes
+    data: bytes
+    strings: dict[str, int]
+    flags: int
+
+
+def rows_of(ops: tuple[Op, ...], texts: Iterable[str] = ()) -> Rows:
+    """These operations as ``encode`` puts them into a plan. ``texts``: what many commands will have in common, their variables."""
     data = _Data()
     codes = _codes()
     rows = bytearray()
-    for op in plan.ops:
+    for op in ops:
         code, kind_a, kind_b = codes[op.name]
         a, b, c = op.a, op.b, op.c
         if kind_a == "p":
@@ -141,32 +177,109 @@ def encode(plan: Plan, *, times: bool = False, detached: bool = False) -> bytes:
             blob = b.encode() if isinstance(b, str) else (b or b"")
             b, c = data.blob(blob), len(blob)  # type: ignore[arg-type]
         rows += _OP.pack(code, _OPTIONAL if op.optional else 0, op.slot_in, op.slot_out, a, b, c, op.x)
+    for text in texts:
+        data.string(text)
+    flags = _TERMINAL if any(op.name == "TERMINAL" for op in ops) else 0
+    return Rows(bytes(rows), bytes(data.bytes), data.strings, flags)
+
+
+def encode(
+    plan: Plan, *, times: bool = False, detached: bool = False, enters: bool = False, alone: bool = False, rows: Rows | None = None
+) -> bytes:
+    """The plan as the launcher reads it. ``enters``: it is for the keeper of a sandbox that runs, see ``native/launcher/door.c``;
+    ``alone``: nobody will wait for it. ``rows``: ``rows_of`` its operations, where somebody has kept them."""
+    rows = rows_of(plan.ops) if rows is None else rows
+    data = _Data(rows)
+    ops = rows.ops
     if plan.command is not None:
         a, b = data.vector(plan.command)
-        rows += _OP.pack(codes["EXEC"][0], 0, -1, -1, a, b, 0, 0)
+        ops += _OP.pack(_codes()["EXEC"][0], 0, -1, -1, a, b, 0, 0)
+    health = _encoded(plan.health)
+    health_at = data.blob(health) if health else 0
     data.bytes += b"\0" * (-len(data.bytes) % 8)
 
-    n_ops = len(rows) // _OP.size
+    n_ops = len(ops) // _OP.size
     ops_offset = _HEADER.size
-    data_offset = ops_offset + len(rows)
+    data_offset = ops_offset + len(ops)
     times_offset = data_offset + len(data.bytes) if times else 0
     size = data_offset + len(data.bytes) + (8 * n_ops if times else 0)
-    flags = (_TIMES if times else 0) | (_DETACHED if detached else 0) | (0 if plan.command else _ERRAND)
+    flags = (_TIMES if times else 0) | (_DETACHED if detached else 0) | (0 if plan.command else _ERRAND) | (_ENTER if enters else 0)
+    flags |= (_ALONE if alone else 0) | rows.flags
     header = _HEADER.pack(
         _MAGIC, _ABI, flags, size, n_ops, ops_offset, data_offset, len(data.bytes), times_offset,
-        int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, plan.stop_signal, 0, _NAME_SIZE, 0,
-        -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, int(plan.idle * 1e9), int(plan.ttl * 1e9), plan.stop_signal, 0,
+        _NAME_SIZE, _DEFAULT_SIZE, health_at, len(health), 0, 0, -1, *[0] * 12,
     )  # fmt: skip
-    return header + bytes(rows) + bytes(data.bytes) + b"\0" * (8 * n_ops if times else 0)
+    return header + ops + bytes(data.bytes) + b"\0" * (8 * n_ops if times else 0)
 
 
-def filled_in(raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "") -> bytearray:
+def _encoded(check: Check | None) -> bytes:
+    """``struct health_check``, and the plan behind it."""
+    if check is None:
+        return b""
+    head = _HEALTH.pack(int(check.interval * 1e9), int(check.start_period * 1e9), check.retries, 0)
+    return head + encode(check.entry, enters=True, alone=True)
+
+
+def decode(raw: bytes) -> Plan:
+    """The plan in an encoded one that ``native.validate`` accepts: its operations, command and times, without what only its maker knows
+    (``held``, ``maps``, ``health``, names of slots). ``ValueError`` for one that it does not accept."""
+    sound, _ = native.validate(raw)
+    if not sound:
+        raise ValueError("it is no plan")
+    fields = _HEADER.unpack_from(raw)
+    n_ops, ops_offset, data_offset = fields[4:7]
+    timeout, grace, log_limit, idle, ttl, stop_signal = fields[9:15]
+    shapes = {shape.code: shape for shape in native.operations().values()}
+
+    def text(at: int) -> str:
+        if at == 2 * _NAME_SIZE:
+            return DIRECTORY
+        return raw[data_offset + at : raw.index(0, data_offset + at)].decode("utf-8", "surrogateescape")
+
+    def blob(at: int, size: int) -> bytes:
+        return raw[data_offset + at : data_offset + at + size]
+
+    ops = []
+    command = None
+    for number in range(n_ops):
+        code, flags, slot_in, slot_out, a, b, c, x = _OP.unpack_from(raw, ops_offset + number * _OP.size)
+        shape = shapes[code]
+        if shape.name == "EXEC":
+            command = _command(blob(a, b), text)
+            continue
+        first: str | bytes | int = text(a) if shape.a == "p" else blob(a, b) if shape.a == "b" else a
+        second: str | bytes | int = text(b) if shape.b == "p" else blob(b, c) if shape.b == "d" else 0 if shape.b == "l" else b
+        ops.append(Op(shape.name, slot_in, slot_out, first, second, 0 if shape.b == "d" else c, x, bool(flags & _OPTIONAL)))
+    times = {"timeout": timeout / 1e9, "grace": grace / 1e9, "idle": idle / 1e9, "ttl": ttl / 1e9}
+    return Plan(tuple(ops), command, {}, stop_signal=stop_signal, log_limit=log_limit, **times)
+
+
+def _command(vector: bytes, text: Callable[[int], str]) -> Command:
+    words = iter(struct.unpack(f"<{len(vector) // 4}I", vector))
+    candidates, argv, envp = (tuple(text(next(words)) for _ in range(next(words))) for _ in range(3))
+    return Command(candidates, argv, envp)
+
+
+def filled_in(
+    raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "", terminal: tuple[int, int] | None = None, restarts: bool = False
+) -> bytearray:
     """An encoded plan with what differs from start to start: the path of the sandbox's directory, and the names of what the keeper
-    removes at the end, the directory in SLOT_STATE and the cgroup. All else is equal for every start of a spec, so an encoded plan can be
+    removes at the end, the directory in SLOT_STATE and the cgroup; the rows and columns of its terminal; whether it ``restarts`` by a
+    policy; unless it enters a sandbox, our own user namespace. All else is equal for every start of a spec, so an encoded plan can be
     kept. ``BadInput`` for a path that is too long."""
     filled = bytearray(raw)
+    if not filled[_FLAGS_OFFSET] & _ENTER:
+        outside = os.stat("/proc/self/ns/user")
+        struct.pack_into("<QQ", filled, _OUTSIDE_OFFSET, outside.st_dev, outside.st_ino)
+    if terminal is not None:
+        struct.pack_into("<HH", filled, _TERMINAL_OFFSET, *terminal)
+    if restarts:
+        filled[_FLAGS_OFFSET] |= _RESTARTS
     (data_offset,) = struct.unpack_from("<I", raw, 20)
     for offset, size, text in ((0, _NAME_SIZE, removed), (_NAME_SIZE, _NAME_SIZE, cgroup), (2 * _NAME_SIZE, _PATH_SIZE, directory)):
+        if not text:
+            continue
         encoded = os.fsencode(text)
         if len(encoded) >= size:
             raise BadInput(f"the path {text[:80]}… is too long", subject=text, hint="move the state directory: DOCKLESS_HOME")
@@ -176,7 +289,8 @@ def filled_in(raw: bytes, *, directory: str = "", removed: str = "", cgroup: str
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the launcher wrote into its plan: where it got, and how the job ended. Times in seconds, ``max_rss`` bytes."""
+    """What the launcher wrote into its plan: where it got, and how the job ended. Times in seconds, ``max_rss`` bytes. ``active``: when
+    somebody last used it, ``ends``: when its time to live is over, both of the monotonic clock."""
 
     pc: int
     phase: str
@@ -189,6 +303,8 @@ class Record:
     max_rss: int
     ended: float
     started: float
+    active: float
+    ends: float
     times: tuple[int, ...]
 
 
@@ -197,8 +313,9 @@ def read_record(raw: bytes) -> Record:
     nanoseconds at the end of each operation, empty if not recorded."""
     fields = _HEADER.unpack_from(raw)
     n_ops, times_offset = fields[4], fields[8]
-    pc, phase, error, status, init_pid, outcome, user, system, rss, ended, started = fields[16:]
+    pc, phase, error, status, init_pid, outcome, user, system, rss, ended, started, active, ends = fields[22:]
     times = struct.unpack_from(f"<{n_ops}Q", raw, times_offset) if times_offset and len(raw) >= times_offset + 8 * n_ops else ()
     return Record(
-        pc, PHASES[phase], error, status, init_pid, outcome, user / 1e6, system / 1e6, rss * 1024, ended / 1e9, started / 1e9, times
-    )
+        pc, PHASES[phase], error, status, init_pid, outcome, user / 1e6, system / 1e6, rss * 1024, ended / 1e9, started / 1e9, active / 1e9,
+        ends / 1e9, times,
+    )  # fmt: skip

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from dockless.base.dataclass import dataclass
 from dockless.sandbox.plan.builder import NEW_NS, NODEV, NOEXEC, NOSUID, RDONLY
 from dockless.sandbox.plan.plan import Op, Plan
 from dockless.sandbox.spec import RLIMITS

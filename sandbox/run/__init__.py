@@ -1,1 +1,1 @@
-"""A sandbox that runs: attached or detached, its process, its records, and what a crash left."""
+"""A sandbox that runs: foreground or detached, its process, its records, and what a crash left."""

@@ -1,7 +1,7 @@
 """The output of a detached sandbox as its keeper wrote it: two files at most, ``log.1`` and ``log``; native/launcher/log.c.
 
 Each record is a line, ``<RFC 3339 with nanoseconds> stdout|stderr F|P text``, the format of Kubernetes' CRI. A record ``<time> log D N``
-says that N bytes of output came before it: where fewer were read, the rest was dropped.
+says that N bytes of the run's output came before it: where fewer were read, the rest was dropped. With N 0 another run begins.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+
+from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
 
 _CHUNK = 1 << 16
 _DIGITS = 20
@@ -32,6 +33,11 @@ class Row:
     text: bytes
     partial: bool = False
     dropped: int = 0
+
+    @property
+    def written(self) -> bytes:
+        """What the program wrote."""
+        return self.text if self.partial or self.dropped else self.text + b"\n"
 
 
 def _is_cut_off(line: bytes) -> bool:
@@ -79,6 +85,7 @@ class Log:
         self._after = after
         self._fd = -1
         self._rest = b""
+        self._begun = 0  # position at which the run began
         self.position = 0
 
     def read(self) -> list[Row]:
@@ -128,7 +135,9 @@ class Log:
         words = line.split(b" ", 3)
         before = max(self.position, self._after)
         if len(words) == 4 and words[1:3] == [b"log", b"D"] and words[3].isdigit() and len(words[3]) <= _DIGITS:
-            self.position = max(self.position, int(words[3]))
+            if not int(words[3]):
+                self._begun = self.position
+            self.position = max(self.position, self._begun + int(words[3]))
             gap = self.position - before
             return [Row(words[0].decode("ascii", "replace"), "", b"", dropped=gap)] if gap > 0 else []
         if _is_cut_off(line):

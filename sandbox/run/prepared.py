@@ -1,16 +1,16 @@
 """Plans that are ready to start, kept: a spec that starts again costs no looking up, no compiling, no encoding.
 
 What a plan depends on is its key: the spec, the image by its digest and layers, the host files that were read, by their stamps. A spec
-whose plan depends on more (leased GPUs, volumes, a profile file) is compiled anew each time.
+whose plan depends on more (leased GPUs, devices, volumes, a profile file) is compiled anew each time.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
-import threading
-from typing import TYPE_CHECKING
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd
 from dockless.sandbox import binds, features
@@ -36,8 +36,10 @@ class Prepared:
         self.resolved = resolved
         self.plan: Plan = compile_plan(resolved)
         self._raw: dict[tuple[bool, bool], bytes] = {}
+        self.noted = ""
+        """What every record of a sandbox with this plan has in it, once it was written: ``documents.members``."""
         self._userns = next((slot for slot, label in self.plan.slots.items() if label == USERNS_LABEL), -1)
-        extra = [DeviceRule("c", device.major, device.minor, "rw") for device in resolved.devices]
+        extra = [DeviceRule("b" if device.block else "c", device.major, device.minor, device.access) for device in resolved.devices]
         self.rules = tuple(dict.fromkeys([*STANDARD_DEVICES, *extra])) if resolved.rootful and resolved.spec.profile != "privileged" else ()
 
     def raw(self, *, times: bool = False, detached: bool = False) -> bytes:
@@ -68,14 +70,15 @@ class Prepared:
 
 
 _cache: dict[Hashable, Prepared] = {}
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 
 
 def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: bool = False) -> Prepared:
     """The plan of a spec, from the cache where it can be. Errors: ``resolve``'s and ``compile_plan``'s."""
     if not _keepable(spec):
         return Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
-    key = (spec, image.digest, image.layers, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES), binds.grants(spec, owner))
+    which = (spec, image.digest, image.layers, image.merged)
+    key = (*which, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES), binds.grants(spec, owner))
     found = _cache.get(key)
     if found is None:
         found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
@@ -88,7 +91,7 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
 
 def _keepable(spec: Spec) -> bool:
     volumes = any(mount.kind == "volume" for mount in spec.mounts)
-    return not spec.gpus and not volumes and spec.seccomp in ("", "unconfined")
+    return not spec.gpus and not spec.devices and not volumes and spec.seccomp in ("", "unconfined")
 
 
 def _stamp(path: str) -> tuple[int, int]:

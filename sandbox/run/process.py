@@ -16,43 +16,65 @@ here does: first by the leash and SIGCONT, then with SIGKILL for the keeper and 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
 import os
 import select
-import signal
 import struct
-import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from dockless import native
+from dockless.base import signal
+from dockless.base.dataclass import dataclass, replace
 from dockless.base.exit_codes import exit_code
+from dockless.base.interrupts import waiting
+from dockless.base.typing import Literal
+from dockless.base.waits import readable
 from dockless.cgroups import Usage
 from dockless.errors import BadInput, NotEnded, SandboxError, SandboxGone
 from dockless.sandbox.plan import failure
-from dockless.sandbox.plan.plan import HEADER_SIZE, SLOT_LEASH, SLOT_PLAN, SLOT_REPORT, Plan, Record, encode, in_memory, read_record
+from dockless.sandbox.plan.plan import (
+    HEADER_SIZE,
+    SLOT_LEASH,
+    SLOT_PLAN,
+    SLOT_REPORT,
+    Plan,
+    Record,
+    encode,
+    filled_in,
+    in_memory,
+    read_record,
+)
 
 _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS = 1, 2, 3
-TIMED_OUT, KILLED, INIT_DIED, LEASH = 1, 2, 4, 8
+TIMED_OUT, KILLED, INIT_DIED, LEASH, IDLE, EXPIRED, LOST, RESTART = 1, 2, 4, 8, 16, 32, 64, 128
+Limit = Literal["", "timeout", "idle_timeout", "ttl"]
 LATE = 1.0
 """Seconds that a keeper may be late in ending what is past its time limit."""
 KILLED_FOR = 10.0
 """Seconds from a kill until the keeper is killed too: it is stopped or stuck, or much memory is given back."""
 AT_LAST = 20.0
 """Seconds from then until nobody waits any more."""
-_LONGEST = 86400.0
-"""Seconds of one poll(2), whose argument has 31 bits of milliseconds."""
 _NOT_YET, _TOLD, _FORCED, _GIVEN_UP = range(4)
 """How far ending it has got: its keeper was told, keeper and init were killed, ``NotEnded`` was raised."""
+
+
+Launch = Callable[[Mapping[int, int]], native.Launched]
+Counted = Callable[[], Usage | None]
+
+
+def nobody() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How a sandbox ended. Exactly one of ``code`` and ``signal`` is set. Times: seconds since the epoch; ``setup``: seconds from the
-    call to the exec. ``max_rss``: bytes of the largest process."""
+    call to the exec. ``max_rss``: bytes of the largest process. ``lost``: its keeper was killed, not by us: nobody saw how it ended.
+    ``limit``: which one, where it timed out. ``restarting``: its restart policy restarts it."""
 
     code: int | None
     signal: int | None
@@ -64,6 +86,9 @@ class Exit:
     setup: float = 0.0
     max_rss: int = 0
     usage: Usage | None = None
+    lost: bool = False
+    limit: Limit = ""
+    restarting: bool = False
 
     @property
     def returncode(self) -> int:
@@ -76,16 +101,41 @@ class Exit:
         return exit_code(self.returncode, self.timed_out)
 
 
-def exit_of(status: int, outcome: int, **more: object) -> Exit:
+def limit_of(outcome: int) -> Limit:
+    """Which limit has passed, from the keeper's outcome bits."""
+    if not outcome & TIMED_OUT:
+        return ""
+    return "idle_timeout" if outcome & IDLE else "ttl" if outcome & EXPIRED else "timeout"
+
+
+def exit_of(status: int, outcome: int, *, lost: bool = False, **more: object) -> Exit:
     """From a raw wait status, wait(2), and the keeper's outcome bits."""
     signalled = os.WIFSIGNALED(status)
     return Exit(
         code=None if signalled else os.WEXITSTATUS(status),
         signal=os.WTERMSIG(status) if signalled else None,
         timed_out=bool(outcome & TIMED_OUT),
+        limit=limit_of(outcome),
         killed=bool(outcome & (KILLED | LEASH)),
+        lost=bool(outcome & LOST) or lost,
+        restarting=bool(outcome & RESTART),
         **more,  # type: ignore[arg-type]
     )
+
+
+def with_usage(ended: Exit, usage: Usage | None) -> Exit:
+    """The exit with the cgroup's numbers; what the cgroup does not count stays as the keeper counted it."""
+    if usage is None:
+        return ended
+    own = ended.usage
+    if own is not None and usage.cpu_seconds is None:
+        usage = replace(
+            usage,
+            cpu_seconds=own.cpu_seconds,
+            user_seconds=own.user_seconds,
+            system_seconds=own.system_seconds,
+        )
+    return replace(ended, usage=usage, oom_killed=bool(usage.oom_kills))
 
 
 def check_signal(number: int) -> None:
@@ -96,9 +146,13 @@ def check_signal(number: int) -> None:
 
 
 class Process:
-    """A started plan. Owns its pidfd, its pipes and its plan; ``wait`` and ``close`` give them back. Safe to use from several threads."""
+    """A started plan. Owns its pidfd, its pipes and its plan; ``wait`` and ``close`` give them back. Safe to use from several threads.
 
-    def __init__(self, launched: native.Launched, plan: Plan, plan_fd: int, report_fd: int, leash_fd: int, started: float) -> None:
+    ``counted``: asked once, at its end, what it used; None where only its keeper knows."""
+
+    def __init__(
+        self, launched: native.Launched, plan: Plan, plan_fd: int, report_fd: int, leash_fd: int, started: float, counted: Counted = nobody
+    ) -> None:
         self._launched = launched
         self._plan = plan
         self._plan_fd = plan_fd
@@ -107,13 +161,14 @@ class Process:
         self._init_fd = -1
         self._timer_fd = -1
         self._watched: select.epoll | None = None
-        self._lock = threading.RLock()
+        self._lock = _thread.RLock()
         self._exit: Exit | None = None
         self._owner = os.getpid()
         self._started = started
         self._clock = time.monotonic()
         self._ending = _NOT_YET
         self._late = False
+        self._counted = counted
         self._due = self._limit()
         self.setup = 0.0
         self.pid = 0
@@ -126,6 +181,13 @@ class Process:
     @property
     def keeper_pid(self) -> int:
         return self._launched.pid
+
+    def keeper_pidfd(self) -> int:
+        """A pidfd of the keeper; the caller closes it. ``SandboxGone`` if it has ended."""
+        self.check_owner()
+        if self._plan_fd < 0 or self._exit is not None:
+            raise SandboxGone("the sandbox has ended", hint="read its exit with wait()")
+        return os.dup(self._launched.pidfd)
 
     @property
     def forked(self) -> bool:
@@ -156,7 +218,8 @@ class Process:
 
     def _await_ready(self) -> None:
         """Until the program has been exec'd; else the error of the operation that failed."""
-        self._await(self._report_fd, math.inf)
+        with waiting():
+            self._await(self._report_fd, math.inf)
         raw = _read_report(self._report_fd)
         if raw is None or raw[0] != _READY:
             record = self.record()
@@ -164,8 +227,10 @@ class Process:
                 raise failure.too_late(self._plan, record.pc)
             raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
+        try:
             self._init_fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            pass  # it has ended already
         self.setup = time.monotonic() - self._clock
         self._due = self._limit()
 
@@ -193,14 +258,14 @@ class Process:
             if not self._await(self._report_fd, deadline):
                 return None
             with self._lock:
-                if self._exit is None and _readable(self._report_fd, 0):
+                if self._exit is None:
                     self._finish(_read_report(self._report_fd))
         return self._exit
 
     def _await(self, fd: int, deadline: float) -> bool:
         """Until ``fd`` is readable. False at ``deadline``; ``NotEnded`` where what should have ended long ago has not."""
         while True:
-            if _readable(fd, min(deadline, self._due) - time.monotonic()):
+            if readable(fd, min(deadline, self._due) - time.monotonic()):
                 return True
             now = time.monotonic()
             if now >= self._due:
@@ -208,7 +273,7 @@ class Process:
                     if now >= self._due:
                         self._end_it()
             if now >= deadline:
-                return _readable(fd, 0)
+                return readable(fd, 0)
 
     def _end_it(self) -> None:
         """It should have ended by now: the next way to end it."""
@@ -227,21 +292,24 @@ class Process:
 
     def _finish(self, raw: tuple[int, int, int] | None) -> None:
         record = read_record(os.pread(self._plan_fd, HEADER_SIZE, 0))
+        lost = False
         if raw is not None and raw[0] == _STATUS:
             status, outcome = raw[2], raw[1]
         else:  # the keeper was killed, and the kernel kills init for that
             _kill(self._init_fd)
             if self._ending == _NOT_YET:
+                lost = True
                 self._ending, self._due = _FORCED, time.monotonic() + AT_LAST
             if self._init_fd >= 0:
                 self._await(self._init_fd, math.inf)
-            status, outcome = signal.SIGKILL, KILLED
+            status, outcome = signal.SIGKILL, 0 if lost else KILLED
         if self._late:
             outcome |= TIMED_OUT
-        usage = Usage(cpu_seconds=record.user + record.system, user_seconds=record.user, system_seconds=record.system)
-        self._exit = exit_of(
-            status, outcome, started=self._started, ended=record.ended or time.time(), setup=self.setup, max_rss=record.max_rss, usage=usage
-        )
+        usage = self._counted()
+        if usage is None or usage.cpu_seconds is None:
+            usage = Usage(cpu_seconds=record.user + record.system, user_seconds=record.user, system_seconds=record.system)
+        times = {"started": self._started, "ended": record.ended or time.time(), "setup": self.setup}
+        self._exit = exit_of(status, outcome, **times, max_rss=record.max_rss, usage=usage, lost=lost)
 
     def send_signal(self, number: int) -> None:
         """To the job's own process, by way of the keeper and init; SIGKILL ends everything. ``SandboxGone`` if it has ended."""
@@ -272,27 +340,32 @@ class Process:
         """Let go of a detached sandbox: it goes on by itself, and nobody of ours waits for it."""
         if self._watched is not None:
             self._watched.close()
-        for name in ("_leash_fd", "_report_fd", "_plan_fd", "_init_fd", "_timer_fd"):
-            self._give_back(name)
-        os.close(self._launched.pidfd)
+        held = (self._leash_fd, self._report_fd, self._plan_fd, self._init_fd, self._timer_fd, self._launched.pidfd)
+        self._leash_fd = self._report_fd = self._plan_fd = self._init_fd = self._timer_fd = -1
+        for fd in held:
+            if fd >= 0:
+                os.close(fd)
 
     def close(self) -> None:
         """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""
         if self._plan_fd < 0:
             return
-        self._give_back("_leash_fd")
+        leash, self._leash_fd = self._leash_fd, -1
+        if leash >= 0:
+            os.close(leash)
         try:
             self._due = min(self._due, time.monotonic() + LATE)
             self._await(self._launched.pidfd, math.inf)
-            native.reap(self._launched.pidfd)
+            if self._launched.child:
+                native.reap(self._launched.pidfd)
         finally:
             self.release()
 
-    def _give_back(self, name: str) -> None:
-        fd = getattr(self, name)
-        if fd >= 0:
-            setattr(self, name, -1)
-            os.close(fd)
+
+def gone(id: str, why: str = "") -> SandboxGone:
+    """The error for a sandbox that does not run, or of which nobody can say how it ended."""
+    what = f"sandbox {id} has vanished: {why}" if why else f"sandbox {id} is not running"
+    return SandboxGone(what, subject=id, hint="'dockless ps --all' lists what there is")
 
 
 def not_ended(what: str, *pids: int) -> NotEnded:
@@ -303,14 +376,8 @@ def not_ended(what: str, *pids: int) -> NotEnded:
     return NotEnded(f"{what} was killed and has not ended: {who} {lives}", subject=str(next(iter(pids), "")), hint=hint)
 
 
-def _readable(fd: int, timeout: float) -> bool:
-    poller = select.poll()  # one for each caller: a poll object refuses a second thread
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(None if timeout == math.inf else math.ceil(min(max(0.0, timeout), _LONGEST) * 1000)))
-
-
 def _lives(pidfd: int) -> bool:
-    return pidfd >= 0 and not _readable(pidfd, 0)
+    return pidfd >= 0 and not readable(pidfd, 0)
 
 
 def _kill(pidfd: int) -> None:
@@ -324,45 +391,58 @@ def _read_report(fd: int) -> tuple[int, int, int] | None:
     return _REPORT.unpack(raw)[:3] if len(raw) == _REPORT.size else None
 
 
-def start(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], *, name: str = "dockless") -> Process:
+def start(
+    plan: Plan,
+    raw: bytes | bytearray,
+    fds: Mapping[int, int],
+    launch: Launch = native.launch,
+    within: float = math.inf,
+    counted: Counted = nobody,
+) -> Process:
     """Carry out a plan, encoded in ``raw``, with these fds in its slots (0-2 are the job's). Returns when the program has been exec'd.
+    ``launch`` starts the keeper with all its fds. ``within``: seconds after which it is given up. ``counted``: see ``Process``.
 
     Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.
     """
     started = time.time()
-    with contextlib.ExitStack() as opened:
-        try:
-            plan_fd = in_memory(raw)
-            opened.callback(os.close, plan_fd)
-            report, writer = os.pipe2(os.O_CLOEXEC)
-            opened.callback(os.close, report)
-            with open(writer, "wb"):
-                leash_reader, leash = os.pipe2(os.O_CLOEXEC)
-                opened.callback(os.close, leash)
-                with open(leash_reader, "rb"):
-                    launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer, SLOT_LEASH: leash_reader}, name=name)
-        except OSError as error:
-            raise failure.not_started(error) from error
-        opened.pop_all()
-    process = Process(launched, plan, plan_fd, report, leash, started)
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        ours.append(in_memory(raw))
+        for mine, its in ((0, 1), (1, 0)):  # of the report we read, of the leash we hold the end that is written
+            both = os.pipe2(os.O_CLOEXEC)
+            ours.append(both[mine])
+            theirs.append(both[its])
+        plan_fd, report, leash = ours
+        launched = launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: theirs[0], SLOT_LEASH: theirs[1]})
+        ours.clear()
+    except OSError as error:
+        raise failure.not_started(error) from error
+    finally:
+        for fd in (*theirs, *ours):
+            os.close(fd)
+    process = Process(launched, plan, plan_fd, report, leash, started, counted)
+    process._due = min(process._due, time.monotonic() + within)
     try:
         process._await_ready()
     except BaseException:
+        process.kill()  # a detached one does not end with us: it has a second, and is killed then
         process.close()
         raise
     return process
 
 
-def errand(plan: Plan, fds: Mapping[int, int]) -> None:
-    """Carry out operations of the keeper alone and wait for them. Errors: ``LaunchFailed``"""
+def errand(plan: Plan, fds: Mapping[int, int], *, name: str = "dockless-errand", restarts: bool = False) -> None:
+    """Carry out operations of the keeper alone and wait for them. ``restarts``: it leaves a restarter behind, native/launcher/restarter.c.
+    Errors: ``LaunchFailed``"""
     with contextlib.ExitStack() as opened:
         try:
-            plan_fd = in_memory(encode(plan))
+            plan_fd = in_memory(filled_in(encode(plan), restarts=restarts))
             opened.callback(os.close, plan_fd)
             report, writer = os.pipe2(os.O_CLOEXEC)
             opened.callback(os.close, report)
             with open(writer, "wb"):
-                launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name="dockless-errand")
+                launched = native.launch({**fds, SLOT_PLAN: plan_fd, SLOT_REPORT: writer}, name=name)
         except OSError as error:
             raise failure.not_started(error) from error
         native.reap(launched.pidfd)

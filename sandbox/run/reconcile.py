@@ -1,7 +1,10 @@
 """What a host that was killed together with its keepers left behind: found by its name, known to be nobody's by its lock, removed.
 
-An attached sandbox has a cgroup ``run-<id>`` and, with an image, a directory ``<state>/running/<id>``. Its host takes a lock on
+A foreground sandbox has a cgroup ``run-<id>`` and, with an image, a directory ``<state>/running/<id>``. Its host takes a lock on
 both before anything runs, and the keeper inherits it: as long as either lives, the lock is held. flock(2)
+
+The cgroup of a detached one has its directory's number and that of the state directory in its name: where there is no such directory,
+its keeper was killed between removing the one and the other.
 """
 
 from __future__ import annotations
@@ -9,11 +12,14 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from pathlib import Path
 
 from dockless.base import paths
+from dockless.base.path import Path
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import CgroupError, DocklessError
+from dockless.sandbox.run.box import DETACHED, root
+from dockless.sandbox.run.names import directory_of
+from dockless.sandbox.run.removal import end, remove_tree
 
 PREFIX = "run-"
 _SETTLED = 10.0
@@ -21,14 +27,21 @@ _SETTLED = 10.0
 
 
 def reconcile() -> list[str]:
-    """Remove leftovers of attached sandboxes of this user: the names of what was removed. Whatever still runs is left alone."""
+    """Remove leftovers of this user's sandboxes: the names of what was removed. Whatever still runs, or has records, is left alone."""
     return _groups() + _directories()
 
 
-def _abandoned(path: str | Path) -> bool:
+def _settled(path: str | Path) -> bool:
     try:
-        if time.time() - os.stat(path).st_ctime < _SETTLED:
-            return False
+        return time.time() - os.stat(path).st_ctime >= _SETTLED
+    except OSError:
+        return False
+
+
+def _abandoned(path: str | Path) -> bool:
+    if not _settled(path):
+        return False
+    try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
@@ -46,20 +59,33 @@ def _groups() -> list[str]:
     if place.path is None or not place.home.is_dir():
         return []
     removed = []
-    for path in place.home.glob(f"{PREFIX}*"):
-        if _abandoned(path):
-            try:
-                with Cgroup.open(path) as group:
-                    end(group)
-            except CgroupError:
-                continue
-            removed.append(path.name)
+    unheld = [path for path in place.home.glob(f"{PREFIX}*") if _abandoned(path)]
+    for path in [*unheld, *_without_directory(place.home)]:
+        try:
+            with Cgroup.open(path) as group:
+                end(group)
+        except CgroupError:
+            continue
+        removed.append(path.name)
     return removed
 
 
-def _directories() -> list[str]:
-    from dockless.sandbox.run.attached import remove_tree
+def _without_directory(home: Path) -> list[Path]:
+    """Cgroups of detached sandboxes of this state directory of which nothing else is left."""
+    kept = root(DETACHED)
+    groups = [path for path in home.iterdir() if _settled(path)]
+    there = _numbers(kept)  # after them: a group is made after its directory
+    return [path for path in groups if (number := directory_of(path.name, kept)) and number not in there]
 
+
+def _numbers(place: Path) -> set[int]:
+    try:
+        return {entry.inode() for entry in os.scandir(place)}
+    except FileNotFoundError:
+        return set()
+
+
+def _directories() -> list[str]:
     running = paths.state() / "running"
     removed = []
     for path in sorted(running.iterdir()) if running.is_dir() else ():
@@ -70,12 +96,3 @@ def _directories() -> list[str]:
                 continue
             removed.append(path.name)
     return removed
-
-
-def end(group: Cgroup) -> None:
-    """Remove a sandbox's cgroup. What still lives in it, in a shared PID namespace, is killed first."""
-    try:
-        group.remove(0)
-    except CgroupError:
-        group.kill()
-        group.remove()

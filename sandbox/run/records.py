@@ -7,19 +7,23 @@ nothing. Each ends with ``[end]`` and a checksum of everything up to there. What
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-import zlib
-from pathlib import Path
+from collections.abc import Mapping
 
+from dockless.base.later import zlib
 from dockless.base.locks import CANNOT_TELL
+from dockless.base.path import Path
 from dockless.cgroups import Usage
-from dockless.sandbox.run import attached, process
+from dockless.sandbox.run import process
 from dockless.sandbox.run.process import Exit
 
 ROOM = {"started.tmp": 4096, "exit.tmp": 16384}
 """Bytes of each record at most: a block, and ``RECORD_ROOM`` of native/launcher/launcher.h."""
+HEALTH_ROOM = {"health": 12288, "health.tmp": 12288}
+"""The same for checks of health: the keeper writes the one and then lets both change places."""
 MOST = 1 << 20
 """Bytes that are read of any file of a sandbox's directory: more than this none of them has."""
 _END = b"[end]\n"
@@ -29,13 +33,13 @@ _PID_MAX = 1 << 22
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-def reserve(directory: Path) -> None:
-    """Set aside the room of both records. ``OSError`` where there is none.
+def reserve(directory: Path, sizes: Mapping[str, int] = ROOM) -> None:
+    """Set aside the room of these records. ``OSError`` where there is none.
 
     posix_fallocate(3): on file systems that write elsewhere each time (btrfs) only room that was never written is kept; a C library or a
     file system without it gets zeros. A network file system answers at close(2), which is where Python raises.
     """
-    for name, size in ROOM.items():
+    for name, size in sizes.items():
         fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -49,6 +53,38 @@ def reserve(directory: Path) -> None:
             os.close(fd)
             raise
         os.close(fd)
+
+
+_OF_A_RUN = ("exit", "started")
+_DOCUMENT = "spec.json"
+
+
+def set_aside(directory: Path) -> None:
+    """What is written down gets other names, until ``put_back`` or ``forget``. ``OSError``"""
+    forget(directory)
+    os.link(directory / _DOCUMENT, directory / _aside(_DOCUMENT))
+    for name in _OF_A_RUN:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(directory / name, directory / _aside(name))
+
+
+def put_back(directory: Path) -> None:
+    """As it was before ``set_aside``. Names alone change, which a full disk takes."""
+    for name in _OF_A_RUN:
+        (directory / name).unlink(missing_ok=True)
+    for name in (_DOCUMENT, *_OF_A_RUN):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(directory / _aside(name), directory / name)
+
+
+def forget(directory: Path) -> None:
+    """What was set aside is needed no more."""
+    for name in (_DOCUMENT, *_OF_A_RUN):
+        (directory / _aside(name)).unlink(missing_ok=True)
+
+
+def _aside(name: str) -> str:
+    return f"{name}.old"
 
 
 def read(path: Path) -> bytes:
@@ -76,9 +112,9 @@ def read(path: Path) -> bytes:
 def parse_exit(raw: bytes) -> Exit:
     """The keeper's exit record: numbers, then the cgroup's files as they stood. ``ValueError`` for one that is not whole."""
     if raw.startswith(b"format ") or _END in raw:
-        raw = _whole(raw)
+        raw = whole(raw)
     head, *sections = raw.decode("utf-8").split("\n[")
-    numbers = _numbers(head)
+    numbers = numbers_of(head)
     missing = [name for name in _NUMBERS if name not in numbers]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
@@ -99,7 +135,7 @@ def parse_exit(raw: bytes) -> Exit:
         usage=own,
     )
     try:
-        return attached.with_usage(ended, Usage.from_files(files)) if files else ended
+        return process.with_usage(ended, Usage.from_files(files)) if files else ended
     except OverflowError as error:
         raise ValueError(f"the cgroup's account: {error}") from None
 
@@ -107,15 +143,15 @@ def parse_exit(raw: bytes) -> Exit:
 def parse_started(raw: bytes) -> dict[str, int]:
     """The pids of ``keeper`` and ``init``. ``ValueError`` for a record that is not whole."""
     if _END in raw:
-        raw = _whole(raw)
-    pids = _numbers(raw.decode("utf-8"))
+        raw = whole(raw)
+    pids = numbers_of(raw.decode("utf-8"))
     for name in ("keeper", "init"):
         if not 0 < pids.get(name, 0) < _PID_MAX:
             raise ValueError(f"it names no {name}")
     return pids
 
 
-def _whole(raw: bytes) -> bytes:
+def whole(raw: bytes) -> bytes:
     """The record without its end, which is checked."""
     body, end, rest = raw.partition(_END)
     key, _, value = rest.partition(b"\n")[0].partition(b" ")
@@ -126,7 +162,7 @@ def _whole(raw: bytes) -> bytes:
     return body
 
 
-def _numbers(text: str) -> dict[str, int]:
+def numbers_of(text: str) -> dict[str, int]:
     numbers = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")

@@ -34,9 +34,10 @@ import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dockless.base.syscalls import table
+from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.sandbox.seccomp import bpf
 
@@ -94,7 +95,7 @@ def compile_profile(
     if arch not in ARCHES:
         raise BadInput(f"no seccomp table for architecture {arch!r}", subject=arch, hint=f"supported are {', '.join(ARCHES)}")
     kernel = kernel or _running_kernel()
-    if isinstance(profile, (str, Path)):
+    if isinstance(profile, (str, os.PathLike)):
         return _compile_file(os.fspath(profile), _stamp(profile), capabilities, arch, kernel)
     for untrusted in (False, True):
         if profile is _parsed_default(untrusted):

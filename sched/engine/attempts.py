@@ -21,12 +21,14 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
+from dockless.base.dataclass import dataclass, replace
+from dockless.base.typing import Any, Protocol
 from dockless.errors import SandboxGone
+from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.spec import Spec
+from dockless.sandbox.state import RUNNING
 from dockless.sched.store.queue import Live
 
 _WALL = 0x40000000  # __WALL, wait(2): children that were cloned without an exit signal too
@@ -36,7 +38,7 @@ SETTLE = 30.0
 
 
 class Handle(Protocol):
-    """A detached sandbox; ``dockless.sandbox.run.detached.Detached``."""
+    """A detached sandbox; ``dockless.sandbox.run.box.Box``."""
 
     @property
     def id(self) -> str: ...
@@ -50,6 +52,8 @@ class Handle(Protocol):
     def exit(self) -> Any: ...
     def loss(self) -> str: ...
     def pidfd(self) -> int: ...
+    def entrance(self) -> Entrance: ...
+    def stdin(self) -> int: ...
     def send_stop(self) -> None: ...
     def kill(self) -> None: ...
     def lighten(self) -> None: ...
@@ -65,7 +69,7 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AttemptEnd:
     """What became of an attempt: ``void``, ``running``, ``exited`` or ``lost``."""
 
     what: str
@@ -94,28 +98,32 @@ def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_
     return replace(spec, gpus=gpus, env=env, timeout=min(limits, default=0.0))
 
 
-def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -> Found:
+def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -> AttemptEnd:
     """What there is to find of an attempt that an earlier daemon left. Waits while it is just starting."""
     handle = launcher.find(name)
     if handle is None:
-        return Found("lost", None, "its sandbox is gone") if was_running else Found("void", None, "the daemon ended before the launch")
+        return (
+            AttemptEnd("lost", None, "its sandbox is gone")
+            if was_running
+            else AttemptEnd("void", None, "the daemon ended before the launch")
+        )
     state = handle.state()
     deadline = time.monotonic() + SETTLE
     while state == "starting":
         if time.monotonic() > deadline:
             handle.kill()
         if time.monotonic() > deadline + SETTLE:
-            return Found("lost", handle, "its keeper neither starts nor ends")
+            return AttemptEnd("lost", handle, "its keeper neither starts nor ends")
         time.sleep(0.01)
         state = handle.state()
     if state == "running":
-        return Found("running", handle)
+        return AttemptEnd("running", handle)
     if state == "exited":
-        return Found("exited", handle)
+        return AttemptEnd("exited", handle)
     if not was_running and not os.path.lexists(handle.directory / "started"):
-        return Found("void", handle, "the daemon ended during the launch")
+        return AttemptEnd("void", handle, "the daemon ended during the launch")
     handle.kill()  # nothing of it may go on while its GPUs go to the next
-    return Found("lost", handle, handle.loss() if same_boot else "the host was rebooted while it ran")
+    return AttemptEnd("lost", handle, handle.loss() if same_boot else "the host was rebooted while it ran")
 
 
 def exit_record(exit: Any) -> dict[str, Any]:
@@ -139,7 +147,7 @@ def wait_gone(handle: Handle) -> int | None:
         try:
             return handle.pidfd()
         except SandboxGone:
-            if handle.state() not in ("starting", "running") or time.monotonic() > deadline:
+            if handle.state() not in RUNNING or time.monotonic() > deadline:
                 return None
             time.sleep(0.001)
 

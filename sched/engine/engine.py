@@ -18,21 +18,22 @@ import time
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dockless.base import exit_codes, paths
+from dockless.base.dataclass import replace
+from dockless.base.typing import Any
 from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
-from dockless.sandbox.spec import Spec
+from dockless.sandbox.spec import GRACE, Spec
+from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.codec import job_from_plain
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, remains, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.attempts import Handle, Launcher
-from dockless.sched.engine.entry import GRACE, Entry, just_submitted, wake
+from dockless.sched.engine.entry import LiveJob, just_submitted, wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
@@ -45,7 +46,7 @@ from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.lease import Lease
 from dockless.sched.store.queue import Live
-from dockless.sched.store.writer import Change, Writer
+from dockless.sched.store.writer import Change, QueueWriter
 
 LAUNCHERS = 4
 AT_A_TIME = 50
@@ -72,7 +73,7 @@ class Engine:
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
         self.reader = queue.connect(database)
-        self._writer = Writer(writing, self._committed)
+        self._writer = QueueWriter(writing, self._committed)
         self._loop = asyncio.get_running_loop()
         self.outage = Outage(directory, self.write, self.kick)
         self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
@@ -82,9 +83,9 @@ class Engine:
         self.signalling = ThreadPoolExecutor(4, "dockless-signal")
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
-        self.entries: dict[int, Entry] = {}
-        self.waiting: list[policy.Waiting] = []
-        self.active: dict[int, Entry] = {}
+        self.entries: dict[int, LiveJob] = {}
+        self.waiting: list[policy.WaitingJob] = []
+        self.active: dict[int, LiveJob] = {}
         self.shares = Shares()
         self.kept = Kept(self.logs)
         self.left: list[Handle] = []
@@ -148,7 +149,7 @@ class Engine:
 
     async def recover(self) -> None:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
-        unsettled: list[Entry] = []
+        unsettled: list[LiveJob] = []
         for live in queue.live(self.reader):
             entry = self._enter(live)
             if live.job.state is State.PENDING:
@@ -166,7 +167,7 @@ class Engine:
         self._settled = True
         self.kick()
 
-    async def _take_up(self, entry: Entry) -> None:
+    async def _take_up(self, entry: LiveJob) -> None:
         job, live = entry.job, entry.live
         with contextlib.suppress(DocklessError, ValueError):  # a job that an older dockless accepted
             self._spec(entry, job.attempt, job.devices)
@@ -190,7 +191,7 @@ class Engine:
             reason = found.reason if same_boot else "the host was rebooted while it ran"
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
 
-    async def _back(self, entry: Entry, change: Change[Any]) -> None:
+    async def _back(self, entry: LiveJob, change: Change[Any]) -> None:
         """The job waits again."""
         await self._write_surely(change)
         if entry.handle is not None:
@@ -237,10 +238,10 @@ class Engine:
             self.kick()
         return ids
 
-    def _enter(self, live: Live) -> Entry:
+    def _enter(self, live: Live) -> LiveJob:
         job = live.job
-        shape = policy.Waiting(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
-        entry = Entry(live, shape, live.cancelled)
+        shape = policy.WaitingJob(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
+        entry = LiveJob(live, shape, live.cancelled)
         if job.time_limit and live.boot == self._boot:
             entry.ends = live.ticks + job.time_limit
         self.entries[job.id] = entry
@@ -271,13 +272,13 @@ class Engine:
         self._look_again = None
         self.kick()
 
-    def _state(self) -> policy.State:
+    def _state(self) -> policy.QueueState:
         running = [
-            policy.Running(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
+            policy.RunningJob(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
         ]
         wanted = any(waiting.gpus for waiting in self.waiting)
         outside = self.gpus.outside({gpu for job in running for gpu in job.gpus}) if wanted else frozenset()
-        return policy.State(
+        return policy.QueueState(
             self.gpus.uuids,
             self.waiting,
             running,
@@ -288,19 +289,19 @@ class Engine:
             self.config.cpu_jobs,
         )
 
-    def _start(self, entry: Entry, gpus: tuple[str, ...], now: float) -> None:
+    def _start(self, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:
         self._unwait(entry)
         self.active[entry.job.id] = entry
         entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
         entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
         self.spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
 
-    def _unwait(self, entry: Entry) -> None:
+    def _unwait(self, entry: LiveJob) -> None:
         place = bisect_left(self.waiting, policy.order(entry.waiting), key=policy.order)
         assert self.waiting[place] is entry.waiting
         del self.waiting[place]
 
-    def _spec(self, entry: Entry, attempt: int, gpus: tuple[str, ...]) -> Spec:
+    def _spec(self, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
         """What is launched; notes what of it concerns the end."""
         submitted = job_from_plain(json.loads(queue.spec(self.reader, entry.job.id))).spec
         submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
@@ -309,7 +310,7 @@ class Engine:
         entry.limit = spec.timeout + spec.grace if spec.timeout else None
         return spec
 
-    async def _launch(self, entry: Entry, lease: Lease, now: float) -> None:
+    async def _launch(self, entry: LiveJob, lease: Lease, now: float) -> None:
         job = entry.job
         try:
             await self.write(lambda db: queue.begin_attempt(db, lease, self.name(job.id, lease.attempt), self._boot, now))
@@ -365,7 +366,7 @@ class Engine:
 
     # -- ending
 
-    async def _watch(self, entry: Entry) -> None:
+    async def _watch(self, entry: LiveJob) -> None:
         assert entry.handle is not None
         fd = await self.looked_at(attempts.wait_gone, entry.handle)
         if fd is None:
@@ -382,20 +383,20 @@ class Engine:
             if entry.cancelled:
                 stopping.stop(self, entry, None)
 
-    def _gone(self, entry: Entry) -> None:
+    def _gone(self, entry: LiveJob) -> None:
         self._unwatch(entry)
         self.spawn(self._surely(entry, self._finish(entry)))
 
-    def _unwatch(self, entry: Entry) -> None:
+    def _unwatch(self, entry: LiveJob) -> None:
         self._loop.remove_reader(entry.pidfd)
         os.close(entry.pidfd)
         entry.pidfd = -1
 
-    def _overdue(self, entry: Entry) -> None:
+    def _overdue(self, entry: LiveJob) -> None:
         say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
         stopping.stop(self, entry, 0.0)
 
-    async def _surely(self, entry: Entry, work: Awaitable[None]) -> None:
+    async def _surely(self, entry: LiveJob, work: Awaitable[None]) -> None:
         """A job's way to its end; an error of ours on it must not leave the job running for ever."""
         try:
             await work
@@ -403,7 +404,7 @@ class Engine:
             if not self.closing and entry.job.id in self.active:
                 await self._give_up(entry, error)
 
-    async def _give_up(self, entry: Entry, error: BaseException) -> None:
+    async def _give_up(self, entry: LiveJob, error: BaseException) -> None:
         """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
         what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
         say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
@@ -415,7 +416,7 @@ class Engine:
                 if handle is None:
                     break
                 await self.in_thread(self.signalling, handle.kill)
-                if await self.in_thread(self._ending, handle.state) not in ("starting", "running"):
+                if await self.in_thread(self._ending, handle.state) not in RUNNING:
                     break
             except Exception as again:
                 failures += not is_the_hosts(again)
@@ -431,7 +432,7 @@ class Engine:
             self._unwatch(entry)
         await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, f"the daemon could not follow it: {what}", None, None)
 
-    async def _finish(self, entry: Entry) -> None:
+    async def _finish(self, entry: LiveJob) -> None:
         """The keeper has ended: what it wrote about the end, or LOST if it could not."""
         handle = entry.handle
         assert handle is not None
@@ -446,9 +447,10 @@ class Engine:
         state, reason = final_state(record, entry.cancelled)
         await self._end(entry, state, reason, record, shell_code(record))
 
-    async def _end(self, entry: Entry, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
+    async def _end(self, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
         job = entry.job
         attempt = job.attempt if job.state is not State.PENDING else 0
+        entry.silent = True
         wake(entry.gone)
         why = ""
         if entry.handle is not None:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
-from typing import Any
 
+from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.typing import Any
+from dockless.sandbox.spec import GRACE
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy import policy
 from dockless.sched.store import queue
 from dockless.sched.store.queue import Live
 
-GRACE = 10.0
-"""Seconds between a cancelled job's stop signal and SIGKILL, where neither the caller nor the job says otherwise."""
-
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class LiveJob:
     """A job that has not ended. ``waiting``: what the policy sees of it; ``ends``: on the policy's clock, None without a limit.
-    ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone. ``stop_by``: when it is killed,
-    on the policy's clock, None while nobody wants its end; ``hurry``: set when that changed. ``limit``: seconds it may run, grace included,
-    None without a limit; ``overdue``: the timer that looks whether it still runs then."""
+    ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone; ``silent``: nobody need wait for
+    the last of these any more. ``stop_by``: when it is killed, on the policy's clock, None while nobody wants its end; ``hurry``: set when
+    that changed. ``limit``: seconds it may run, grace included, None without a limit; ``overdue``: the timer that looks whether it still
+    runs then."""
 
     live: Live
-    waiting: policy.Waiting
+    waiting: policy.WaitingJob
     cancelled: bool = False
     ends: float | None = None
     handle: Handle | None = None
@@ -32,6 +31,7 @@ class Entry:
     ended: list[asyncio.Future[Job]] = field(default_factory=list)
     up: list[asyncio.Future[None]] = field(default_factory=list)
     gone: list[asyncio.Future[None]] = field(default_factory=list)
+    silent: bool = False
     grace: float = GRACE
     limit: float | None = None
     stop_by: float | None = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SchedError
 from dockless.sched.engine import remains
 from dockless.sched.engine.faults import describe, say

@@ -12,8 +12,8 @@ import os
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
+from dockless.base.typing import Any
 from dockless.errors import SchedError
 from dockless.sched.engine.faults import describe, say
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.engine import attempts
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.engine.faults import describe, say

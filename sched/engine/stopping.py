@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
-    from dockless.sched.engine.entry import Entry
+    from dockless.sched.engine.entry import LiveJob
 
 KILL_AGAIN = 2.0
 """Seconds until what should be dead is killed again."""
 
 
-def stop(engine: Engine, entry: Entry, grace: float | None) -> None:
+def stop(engine: Engine, entry: LiveJob, grace: float | None) -> None:
     """Its stop signal now, SIGKILL after ``grace`` seconds (the job's own for None). Who asks again can only make it shorter."""
     if engine.closing or entry.job.id not in engine.active:
         return
@@ -33,7 +33,7 @@ def stop(engine: Engine, entry: Entry, grace: float | None) -> None:
     engine.spawn(_until_ended(engine, entry, entry.hurry))
 
 
-async def _until_ended(engine: Engine, entry: Entry, hurry: asyncio.Event) -> None:
+async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event) -> None:
     told = False
     while not engine.closing and entry.job.id in engine.active and entry.stop_by is not None:
         hurry.clear()
@@ -49,7 +49,7 @@ async def _until_ended(engine: Engine, entry: Entry, hurry: asyncio.Event) -> No
             await asyncio.wait_for(hurry.wait(), left)
 
 
-async def _tried(engine: Engine, entry: Entry, what: str, work: Callable[[], None]) -> None:
+async def _tried(engine: Engine, entry: LiveJob, what: str, work: Callable[[], None]) -> None:
     try:
         await engine.in_thread(engine.signalling, work)
     except SandboxGone:  # it is just ending
@@ -58,7 +58,7 @@ async def _tried(engine: Engine, entry: Entry, what: str, work: Callable[[], Non
         say(f"job {entry.job.id} cannot be {what}: {describe(error)}; going on")
 
 
-def _kill(engine: Engine, entry: Entry) -> None:
+def _kill(engine: Engine, entry: LiveJob) -> None:
     handle = entry.handle or engine.launcher.find(engine.name(entry.job.id, entry.job.attempt))
     if handle is not None:
         handle.kill()

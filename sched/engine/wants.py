@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from dockless.base.locks import CANNOT_TELL
+from dockless.base.typing import TypeVar
 from dockless.errors import LaunchFailed
 from dockless.sched.engine.faults import describe, say
 

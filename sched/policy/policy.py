@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from dockless.base.dataclass import dataclass, field
 from dockless.sandbox.gpus.topology import FARTHEST, best_set
 
 Links = Mapping[tuple[str, str], float]
@@ -33,7 +33,7 @@ HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number). ``time_limit``: seconds, 0 for none.
     ``groups``: the groups whose quota it counts against."""
 
@@ -52,7 +52,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningJob:
     """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one."""
 
     id: int
@@ -75,14 +75,14 @@ class Quotas:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class QueueState:
     """All that a decision may depend on. ``waiting`` is in queue order (``order``); ``gpus`` in index order; ``outside``: GPUs that
     something else on the host uses; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs
     without GPUs may run at once."""
 
     gpus: tuple[str, ...]
-    waiting: Sequence[Waiting]
-    running: Sequence[Running] = ()
+    waiting: Sequence[WaitingJob]
+    running: Sequence[RunningJob] = ()
     quotas: Quotas = field(default_factory=Quotas)
     links: Links = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
@@ -91,7 +91,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartJob:
     """Start this job on exactly these GPUs."""
 
     job: int
@@ -134,30 +134,30 @@ class _Hold:
 class Decision:
     """``starts``, and with ``reason`` the answer to every waiting job's question."""
 
-    starts: list[Start]
+    starts: list[StartJob]
     now: float
     reservations: list[Reservation]
     _held: dict[tuple[object, ...], _Hold]
     _used: Counter[str]
     _free: list[str]
-    _state: State
+    _state: QueueState
 
-    def held(self, job: Waiting) -> bool:
+    def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
         hold = self._held.get(job.shape)
         return hold is not None and job.priority <= hold.priority
 
-    def reason(self, job: Waiting) -> Reason:
+    def reason(self, job: WaitingJob) -> Reason:
         """Why ``job``, one of the waiting, does not start now."""
         return _reason(self, job)
 
 
-def order(job: Waiting) -> tuple[int, int]:
+def order(job: WaitingJob) -> tuple[int, int]:
     """The queue's order as a sort key."""
     return (-job.priority, job.id)
 
 
-def decide(state: State, now: float) -> Decision:
+def decide(state: QueueState, now: float) -> Decision:
     """Which of ``state.waiting`` start at ``now`` (seconds on any clock that ``Running.ends`` is on too). Changes nothing it is given."""
     return _Pass(state, now).run()
 
@@ -165,7 +165,7 @@ def decide(state: State, now: float) -> Decision:
 class _Pass:
     """One walk down the queue. ``used`` counts GPUs per pool, ``free`` the GPUs nobody has, both as the starts of this pass change them."""
 
-    def __init__(self, state: State, now: float) -> None:
+    def __init__(self, state: QueueState, now: float) -> None:
         self.state = state
         self.now = now
         held = frozenset().union(*(job.gpus for job in state.running)) if state.running else frozenset()
@@ -181,7 +181,7 @@ class _Pass:
         self.reserved: dict[str, Reservation] = {}
         self.kept: list[Reservation] = []  # for jobs that insist on certain GPUs
         self.held: dict[tuple[object, ...], _Hold] = {}
-        self.starts: list[Start] = []
+        self.starts: list[StartJob] = []
 
     def run(self) -> Decision:
         for job in self.state.waiting:
@@ -206,10 +206,10 @@ class _Pass:
 
     # -- may it start?
 
-    def blocked_without_gpus(self, job: Waiting) -> _Hold | None:
+    def blocked_without_gpus(self, job: WaitingJob) -> _Hold | None:
         return None if self.cpu_jobs < self.state.cpu_jobs else _Hold("jobs", "jobs", job.priority)
 
-    def blocked(self, job: Waiting) -> _Hold | None:
+    def blocked(self, job: WaitingJob) -> _Hold | None:
         """None if ``job`` may start; else what holds it, with reservations made where it is the first to be held."""
         quota = self.pools(job.user, job.groups)
         for level, pool in enumerate(quota):
@@ -228,24 +228,24 @@ class _Pass:
             return _Hold("reserved", HOST, job.priority, kept)
         return None
 
-    def enough(self, job: Waiting, free: Sequence[str]) -> bool:
+    def enough(self, job: WaitingJob, free: Sequence[str]) -> bool:
         return job.devices <= set(free) if job.devices else job.gpus <= sum(1 for gpu in free if gpu in self.whole)
 
-    def draws(self, job: Waiting, pool: str) -> int:
+    def draws(self, job: WaitingJob, pool: str) -> int:
         """How much of ``pool`` the job takes. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
         return len(job.devices - self.state.slices) if job.devices and pool == HOST else job.gpus
 
-    def in_time(self, job: Waiting, reservation: Reservation) -> bool:
+    def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
         return bool(job.time_limit) and reservation.at is not None and self.now + job.time_limit <= reservation.at
 
-    def in_the_way(self, job: Waiting, pool: str) -> Reservation | None:
+    def in_the_way(self, job: WaitingJob, pool: str) -> Reservation | None:
         """The reservation in ``pool`` that ``job`` would delay."""
         reservation = self.reserved.get(pool)
         if reservation is None or self.draws(job, pool) <= reservation.extra or self.in_time(job, reservation):
             return None
         return reservation
 
-    def allowed(self, job: Waiting) -> list[str]:
+    def allowed(self, job: WaitingJob) -> list[str]:
         """The free GPUs without those that somebody else insists on and would get too late."""
         taboo: set[str] = set()
         for reservation in self.kept:
@@ -253,7 +253,7 @@ class _Pass:
                 taboo |= reservation.devices
         return [gpu for gpu in self.free if gpu not in taboo]
 
-    def start(self, job: Waiting) -> None:
+    def start(self, job: WaitingJob) -> None:
         chosen: tuple[str, ...] = ()
         if job.gpus:
             free = self.allowed(job)
@@ -269,8 +269,8 @@ class _Pass:
         else:
             self.cpu_jobs += 1
         ends = self.now + job.time_limit if job.time_limit else None
-        self.running.append(Running(job.id, job.user, frozenset(chosen), job.groups, ends))
-        self.starts.append(Start(job.id, chosen))
+        self.running.append(RunningJob(job.id, job.user, frozenset(chosen), job.groups, ends))
+        self.starts.append(StartJob(job.id, chosen))
 
     def pack(self, count: int, free: Sequence[str]) -> tuple[str, ...]:
         whole = [gpu for gpu in free if gpu in self.whole]
@@ -281,7 +281,7 @@ class _Pass:
 
     # -- keeping a place
 
-    def reserve(self, job: Waiting, short: str, quota: Sequence[str]) -> Reservation | None:
+    def reserve(self, job: WaitingJob, short: str, quota: Sequence[str]) -> Reservation | None:
         """Keep ``job``'s place in the pool that is ``short`` and, so that its place is not lost elsewhere meanwhile, in its quotas up to
         there. Gives the reservation that stands: an earlier job's stays as it is. None where ``job`` could not start even if everything
         ended (a quota was lowered, a GPU is in use outside): nothing is kept idle for it."""
@@ -348,7 +348,7 @@ def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int
 # -- words
 
 
-def _reason(decision: Decision, job: Waiting) -> Reason:
+def _reason(decision: Decision, job: WaitingJob) -> Reason:
     state = decision._state
     hold = decision._held.get(job.shape)
     if not job.gpus:
@@ -378,7 +378,7 @@ def _reason(decision: Decision, job: Waiting) -> Reason:
     return Reason(hold.code, "; ".join(parts))
 
 
-def _gpus(job: Waiting) -> str:
+def _gpus(job: WaitingJob) -> str:
     if job.devices:
         return ", ".join(sorted(job.devices))
     return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}"

@@ -6,8 +6,8 @@ The table's key is the GPU, so the database itself refuses to give one out twice
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
+from dockless.base.dataclass import dataclass
 from dockless.errors import SchedError
 
 SCHEMA = "CREATE TABLE leases(gpu TEXT PRIMARY KEY, job INTEGER NOT NULL, attempt INTEGER NOT NULL, since REAL NOT NULL) WITHOUT ROWID"

@@ -7,7 +7,7 @@ One table per noun (jobs, attempts, leases) and a log of events. What must never
 - a GPU leased twice: the key of ``leases``;
 - a state change that ``jobs.ALLOWED`` does not know: every update names the state it comes from.
 
-Functions here run inside a transaction that the caller opened (``writer.Writer`` gathers several callers into one) or only read.
+Functions here run inside a transaction that the caller opened (``writer.QueueWriter`` gathers several callers into one) or only read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dockless.base import paths
+from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import Any
 from dockless.errors import SchedError
 from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
 from dockless.sched.store import lease as leases

@@ -14,8 +14,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
 
+from dockless.base.typing import Any, TypeVar
 from dockless.errors import SchedError
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ MOST = 512
 """Changes in one transaction: bounds how long the first of them waits."""
 
 
-class Writer:
+class QueueWriter:
     """Owns the writing connection. ``done``: called in the writer's thread with the list of (future, result, error) of every
     transaction; by default it resolves the futures right there. A future may be of any kind that ``done`` understands."""
 

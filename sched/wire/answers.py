@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 
+from dockless.base.dataclass import replace
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
-from dockless.sched.engine.entry import Entry
+from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import Job, State
 from dockless.sched.store import queue
 from dockless.sched.wire.protocol import GpuInfo, HostInfo
@@ -37,6 +37,14 @@ class Answers:
         if job.uid != caller.uid and not caller.admin:
             raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
         return self.view(caller, job)
+
+    def enterable(self, caller: Caller, number: int) -> Job:
+        """The job, if the caller may run what she likes in it: what enters has its owner's rights, which an administrator who is not root
+        has not. Raises UnknownJob, NotPermitted."""
+        job = self.own(caller, number)
+        if job.uid != caller.uid and not caller.root:
+            raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="its owner and root can enter it")
+        return job
 
     def job(self, caller: Caller, number: int) -> Job:
         """One job in full."""
@@ -73,7 +81,7 @@ class Answers:
         found.extend(islice(waiting, limit))
         return self._listed(caller, found, queue.ended(self.engine.reader, user, limit) if ended else iter(()))
 
-    def _listed(self, caller: Caller, entries: list[Entry], ended: Iterator[Job]) -> Iterator[Job]:
+    def _listed(self, caller: Caller, entries: list[LiveJob], ended: Iterator[Job]) -> Iterator[Job]:
         for job in chain((entry.job for entry in entries), ended):
             yield self.view(caller, job)
 
@@ -114,17 +122,20 @@ class Answers:
             with contextlib.suppress(UnknownJob):
                 yield self.own(caller, number)
 
-    async def started(self, entry: Entry) -> None:
+    async def started(self, entry: LiveJob) -> None:
         """Until the job's program runs, or it never will."""
         while entry.job.state in (State.PENDING, State.STARTING):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry.up.append(future)
             await future
 
-    def gone(self, entry: Entry) -> asyncio.Future[None]:
+    def gone(self, entry: LiveJob) -> asyncio.Future[None]:
         """Resolved when nothing more will be written by the running attempt."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry.gone.append(future)
+        if entry.silent:  # its end is being written down
+            future.set_result(None)
+        else:
+            entry.gone.append(future)
         return future
 
     def info(self) -> HostInfo:

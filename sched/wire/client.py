@@ -1,6 +1,6 @@
 """The client of the daemon: plain blocking calls over one unix socket.
 
-Nothing here polls: ``wait`` and ``logs(follow=True)`` block in read(2) until the daemon has something to say. Waiting outlives a
+Nothing here asks again and again: ``wait`` and ``logs(follow=True)`` block until the daemon has something to say. Waiting outlives a
 restart of the daemon: the client connects again and asks again, for ``patience`` seconds.
 
 A client trusts the socket because of where it is: root's lies in a directory only root can write, a user's in her own.
@@ -12,14 +12,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from dockless.base import paths
 from dockless.base.checks import check, checked
+from dockless.base.dataclass import replace
+from dockless.base.typing import Any, Literal
+from dockless.base.waits import Pause, blocking
 from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
@@ -28,6 +29,7 @@ from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
 _CANCELLED_AT_ONCE = 1000
 """Jobs of one request: so many are ended well within the time that a client waits for an answer."""
+_A_MOMENT = Pause(-1, 0.1)
 
 
 def own_socket() -> Path:
@@ -133,20 +135,26 @@ class Client:
         """Block until all of them have ended; they come in the order asked for."""
         check("timeout", timeout, float | None)
         ids = _ids(jobs)
+        return next(blocking(self.waiting(ids, timeout=timeout)))
+
+    def waiting(self, ids: Sequence[int], *, timeout: float | None = None) -> Iterator[list[Job] | Pause]:
+        """``wait_many`` in steps: what has to be waited for, and at last the jobs."""
         deadline = None if timeout is None else time.monotonic() + timeout
         found: dict[int, Job] = {}
         once = list(dict.fromkeys(ids))
         for start in range(0, len(once), protocol.MAX_JOBS_PER_REQUEST):
-            for job in self._wait_for(once[start : start + protocol.MAX_JOBS_PER_REQUEST], deadline, timeout):
+            for job in (yield from self._wait_for(once[start : start + protocol.MAX_JOBS_PER_REQUEST], deadline, timeout)):
                 found[job.id] = job
-        return _in_order(ids, found)
+        yield _in_order(ids, found)
 
-    def _wait_for(self, ids: list[int], deadline: float | None, timeout: float | None) -> list[Job]:
+    def _wait_for(self, ids: list[int], deadline: float | None, timeout: float | None) -> Generator[Pause, None, list[Job]]:
         lost_since: float | None = None
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                answer = self._call("wait", jobs=ids, timeout=left, read_timeout=None if left is None else left + 5.0)
+                self._send("wait", {"jobs": ids, "timeout": left})
+                yield Pause(self.fileno(), None if left is None else left + 5.0)
+                answer = self._receive(self.timeout)
                 if answer.get("timeout"):
                     raise TimeoutError(f"{answer['left']} of {len(ids)} jobs have not ended after {timeout} s")
                 return [Job.from_dict(item) for item in answer["jobs"]]
@@ -154,27 +162,88 @@ class Client:
                 if deadline is not None and time.monotonic() > deadline:
                     raise
                 lost_since = self._patient(error, lost_since)
+                yield _A_MOMENT
 
     @checked
     def logs(self, job: int, *, follow: bool = False, attempt: int = 0) -> Iterator[LogLine]:
         """What the job wrote, in order; with ``follow`` until it has ended, also over a restart of the daemon. ``attempt`` 0: the newest.
         A line with ``dropped`` stands for output that is not kept any more."""
-        after = 0
+        yield from blocking(self.reading(job, follow=follow, attempt=attempt))
+
+    def reading(self, job: int, *, follow: bool = False, attempt: int = 0, after: int = 0) -> Iterator[LogLine | Pause]:
+        """``logs`` in steps: what has to be waited for, and the lines. ``after``: bytes of output that are known already."""
         lost_since: float | None = None
         while True:
             try:
                 for message in self._stream("logs", job=job, follow=follow, attempt=attempt, after=after):
+                    if isinstance(message, Pause):
+                        yield message
+                        continue
                     lost_since = None
                     attempt = int(message.get("attempt", attempt))
                     for row in message.get("lines", ()):
                         line = LogLine(str(row[0]), str(row[1]), str(row[2]), bool(row[3]), int(row[4]) if len(row) > 4 else 0)
-                        after += line.dropped or len(line.text.encode(errors="surrogateescape")) + (not line.partial)
+                        after += line.size
                         yield line
                 return
             except DaemonUnavailable as error:
                 if not follow:
                     raise
                 lost_since = self._patient(error, lost_since)
+                yield _A_MOMENT
+
+    # -- a program that enters a job, ``wire.entered``: the connection is for nothing else then
+
+    def exec(self, job: int, program: dict[str, Any], size: tuple[int, int] | None) -> socket.socket:
+        """Our end of a socket to it, for its standard streams or its terminal. Raises UnknownJob, NotPermitted, SandboxGone, Refused."""
+        self._send("exec", {"job": job, "program": program, "size": size})
+        answer, fd = self._with_descriptor()
+        if answer.get("streams") and fd >= 0:
+            return socket.socket(fileno=fd)
+        if fd >= 0:
+            os.close(fd)
+        raise SchedError("the daemon answered something else", hint="client and daemon are of different versions: restart the daemon")
+
+    def leave(self, job: int, program: dict[str, Any]) -> int:
+        """A program that enters a job and goes on by itself: its pid, as the host numbers it. The same errors, and those of a start."""
+        return int(self._call("exec", job=job, program=program, alone=True)["pid"])
+
+    def attach(self, job: int) -> tuple[Literal["terminal", "stdin", "output"], int]:
+        """What a job has for who attaches, and a descriptor, the caller's to close: our side of its terminal, one to write to its standard
+        input, or -1 where it has output alone, which ``logs`` gives. Raises UnknownJob, NotPermitted, SandboxGone."""
+        self._send("attach", {"job": job})
+        answer, fd = self._with_descriptor()
+        return answer["attached"], fd
+
+    def _with_descriptor(self) -> tuple[dict[str, Any], int]:
+        """The next answer, and what came with it, -1 for nothing."""
+        assert self._socket is not None
+        self._socket.settimeout(self.timeout)
+        try:
+            said, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+        except OSError as error:
+            raise self._lost(error) from None
+        if not said:
+            raise self._lost(None)
+        self._buffer += said
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        try:
+            return self.answer(), fds.pop() if fds else -1
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def answer(self) -> dict[str, Any]:
+        """The daemon's next word on it, or the error that it tells."""
+        return self._receive(self.timeout)
+
+    def say(self, op: str, fields: dict[str, Any]) -> bool:
+        """Our next word; False where the connection has ended."""
+        if self._socket is None:
+            return False
+        self._send(op, fields)
+        return True
 
     # -- the host
 
@@ -197,25 +266,31 @@ class Client:
     # -- the wire
 
     def _patient(self, error: DaemonUnavailable, lost_since: float | None) -> float:
-        """Wait a moment before the daemon is asked again: jobs run on without it, so a restart is no reason to stop waiting. Since when it
-        has been away; ``error`` where that is longer than ``patience``."""
+        """Whether the daemon is to be asked again, in a moment: jobs run on without it, so a restart is no reason to stop waiting. Since
+        when it has been away; ``error`` where that is longer than ``patience``."""
         now = time.monotonic()
         lost_since = lost_since or now
         if now - lost_since > self.patience:
             raise error
-        time.sleep(0.1)
         return lost_since
 
-    def _call(self, op: str, *, read_timeout: float | None = -1.0, **fields: Any) -> dict[str, Any]:
+    def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         self._send(op, fields)
-        return self._receive(self.timeout if read_timeout == -1.0 else read_timeout)
+        return self._receive(self.timeout)
 
-    def _stream(self, op: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    def fileno(self) -> int:
+        """What is readable when there is something to receive."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def _stream(self, op: str, **fields: Any) -> Iterator[dict[str, Any] | Pause]:
         self._send(op, fields)
         finished = False
         try:
             while not finished:
-                message = self._receive(None)
+                if b"\n" not in self._buffer:
+                    yield Pause(self.fileno(), None)
+                message = self._receive(self.timeout)
                 finished = bool(message.get("end"))
                 yield message
         finally:

@@ -32,7 +32,7 @@ async def ended(base: Path, after: int = 0) -> AsyncIterator[list[Row]]:
 async def running(directory: Path, base: Path, done: asyncio.Future[None] | None, after: int = 0) -> AsyncIterator[list[Row]]:
     """The output of a live attempt. ``done``: follow until it is resolved, and read what is left then; None: only what there is now.
     ``base``: where its files go when it has ended, which may happen between any two steps here."""
-    watch = Watch(directory) if done is not None else None
+    watch = DirectoryWatch(directory) if done is not None else None
     log = Log(lambda name: _either(directory, base, name), after)
     try:
         while True:
@@ -54,7 +54,7 @@ def _either(directory: Path, base: Path, name: str) -> int | None:
     return fd if fd is not None else open_log(base.parent, f"{base.name}.{name}")
 
 
-class Watch:
+class DirectoryWatch:
     """Wakes when a file of a directory changes; inotify(7), by way of libc, as Python has none of its own."""
 
     def __init__(self, directory: Path) -> None:

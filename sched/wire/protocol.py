@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError, SchedError
+
+if TYPE_CHECKING:
+    from dockless.sandbox.run.logfile import Row
 
 VERSION = 1
 MAX_REQUEST = 1 << 20
@@ -42,6 +46,18 @@ class LogLine:
     text: str
     partial: bool = False
     dropped: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of output that it stands for."""
+        return self.dropped or len(self.row.written)
+
+    @property
+    def row(self) -> Row:
+        """The same as its keeper wrote it down."""
+        from dockless.sandbox.run.logfile import Row
+
+        return Row(self.at, self.stream, self.text.encode(errors="surrogateescape"), self.partial, self.dropped)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

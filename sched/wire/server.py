@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
 
+from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
@@ -28,6 +28,7 @@ from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
 from dockless.sched.wire import logs
 from dockless.sched.wire.answers import Answers
+from dockless.sched.wire.entering import Entering
 from dockless.sched.wire.protocol import (
     MAX_JOBS_PER_REQUEST,
     MAX_JOBS_PER_SUBMIT,
@@ -67,6 +68,7 @@ class Server:
     def __init__(self, engine: Engine, path: Path, version: str, shutdown: Callable[[], None]) -> None:
         self.engine = engine
         self.answers = Answers(engine)
+        self.entering = Entering(engine, KEPT_BACK)
         self.path = path
         self.version = version
         self.shutdown = shutdown
@@ -118,6 +120,7 @@ class Server:
             task.cancel()
         if self._handlers:
             await asyncio.wait(list(self._handlers), timeout=2.0)
+        self.entering.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -170,6 +173,13 @@ class Server:
                 if request.get("op") == "logs":
                     await self._logs(caller, request, reader, writer)
                     continue
+                if request.get("op") == "exec":  # its connection is for nothing else from now on
+                    await self._exec(caller, request, reader, writer)
+                    return
+                if request.get("op") == "attach":
+                    await self.entering.attach(caller, self.answers.enterable(caller, _job_id(request.get("job"))), writer)
+                    await writer.drain()
+                    continue
                 verb = self._verbs.get(str(request.get("op")))
                 if verb is None:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
@@ -185,7 +195,7 @@ class Server:
                 raise
             except Exception as error:  # a bug: the caller is told, the daemon goes on
                 op = request.get("op")
-                what = op if op in self._verbs or op == "logs" else "a request"
+                what = op if op in self._verbs or op in ("logs", "exec", "attach") else "a request"
                 say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
                 failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
                 writer.write(encode(error_message(failed)))
@@ -371,6 +381,18 @@ class Server:
         await _unless_gone(reader, stream())
         writer.write(encode({"ok": True, "end": True}))
         await writer.drain()
+
+    async def _exec(self, caller: Caller, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A program enters a job; ends with it, or with the client, whose lines say what becomes of it."""
+
+        async def line() -> bytes:
+            said = await self._line(caller.uid, reader)
+            self._over(caller.uid, len(said))
+            await self._turn(caller.uid)
+            return said
+
+        job = self.answers.enterable(caller, _job_id(request.get("job")))
+        await self.entering.serve(caller, job, request, line, writer)
 
 
 async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:

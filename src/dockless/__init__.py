@@ -8,6 +8,7 @@
     result.stdout, result.returncode, result.oom_killed, result.timed_out, result.usage
 
     with dockless.Sandbox(["cat"], stdin=dockless.PIPE, stdout=dockless.PIPE) as box: ...
+    box = dockless.start("python:3.12", ["python", "serve.py"], id="web"); box.pause(); dockless.Sandbox.open("web").stop()
     job = dockless.submit("python:3.12", ["python", "train.py"], gpus=2, time_limit="2h"); job.wait()
 
 Importing this package costs next to nothing: every name below is fetched when it is first used (PEP 562).
@@ -17,11 +18,23 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dockless import aio as aio
+    from dockless import cgroups as cgroups
+    from dockless import errors as errors
+    from dockless import images as images
+    from dockless import native as native
+    from dockless import sandbox as sandbox
+    from dockless import sched as sched
+    from dockless._attaching import Attachment as Attachment
     from dockless._box import Sandbox as Sandbox
-    from dockless._call import arun as arun
     from dockless._call import run as run
     from dockless._committing import commit as commit
     from dockless._committing import diff as diff
+    from dockless._events import events as events
+    from dockless._executing import Execution as Execution
+    from dockless._finding import create as create
+    from dockless._finding import list as list
+    from dockless._finding import start as start
     from dockless._keywords import Options as Options
     from dockless._result import Result as Result
     from dockless._stdio import DEVNULL as DEVNULL
@@ -30,9 +43,12 @@ if TYPE_CHECKING:
     from dockless._submitting import Submitted as Submitted
     from dockless._submitting import submit as submit
     from dockless._version import __version__ as __version__
+    from dockless.aio import arun as arun
+    from dockless.base.healthcheck import HealthCheck as HealthCheck
     from dockless.cgroups import IoMax as IoMax
     from dockless.cgroups import Limits as Limits
     from dockless.cgroups import Usage as Usage
+    from dockless.errors import BadAnswer as BadAnswer
     from dockless.errors import BadDigest as BadDigest
     from dockless.errors import BadImage as BadImage
     from dockless.errors import BadInput as BadInput
@@ -47,6 +63,7 @@ if TYPE_CHECKING:
     from dockless.errors import IdMapError as IdMapError
     from dockless.errors import ImageError as ImageError
     from dockless.errors import ImageInUse as ImageInUse
+    from dockless.errors import Killed as Killed
     from dockless.errors import LaunchFailed as LaunchFailed
     from dockless.errors import LimitError as LimitError
     from dockless.errors import LimitUnavailable as LimitUnavailable
@@ -56,6 +73,7 @@ if TYPE_CHECKING:
     from dockless.errors import NotFound as NotFound
     from dockless.errors import NotPermitted as NotPermitted
     from dockless.errors import NotRunnable as NotRunnable
+    from dockless.errors import OutOfMemory as OutOfMemory
     from dockless.errors import OutputLost as OutputLost
     from dockless.errors import RateLimited as RateLimited
     from dockless.errors import Refused as Refused
@@ -63,7 +81,9 @@ if TYPE_CHECKING:
     from dockless.errors import RegistryUnavailable as RegistryUnavailable
     from dockless.errors import SandboxError as SandboxError
     from dockless.errors import SandboxGone as SandboxGone
+    from dockless.errors import SandboxLost as SandboxLost
     from dockless.errors import SchedError as SchedError
+    from dockless.errors import TimedOut as TimedOut
     from dockless.errors import Unauthorized as Unauthorized
     from dockless.errors import UnknownGpu as UnknownGpu
     from dockless.errors import UnknownImage as UnknownImage
@@ -75,6 +95,15 @@ if TYPE_CHECKING:
     from dockless.images import Image as Image
     from dockless.images import Store as Store
     from dockless.images.archive.diff import Change as Change
+    from dockless.sandbox.files.files import FileInfo as FileInfo
+    from dockless.sandbox.files.files import Files as Files
+    from dockless.sandbox.files.tree import Copied as Copied
+    from dockless.sandbox.files.watching import FileEvent as FileEvent
+    from dockless.sandbox.files.watching import Watch as Watch
+    from dockless.sandbox.run.events import Event as Event
+    from dockless.sandbox.run.events import Events as Events
+    from dockless.sandbox.run.health import Health as Health
+    from dockless.sandbox.run.logfile import Row as Row
     from dockless.sandbox.run.process import Exit as Exit
     from dockless.sandbox.spec import Bind as Bind
     from dockless.sandbox.spec import Mount as Mount
@@ -83,18 +112,25 @@ if TYPE_CHECKING:
     from dockless.sandbox.spec import Spec as Spec
     from dockless.sandbox.spec import Tmpfs as Tmpfs
     from dockless.sandbox.spec import Volume as Volume
+    from dockless.sandbox.state import State as State
     from dockless.sched import Job as Job
     from dockless.sched import JobSpec as JobSpec
 
 _HOME = {
     "_version": ("__version__",),
+    "_attaching": ("Attachment",),
     "_box": ("Sandbox",),
-    "_call": ("arun", "run"),
+    "aio": ("arun",),
+    "_call": ("run",),
+    "base.healthcheck": ("HealthCheck",),
     "cgroups": ("IoMax", "Limits", "Usage"),
     "_committing": ("commit", "diff"),
+    "_finding": ("create", "list", "start"),
     "errors": (
-        "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound", "DaemonUnavailable",
-        "DocklessError", "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
+        "BadAnswer", "BadDigest", "BadImage", "BadInput", "CgroupError", "CheckFailed", "CommandNotExecutable", "CommandNotFound",
+        "DaemonUnavailable",
+        "DocklessError", "Killed", "OutOfMemory", "SandboxLost", "TimedOut",
+        "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
         "LimitUnavailable", "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "OutputLost",
         "RateLimited", "Refused", "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError",
         "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
@@ -102,25 +138,34 @@ _HOME = {
     "images": ("Image", "Store"),
     "images.archive.diff": ("Change",),
     "_keywords": ("Options",),
+    "_events": ("events",),
+    "_executing": ("Execution",),
     "_result": ("Result",),
+    "sandbox.files.files": ("FileInfo", "Files"),
+    "sandbox.files.tree": ("Copied",),
+    "sandbox.files.watching": ("FileEvent", "Watch"),
+    "sandbox.run.events": ("Event", "Events"),
+    "sandbox.run.health": ("Health",),
+    "sandbox.run.logfile": ("Row",),
     "sandbox.run.process": ("Exit",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
+    "sandbox.state": ("State",),
     "sched": ("Job", "JobSpec"),
     "_stdio": ("DEVNULL", "PIPE", "STDOUT"),
     "_submitting": ("Submitted", "submit"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_ROOMS = frozenset(("cgroups", "errors", "images", "native", "sandbox", "sched"))
+_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "sandbox", "sched"))
 
 __all__ = sorted(_MODULE_OF)
 
 
-def __getattr__(name: str) -> object:
+def _fetched(name: str) -> object:
     import importlib
 
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(f"dockless.{_MODULE_OF[name]}"), name)
-    elif name in _ROOMS:
+    elif name in _PACKAGES:
         return importlib.import_module(f"dockless.{name}")
     else:
         raise AttributeError(f"module 'dockless' has no attribute {name!r}")
@@ -128,5 +173,9 @@ def __getattr__(name: str) -> object:
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+if not TYPE_CHECKING:  # for a type checker every name that is not above is a mistake
+    __getattr__ = _fetched
+
+
+def __dir__() -> tuple[str, ...]:
+    return (*sorted({*globals(), *__all__, *_PACKAGES}),)

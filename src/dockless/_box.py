@@ -1,54 +1,89 @@
-"""``dockless.Sandbox``: one sandbox with the handles of ``subprocess.Popen``, for ``with`` and for ``async with``.
+"""``dockless.Sandbox``: one sandbox with the handles of ``subprocess.Popen``, for ``with``. For ``async with``: ``dockless.aio.Sandbox``.
 
 ::
 
     with Sandbox("python:3.12", ["cat"], stdin=PIPE, stdout=PIPE, text=True, memory="1G") as box:
         out, err = box.communicate("hello")
 
-    async with Sandbox(["sleep", "1"]) as box:
-        ended = await box
+    with Sandbox(["make"], stdout=PIPE, text=True, on_stderr=print) as box:
+        for line in box.stdout: ...
 
 Entering starts it and leaving ends it: whatever happens inside the block, nothing of it is left afterwards. It is its process's: in a
 child by ``os.fork`` its methods raise ``SandboxError``, and leaving the block changes nothing.
+
+``Sandbox.open``, ``dockless.start`` and ``dockless.list`` give the same class for sandboxes that this ``with`` does not hold. They have no
+streams, and leaving a ``with`` of one lets go of the handle alone: the sandbox goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
-from collections.abc import Generator, Sequence
+import os
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
 
+from dockless._executing import Enterable, WithTerminal
+from dockless._life import LifeCycle, check_labels, refuse_job
 from dockless._options import image_and_args, make_spec
-from dockless._pulling import present
-from dockless._stdio import Reader, Stdio, Text, Writer, exchange
+from dockless._pulling import leased, present
+from dockless._stdio import Stream, Text
+from dockless._streams import S, Streams, StreamSettings
+from dockless.base import signal
 from dockless.base.checks import checked
+from dockless.base.interrupts import held, waiting
 from dockless.base.paths import Argument
-from dockless.errors import BadInput, SandboxGone
+from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, overload
+from dockless.base.units import parse_duration
+from dockless.errors import BadInput, SandboxGone, Unsupported
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from dockless._keywords import Options
+    from dockless._attaching import Attachment
+    from dockless._keywords import AnySandbox, BytesSandbox, Options, TextSandbox
+    from dockless._streams import Output
     from dockless.images.progress import Progress
-    from dockless.sandbox.run.attached import Sandbox as Inner
+    from dockless.sandbox.enter import Entry
+    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.door import Entered, Entrance
+    from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
+    from dockless.sandbox.run.mounted import Guest, Mounted
     from dockless.sandbox.run.process import Exit, Process
+    from dockless.sandbox.state import State
+
+    Image = str | Spec | Sequence[Argument] | None
+    Arguments = Sequence[Argument] | None
 
 
 class Cancelled(Exception):
     """Nobody waits for the pull any more."""
 
 
-class Sandbox:
+class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     """``image``: a name, a ready ``Spec``, or arguments for the pseudo-image ``host``. ``id``: a name of your own.
 
     ``stdin``, ``stdout``, ``stderr``: None (ours), ``PIPE``, ``DEVNULL``, ``STDOUT``, an fd or a file. ``measure``: note what each step of
-    the start takes. Everything else: see ``Options``. The attributes ``stdin``, ``stdout`` and ``stderr`` are file objects where ``PIPE``
-    was given.
+    the start takes. ``size``: rows and columns of its terminal, where it has one. Everything else: see ``Options``. The attributes
+    ``stdin``, ``stdout`` and ``stderr`` are file objects where ``PIPE`` was given, or it has a terminal.
     """
 
+    simulated = False
+    _spec: Spec | None = None
+    _box: Inner | None = None
+    _opened: Box | None = None
+    _ends: IO[bytes] | None = None
+    _mounted: Mounted | None = None
+    _streams: Streams[S] | None = None
+    _known: tuple[Hashable, Entrance, str] | None = None
+    """Of one run of it."""
+
+    @overload
+    def __init__(self: Sandbox[str], image: Image = None, args: Arguments = None, **options: Unpack[TextSandbox]) -> None: ...
+    @overload
+    def __init__(self: Sandbox[bytes], image: Image = None, args: Arguments = None, **options: Unpack[BytesSandbox]) -> None: ...
+    @overload
+    def __init__(self: Sandbox[Any], image: Image = None, args: Arguments = None, **options: Unpack[AnySandbox]) -> None: ...
     @checked
     def __init__(
         self,
@@ -56,52 +91,108 @@ class Sandbox:
         args: Sequence[Argument] | None = None,
         *,
         id: str | None = None,
-        stdin: int | IO[Any] | None = None,
-        stdout: int | IO[Any] | None = None,
-        stderr: int | IO[Any] | None = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
         text: bool | None = None,
         encoding: str | None = None,
         errors: str | None = None,
+        bufsize: int = -1,
+        max_output: str | int | None = None,
+        on_stdout: Callable[[Any], object] | None = None,
+        on_stderr: Callable[[Any], object] | None = None,
         measure: bool = False,
+        size: tuple[int, int] | None = None,
         **options: Unpack[Options],
     ) -> None:
-        self.gpus: tuple[str, ...] = ()
-        self.simulated = False
+        self._size = size
         self._given_up = False
         if isinstance(image, Spec):
             if args is not None or options:
                 raise BadInput("a ready Spec takes no further keywords", subject="spec", hint="use dataclasses.replace(spec, …)")
-            self.spec = image
+            self._spec = image
         else:
             name, arguments = image_and_args(image, args)
-            self.spec = make_spec(name, arguments, **options)
+            self._spec = make_spec(name, arguments, **options)
+        self._labels = check_labels(options.get("labels"))
         self._wanted_gpus = options.get("gpus")
         self._pull = options.get("pull") or "missing"
-        self.stdin: IO[Any] | None = None
-        self.stdout: IO[Any] | None = None
-        self.stderr: IO[Any] | None = None
-        self._text = Text(text, encoding, errors)
-        self._given = (stdin, stdout, stderr)
+        self._platform = options.get("platform")
+        self._settings = StreamSettings(
+            stdin, stdout, stderr, text=Text(text, encoding, errors), bufsize=bufsize, max_output=max_output, on_stdout=on_stdout,
+            on_stderr=on_stderr, tty=self.spec.tty,
+        )  # fmt: skip
         self._id = id
         self._measure = measure
-        self._box: Inner | None = None
-        self._lease: Any = None
-        self._stdio: Stdio | None = None
-        self._pumps: list[Reader | Writer] = []
+        self._held = contextlib.ExitStack()
+
+    @classmethod
+    @checked
+    def open(cls, id: str) -> Sandbox[bytes]:
+        """A sandbox of this user by its id, detached or of another program, running or ended. ``SandboxGone``, ``BadInput``"""
+        from dockless.sandbox.run import box
+
+        return Sandbox.of(box.get(id))
+
+    @classmethod
+    def of(cls, box: Box) -> Sandbox[bytes]:
+        """The same for one that was found already."""
+        made: Sandbox[bytes] = Sandbox.__new__(Sandbox)
+        made._held = contextlib.ExitStack()
+        made._opened = box
+        with contextlib.suppress(SandboxGone):
+            made.simulated = box.labels.get("gpus") == "simulated"
+        return made
 
     # -- what it is
 
     @property
+    def spec(self) -> Spec:
+        """What was asked for. ``SandboxGone`` for a handle whose sandbox is gone."""
+        return self._spec if self._spec is not None else self._found.spec
+
+    def __repr__(self) -> str:
+        known = self._opened or self._box
+        return f"<dockless.Sandbox {known.id if known is not None else 'not started'}>"
+
+    @property
     def id(self) -> str:
-        return self._running.id
+        return self._opened.id if self._opened is not None else self._running.id
+
+    @property
+    def state(self) -> State:
+        if self._box is not None and self._box.process.poll() is not None:
+            return "exited"
+        return super().state
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those that it was started with. ``SandboxGone``"""
+        return self._found.labels if self._opened is not None else self._labels
+
+    @property
+    def _found(self) -> Box:
+        return self._opened if self._opened is not None else self._running.box
+
+    def _renamed(self, box: Box) -> None:
+        self._opened = box
+        self._mounted = None
+
+    def _let_go(self) -> None:
+        if self._files is not None:
+            self._files.close()
 
     @property
     def pid(self) -> int:
         """The sandbox's init, as the host numbers it."""
-        return self.process.pid
+        return self._opened.init_pid if self._opened is not None else self.process.pid
 
     @property
     def process(self) -> Process:
+        """The process of one that this program started and holds. ``Unsupported`` for a handle."""
+        if self._opened is not None:
+            hint = "use the methods of the handle itself"
+            raise Unsupported(f"sandbox {self.id} is not held by this program", subject=self.id, hint=hint)
         return self._running.process
 
     @property
@@ -113,13 +204,23 @@ class Sandbox:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Limits that ``best_effort`` could not keep, and roundings of the kernel."""
-        simulated = ("the GPUs are simulated: nothing computes on them",) if self.simulated else ()
-        return (*simulated, *self._running.warnings)
+        simulated: tuple[str, ...] = ("the GPUs are simulated: nothing computes on them",) if self.simulated else ()
+        return (*simulated, *self.inner.warnings)
 
     @property
-    def room(self) -> Inner:
-        """The object of ``dockless.sandbox``: its plan, its cgroup."""
-        return self._running
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of its GPUs."""
+        return self.inner.spec.gpus if self._opened is not None or self._box is not None else ()
+
+    @property
+    def inner(self) -> Inner | Box:
+        """The object of ``dockless.sandbox``: of one that this program holds with its plan and its cgroup."""
+        return self._opened if self._opened is not None else self._running
+
+    @property
+    def held(self) -> bool:
+        """Whether it is, or will be, this object's ``with`` that starts and ends it; else it is a handle alone."""
+        return self._opened is None
 
     @property
     def _running(self) -> Inner:
@@ -127,184 +228,197 @@ class Sandbox:
             raise SandboxGone("the sandbox is not running", hint="use it as a context manager: with dockless.Sandbox(…) as box")
         return self._box
 
+    @property
+    def _streaming(self) -> Streams[S]:
+        self._running  # noqa: B018 - says so if it has not been started
+        assert self._streams is not None
+        return self._streams
+
+    @property
+    def stdin(self) -> IO[S] | Any:
+        """Our end of it where ``PIPE`` was given, a file as ``subprocess.Popen`` has it; None once ``communicate`` was called."""
+        return None if self._streams is None else self._streams.stdin
+
+    @property
+    def stdout(self) -> Output[S] | Any:
+        """The same: ``for line in box.stdout``, ``for chunk in box.stdout.chunks()``, ``read``. Ends when everything inside is dead."""
+        return None if self._streams is None else self._streams.stdout
+
+    @property
+    def stderr(self) -> Output[S] | Any:
+        """The same for stderr."""
+        return None if self._streams is None else self._streams.stderr
+
+    def open_stdin(self) -> IO[bytes]:
+        """A file to write to the standard input of a detached one that was started with ``interactive=True``; close it. That input stays
+        open for others. ``BadInput`` for one without, ``SandboxGone``"""
+        fd = self._found.stdin()
+        os.set_blocking(fd, True)
+        return open(fd, "wb", buffering=0)
+
+    def attach(self) -> Attachment:
+        """Back to a detached one that runs: what it writes from now on, and its terminal or standard input. Leaving the ``with`` of it
+        leaves the sandbox running. ``BadInput`` for one that is attached, or whose output is not kept; ``SandboxGone``"""
+        from dockless._attaching import to_box
+
+        return to_box(self._found)
+
     def fileno(self) -> int:
         """Readable when everything inside has ended, or ``poll`` has to see to it that it does: for select and event loops."""
-        return self.process.fileno()
+        if self._opened is None:
+            return self.process.fileno()
+        if self._ends is None:
+            self._ends = open(self._opened.pidfd(), "rb", buffering=0)  # noqa: SIM115 - closed when the handle is let go of
+        return self._ends.fileno()
 
     # -- with
 
-    def __enter__(self) -> Sandbox:
-        self._start()
-        self._open_pipes()
+    def __enter__(self) -> Sandbox[S]:
+        if self._opened is None:
+            image = self._prepare()
+            try:
+                with held():
+                    self._streams = self._start(image, Streams)
+            except KeyboardInterrupt:
+                self.__exit__(None, None, None)
+                raise
         return self
 
-    def _start(self) -> None:
-        """Lease, launch; our ends of the pipes stay bare fds in ``_stdio``."""
-        from dockless.sandbox.run.attached import Sandbox as Inner
-
+    def _prepare(self) -> str:
+        """The name of its image, which the store has then: what takes long."""
         if self._box is not None:
             raise BadInput("a Sandbox runs once", subject=self._box.id, hint="make another one")
-        stdio = Stdio(*self._given)
+        with waiting():
+            return present(self.spec.image, self._pull, self._pulling, self._platform)
+
+    def _start(self, image: str, streams: Callable[..., Any]) -> Any:
+        """Lease, launch; then ``streams`` makes its streams."""
+        from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
+
+        stdio = self._settings.open()
         try:
-            spec = self.spec
-            image = present(spec.image, self._pull, self._pulling)
-            if image != spec.image:
-                from dataclasses import replace
-
-                spec = replace(spec, image=image)
-            if self._wanted_gpus is not None:
-                from dataclasses import replace
-
-                from dockless import _gpus as gpus
-
-                self._lease = gpus.lease(self._wanted_gpus)
-                self.gpus, self.simulated = self._lease.uuids, self._lease.simulated
-                spec = replace(spec, gpus=self.gpus)
+            spec, lease = self._held.enter_context(leased(self.spec, image, self._wanted_gpus))
+            labels = self._labels
+            if lease is not None:
+                self.simulated = lease.simulated
+                labels = labels | ({"gpus": "simulated"} if lease.simulated else {})
             stdin, stdout, stderr = stdio.theirs
-            box = Inner(spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure)
+            box = Inner(spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure, labels=labels, size=self._size)
             self._box = box.__enter__()
         except BaseException:
             stdio.close()
             self._release()
             raise
-        stdio.started()
-        self._stdio = stdio
+        try:
+            if self.spec.tty:
+                stdio.join(self._open_terminal(box))
+            return streams(box.process, stdio, self._settings, f"sandbox {box.id}")
+        except BaseException as error:
+            stdio.close()
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _give_up(self) -> None:
+        """Nobody waits for the start any more: the pull, which is the long part of it, ends."""
+        self._given_up = True
+
+    def _open_terminal(self, box: Inner) -> int:
+        from dockless.sandbox.run import door
+
+        try:
+            self._terminal = door.terminal(box.entrance())
+        except SandboxGone:  # it has ended already, and what it showed is gone
+            self._terminal = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        return self._terminal
+
+    def _about(self) -> tuple[str, str]:
+        return f"sandbox {self.id}", self._place[1]
+
+    def _enter(self, entry: Entry, stdio: tuple[int, int, int], **how: Any) -> Entered:
+        from dockless.sandbox.run import door
+
+        return door.enter(self._place[0], entry, stdio, **how)
+
+    @property
+    def _place(self) -> tuple[Entrance, str]:
+        """Where it is entered, and its image, both of the run that goes on. ``SandboxGone``"""
+        run = self._running.id if self._opened is None else self._opened.this_run()
+        if self._known is None or self._known[0] != run:
+            self._known = run, self.inner.entrance(), self.spec.image
+        return self._known[1:]
+
+    def _enter_files(self, entry: Entry, stdio: tuple[int, int, int], *, program: int) -> Entered | Guest:
+        """Also into one that does not run, if it keeps its files."""
+        box = self._opened
+        if box is None or box.foreground or box.alive:
+            return self._enter(entry, stdio, program=program)
+        if self._mounted is None:
+            from dockless.sandbox.run.mounted import Mounted
+
+            self._mounted = Mounted(box)
+        return self._mounted.enter(entry, stdio, program=program)
 
     def _pulling(self, step: Progress) -> None:
         if self._given_up:
             raise Cancelled(step.image)  # ends the pull; what has come is kept
 
-    def _open_pipes(self) -> None:
-        assert self._stdio is not None
-        for number, (name, mode) in enumerate((("stdin", "w"), ("stdout", "r"), ("stderr", "r"))):
-            if self._stdio.ours[number] >= 0:
-                setattr(self, name, self._text.open(self._stdio.take(number), mode))
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            if self._box is not None:
-                self._box.__exit__(kind, error, trace)
-        finally:
-            self._release()
+        with held():
+            try:
+                self._let_go()
+            finally:
+                try:
+                    if self._box is not None:
+                        self._box.__exit__(kind, error, trace)
+                finally:
+                    self._release()
 
     def _release(self) -> None:
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
-        if self._stdio is not None:
-            self._stdio.close()
-        for pump in self._pumps:
-            pump.close()
-        for stream in (self.stdin, self.stdout, self.stderr):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was still buffered has no reader any more
-                    stream.close()
-
-    # -- async with
-
-    async def __aenter__(self) -> Sandbox:
-        import asyncio
-
-        starting = asyncio.ensure_future(asyncio.to_thread(self._start))
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # The thread cannot be stopped half way, only its pull: let it arrive, then end what it started. Who cancels twice waits all
-            # the same.
-            self._given_up = True
-            while not starting.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([starting])
-            if not starting.cancelled() and starting.exception() is None:
-                await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.__exit__, None, None, None)))
-            raise
-        self._open_pipes()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        import asyncio
-
-        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.__exit__, kind, error, trace)))
-
-    def __await__(self) -> Generator[Any, None, Exit]:
-        return self.wait_async().__await__()
-
-    @checked
-    async def wait_async(self, timeout: float | None = None) -> Exit:
-        """``wait`` that lets the event loop go on."""
-        from dockless._waiting import until
-
-        await until(self.process, (), None, timeout)
-        return self._running.wait()
-
-    @checked
-    async def communicate_async(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
-        """``communicate`` that lets the event loop go on."""
-        from dockless._waiting import until
-
-        readers, writer = self._ends(input)
-        await until(self.process, [r for r in readers if r is not None], writer, timeout)
-        return self._collect(readers, writer)
+        self._held.close()
+        if self._streams is not None:
+            self._streams.close()
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
 
     # -- what it does
 
     def poll(self) -> Exit | None:
-        """How it ended, None while it runs."""
+        """How it ended, None while it runs. ``SandboxGone`` for a handle of one that vanished, or was removed at its end."""
+        if self._opened is not None:
+            return self._opened.poll()
         return self._running.wait() if self.process.poll() is not None else None
 
     @checked
     def wait(self, timeout: float | None = None) -> Exit:
-        """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on. Reads no pipe: see ``communicate``."""
+        """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on. Reads no pipe but those that ``on_stdout`` and
+        ``on_stderr`` hear of: see ``communicate``."""
+        if self._opened is not None:
+            return self._opened.wait(timeout)
+        if self._streaming.listening:
+            self.process.check_owner()
+            self._streaming.wait(timeout)
+            timeout = None
         return self._running.wait(timeout)
 
     @checked
-    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[S | Any, S | Any]:
         """Feed ``input``, read stdout and stderr to their ends, wait: ``(stdout, stderr)``, None where there is no pipe.
 
-        ``TimeoutError`` after ``timeout`` seconds; the sandbox then goes on, and what was read so far is lost.
+        ``TimeoutError`` after ``timeout`` seconds; the sandbox then goes on, and what was read so far is kept for the next call.
         """
-        readers, writer = self._ends(input)
-        if not exchange(self.process, [r for r in readers if r is not None], writer, timeout):
-            raise TimeoutError(f"sandbox {self.id} still runs after {timeout} s")
-        return self._collect(readers, writer)
-
-    def _ends(self, input: Any) -> tuple[list[Reader | None], Writer | None]:
-        """Our ends as readers and writer; file objects over them are let go of."""
         self.process.check_owner()
-        writer = None
-        stdin = self._fd(0)
-        if stdin >= 0:
-            writer = Writer(stdin, self._text.encode(input) if input is not None else b"")
-            self._pumps.append(writer)
-        elif input is not None:
-            raise BadInput("input without a pipe to write it to", subject="input", hint="give stdin=PIPE")
-        readers = [Reader(fd) if (fd := self._fd(number)) >= 0 else None for number in (1, 2)]
-        self._pumps += [reader for reader in readers if reader is not None]
-        return readers, writer
+        return self._streaming.communicate(input, timeout)
 
-    def _fd(self, number: int) -> int:
-        import os
-
-        name = ("stdin", "stdout", "stderr")[number]
-        stream = getattr(self, name)
-        if stream is not None:
-            fd = -1 if stream.closed else os.dup(stream.fileno())
-            stream.close()
-            setattr(self, name, None)
-            return fd
-        return self._stdio.take(number) if self._stdio is not None else -1
-
-    def _collect(self, readers: Sequence[Reader | None], writer: Writer | None) -> tuple[Any, Any]:
-        if writer is not None:
-            writer.close()
-        self._running.wait()
-        out, err = (None if reader is None else self._text.decode(reader.finish()) for reader in readers)
-        return out, err
+    @property
+    def dropped(self) -> tuple[int, int]:
+        """Bytes of stdout and of stderr that ``communicate`` did not keep, as ``max_output`` asked."""
+        return self._streaming.dropped
 
     @checked
     def send_signal(self, number: int) -> None:
         """A signal to the job's own process."""
-        self._running.send_signal(number)
+        self.inner.send_signal(number)
 
     def terminate(self) -> None:
         """SIGTERM to the job's own process."""
@@ -312,4 +426,12 @@ class Sandbox:
 
     def kill(self) -> None:
         """SIGKILL to everything inside."""
-        self._running.kill()
+        self.inner.kill()
+
+    @checked
+    def stop(self, grace: str | float | None = None) -> None:
+        """The image's stop signal, and after ``grace`` SIGKILL to everything inside. Left out it is the sandbox's own grace, or 10 seconds.
+        Returns when it has ended. ``NotEnded`` where it does not."""
+        if self._opened is not None:
+            refuse_job(self._opened)
+        self.inner.stop(None if grace is None else parse_duration(grace, "grace"))

@@ -1,212 +1,76 @@
-"""``dockless.run`` and its asynchronous twin ``arun``: one command in a sandbox of its own, from start to result.
+"""``dockless.run``: one command in a sandbox of its own, from start to result. In an event loop: ``dockless.aio.run``.
 
 ::
 
     keywords ─► Spec ─► lease of GPUs ─► Sandbox: start, bytes in and out, end ─► Result
 
-The signatures are those of ``subprocess.run`` where it has the same thing. Different on purpose: a timeout kills the whole tree and is told
+The signature is that of ``subprocess.run`` where it has the same thing. Different on purpose: a timeout kills the whole tree and is told
 by ``timed_out`` (an exception only with ``check=True``), and a shell string is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from dockless._box import Sandbox
 from dockless._result import Result, result_of
-from dockless._stdio import PIPE
+from dockless._stdio import PIPE, Stream, Text
+from dockless.base.interrupts import held
 from dockless.base.paths import Argument
+from dockless.base.typing import TYPE_CHECKING, Any, TypeVar, overload
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from dockless._keywords import Options
+    from dockless._keywords import AnyRun, BytesRun, TextRun
+    from dockless.aio import Sandbox as AsyncSandbox
 
-Stream = int | IO[Any] | None
+    Image = str | Sequence[Argument] | None
+    Arguments = Sequence[Argument] | None
 
-
-@overload
-def run(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: str | None = None,
-    capture_output: Literal[True],
-    stdin: Stream = None,
-    text: Literal[True],
-    encoding: str | None = None,
-    errors: str | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[str]: ...
+Box = TypeVar("Box", bound="Sandbox[Any] | AsyncSandbox[Any]")
 
 
 @overload
-def run(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: bytes | None = None,
-    capture_output: Literal[True],
-    stdin: Stream = None,
-    text: Literal[False] | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[bytes]: ...
-
-
+def run(image: Image = None, args: Arguments = None, **options: Unpack[TextRun]) -> Result[str]: ...
 @overload
-def run(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: str | bytes | None = None,
-    capture_output: bool = False,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    text: bool | None = None,
-    encoding: str | None = None,
-    errors: str | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[Any]: ...
-
-
-def run(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: str | bytes | None = None,
-    capture_output: bool = False,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    text: bool | None = None,
-    encoding: str | None = None,
-    errors: str | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[Any]:
+def run(image: Image = None, args: Arguments = None, **options: Unpack[BytesRun]) -> Result[bytes]: ...
+@overload
+def run(image: Image = None, args: Arguments = None, **options: Unpack[AnyRun]) -> Result[Any]: ...
+def run(image: Image = None, args: Arguments = None, *, input: Any = None, check: bool = False, **options: Any) -> Result[Any]:
     """Run a command in a sandbox and wait for its end. ``image`` None: the host's own system, read-only (pseudo-image ``host``).
 
     ``run("python:3.12", ["python", "-V"])``, ``run(["ls", "/"])`` on the host's image, ``run("busybox")`` for the image's own command.
     ``input``, ``capture_output``, ``stdin``, ``stdout``, ``stderr``, ``text``, ``encoding``, ``errors``: as in ``subprocess.run``.
-    ``check``: ``CheckFailed`` unless it returned 0. Every other keyword: ``Options``. Ctrl-C kills the whole tree and is raised again.
+    ``on_stdout``, ``on_stderr``: called with each line of text, or with bytes as they come, while it runs. ``max_output``: how much of
+    each stream the result has, bytes or ``"64M"``; the rest is dropped and counted there. ``id``: a name of your own.
+    ``check``: ``CheckFailed`` unless it returned 0; ``TimedOut``, ``OutOfMemory``, ``Killed`` and ``SandboxLost`` are kinds of it.
+    Every other keyword: ``Options``. Ctrl-C kills the whole tree and is raised again.
 
     Errors: ``DocklessError`` (``CommandNotFound``, ``UnknownImage``, ``LimitUnavailable``, …) if it could not be started.
     """
-    box = _box(image, args, input, capture_output, stdin, stdout, stderr, text, encoding, errors, id, options)
-    # Not `with box`: its file objects are for people who read by themselves.
-    try:
-        box._start()
+    with held(), box_for(Sandbox, image, args, input=input, **options) as box:
         out, err = box.communicate(input)
-        result = _result(box, out, err)
-    except BaseException as error:
-        box.__exit__(type(error), error, error.__traceback__)
-        raise
-    box.__exit__(None, None, None)
+        result = result_from(box, out, err)
     if check:
         result.check_returncode()
     return result
 
 
-@overload
-async def arun(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
+def box_for(
+    kind: type[Box],
+    image: Image,
+    args: Arguments,
     *,
-    input: str | None = None,
-    capture_output: Literal[True],
-    stdin: Stream = None,
-    text: Literal[True],
-    encoding: str | None = None,
-    errors: str | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[str]: ...
-
-
-@overload
-async def arun(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: bytes | None = None,
-    capture_output: Literal[True],
-    stdin: Stream = None,
-    text: Literal[False] | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[bytes]: ...
-
-
-@overload
-async def arun(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: str | bytes | None = None,
+    input: Any,
     capture_output: bool = False,
     stdin: Stream = None,
     stdout: Stream = None,
     stderr: Stream = None,
-    text: bool | None = None,
-    encoding: str | None = None,
-    errors: str | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[Any]: ...
-
-
-async def arun(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    input: str | bytes | None = None,
-    capture_output: bool = False,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    text: bool | None = None,
-    encoding: str | None = None,
-    errors: str | None = None,
-    check: bool = False,
-    id: str | None = None,
-    **options: Unpack[Options],
-) -> Result[Any]:
-    """``run`` for asyncio: starting and cleaning up happen in a thread, the waiting in the event loop. A cancelled task kills the tree."""
-    async with _box(image, args, input, capture_output, stdin, stdout, stderr, text, encoding, errors, id, options) as box:
-        out, err = await box.communicate_async(input)
-        result = _result(box, out, err)
-    if check:
-        result.check_returncode()
-    return result
-
-
-def _box(
-    image: str | Sequence[Argument] | None,
-    args: Sequence[Argument] | None,
-    input: str | bytes | None,
-    capture_output: bool,
-    stdin: Stream,
-    stdout: Stream,
-    stderr: Stream,
-    text: bool | None,
-    encoding: str | None,
-    errors: str | None,
-    id: str | None,
-    options: Options,
-) -> Sandbox:
+    **options: Any,
+) -> Box:
+    """The sandbox of a run, not yet started. ``BadInput`` for what does not go together."""
     if input is not None:
         if stdin is not None:
             raise BadInput("input and stdin together", subject="input", hint="give one of them")
@@ -215,11 +79,13 @@ def _box(
         if stdout is not None or stderr is not None:
             raise BadInput("capture_output with stdout or stderr", subject="capture_output", hint="give one of them")
         stdout = stderr = PIPE
-    box = Sandbox(image, args, id=id, stdin=stdin, stdout=stdout, stderr=stderr, text=text, encoding=encoding, errors=errors, **options)
     if input is not None:
-        box._text.encode(input)  # a wrong type is an error before anything starts
-    return box
+        Text(options.get("text"), options.get("encoding"), options.get("errors")).encode(input)  # else an error after the start
+    return kind(image, args, stdin=stdin, stdout=stdout, stderr=stderr, **options)
 
 
-def _result(box: Sandbox, out: Any, err: Any) -> Result[Any]:
-    return result_of(box.wait(), box.spec.argv, box.spec.image, out, err, box.gpus, box.warnings)
+def result_from(box: Sandbox[Any] | AsyncSandbox[Any], out: Any, err: Any) -> Result[Any]:
+    """The result of a sandbox that has ended."""
+    ended = box.poll()
+    assert ended is not None
+    return result_of(ended, box.spec.argv, box.spec.image, out, err, box.gpus, box.warnings, box.dropped)

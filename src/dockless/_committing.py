@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dockless._box import Sandbox
 from dockless.base.checks import checked
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.images.archive.packing import Compression
-from dockless.sandbox.run.detached import Detached
+from dockless.sandbox.run.box import Box
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @checked
-def diff(sandbox: str | Detached | Sandbox, *, pause: bool = True) -> list[Change]:
+def diff(sandbox: str | Box | Sandbox[Any], *, pause: bool = True) -> list[Change]:
     """Added (A), changed (C) and deleted (D) paths, sorted.
 
     ``sandbox``: a detached one or its id, also after its end; or a ``Sandbox`` that runs. ``pause``: it stands still meanwhile, if it runs.
@@ -35,7 +35,7 @@ def diff(sandbox: str | Detached | Sandbox, *, pause: bool = True) -> list[Chang
 
 @checked
 def commit(
-    sandbox: str | Detached | Sandbox,
+    sandbox: str | Box | Sandbox[Any],
     reference: str | None = None,
     *,
     changes: Sequence[str] = (),
@@ -49,17 +49,18 @@ def commit(
     """The sandbox's image and what it changed as a new image of the store, tagged ``reference``.
 
     ``changes``: Dockerfile instructions (CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE, STOPSIGNAL). ``created``: seconds
-    since 1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest. Raises
-    what ``diff`` raises, and ``BadInput``."""
+    since 1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest.
+    ``pause``: it stands still at the end of the copy, if it runs, ``paused`` seconds of the result. Raises what ``diff``
+    raises, and ``BadInput``."""
     from dockless.images.archive.assemble import Edit
 
     edit = Edit.parse(changes, author=author, comment=message)
     return _changes(sandbox).commit(reference, edit=edit, compression=compression, level=level, created=created, pause=pause)
 
 
-def _changes(sandbox: str | Detached | Sandbox) -> Changes:
+def _changes(sandbox: str | Box | Sandbox[Any]) -> Changes:
     from dockless.sandbox import commit
 
     if isinstance(sandbox, str):
         return commit.find(sandbox)
-    return commit.changes_of(sandbox.room if isinstance(sandbox, Sandbox) else sandbox)
+    return commit.changes_of(sandbox.inner if isinstance(sandbox, Sandbox) else sandbox)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError
 
 if TYPE_CHECKING:

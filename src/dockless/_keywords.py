@@ -3,10 +3,12 @@ are checked against it. What becomes of each is in ``_options.KEYWORDS``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from dockless._stdio import Stream
+from dockless.base.healthcheck import HealthCheck
 from dockless.base.paths import Argument, StrPath
+from dockless.base.typing import TYPE_CHECKING, Any, Literal, Required
 from dockless.cgroups import IoMax, Limits
 from dockless.images.transfer.pull_policy import PullPolicy
 from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
@@ -31,9 +33,15 @@ class Options(TypedDict, total=False):
     mounts: ``"/host:/inside[:ro]"``, ``"name:/inside"`` for a named volume, or ``Bind``, ``Tmpfs``, ``Volume``. ulimits:
     ``{"nofile": 1024}``, a pair for soft and hard, -1 for none. gpus: ``2`` for any two free ones, ``"all"``, ``"device=0,2"``, a UUID.
     io: ``"/data:read=50MB/s"``. cpu_affinity: ``"0-3,8"`` or numbers. limits: a ready ``Limits`` instead of the keywords for limits.
+    tty: its standard streams are a terminal of its own. interactive: the standard input of a detached one stays open, for ``attach``.
+    devices: ``"/dev/kvm"``, ``"/dev/sda:/dev/disk:r"``.
+    add_hosts: ``{"db": "10.0.0.5"}`` or ``"db:10.0.0.5"``. sysctls: ``{"net.core.somaxconn": 1024}``, those of its own namespaces.
     pull: ``"missing"`` (the default) brings an image that the store lacks, ``"always"``, ``"newer"``, ``"never"``.
-    timeout: after which the whole tree ends; grace: between the stop signal and SIGKILL then. best_effort: a limit that this host cannot
-    enforce becomes a warning.
+    platform: ``"linux/arm64"``, that the image must be for.
+    timeout: after which the whole tree ends; idle_timeout: the same after a time without anybody; ttl: the same, but ``extend`` moves that
+    end, see there; grace: between the stop signal and SIGKILL, then and where somebody stops it. health: a ``HealthCheck``, False for none;
+    left out: the image's own. labels: names and values by which it can be found, of a sandbox and not of a job. best_effort: a limit that
+    this host cannot enforce becomes a warning.
     """
 
     env: Mapping[str, str] | Iterable[str]
@@ -41,6 +49,9 @@ class Options(TypedDict, total=False):
     user: str | int
     group_add: Iterable[int | str]
     hostname: str
+    domainname: str
+    add_hosts: Mapping[str, str] | Iterable[str]
+    sysctls: Mapping[str, str | int] | Iterable[str]
     entrypoint: Argument | Sequence[Argument] | None
     profile: Profile
     root: RootMode
@@ -49,6 +60,10 @@ class Options(TypedDict, total=False):
     tmpfs: Iterable[str]
     shm_size: Size
     log_size: Size
+    keep_log: bool
+    tty: bool
+    interactive: bool
+    devices: Iterable[str]
     network: Network
     namespaces: Namespaces | Mapping[str, str]
     time_offset: int
@@ -62,9 +77,14 @@ class Options(TypedDict, total=False):
     stop_signal: str | int
     timeout: str | float | None
     grace: str | float | None
+    idle_timeout: str | float | None
+    ttl: str | float | None
+    health: HealthCheck | Literal[False] | None
     gpus: str | int | None
     best_effort: bool
     pull: PullPolicy
+    platform: str
+    labels: Mapping[str, str]
     limits: Limits | None
     cpus: str | float | None
     cpu_weight: str | int | None
@@ -82,3 +102,90 @@ class Options(TypedDict, total=False):
     pids: str | int | None
     hugetlb: str | Mapping[str, str | int]
     dmem: str | Mapping[str, str | int]
+
+
+class StreamOptions(TypedDict, total=False):
+    """The keywords of streams.
+
+    stdin, stdout, stderr: None (ours), ``PIPE``, ``DEVNULL``, ``STDOUT``, an fd or a file. bufsize: as ``subprocess.Popen`` has it.
+    max_output: how much of each stream is kept to be given back at the end, bytes or ``"64M"``; the rest is read and dropped.
+    on_stdout, on_stderr: called while somebody waits, with each line of text, or with bytes as they come.
+    """
+
+    stdin: Stream
+    stdout: Stream
+    stderr: Stream
+    bufsize: int
+    max_output: Size | None
+
+
+class TextStreams(StreamOptions, total=False):
+    text: Required[Literal[True]]
+    encoding: str | None
+    errors: str | None
+    on_stdout: Callable[[str], object] | None
+    on_stderr: Callable[[str], object] | None
+
+
+class BytesStreams(StreamOptions, total=False):
+    text: Literal[False] | None
+    on_stdout: Callable[[bytes], object] | None
+    on_stderr: Callable[[bytes], object] | None
+
+
+class AnyStreams(StreamOptions, total=False):
+    text: bool | None
+    encoding: str | None
+    errors: str | None
+    on_stdout: Callable[[Any], object] | None
+    on_stderr: Callable[[Any], object] | None
+
+
+class SandboxOptions(Options, total=False):
+    id: str | None
+    measure: bool
+    size: tuple[int, int] | None
+
+
+class TextSandbox(SandboxOptions, TextStreams, total=False): ...
+
+
+class BytesSandbox(SandboxOptions, BytesStreams, total=False): ...
+
+
+class AnySandbox(SandboxOptions, AnyStreams, total=False): ...
+
+
+class RunOptions(Options, total=False):
+    id: str | None
+    check: bool
+
+
+class TextRun(RunOptions, TextStreams, total=False):
+    input: str | None
+    capture_output: Required[Literal[True]]
+
+
+class BytesRun(RunOptions, BytesStreams, total=False):
+    input: bytes | None
+    capture_output: Required[Literal[True]]
+
+
+class AnyRun(RunOptions, AnyStreams, total=False):
+    input: str | bytes | None
+    capture_output: bool
+
+
+class ExecOptions(TypedDict, total=False):
+    """The keywords of a command that is executed: see ``Sandbox.exec``."""
+
+    env: Mapping[str, str] | Iterable[str]
+    workdir: StrPath
+    user: str | int
+    timeout: str | float | None
+
+
+class TextExec(ExecOptions, TextStreams, total=False): ...
+
+
+class BytesExec(ExecOptions, BytesStreams, total=False): ...

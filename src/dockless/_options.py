@@ -10,21 +10,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 from dockless.base.checks import annotation, check
 from dockless.base.fields import Keyword, as_it_is, filled
+from dockless.base.healthcheck import HealthCheck
+from dockless.base.later import re
 from dockless.base.paths import Argument
 from dockless.base.text import shown
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from dockless.base.paths import StrPath
     from dockless.cgroups import Limits
-    from dockless.sandbox.spec import Mount, Namespaces, Rlimit, Spec
+    from dockless.sandbox.spec import HostDevice, Mount, Namespaces, Rlimit, Spec
 
 _MOST_ITEMS = 1_000_000
+_GROUP = r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\$?\Z"
+_ELSEWHERE = {
+    "cwd": "workdir", "working_dir": "workdir", "environment": "env", "envs": "env", "volumes": "mounts", "binds": "mounts",
+    "mem_limit": "memory", "cpu": "cpus", "nano_cpus": "cpus", "gpu": "gpus", "pids_limit": "pids", "shell": 'args: ["sh", "-c", …]',
+    "command": "args",
+    "extra_hosts": "add_hosts", "detach": "dockless.start", "name": "id", "network_mode": "network", "universal_newlines": "text",
+    "privileged": 'profile="privileged"', "read_only": 'root="readonly"', "auto_remove": "nothing: it is always removed",
+    "restart": "dockless.start or dockless.create", "restart_policy": "restart, of dockless.start or dockless.create",
+}  # fmt: skip
+"""What ``subprocess`` and other libraries for containers call a keyword."""
 
 
 def image_and_args(image: str | Sequence[Argument] | None, args: Sequence[Argument] | None) -> tuple[str, tuple[str, ...]]:
@@ -62,6 +74,9 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = Options.__annotations__
     unknown = sorted(set(options) - known.keys())
     if unknown:
+        meant = _ELSEWHERE.get(unknown[0])
+        if meant is not None:
+            raise TypeError(f"unknown keyword {unknown[0]!r}: use {meant}")
         raise TypeError(f"unknown keyword {unknown[0]!r}; known are {', '.join(sorted(known))}")
     given = {name: given_items(value) for name, value in options.items() if value is not None}
     for name, value in given.items():
@@ -70,7 +85,8 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
-    """The spec of these keywords. ``gpus`` and ``pull`` are no part of it: whoever starts it leases and pulls first. ``TypeError`` for an
+    """The spec of these keywords. ``gpus``, ``pull`` and ``labels`` are no part of it: whoever starts it leases and
+    pulls first. ``TypeError`` for an
     unknown keyword, ``BadInput``."""
     from dockless.sandbox.spec import Spec
 
@@ -90,9 +106,12 @@ def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
             if options.get(name) == value:
                 hint = "leave one of them out: the profile has no network and no root on disk that can be written"
                 raise BadInput(f"{name} {value} is not possible with the profile untrusted", subject=name, hint=hint)
-    if options.get("hostname") and _namespaces(options.get("namespaces", {}), "namespaces").uts == "host":
-        hint = "leave one of them out: the name of the host itself is never changed"
-        raise BadInput("a hostname in the host's own UTS namespace", subject="hostname", hint=hint)
+    if options.get("keep_log") is False and options.get("log_size"):
+        raise BadInput("log_size is the size of a log that is kept", subject="log_size", hint="leave it out, or keep the log")
+    for name in ("hostname", "domainname"):
+        if options.get(name) and _namespaces(options.get("namespaces", {}), "namespaces").uts == "host":
+            hint = "leave one of them out: the name of the host itself is never changed"
+            raise BadInput(f"a {name} in the host's own UTS namespace", subject=name, hint=hint)
 
 
 def _limits(options: Mapping[str, Any]) -> Limits:
@@ -120,7 +139,8 @@ def _entrypoint(value: Argument | Sequence[Argument], name: str) -> tuple[str, .
     return tuple(os.fsdecode(part) for part in value)
 
 
-def _environment(value: Mapping[str, str] | Iterable[str], name: str) -> tuple[tuple[str, str], ...]:
+def environment(value: Mapping[str, str] | Iterable[str], name: str = "env") -> tuple[tuple[str, str], ...]:
+    """Variables, of a mapping or of texts ``NAME=value``."""
     if isinstance(value, Mapping):
         return tuple((str(variable), str(text)) for variable, text in value.items())
     pairs: dict[str, str] = {}
@@ -132,14 +152,58 @@ def _environment(value: Mapping[str, str] | Iterable[str], name: str) -> tuple[t
     return tuple(pairs.items())
 
 
-def _groups(value: Iterable[int | str], name: str) -> tuple[int, ...]:
-    numbers = []
+def _hosts(value: Mapping[str, str] | Iterable[str], name: str) -> tuple[tuple[str, str], ...]:
+    """Of a mapping, or of texts ``NAME:ADDRESS``; an address of IPv6 may have brackets, as in a URL. A name may have several."""
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    found = []
+    for entry in value:
+        host, _, address = entry.replace("=", ":", 1).partition(":")
+        found.append((host, address[1:-1] if address[:1] == "[" and address[-1:] == "]" else address))
+    return tuple(found)
+
+
+def _sysctls(value: Mapping[str, str | int] | Iterable[str], name: str) -> tuple[tuple[str, str], ...]:
+    """Of a mapping, or of texts ``NAME=VALUE``; ``/`` in a name is as good as a dot."""
+    entries = value.items() if isinstance(value, Mapping) else [_assignment(entry, name) for entry in value]
+    found: dict[str, str] = {}
+    for setting, given in entries:
+        if isinstance(given, int) and not -(2**63) <= given < 2**64:
+            raise BadInput(f"{name}: {shown(setting)} is out of the kernel's range", subject=name, hint="no setting has more than 64 bits")
+        found[setting.replace("/", ".")] = str(given)
+    return tuple(found.items())
+
+
+def _assignment(entry: str, name: str) -> tuple[str, str]:
+    left, equals, right = entry.partition("=")
+    if not equals:
+        raise BadInput(f"{name}: {entry[:60]!r} has no '='", subject=name, hint="write NAME=VALUE")
+    return left, right
+
+
+def _devices(value: Iterable[str], name: str) -> tuple[HostDevice, ...]:
+    """``SOURCE[:TARGET][:rwm]``."""
+    from dockless.sandbox.spec import HostDevice
+
+    found = []
+    for text in value:
+        source, *rest = text.split(":")
+        access = rest.pop() if rest and rest[-1] and not set(rest[-1]) - set("rwm") else "rw"
+        if len(rest) > 1:
+            hint = "write /dev/SOURCE, /dev/SOURCE:/dev/TARGET or /dev/SOURCE:/dev/TARGET:rw"
+            raise BadInput(f"{name}: {text[:80]!r} cannot be read", subject=name, hint=hint)
+        found.append(HostDevice(source, rest[0] if rest else source, access))
+    return tuple(found)
+
+
+def _groups(value: Iterable[int | str], name: str) -> tuple[int | str, ...]:
+    found: list[int | str] = []
     for item in value:
         number = _decimal(str(item))
-        if number is None:
-            raise BadInput(f"{name}: {shown(item)} is not a group's number", subject=name, hint="give its id as the sandbox knows it")
-        numbers.append(number)
-    return tuple(numbers)
+        if number is None and not (isinstance(item, str) and re.match(_GROUP, item)):
+            raise BadInput(f"{name}: {shown(item)} is no group", subject=name, hint="give its number inside, or its name in the image")
+        found.append(str(item) if number is None else number)
+    return tuple(found)
 
 
 def _decimal(text: str) -> int | None:
@@ -160,6 +224,19 @@ def _mounts(value: Iterable[str | Mount], name: str) -> tuple[Mount, ...]:
     return tuple(parse_mount(mount) if isinstance(mount, str) else mount for mount in value)
 
 
+_ALWAYS = ("private", "rprivate", "nosuid", "nodev")
+"""What every bind and volume is: nothing mounted later travels, and it has no devices and no set-user-id programs."""
+_MOUNT_FLAGS = {
+    **dict.fromkeys(("z", "Z"), "the labels of SELinux are left as they are: leave it out, or chcon(1) the directory as root"),
+    **dict.fromkeys(("cached", "delegated", "consistent"), "that is for Docker Desktop: leave it out"),
+    **dict.fromkeys(("shared", "rshared", "slave", "rslave"), "what is mounted later does not travel: mount it before"),
+    "nocopy": "nothing of the image is copied into a volume anyway: leave it out",
+    "noexec": "a bind can be executed; --tmpfs /inside:noexec cannot",
+    "U": "idmap shifts the owners and changes no file: /on/the/host:/inside:idmap",
+    "O": "changes to a bind are changes on the host: bind it read-only (ro), or copy it with dockless cp",
+}
+
+
 def parse_mount(text: str) -> Mount:
     """``SOURCE:TARGET[:ro,rw,idmap,norecursive]``: a path on the host (``/…``, ``./…``, ``~/…``) or the name of a volume."""
     from dockless.sandbox.spec import Bind, Volume
@@ -167,11 +244,16 @@ def parse_mount(text: str) -> Mount:
     source, colon, rest = text.partition(":")
     target, _, flags = rest.partition(":")
     names = set(filter(None, flags.split(",")))
-    unknown = names - {"ro", "rw", "idmap", "norecursive", "rbind", "bind"}
+    unknown = names - {"ro", "rw", "idmap", "norecursive", "rbind", "bind", *_ALWAYS}
     if not colon or not source or not target or unknown or {"ro", "rw"} <= names:
         what = f"has the unknown option {sorted(unknown)[0]!r}" if unknown else "cannot be read"
+        hint = "write /on/the/host:/inside, with :ro for read-only, or volume:/inside"
+        if not colon and source[:1] == "/":
+            hint = f"a volume has a name: data:{source}; memory that is thrown away: --tmpfs {source}"
         raise BadInput(
-            f"mount {text[:80]!r} {what}", subject=text[:80], hint="write /on/the/host:/inside, with :ro for read-only, or volume:/inside"
+            f"mount {text[:80]!r} {what}",
+            subject=text[:80],
+            hint=next((_MOUNT_FLAGS[one] for one in sorted(unknown & _MOUNT_FLAGS.keys())), hint),
         )
     if source[0] in "/.~":
         path = absolute(source, "mounts")
@@ -185,22 +267,27 @@ def parse_mount(text: str) -> Mount:
 
 
 def parse_tmpfs(text: str) -> Mount:
-    """``TARGET[:size=64M,mode=1777]``."""
+    """``TARGET[:size=64M,mode=1777,uid=1000,gid=1000,noexec]``."""
     from dockless.sandbox.spec import Tmpfs
 
     target, _, settings = text.partition(":")
-    size, mode = 0, 0o1777
+    size, mode, noexec, ids = 0, 0o1777, False, {"uid": 0, "gid": 0}
     for setting in filter(None, settings.split(",")):
         key, _, value = setting.partition("=")
-        if key == "size":
+        if setting in ("rw", "nosuid", "nodev", "exec", "noexec"):  # a private one can always be written, and never has devices or set ids
+            noexec = setting == "noexec" or (noexec and setting != "exec")
+        elif key == "size":
             size = parse_size(value, "tmpfs size")
             if not size:  # to the kernel it is no limit
                 raise BadInput(f"tmpfs {text[:80]!r}: size 0 leaves no room", subject=text[:80], hint="leave it out for half the memory")
         elif key == "mode" and value and set(value) <= set("01234567") and len(value) <= 5:
             mode = int(value, 8)
+        elif key in ids and value.isascii() and value.isdecimal() and len(value) < 11 and int(value) < 0xFFFFFFFF:
+            ids[key] = int(value)
         else:
-            raise BadInput(f"tmpfs {text[:80]!r} cannot be read", subject=text[:80], hint="write /inside or /inside:size=64M,mode=1777")
-    return Tmpfs(target, size=size, mode=mode)
+            hint = "write /inside or /inside:size=64M,mode=1777,uid=1000,gid=1000,noexec; ids are numbers"
+            raise BadInput(f"tmpfs {text[:80]!r}: {setting[:30]!r} cannot be read", subject=text[:80], hint=hint)
+    return Tmpfs(target, size=size, mode=mode, noexec=noexec, uid=ids["uid"], gid=ids["gid"])
 
 
 def _namespaces(value: Namespaces | Mapping[str, str], name: str) -> Namespaces:
@@ -264,11 +351,14 @@ def _processors(value: str | Iterable[int], name: str) -> tuple[int, ...]:
 
 
 KEYWORDS = (
-    Keyword("env", "env", _environment),
+    Keyword("env", "env", environment),
     Keyword("workdir", "workdir", lambda path, _: os.fspath(path)),
     Keyword("user", "user", lambda user, _: str(user)),
     Keyword("group_add", "groups", _groups),
     Keyword("hostname", "hostname", as_it_is),
+    Keyword("domainname", "domainname", as_it_is),
+    Keyword("add_hosts", "hosts", _hosts),
+    Keyword("sysctls", "sysctls", _sysctls),
     Keyword("entrypoint", "entrypoint", _entrypoint),
     Keyword("profile", "profile", as_it_is),
     Keyword("root", "root", as_it_is),
@@ -277,6 +367,10 @@ KEYWORDS = (
     Keyword("tmpfs", "mounts", lambda texts, _: tuple(map(parse_tmpfs, texts))),
     Keyword("shm_size", "shm_size", _size),
     Keyword("log_size", "log_size", _size),
+    Keyword("keep_log", "keep_log", as_it_is),
+    Keyword("tty", "tty", as_it_is),
+    Keyword("interactive", "interactive", as_it_is),
+    Keyword("devices", "devices", _devices),
     Keyword("network", "network", as_it_is),
     Keyword("namespaces", "namespaces", _namespaces),
     Keyword("time_offset", "time_offset", as_it_is),
@@ -290,9 +384,14 @@ KEYWORDS = (
     Keyword("stop_signal", "stop_signal", parse_signal),
     Keyword("timeout", "timeout", parse_duration),
     Keyword("grace", "grace", parse_duration),
+    Keyword("idle_timeout", "idle_timeout", parse_duration),
+    Keyword("ttl", "ttl", parse_duration),
+    Keyword("health", "health", lambda value, _: value or HealthCheck(disabled=True)),
     Keyword("gpus", "", as_it_is),  # leased by whoever starts it; the field has what was leased
     Keyword("best_effort", "best_effort", as_it_is),
     Keyword("pull", "", as_it_is),  # done by whoever starts it
+    Keyword("platform", "", as_it_is),  # the same
+    Keyword("labels", "", as_it_is),  # written down by whoever starts it
     Keyword("limits", "limits", as_it_is),  # or made by _limits of the keywords of cgroups.limits.KEYWORDS
 )
 """The keywords of ``_keywords.Options`` but those of limits, which are rows of ``cgroups.limits.KEYWORDS``, and the field of ``Spec`` that

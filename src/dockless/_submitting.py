@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
 
+from dockless._executing import Enterable
 from dockless._options import given_options, image_and_args, make_spec
 from dockless._pulling import present_for, told_whose_store
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING, Any, Literal
 from dockless.base.units import parse_duration
+from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless._attaching import Attachment
     from dockless._keywords import Options
     from dockless.base.paths import Argument
+    from dockless.sandbox.enter import Entry
     from dockless.sched import Client, Job, JobSpec, LogLine
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """A job in the queue, by its id. Each call is a connection of its own, so a handle can be kept for days."""
+class Submitted(Enterable):
+    """A job in the queue, by its id. Each call is a connection of its own, so a handle can be kept for days.
 
-    id: int
+    While it runs, its owner can enter it: ``exec``, ``shell``, ``spawn`` and ``files`` are those of ``Sandbox``. What enters ends with the
+    daemon that let it in.
+    """
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"Submitted(id={self.id})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Submitted) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     def __int__(self) -> int:
         return self.id
@@ -47,6 +64,20 @@ class Submitted:
         with _connect() as queue:
             yield from queue.logs(self.id, follow=follow)
 
+    def attach(self) -> Attachment:
+        """What it writes from now on, and its terminal or standard input, while it runs. ``SandboxGone``, ``NotPermitted``"""
+        from dockless._attaching import to_job
+
+        return to_job(self.id)
+
+    def _about(self) -> tuple[str, str]:
+        return f"job {self.id}", self.status().image
+
+    def _enter(self, entry: Entry, stdio: tuple[int, int, int], **how: Any) -> Any:
+        from dockless.sched.wire import entered
+
+        return entered.enter(self.id, entry, stdio, **how)
+
 
 def _connect() -> Client:
     from dockless.sched import connect
@@ -69,6 +100,8 @@ def make_job(
     from dockless.sched import JobSpec
 
     options = given_options(options)
+    if options.get("labels"):
+        raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")
     gpus = options.pop("gpus", None)
     return JobSpec(
         make_spec(image, args, **options),
@@ -105,6 +138,6 @@ def submit(
     )
     with _connect() as queue:
         daemon = queue.ping()
-    reference = present_for(daemon, reference, policy)
+    reference = present_for(daemon, reference, policy, platform=options.get("platform"))
     with _connect() as queue, told_whose_store(daemon, reference):
         return Submitted(queue.submit(replace(job, spec=replace(job.spec, image=reference))))

@@ -1,4 +1,4 @@
-"""``make demo``: the whole house in half a minute, on this machine, with nothing but what is on it.
+"""``make demo``: everything in half a minute, on this machine, with nothing but what is on it.
 
 ::
 
@@ -21,11 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import INTERRUPTED
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.output import err, out
 from dockless.errors import DaemonUnavailable, DocklessError, Refused
 
@@ -46,7 +46,7 @@ class Off(Exception):
     """Something is not as it must be."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Stage:
     """Where the demo plays. ``users``: (name, uid, gid) on whose behalf jobs are submitted."""
 

@@ -16,8 +16,8 @@ import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from dockless.base.typing import Any
 from dockless.errors import DocklessError
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

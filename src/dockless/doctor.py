@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from dockless.base import paths
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Literal
 from dockless.base.units import format_size
 from dockless.errors import DocklessError
 

@@ -30,7 +30,8 @@
      │    ├── Unsupported           this kernel or this user cannot do it
      │    ├── IdMapError            an id that the user namespace does not map
      │    ├── SandboxGone           no such sandbox, or it has ended
-     │    └── NotEnded              it was killed, and still something of it lives
+     │    ├── NotEnded              it was killed, and still something of it lives
+     │    └── BadAnswer             what a sandbox says about its own files makes no sense
      ├── GpuError
      │    ├── GpuDriverMissing      no NVIDIA driver on this host
      │    ├── UnknownGpu            no GPU of that index or UUID
@@ -41,6 +42,10 @@
      │    ├── NotPermitted          another user's job
      │    └── Refused               a submit the policy can never start
      └── CheckFailed                ``run(check=True)`` and the command did not return 0
+          ├── TimedOut              its time limit passed
+          ├── OutOfMemory           the kernel killed something inside for memory
+          ├── Killed                a signal ended it
+          └── SandboxLost           nobody saw how it ended: its keeper was killed
 
 Each class has a stable ``code`` for scripts; each instance names the ``subject`` it is about and, in ``hint``, what to do next. Errors go
 through ``pickle`` and ``copy`` with all their fields and notes, and with their cause where that is one of ours or the operating system's.
@@ -48,9 +53,8 @@ through ``pickle`` and ``copy`` with all their fields and notes, and with their 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from dockless.base import exit_codes
+from dockless.base.typing import Any, ClassVar
 
 
 class DocklessError(Exception):
@@ -83,6 +87,8 @@ def _made_again(kind: type[DocklessError], args: tuple[Any, ...]) -> DocklessErr
 
 
 class BadInput(DocklessError, ValueError):
+    """A value that is not valid; ``subject`` is its name or what was given. Nothing has been started or changed."""
+
     code = "bad_input"
 
 
@@ -94,30 +100,44 @@ class Unwritable(DocklessError):
 
 
 class OutputLost(Unwritable):
+    """The command line's standard output cannot be written: a full disk, or a reader that went away."""
+
     code = "output_lost"
 
 
 class ImageError(DocklessError):
+    """Something is wrong with an image, the store or a registry. Base of the classes that say what."""
+
     code = "image"
 
 
 class UnknownImage(ImageError):
+    """The store has no image of that name or digest, and nobody brought it there."""
+
     code = "unknown_image"
 
 
 class BadDigest(ImageError):
+    """The bytes are not what their digest says: damaged on the way, or not what was asked for. Nothing of them was kept."""
+
     code = "bad_digest"
 
 
 class BadImage(ImageError):
+    """Torn, malformed, or not an image at all."""
+
     code = "bad_image"
 
 
 class UnsafeLayer(ImageError):
+    """A layer has an entry that would leave its root, or that no layer may have; ``subject`` names it. The image is not taken."""
+
     code = "unsafe_layer"
 
 
 class NotRunnable(ImageError):
+    """The image is sound, but for another architecture or system, or of a kind that is not run."""
+
     code = "not_runnable"
 
 
@@ -129,6 +149,8 @@ class NoRoom(ImageError):
 
 
 class ImageInUse(ImageError):
+    """The image cannot be removed or replaced while a sandbox or a job uses it."""
+
     code = "image_in_use"
 
 
@@ -144,10 +166,14 @@ class RegistryError(ImageError):
 
 
 class Unauthorized(RegistryError):
+    """The registry wants a login, or this login may not do this: see ``dockless login``."""
+
     code = "unauthorized"
 
 
 class NotFound(RegistryError):
+    """The registry has no such repository, tag or blob."""
+
     code = "not_in_registry"
 
 
@@ -159,14 +185,20 @@ class RateLimited(RegistryError):
 
 
 class RegistryUnavailable(RegistryError):
+    """No connection, a broken one, a deadline that passed, or HTTP status 5xx to the last try. Trying later may help."""
+
     code = "registry_unavailable"
 
 
 class UnsafeRequest(RegistryError):
+    """The registry, or what it sent a redirect to, is where no registry may send a client."""
+
     code = "unsafe_request"
 
 
 class LimitError(DocklessError):
+    """A limit could not be set. Base of the classes that say why."""
+
     code = "limit"
 
 
@@ -181,10 +213,14 @@ class LimitUnavailable(LimitError):
 
 
 class CgroupError(LimitError):
+    """The kernel refused an operation on a cgroup, cgroups(7); the cause is the operating system's error."""
+
     code = "cgroup"
 
 
 class SandboxError(DocklessError):
+    """A sandbox could not be started or be acted on. Base of the classes that say why."""
+
     code = "sandbox"
 
 
@@ -201,64 +237,100 @@ class LaunchFailed(SandboxError):
 
 
 class CommandNotFound(SandboxError):
+    """The program does not exist inside the sandbox: exit code 127, as a shell has it."""
+
     code = "command_not_found"
     exit_code = exit_codes.NOT_FOUND
 
 
 class CommandNotExecutable(SandboxError):
+    """The program is there and cannot be executed: exit code 126, as a shell has it."""
+
     code = "command_not_executable"
     exit_code = exit_codes.NOT_EXECUTABLE
 
 
 class Unsupported(SandboxError):
+    """This kernel, this host or this user cannot do it; ``hint`` says what would be needed."""
+
     code = "unsupported"
 
 
 class IdMapError(SandboxError):
+    """A user or group id that the sandbox's user namespace does not map, user_namespaces(7)."""
+
     code = "id_map"
 
 
 class SandboxGone(SandboxError):
+    """There is no such sandbox, it has not been started, or it has ended."""
+
     code = "sandbox_gone"
 
 
 class NotEnded(SandboxError):
+    """It was killed with SIGKILL, and something of it still lives: it waits in the kernel, mostly for a device or a file system."""
+
     code = "not_ended"
 
 
+class BadAnswer(SandboxError):
+    """What a sandbox says about its own files makes no sense: something inside changes it."""
+
+    code = "bad_answer"
+
+
 class GpuError(DocklessError):
+    """Something is wrong with GPUs. Base of the classes that say what."""
+
     code = "gpu"
 
 
 class GpuDriverMissing(GpuError):
+    """This host has no NVIDIA driver, or it does not answer."""
+
     code = "gpu_driver_missing"
 
 
 class UnknownGpu(GpuError):
+    """There is no GPU of that index or UUID."""
+
     code = "unknown_gpu"
 
 
 class NotEnoughGpus(GpuError):
+    """More GPUs were asked for than this host has, or than are free now."""
+
     code = "not_enough_gpus"
 
 
 class SchedError(DocklessError):
+    """The daemon or its queue could not do it. Base of the classes that say why."""
+
     code = "sched"
 
 
 class DaemonUnavailable(SchedError):
+    """Nobody answers on the daemon's socket, or it went away meanwhile."""
+
     code = "daemon_unavailable"
 
 
 class UnknownJob(SchedError):
+    """The queue has no job of that number, or no longer."""
+
     code = "unknown_job"
 
 
 class NotPermitted(SchedError):
+    """The job belongs to another user, or only root may do this."""
+
     code = "not_permitted"
 
 
 class Refused(SchedError):
+    """The daemon does not take the job, as its policy or its host could never start it."""
+
     code = "refused"
 
 
@@ -270,3 +342,34 @@ class CheckFailed(DocklessError):
     def __init__(self, message: str, *, result: Any, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.result = result
+
+
+class TimedOut(CheckFailed):
+    """``run(check=True)``: a limit of its life passed and everything inside was killed; ``result.timed_out``, and ``limit`` says which:
+    ``timeout``, ``idle_timeout`` or ``ttl``. Its exit code may be 0 all the same, where it caught the stop signal."""
+
+    code = "timed_out"
+    exit_code = exit_codes.TIMED_OUT
+
+    @property
+    def limit(self) -> str:
+        return str(self.result.limit)
+
+
+class OutOfMemory(CheckFailed):
+    """``run(check=True)``: it did not return 0, and the kernel killed something inside for memory; ``result.oom_killed``."""
+
+    code = "out_of_memory"
+
+
+class Killed(CheckFailed):
+    """``run(check=True)``: a signal ended the command, ``result.signal``. ``result.killed``: it was ended through dockless."""
+
+    code = "killed"
+
+
+class SandboxLost(CheckFailed):
+    """``run(check=True)``: the process that watched the sandbox was killed, and the kernel killed everything inside for that. How the
+    command would have ended is not known; ``result.lost``."""
+
+    code = "sandbox_lost"

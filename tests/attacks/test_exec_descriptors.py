@@ -199,14 +199,14 @@ def test_a_directory_is_no_standard_stream(tmp_path):
     """A56: a directory on 0-2 would be a way out by /proc/self/fd/0/.. that nobody meant to give."""
     from support.boxes import files
 
-    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
     opened = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for slot in ("stdin", "stdout", "stderr"):
             with files() as streams:
                 fds = dict(zip(("stdin", "stdout", "stderr"), (s.fileno() for s in streams), strict=True)) | {slot: opened}
-                with pytest.raises(LaunchFailed) as caught, Sandbox(Spec(argv=("true",), image="host"), **fds) as box:
+                with pytest.raises(LaunchFailed) as caught, ForegroundSandbox(Spec(argv=("true",), image="host"), **fds) as box:
                     box.wait(20)
                 assert "directory" in str(caught.value) and caught.value.hint
     finally:
@@ -281,10 +281,10 @@ def test_the_hosts_device_nodes_keep_their_owner_and_mode(tmp_path, shape):
         " echo x > /dev/null && head -c 1 /dev/zero > /dev/null && echo written >&2"
     )
     spec = Spec(argv=("/bin/sh", "-c", script), image=load(tmp_path), **shape)
-    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
     reader, writer = os.pipe()
-    with open(os.devnull, "r+b") as null, Sandbox(spec, stdin=null.fileno(), stdout=writer, stderr=null.fileno()) as box:
+    with open(os.devnull, "r+b") as null, ForegroundSandbox(spec, stdin=null.fileno(), stdout=writer, stderr=null.fileno()) as box:
         os.close(writer)
         box.wait(20)
     with open(reader) as said:
@@ -308,10 +308,10 @@ def test_the_hosts_files_are_everybodys_files_only(tmp_path, monkeypatch):
     script = f"cat {secret} {place}/open; touch /tmp/../dev/shm/a; read go; cat {secret}; chmod 644 {secret}; echo end"
     reader, writer = os.pipe()
     spec = Spec(argv=("/bin/sh", "-c", script), namespaces=Namespaces(user="host"), env=(("CASE", str(tmp_path)),))
-    from dockless.sandbox.run.attached import Sandbox
+    from dockless.sandbox.run.foreground import ForegroundSandbox
 
     with open(tmp_path / "out", "w+b") as out:
-        with Sandbox(spec, stdin=reader, stdout=out.fileno(), stderr=out.fileno()) as box:
+        with ForegroundSandbox(spec, stdin=reader, stdout=out.fileno(), stderr=out.fileno()) as box:
             until(lambda: b"open" in (tmp_path / "out").read_bytes(), "the first look")
             fresh = place / "fresh"
             fresh.write_text("canary")

@@ -25,8 +25,8 @@ from support.requires import requires
 
 from dockless.errors import RegistryError, RegistryUnavailable
 from dockless.images.registry import Configuration, Endpoint, Registry, Scope
-from dockless.images.registry.configuration import Entry, Mirror
-from dockless.images.registry.remote import Remote
+from dockless.images.registry.configuration import Mirror, RegistrySettings
+from dockless.images.registry.remote import RemoteRepository
 from dockless.images.registry.transport import Timeouts
 
 SHORT = Timeouts(connect=1.0, read=0.5, head=0.8, answer=1.5)
@@ -109,7 +109,7 @@ def test_a_document_without_end(row):
     talk, step = ENDLESS[row]
     with LyingServer(talk) as server, registry(server, **patience(row)) as client:
         with pytest.raises(RegistryError) as caught:
-            Remote(client).document("1")
+            RemoteRepository(client).document("1")
         told(caught.value, server, step)
 
 
@@ -200,7 +200,7 @@ def test_pages_that_take_their_time():
 
     with LyingServer(more) as server, registry(server) as client:
         with pytest.raises(RegistryUnavailable) as caught:
-            Remote(client).tags()
+            RemoteRepository(client).tags()
         told(caught.value, server, "the list of tags")
 
 
@@ -347,7 +347,7 @@ def test_mirrors_without_end_are_waited_for_once(bad):
     bad.image("app:1", [[file("a", b"1")], [file("b", b"2")], [file("c", b"3")]])
     with LyingServer(silent) as one, LyingServer(ENDLESS["slow head"][0]) as two:
         mirrors = (Mirror(one.netloc), Mirror(two.netloc))
-        configuration = Configuration(entries=(Entry(prefix=bad.host, location=bad.host, mirrors=mirrors),))
+        configuration = Configuration(entries=(RegistrySettings(prefix=bad.host, location=bad.host, mirrors=mirrors),))
         image = fetch(bad, configuration=configuration, timeouts=Timeouts(connect=5.0, read=0.5, head=0.8, answer=5.0))
         assert image.read_file("/c") == b"3"
         assert one.left_alone() and two.left_alone()

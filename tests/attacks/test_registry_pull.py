@@ -97,11 +97,11 @@ def test_a19_redirects_into_the_private_network(registry, to, part):
 @pytest.mark.parametrize("link", ["<http://169.254.169.254/v2/x>", "<http://127.0.0.2:1/v2/app/tags/list>"])
 def test_a19_pages_elsewhere(registry, link):
     from dockless.images.registry import Endpoint, Registry
-    from dockless.images.registry.remote import Remote
+    from dockless.images.registry.remote import RemoteRepository
 
     registry.script(bad.sending(b'{"tags": ["a"]}', {"Link": f'{link}; rel="next"'}), part="/tags/")
     with Registry(Endpoint(registry.host, "app")) as connection, pytest.raises(BadImage, match="another host"):
-        Remote(connection).tags()
+        RemoteRepository(connection).tags()
 
 
 @pytest.mark.parametrize("where", ["config", "layer", "index"])

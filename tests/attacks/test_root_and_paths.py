@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.boxes import log_paths
 from support.scheduling import DaemonProcess, as_user
 
 from dockless.base import paths
@@ -21,7 +22,7 @@ from dockless.cgroups import IoMax, Limits
 from dockless.errors import BadInput, DocklessError, SandboxError
 from dockless.images.archive import output
 from dockless.sandbox.run import detached
-from dockless.sandbox.run.attached import remove_tree
+from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.spec import Spec, Volume
 from dockless.sandbox.volumes import volume_path
 from dockless.sched import JobSpec
@@ -178,8 +179,8 @@ def test_her_volume_is_hers_inside_and_out_of_reach_outside(home):
     for script, said in (("echo kept > /data/file; stat -c %u /data", "0"), ("cat /data/file", "kept")):
         box = detached.start(Spec(argv=("/bin/sh", "-c", script), mounts=(Volume("data", "/data"),)), owner=ANNA)
         try:
-            assert box.wait(30).code == 0, [path.read_text() for path in box.log_paths]
-            assert said in "".join(path.read_text() for path in box.log_paths)
+            assert box.wait(30).code == 0, [path.read_text() for path in log_paths(box)]
+            assert said in "".join(path.read_text() for path in log_paths(box))
         finally:
             box.remove()
     made = Path(volume_path("data", ANNA))

@@ -166,31 +166,23 @@ def partial_target(data: bytes) -> None:
 
 
 class _Answer:
-    """As much of urllib3's response as the client uses."""
+    """As much of an answer as the client uses."""
 
     def __init__(self, raw: bytes) -> None:
-        from urllib3._collections import HTTPHeaderDict
+        from dockless.images.registry.http import Headers
 
         first, _, rest = raw.partition(b"\n")
         head, _, body = rest.partition(b"\n\n")
         digits = re.match(rb"\d{3}", first)
         self.status = int(digits[0]) if digits and int(digits[0]) >= 200 else 200
-        self.headers = HTTPHeaderDict()
-        for name, value in email.parser.Parser().parsestr(head.decode("latin-1").replace("\0", ""), headersonly=True).items():
-            self.headers.add(name, re.sub(r"[\r\n]+[ \t]*", " ", str(value)))
+        fields = email.parser.Parser().parsestr(head.decode("latin-1").replace("\0", ""), headersonly=True).items()
+        self.headers = Headers((name, re.sub(r"[\r\n]+[ \t]*", " ", str(value))) for name, value in fields)
         self._body = io.BytesIO(body)
-        self.closed = False
 
-    def read1(self, size: int, decode_content: bool = False) -> bytes:
+    def read1(self, size: int) -> bytes:
         return self._body.read(min(size, 700))
 
-    def read(self, size: int, decode_content: bool = False) -> bytes:
-        return self._body.read(size)
-
     def close(self) -> None:
-        self.closed = True
-
-    def release_conn(self) -> None:
         pass
 
 
@@ -254,7 +246,7 @@ def conversation_target(data: bytes) -> None:
     refused: DocklessError | None = None
     for ask in ("tags", "document", "digest_of", "pinned"):
         with registry_of(data) as registry:
-            there = remote.Remote(registry, patient=False)
+            there = remote.RemoteRepository(registry, patient=False)
             try:
                 if ask == "tags":
                     hold(all(re.fullmatch(r"[A-Za-z0-9_.-]+", tag) for tag in there.tags(5000)), "tags")
@@ -280,7 +272,7 @@ def transfer_target(data: bytes) -> None:
         assert partial is not None
         pace = Pace(connections=1, split_from=1 << 30, chunk=1000, tries=3, wait=0.0, wait_max=0.0)
         try:
-            there = remote.Remote(registry, patient=False)
+            there = remote.RemoteRepository(registry, patient=False)
             Transfer(there, digest.of(b""), partial, "fuzz", pace, _Impatient(), lambda count: None).run()
             hold(partial.have == size, f"{partial.have} of {size}")
         finally:

@@ -33,7 +33,7 @@ _LAYER = ("layer.c", "layer_dirs.c", "layer_whiteouts.c", "layer_members.c", "la
 C_TARGETS: dict[str, tuple[str, ...]] = {
     "tar": ("tar_fuzz.c", *_TAR, "lister.c"),
     "writer": ("writer_fuzz.c", *_TAR, *_LAYER, "../launcher/remove.c"),
-    "index": ("index_fuzz.c", *_TAR, "erofs.c", "erofs_layout.c", "erofs_xattr.c"),
+    "index": ("index_fuzz.c", *_TAR, "erofs.c", "erofs_below.c", "erofs_layout.c", "erofs_merge.c", "erofs_xattr.c", "lower.c"),
 }
 """Name to its harness in this directory and the sources, from native/layer."""
 C_FLAGS = "-g -O1 -std=gnu11 -Wall -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined".split()

@@ -288,7 +288,7 @@ def rewrite_target(data: bytes) -> None:
     for one in members or ():
         if one.major > 0xFFF or one.minor > 0xFFFFF or any(b"=" in key for key in one.xattrs) or not one.name.strip(b"/"):
             continue  # what no file system has, and what nobody hands to the writer
-        entry = tarwriter.Entry(one.name.strip(b"/"), _FLAGS[one.kind], one.mode, one.uid, one.gid, one.mtime, one.size, one.link)
+        entry = tarwriter.TarMember(one.name.strip(b"/"), _FLAGS[one.kind], one.mode, one.uid, one.gid, one.mtime, one.size, one.link)
         entry.major, entry.minor, entry.xattrs = one.major, one.minor, one.xattrs
         entry.sparse = None if one.sparse is None else (*one.sparse, (one.size, 0))
         writer.add(entry)

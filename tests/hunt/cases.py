@@ -69,6 +69,7 @@ def _try(rng: random.Random, form: str, root: bool) -> Case:
         one["options"]["entrypoint"] = rng.choice(["/bin/probe", "probe", *PROGRAMS, door(rng, "home/bin/tool"), "/proc/self/exe"])
     if one["detached"]:
         one["after"] = [name for name in ("diff", "commit", "export") if rng.random() < 0.3]
+        one["meanwhile"] = [name for name in ("exec", "terminal", "files") if rng.random() < 0.3]
     else:
         one["tty"] = rng.random() < 0.1
     return one

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
-BUILT = ("*.so", "*.o", "__pycache__", "_native.c", ".git", ".venv", "build", ".hypothesis", ".*_cache", "*.egg-info", "dockless-launcher")
+BUILT = ("*.so", "*.o", "__pycache__", "_native.c", ".git", ".venv", "build", ".hypothesis", ".*_cache", "*.egg-info", "dockless-*")
 
 
 @dataclass(frozen=True)

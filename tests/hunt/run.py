@@ -55,7 +55,7 @@ def prepared() -> Iterator[canaries.Canaries]:
             with neighbour(made):
                 yield made
     finally:
-        from dockless.sandbox.run.attached import remove_tree
+        from dockless.sandbox.run.removal import remove_tree
 
         for place in base.glob("h/*"):
             remove_tree(place)
@@ -124,11 +124,12 @@ class Hunt:
     def _left(self, id: str) -> list[judge.Finding]:
         """Processes that nobody ended, and names that nobody took away."""
         from dockless.images import Store
-        from dockless.sandbox.run.attached import remove_tree
+        from dockless.sandbox.run.removal import remove_tree
 
         found = []
         for pid in canaries.children():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = command or Path(f"/proc/{pid}/stat").read_text()
             if f"dockless {canaries.NEIGHBOUR}" not in command:
                 found.append(judge.Finding("left behind", "process", f"{pid} {command}"))
                 os.kill(pid, signal.SIGKILL)

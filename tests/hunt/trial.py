@@ -10,6 +10,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,14 +21,17 @@ from hunt import build, canaries, own_mounts
 from hunt.canaries import Canaries
 from hunt.cases import Case
 from support import make_image
+from support.boxes import log_paths
 
 import dockless
+from dockless import DEVNULL, PIPE, STDOUT
 from dockless import _gpus as gpus
 from dockless._options import make_spec
 from dockless.errors import DocklessError
 from dockless.images import Store
-from dockless.sandbox.run import attached as sandbox
 from dockless.sandbox.run import detached
+from dockless.sandbox.run import foreground as sandbox
+from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.spec import Spec
 
 LIMIT = 15.0  # seconds that a sandbox may take: its own time limit ends it
@@ -138,17 +142,17 @@ def _run(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) 
             if one.get("detached"):
                 _detached(one, on, spec, f"{id}-{number}", told)
             else:
-                told["out"] = _attached(spec, f"{id}-{number}", tty=one.get("tty", False))
+                told["out"] = _foreground(spec, f"{id}-{number}", tty=one.get("tty", False))
         record["tries"].append(told)
 
 
-def _attached(spec: Spec, id: str, *, tty: bool = False, meanwhile: Callable[[Callable[[], str]], None] | None = None) -> str:
+def _foreground(spec: Spec, id: str, *, tty: bool = False, meanwhile: Callable[[Callable[[], str]], None] | None = None) -> str:
     """Its output. ``meanwhile``: called while it runs, with a function that gives the output so far."""
     outer, inner = pty.openpty() if tty else (-1, -1)
     with open(os.memfd_create("hunt"), "w+b") as out:
         stdin = inner if tty else os.open(os.devnull, os.O_RDONLY)
         try:
-            with sandbox.Sandbox(spec, id=id, stdin=stdin, stdout=out.fileno(), stderr=out.fileno()) as box:
+            with sandbox.ForegroundSandbox(spec, id=id, stdin=stdin, stdout=out.fileno(), stderr=out.fileno()) as box:
                 if meanwhile is not None:
                     meanwhile(lambda: os.pread(out.fileno(), 1 << 20, 0).decode(errors="replace"))
                 box.wait(2 * LIMIT)
@@ -167,10 +171,13 @@ def _detached(case: Case, on: Canaries, spec: Spec, id: str, record: dict[str, A
     box = detached.start(spec, id=id)
     try:
         try:
+            for step in case.get("meanwhile", ()):
+                with _told(record):
+                    _MEANWHILE[step](box, on, record)
             box.wait(2 * LIMIT)
         finally:
-            record["out"] += "".join(path.read_text(errors="replace") for path in box.log_paths)
-            record["log"] = sum(path.stat().st_size for path in box.log_paths)
+            record["out"] += "".join(path.read_text(errors="replace") for path in log_paths(box))
+            record["log"] = sum(path.stat().st_size for path in log_paths(box))
         for step in case.get("after", ()):
             with _told(record):
                 _AFTER[step](box, on)
@@ -178,7 +185,32 @@ def _detached(case: Case, on: Canaries, spec: Spec, id: str, record: dict[str, A
         box.remove()
 
 
-def _commit(box: detached.Detached, on: Canaries) -> None:
+def _exec(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
+    """The program enters the sandbox in which it runs already."""
+    program = "/mnt/probe" if box.spec.image == "host" else "/bin/probe"
+    with dockless.Sandbox.of(box) as handle, handle.spawn(program, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, timeout=LIMIT) as command:
+        record["out"] += command.communicate()[0].decode(errors="replace")
+
+
+def _terminal(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
+    program = "/mnt/probe" if box.spec.image == "host" else "/bin/probe"
+    with dockless.Sandbox.of(box) as handle, handle.spawn(program, tty=True, timeout=LIMIT) as command:
+        record["out"] += command.communicate()[0].decode(errors="replace")
+
+
+def _files(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
+    """Files go in and out by paths that the image, or the program meanwhile, has made links of."""
+    with tempfile.TemporaryDirectory(dir=on.base / "work") as out, dockless.Sandbox.of(box) as handle:
+        for number, name in enumerate(("/link0", "/chain0", "/data", "/v", "/v0", "/tmp", "/etc", "/home")):
+            with contextlib.suppress(OSError):
+                handle.files.copy_out(name, f"{out}/{number}", max_size="4M", max_files=200)
+            with contextlib.suppress(OSError):
+                handle.files.write_text(f"{name}/hunted", "HUNT-")
+        found = subprocess.run(["grep", "-rhoaE", "HUNT-CANARY-[0-9a-f]+", out], capture_output=True, text=True)
+        record["out"] += found.stdout
+
+
+def _commit(box: detached.Box, on: Canaries) -> None:
     image = dockless.commit(box, "hunt/committed:latest", created=0)
     try:
         _export(box, on)
@@ -186,7 +218,7 @@ def _commit(box: detached.Detached, on: Canaries) -> None:
         Store().remove(image.name or "hunt/committed:latest", force=True)
 
 
-def _export(box: detached.Detached, on: Canaries) -> None:
+def _export(box: detached.Box, on: Canaries) -> None:
     from dockless.sandbox.commit import changes_of
 
     target = on.base / "work/export.tar"
@@ -197,7 +229,8 @@ def _export(box: detached.Detached, on: Canaries) -> None:
             raise AssertionError(f"an export holds {place}: {token}")
 
 
-_AFTER: dict[str, Callable[[detached.Detached, Canaries], None]] = {
+_MEANWHILE: dict[str, Callable[[detached.Box, Canaries, dict[str, Any]], None]] = {"exec": _exec, "terminal": _terminal, "files": _files}
+_AFTER: dict[str, Callable[[detached.Box, Canaries], None]] = {
     "diff": lambda box, on: [str(change) for change in dockless.diff(box)] and None,
     "commit": _commit,
     "export": _export,
@@ -214,9 +247,9 @@ def _race(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any])
         while time.monotonic() < end:
             number += 1
             with _told(record):
-                record["out"] += _attached(spec, f"{id}-{number}")
+                record["out"] += _foreground(spec, f"{id}-{number}")
 
-    record["out"] += _attached(flipper, id, meanwhile=start)
+    record["out"] += _foreground(flipper, id, meanwhile=start)
 
 
 def _owner(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) -> None:
@@ -256,7 +289,7 @@ def _replace(case: Case, on: Canaries, image: str, id: str, record: dict[str, An
         for place in own_mounts.SECRETS:
             own_mounts.put_secret(place, canaries.token_of(on, place))
 
-    record["out"] += _attached(spec, id, meanwhile=replaced)
+    record["out"] += _foreground(spec, id, meanwhile=replaced)
 
 
 def _volumes_gone(on: Canaries) -> None:
@@ -265,7 +298,7 @@ def _volumes_gone(on: Canaries) -> None:
             if place.is_symlink() or not place.is_dir():
                 place.unlink(missing_ok=True)
             else:
-                sandbox.remove_tree(place)
+                remove_tree(place)
 
 
 _DEEDS: dict[str, Callable[[Case, Canaries, str, str, dict[str, Any]], None]] = {

@@ -13,6 +13,7 @@ from support.boxes import load, sh
 from support.make_image import file, symlink
 from support.requires import cgroup2_mount, requires
 
+import dockless
 from dockless.base import paths
 from dockless.cgroups import Limits
 from dockless.errors import (
@@ -32,16 +33,16 @@ from dockless.sandbox import features
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
 from dockless.sandbox.run import detached
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.spec import Bind, Mount, Rlimit, Spec, Tmpfs, Volume, check_id
 
 pytestmark = requires("userns")
 
 
 def _refused(kind: type[DocklessError], *words: str, **fields) -> DocklessError:
-    """The error of a start, attached and detached: its class, words that its message has, a hint, no directory that stays."""
+    """The error of a start, foreground and detached: its class, words that its message has, a hint, no directory that stays."""
     fields = {"argv": ("true",), **fields}
-    for start in (lambda spec: Sandbox(spec).__enter__(), detached.start):
+    for start in (lambda spec: ForegroundSandbox(spec).__enter__(), detached.start):
         with pytest.raises(kind) as caught:
             start(Spec(**fields))
         said = str(caught.value)
@@ -131,6 +132,15 @@ def test_absent_controller():
 
 
 @requires("root", "hybrid")
+def test_a_change_of_an_absent_limit_says_why_too():
+    with (
+        dockless.Sandbox(["sleep", "100"]) as box,
+        pytest.raises(LimitUnavailable, match="the memory controller in cgroup v1 only"),
+    ):
+        box.update(memory="1G")
+
+
+@requires("root", "hybrid")
 def test_absent_controller_on_a_hybrid_host_says_why():
     error = _refused(LimitUnavailable, limits=Limits(cpu_max=1.0))
     assert cgroup2_mount() is not None
@@ -213,7 +223,7 @@ def test_machine_that_nobody_has():
 )  # fmt: skip
 def test_impossible_values(fields):
     """Each is refused in Python, in words, before anything is made."""
-    with pytest.raises(DocklessError) as caught, Sandbox(Spec(**{"argv": ("true",), **fields})):
+    with pytest.raises(DocklessError) as caught, ForegroundSandbox(Spec(**{"argv": ("true",), **fields})):
         pass
     assert not isinstance(caught.value, LaunchFailed), f"the kernel had to refuse it: {caught.value}"
 
@@ -231,7 +241,10 @@ def test_a_clock_before_the_boot():
         pytest.skip("as root is enough")
     from dockless.sandbox.spec import Namespaces
 
-    with pytest.raises(DocklessError) as caught, Sandbox(Spec(argv=("true",), namespaces=Namespaces(time="new"), time_offset=-(10**9))):
+    with (
+        pytest.raises(DocklessError) as caught,
+        ForegroundSandbox(Spec(argv=("true",), namespaces=Namespaces(time="new"), time_offset=-(10**9))),
+    ):
         pass
     assert caught.value.hint and "explain" not in caught.value.hint
 
@@ -254,7 +267,7 @@ def test_names_that_are_no_names(name):
         check_id(name)
     if name:
         with pytest.raises(BadInput):
-            Sandbox(Spec(argv=("true",)), id=name)
+            ForegroundSandbox(Spec(argv=("true",)), id=name)
         with pytest.raises(BadInput):
             detached.start(Spec(argv=("true",)), id=name)
         with pytest.raises(BadInput):
@@ -263,7 +276,7 @@ def test_names_that_are_no_names(name):
 
 @pytest.mark.parametrize("name", ["7", "0", "012", "9" * 18])
 def test_a_jobs_number_names_no_sandbox(name):
-    for start in (Sandbox, detached.start):
+    for start in (ForegroundSandbox, detached.start):
         with pytest.raises(BadInput, match=f"^{name} as a name would mean a job"):
             start(Spec(argv=("true",)), id=name)
     assert detached.find(name) is None
@@ -281,7 +294,7 @@ def test_a_number_too_long_for_a_job_names_a_sandbox():
 
 def test_error_documents():
     """What --json prints of an error."""
-    with pytest.raises(CommandNotFound) as caught, Sandbox(Spec(argv=("there-is-no-such-program",))):
+    with pytest.raises(CommandNotFound) as caught, ForegroundSandbox(Spec(argv=("there-is-no-such-program",))):
         pass
     document = caught.value.as_dict()
     assert document["error"] == "command_not_found" and document["subject"] == "there-is-no-such-program" and document["hint"]

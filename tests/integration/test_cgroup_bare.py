@@ -79,7 +79,7 @@ def test_make_and_remove():
     assert os.path.samestat(os.fstat(group.fd), os.stat(group.path))
     assert not os.get_inheritable(group.fd)
     assert group.warnings == () and group.readback == ()
-    assert group.pids() == () and not group.populated
+    assert group.pids() == ()
     path = group.path
     group.remove()
     assert not path.exists() and group.fd == -1
@@ -137,11 +137,17 @@ def test_kill_reaches_everything(group):
     process = start(group, "sh", "-c", code, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"in\n"
     process.stdout.close()
-    assert group.populated and process.pid in group.pids()
+    assert process.pid in group.pids()
     group.kill()
     assert group.wait_empty(DEADLINE)
     assert ended(process) == -signal.SIGKILL
     assert group.pids() == ()
+
+
+def test_kill_of_one_that_somebody_removed(group):
+    group.path.rmdir()
+    group.kill()
+    group.remove()
 
 
 def test_leaving_the_block_kills_and_removes():
@@ -181,7 +187,7 @@ def test_remove_takes_the_groups_below(group):
     middle = group.child("inner")
     inner = middle.child("innermost")
     process = sleeper(inner)
-    assert group.populated and group.pids() == ()
+    assert group.pids() == () and middle.pids() == () and process.pid in inner.pids()
     group.kill()
     group.remove()
     assert not group.path.exists()
@@ -316,7 +322,8 @@ def test_open_after_close():
 def test_a_group_that_is_gone_says_so():
     group = Cgroup.create(NAME)
     os.rmdir(group.path)
-    for call in (group.pids, group.kill, lambda: group.add(0), group.freeze):
+    group.kill()  # nothing is left to kill
+    for call in (group.pids, lambda: group.add(0), group.freeze):
         with pytest.raises(CgroupError) as caught:
             call()
         assert caught.value.hint == "the group is gone"

@@ -157,7 +157,7 @@ with Cgroup.create("job", limits) as group:
         group.add(0)
         os.execvp("sleep", ["sleep", "1000"])
     with group.events() as watch:
-        while not group.populated:
+        while not watch.state()["populated"]:
             watch.wait(5)
     group.freeze(); group.thaw()
     group.kill()

@@ -224,7 +224,7 @@ def test_a_cancelled_task_ends_its_pull():
         registry.script(slowly, part=registry.layers("app:1")[0])
 
         async def cancelled() -> None:
-            task = asyncio.create_task(dockless.arun(registry.name("app:1"), ["true"]))
+            task = asyncio.create_task(dockless.aio.run(registry.name("app:1"), ["true"]))
             await asyncio.to_thread(begun.wait, 20)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.boxes import alive, children_of, load, pss, until
+from support.boxes import alive, children_of, load, log_paths, pss, until
 from support.requires import requires
 
 from dockless.base import paths
@@ -29,7 +29,7 @@ def start():
     """Starts that are removed at the end of the test, whatever happened."""
     made = []
 
-    def begin(script: str, *, id: str | None = None, labels: dict[str, str] | None = None, **fields) -> detached.Detached:
+    def begin(script: str, *, id: str | None = None, labels: dict[str, str] | None = None, **fields) -> detached.Box:
         box = detached.start(Spec(argv=("/bin/sh", "-c", script), **fields), id=id, labels=labels)
         made.append(box)
         return box
@@ -39,8 +39,8 @@ def start():
         box.remove()
 
 
-def _log(box: detached.Detached) -> list[tuple[str, ...]]:
-    text = b"".join(path.read_bytes() for path in box.log_paths).decode()
+def _log(box: detached.Box) -> list[tuple[str, ...]]:
+    text = b"".join(path.read_bytes() for path in log_paths(box)).decode()
     return [match.groups()[1:] for line in text.splitlines() if (match := RECORD.fullmatch(line))]
 
 
@@ -107,16 +107,16 @@ def test_long_lines_come_in_parts(start):
 def test_binary_output_survives(start):
     box = start("printf '\\001\\000\\377z\\n'")
     box.wait(20)
-    assert box.log_paths[-1].read_bytes().split(b" F ", 1)[1] == b"\x01\x00\xffz\n"
+    assert log_paths(box)[-1].read_bytes().split(b" F ", 1)[1] == b"\x01\x00\xffz\n"
 
 
 def test_rotation_keeps_the_newest(start):
     """More than the limit (64 MiB) in all: two files, neither much larger than it, the last line in the newer one."""
     box = start("line=$(head -c 2000 /dev/zero | tr '\\0' x); yes $line | head -c 75000000; echo; echo the end")
     box.wait(120)
-    assert _last_line(box.log_paths[-1]).endswith(b"stdout F the end")
-    total = sum(path.stat().st_size for path in box.log_paths)
-    assert len(box.log_paths) == 2 and max(path.stat().st_size for path in box.log_paths) < 66 << 20 and total > 64 << 20
+    assert _last_line(log_paths(box)[-1]).endswith(b"stdout F the end")
+    total = sum(path.stat().st_size for path in log_paths(box))
+    assert len(log_paths(box)) == 2 and max(path.stat().st_size for path in log_paths(box)) < 66 << 20 and total > 64 << 20
 
 
 def _last_line(path: Path) -> bytes:
@@ -281,6 +281,18 @@ def test_memory_of_a_running_one(start):
     until(lambda: _log(box) and _log(box)[-1][2] == "up", "the job is up")
     init = next(iter(children_of(box.pid) - {p for q in children_of(box.pid) for p in children_of(q)}))
     assert 0 < pss(box.pid) + pss(init) < 1 << 20
+
+
+@requires("root")
+def test_what_only_its_start_needed_is_given_back(start):
+    """Stacks, arguments and the plan: 40 KB with them."""
+    box = start("echo up; exec sleep 1000")
+    until(lambda: _log(box), "the job is up")
+    own = [
+        sum(int(line.split()[1]) for line in Path(f"/proc/{pid}/smaps").read_text().splitlines() if line.startswith("Private_Dirty"))
+        for pid in (box.pid, box.init_pid)
+    ]
+    assert sum(own) <= 8 * os.sysconf("SC_PAGESIZE") // 1024, own
 
 
 @requires("cgroup2")

@@ -27,7 +27,7 @@ from dockless.images.transfer.push import push
 
 TREE = Path(__file__).resolve().parents[2]
 DOCUMENTS = [path for path in (TREE / "README.md", *sorted(TREE.glob("docs/**/*.md"))) if path.exists()]
-NOT_CODE = ("text", "json", "toml", "c")
+NOT_CODE = ("text", "json", "toml", "ini", "c")
 
 PYTHON = """#!/bin/sh
 echo "python $*"

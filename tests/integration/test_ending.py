@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import failing_daemon
-from support.boxes import alive, load, until
+from support.boxes import alive, load, log_paths, until
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
@@ -42,17 +42,17 @@ def up(queue: Client, number: int) -> None:
         return
 
 
-def box_of(queue: Client, number: int) -> detached.Detached:
+def box_of(queue: Client, number: int) -> detached.Box:
     found = detached.find(queue.job(number).attempts[-1].sandbox)
     assert found is not None
     return found
 
 
 @contextmanager
-def started(argv: tuple[str, ...], **fields) -> Iterator[detached.Detached]:
+def started(argv: tuple[str, ...], **fields) -> Iterator[detached.Box]:
     box = detached.start(Spec(argv=argv, **fields))
     try:
-        until(lambda: any(path.stat().st_size for path in box.log_paths), "the job is up")
+        until(lambda: any(path.stat().st_size for path in log_paths(box)), "the job is up")
         yield box
     finally:
         box.remove()
@@ -97,7 +97,7 @@ def test_stop_when_the_signal_cannot_be_sent(monkeypatch):
     def refuse(self):
         raise PermissionError(1, "planted")
 
-    monkeypatch.setattr(detached.Detached, "send_stop", refuse)
+    monkeypatch.setattr(detached.Box, "send_stop", refuse)
     with started(DEAF) as box:
         box.stop(1000)
         assert box.exit().signal == signal.SIGKILL
@@ -114,12 +114,12 @@ def test_stop_when_its_document_is_torn():
 def test_each_way_to_kill_is_enough(missing: str):
     with started(DEAF) as box, pytest.MonkeyPatch.context() as monkeypatch:
         if missing == "cgroup":
-            monkeypatch.setattr(detached.Detached, "_cgroup", lambda self: None)
+            monkeypatch.setattr(detached.Box, "cgroup", lambda self: None)
         else:
             if not box.document.cgroup:
                 pytest.skip("this host has no place for a cgroup")
             known = box._pids()
-            monkeypatch.setattr(detached.Detached, "_pids", lambda self: {"keeper": known["keeper"]})
+            monkeypatch.setattr(detached.Box, "_pids", lambda self: {"keeper": known["keeper"]})
         box.kill()
         assert box.wait(60).signal == signal.SIGKILL
 

@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,7 @@ from support.requires import requires, shared
 from dockless.errors import DocklessError, ImageError
 from dockless.images.layers import erofs
 from dockless.images.layers.layers import Layer
+from dockless.images.layers.merging import merge
 from dockless.native.erofs_index import IndexBuilder
 from dockless.native.layers import Fault
 from dockless.sched.daemon import let_removed_layers_go
@@ -338,7 +340,7 @@ def stack(layers: list[list[make.Entry]], place: Path) -> tuple[list[Layer], lis
     for number, entries in enumerate(layers):
         raw = make.layer_tar(entries)
         try:
-            indexed.append(build(raw, place / f"indexed{number}", below=indexed[-1] if indexed else None)[0])
+            indexed.append(build(raw, place / f"indexed{number}", below=indexed or None)[0])
         except Fault as error:
             if error.kind != "declined":
                 with pytest.raises(DocklessError):
@@ -346,6 +348,13 @@ def stack(layers: list[list[make.Entry]], place: Path) -> tuple[list[Layer], lis
             return None
         plain.append(written(raw, place / f"written{number}", [layer.path for layer in plain]))
     return indexed, plain
+
+
+def merged(layers: list[Layer], place: Path) -> list[Layer]:
+    """One index of all of them."""
+    assert merge(layers, place / "merged")
+    first, *others = [layer.tar for layer in layers if layer.tar is not None]
+    return [Layer(place / "merged", first, tuple(others))]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +379,65 @@ def test_whiteouts_and_opaque_marks(tmp_path, layer):
     indexed, plain = both
     assert tree(indexed) == tree(plain)
     assert overlay(indexed, tmp_path / "i") == overlay(plain, tmp_path / "p")
+    assert overlay(merged(indexed, tmp_path), tmp_path / "one") == overlay(indexed, tmp_path / "all")
     assert overlay([plain[0], indexed[1]], tmp_path / "m") == overlay(plain, tmp_path / "q"), "forms mix"
+
+
+def shown(layers: list[Layer], place: Path) -> dict[str, tuple[object, ...]]:
+    """``overlay``, without the times of directories that no layer tells of: the writer gives them that of unpacking, the index none."""
+
+    def told(fact: tuple[Any, ...]) -> bool:
+        return not str(fact[0]).startswith("0o4") or 0 < fact[3] <= make.MTIME * 10**9
+
+    return {name: fact if told(fact) else (*fact[:3], *fact[4:]) for name, fact in overlay(layers, place).items()}
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        [[make.file("a/b/new", "n")]],
+        [[make.file("a/b/new", "n"), make.file("a/a/x"), make.file("b/c/y/z")]],
+        [[make.whiteout("a/a/a"), make.whiteout("b/c")]],
+        [[make.whiteout("nothing/at/all")]],
+        [[make.directory("new"), make.whiteout("new/x"), make.opaque("a"), make.whiteout("a/c"), make.whiteout("b/x")]],
+        [[make.opaque("a/b"), make.file("a/b/new")]],
+        [[make.file("a/b/new"), make.opaque("a")]],
+        [[make.opaque("a"), make.file("a/b/new")]],
+        [[make.file("a/b/new"), make.whiteout("a")]],
+        [[make.file("f/below a file")]],
+        [[make.file("a/b/new"), make.directory("a/b", 0o700, uid=5), make.directory("a", 0o770)]],
+        [[make.file("a/b/new"), make.file("a", "a file"), make.directory("a"), make.file("a/a/again")]],
+        [[make.file("a/b/one")], [make.file("a/b/two")], [make.whiteout("a/b/one")]],
+        [[make.directory("a", 0o1777, gid=8, pax={"SCHILY.xattr.user.x": "1"})], [make.file("a/b/new")]],
+        [[make.directory("a"), make.opaque("a"), make.directory("a/b", 0o700)], [make.file("a/b/new"), make.file("a/a/new")]],
+        [[make.whiteout("a")], [make.file("a/b/new")]],
+        [[make.whiteout("a"), make.file("f", "again")], [make.directory("a", 0o500)], [make.file("a/b/new")]],
+        [[make.file("a", "a file")], [make.file("a/b/new")]],
+    ],
+)
+def test_directories_that_a_layer_does_not_list(tmp_path, above):
+    """As buildkit and kaniko make layers: owner, mode, times and xattrs are those of the layers below."""
+    base = [*BASE, make.directory("a", 0o2750, uid=6, gid=7, mtime=99), make.directory("a/b", 0o711, uid=8, mtime=55)]
+    both = stack([base, *above], tmp_path)
+    if both is None:
+        pytest.fail("declined")
+    indexed, plain = both
+    assert tree(indexed) == tree(plain)
+    assert shown(indexed, tmp_path / "i") == shown(plain, tmp_path / "p")
+    assert overlay(merged(indexed, tmp_path), tmp_path / "one") == overlay(indexed, tmp_path / "all")
+    assert shown([*plain[:-1], indexed[-1]], tmp_path / "m") == shown(plain, tmp_path / "q"), "forms mix"
+
+
+@SETTINGS
+@given(st.lists(st.lists(ENTRY, max_size=8), min_size=1, max_size=3))
+def test_any_layers_that_list_no_parents(tmp_path_factory, layers):
+    place = tmp_path_factory.mktemp("any")
+    both = stack([BASE, *layers], place)
+    if both is not None:
+        indexed, plain = both
+        assert tree(indexed) == tree(plain)
+        assert shown(indexed, place / "i") == shown(plain, place / "p")
+        assert overlay(merged(indexed, place), place / "one") == overlay(indexed, place / "all")
 
 
 @SETTINGS
@@ -381,7 +448,7 @@ def test_any_layers_on_a_base(tmp_path_factory, layers):
     both = stack([BASE, *([*parents, *layer] for layer in layers)], place)
     if both is not None:
         indexed, plain = both
-        assert tree(indexed) == tree(plain)
+        assert tree(indexed) == tree(plain) == tree(merged(indexed, place))
 
 
 def test_only_what_was_meant_is_a_mark(tmp_path):
@@ -514,7 +581,7 @@ def test_an_idle_daemon_gives_removed_layers_room_back(tmp_path):
     layer.path.unlink()
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(let_removed_layers_go(0.01), 1))
-    assert [key[0] for key in erofs._held] == [kept.path]
+    assert [key[0][0] for key in erofs._held] == [kept.path]
 
 
 def test_only_so_many_are_held(tmp_path, monkeypatch):
@@ -522,7 +589,7 @@ def test_only_so_many_are_held(tmp_path, monkeypatch):
     layers = [simple(tmp_path / str(n), str(n)) for n in range(3)]
     for n in (0, 1, 0, 2, 0):
         os.close(layers[n].open())
-    assert [key[0].parent.name for key in erofs._held] == ["2", "0"], "the longest unused goes first"
+    assert [key[0][0].parent.name for key in erofs._held] == ["2", "0"], "the longest unused goes first"
 
 
 def test_descriptors_that_others_closed(tmp_path):

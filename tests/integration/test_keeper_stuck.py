@@ -47,7 +47,9 @@ def deaf(monkeypatch):
     """SIGCONT does not wake a keeper; with ``deaf()`` nothing ends anything any more, as where the kernel does not wake a process."""
     send = signal.pidfd_send_signal
     refused = {signal.SIGCONT}
-    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number, *more: None if number in refused else send(fd, number, *more))
+    monkeypatch.setattr(
+        process.signal, "pidfd_send_signal", lambda fd, number, *more: None if number in refused else send(fd, number, *more)
+    )
     monkeypatch.setattr(process, "KILLED_FOR", 0.2)
     monkeypatch.setattr(process, "AT_LAST", 60.0)
 
@@ -76,9 +78,9 @@ def test_communicate():
 
 def test_the_event_loop():
     async def main():
-        async with dockless.Sandbox(["sleep", "1000"], timeout=1, stdout=PIPE) as box:
-            stop(box.process.keeper_pid)
-            assert await box.communicate_async(timeout=60) == (b"", None)
+        async with dockless.aio.Sandbox(["sleep", "1000"], timeout=1, stdout=PIPE) as box:
+            stop(box.box.process.keeper_pid)
+            assert await box.communicate(timeout=60) == (b"", None)
             assert over(await box)
 
     asyncio.run(main())
@@ -137,21 +139,21 @@ def test_what_nothing_ends_is_said(deaf):
             box.process.poll()
         assert len(os.listdir("/proc/self/fd")) == descriptors
         os.kill(keeper, signal.SIGCONT)
-        until(lambda: not alive(inside), "it ends after all")
+        until(lambda: not alive(inside) and not alive(keeper), "it ends after all: nobody waits for it for long any more")
 
 
 def test_the_event_loop_hears_of_it(deaf):
     deaf()
 
     async def main():
-        async with dockless.Sandbox(["sleep", "1000"], timeout=1) as box:
-            stop(box.process.keeper_pid)
+        async with dockless.aio.Sandbox(["sleep", "1000"], timeout=1) as box:
+            stop(box.box.process.keeper_pid)
             try:
                 with pytest.raises(NotEnded):
-                    await box.wait_async(60)
+                    await box.wait(60)
             finally:
-                os.kill(box.process.keeper_pid, signal.SIGCONT)
-                until(lambda: not alive(box.process.keeper_pid), "it ends after all")
+                os.kill(box.box.process.keeper_pid, signal.SIGCONT)
+                until(lambda: not alive(box.box.process.keeper_pid), "it ends after all")
 
     asyncio.run(main())
 
@@ -211,13 +213,12 @@ def test_a_detached_sandbox_that_nothing_ends_stays(deaf, monkeypatch):
     stop(keeper)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(detached.Detached, "_cgroup", lambda self: None)
+            patch.setattr(detached.Box, "cgroup", lambda self: None)
             for end in (lambda: box.stop(0), box.remove):
                 with pytest.raises(NotEnded, match=f"{keeper} still lives"):
                     end()
         assert box.state() == "running"
     finally:
-        os.kill(keeper, signal.SIGCONT)
         os.kill(keeper, signal.SIGKILL)
         with pytest.raises(SandboxGone):
             box.wait(60)

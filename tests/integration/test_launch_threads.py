@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.boxes import run, sh
+from support.boxes import run, sh, until
 from support.requires import requires
 
 from dockless.errors import CommandNotFound
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")
@@ -121,7 +121,7 @@ def test_the_host_is_unharmed():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
-    assert len(os.listdir("/proc/self/task")) == threads
+    until(lambda: len(os.listdir("/proc/self/task")) == threads, "the threads are gone, also for the kernel")
 
 
 def test_first_starts_of_a_process_race():
@@ -138,10 +138,10 @@ def test_first_starts_of_a_process_race():
 
 def test_the_thread_that_started_it_may_end():
     """No parent-death signal by thread: a pool's worker ends, the sandbox goes on (launch.md)."""
-    made: list[Sandbox] = []
+    made: list[ForegroundSandbox] = []
 
     def work() -> None:
-        made.append(Sandbox(Spec(argv=("sleep", "1000"))).__enter__())
+        made.append(ForegroundSandbox(Spec(argv=("sleep", "1000"))).__enter__())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -155,7 +155,7 @@ def test_the_thread_that_started_it_may_end():
 
 
 def test_several_threads_wait_for_one():
-    with Sandbox(Spec(argv=("/bin/sh", "-c", "sleep 0.2; exit 6"))) as box:
+    with ForegroundSandbox(Spec(argv=("/bin/sh", "-c", "sleep 0.2; exit 6"))) as box:
         codes: list[int | None] = []
         assert _all(lambda _: codes.append(box.wait(20).code)) == []
     assert codes == [6] * THREADS
@@ -164,12 +164,12 @@ def test_several_threads_wait_for_one():
 def test_a_start_copies_no_page_tables():
     """CLONE_VM: after a fork each page of ours that we write would fault once more, be it 256 MiB of them. getrusage(2)"""
     program = (
-        "import mmap, resource\nfrom dockless.sandbox.run.attached import Sandbox\nfrom dockless.sandbox.spec import Spec\n"
+        "import mmap, resource\nfrom dockless.sandbox.run.foreground import ForegroundSandbox\nfrom dockless.sandbox.spec import Spec\n"
         "hold = mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE)\nhold.madvise(mmap.MADV_NOHUGEPAGE)\n"
         "def write():\n    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for at in range(0, len(hold), 4096): hold[at] = 1\n"
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
-        "first = write()\nwith Sandbox(Spec(argv=('true',))) as box: box.wait()\nprint(first, write())\n"
+        "first = write()\nwith ForegroundSandbox(Spec(argv=('true',))) as box: box.wait()\nprint(first, write())\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=120)

@@ -8,12 +8,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.boxes import until
+from support.boxes import log_paths, until
 from support.requires import requires
 from support.scheduling import DaemonProcess
 
+import dockless
+from dockless.base import paths
 from dockless.cli import main
-from dockless.errors import BadInput, Refused
+from dockless.errors import BadInput, Refused, Unsupported
 from dockless.sandbox.run import detached
 from dockless.sandbox.run.logfile import Log, Row
 from dockless.sandbox.spec import Bind, Spec
@@ -73,7 +75,7 @@ def test_every_byte_is_there_or_counted(kept: int):
         numbers = [int(number) for number in numbers]
         assert numbers == list(range(numbers[0], LINES + 1))  # it begins with a whole line
         assert rows[0].dropped == len("".join(f"{i}\n" for i in range(1, numbers[0])))
-        assert sum(path.stat().st_size for path in box.log_paths) < kept * 1.2
+        assert sum(path.stat().st_size for path in log_paths(box)) < kept * 1.2
         half = sum(map(size, rows[: len(rows) // 2]))
         assert rows_of(box.directory, half) == rows[len(rows) // 2 :]
     finally:
@@ -88,7 +90,7 @@ def test_the_setting_and_what_is_below_it(home: Path):
     try:
         box.wait(60)
         assert rows_of(box.directory)[0].dropped > 0
-        assert sum(path.stat().st_size for path in box.log_paths) < 30_000
+        assert sum(path.stat().st_size for path in log_paths(box)) < 30_000
     finally:
         box.remove()
 
@@ -109,7 +111,7 @@ def test_a_mistake_in_the_settings_keeps_no_job_from_starting(home: Path):
         assert box is not None
         box.remove()
         assert main(["run", "-d", "host", "--", "true"]) == 125
-        assert detached.list_all() == []
+        until(lambda: detached.list_all() == [], "the job has gone, too, and nothing else is left")
     finally:
         daemon.stop()
 
@@ -170,6 +172,9 @@ def test_a_job_and_the_most_it_may_ask_for(home: Path):
             lines = list(queue.logs(number))
             assert lines[0].dropped > 0 and lines[0].text == ""
             assert whole([line.text for line in lines[1:]], [line.partial for line in lines[1:]])[-1] == "the end"
+            number = queue.submit(JobSpec(Spec(argv=COUNT, keep_log=False)))
+            ended = queue.wait(number, timeout=60)
+            assert (ended.state, ended.reason, list(queue.logs(number))) == ("COMPLETED", "", [])
             with pytest.raises(Refused, match="1048576"):
                 queue.submit(JobSpec(Spec(argv=COUNT, log_size=2 << 20)))
             with pytest.raises(BadInput):
@@ -215,3 +220,46 @@ def test_a_count_that_no_keeper_writes_is_a_line_like_any_other(tmp_path, digits
     line = b"2026 log D " + b"9" * digits
     (tmp_path / "log").write_bytes(line + b"\n2026 stdout F said\n")
     assert rows_of(tmp_path) == [Row("", "stdout", line), Row("2026", "stdout", b"said")]
+
+
+def test_nothing_is_kept_where_that_was_asked_for():
+    box = detached.start(Spec(argv=COUNT, keep_log=False))
+    try:
+        assert box.wait(60).code == 0  # whatever it wrote was read
+        assert log_paths(box) == ()
+        with pytest.raises(Unsupported, match="is not kept"):
+            box.logs()
+    finally:
+        box.remove()
+
+
+def test_each_run_counts_its_own_output():
+    """``--tail`` and ``--since`` go over all runs that are there, and what is missing of one is not taken for another's."""
+    box = dockless.start(["/bin/sh", "-c", "echo one; echo two"])
+    try:
+        for _ in range(2):
+            box.wait(20)
+            box.start()
+        box.wait(20)
+        log = Log(parts_of(box.inner.directory))
+        assert [(row.text, row.dropped) for row in iter(log.read, []) for row in row] == [(b"one", 0), (b"two", 0)] * 3
+        assert log.position == 24 and (box.inner.directory / "log").read_bytes().count(b" log D 0\n") == 2
+        log.close()
+    finally:
+        box.rm(force=True)
+
+
+def test_how_much_is_kept_is_a_setting(tmp_path):
+    paths.config_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.config_file().write_text('[logs]\nsize = "20K"\n')
+    made = []
+    for make in (dockless.start, dockless.create):
+        made.append(make(["true"]))
+        made.append(make(["true"], log_size="1M"))
+    assert [box.spec.log_size for box in made] == [20 << 10, 1 << 20] * 2
+    paths.config_file().write_text("[logs]\nsize = 3x\n")
+    with pytest.raises(BadInput, match="toml"):
+        dockless.start(["true"])
+    made.append(dockless.start(["true"], log_size="1M"))
+    for box in made:
+        box.rm(force=True)

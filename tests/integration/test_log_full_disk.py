@@ -37,7 +37,7 @@ def marks(home: Path) -> Path:
     return place
 
 
-def start(marks: Path, script: str, **fields) -> detached.Detached:
+def start(marks: Path, script: str, **fields) -> detached.Box:
     """``step N`` in the script: waits for our ``N``, after it has said that all before is written."""
     step = "step() { touch /marks/at$1; until [ -e /marks/$1 ]; do sleep 0.01; done; }; "
     return detached.start(Spec(argv=("/bin/sh", "-c", step + script), mounts=(Bind(str(marks), "/marks"),), **fields))
@@ -47,13 +47,13 @@ def arrive(marks: Path, step: int) -> None:
     until((marks / f"at{step}").exists, f"step {step}")
 
 
-def drain(box: detached.Detached, marks: Path, step: int) -> None:
+def drain(box: detached.Box, marks: Path, step: int) -> None:
     """Wait until the script is at this step and all that it said is written."""
     arrive(marks, step)
     drained(box)
 
 
-def rows_of(box: detached.Detached) -> list[Row]:
+def rows_of(box: detached.Box) -> list[Row]:
     log = Log(lambda name: open_log(box.directory, name))
     rows: list[Row] = []
     while more := log.read():
@@ -66,7 +66,7 @@ def size(row: Row) -> int:
     return row.dropped or len(row.text) + (not row.partial)
 
 
-def drained(box: detached.Detached) -> None:
+def drained(box: detached.Box) -> None:
     """The keeper has read everything that the job has written so far."""
     until(lambda: _pipes_are_empty(box.pid) and _sleeps(box.pid), "the keeper has read it all")
 

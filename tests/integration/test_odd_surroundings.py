@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.requires import requires
@@ -216,7 +215,7 @@ assert dockless.run(["true"]).returncode == 0
 """
     warm = (
         "import dockless; from dockless import _call, _options, _keywords\n"
-        "from dockless.sandbox import features; from dockless.sandbox.run import attached, prepared\n"
+        "from dockless.sandbox import features; from dockless.sandbox.run import foreground, prepared\n"
     )
     few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}))\n"
     done = subprocess.run([sys.executable, "-P", "-c", warm + few + code], capture_output=True, text=True, timeout=120, check=False)
@@ -227,6 +226,11 @@ def test_home_is_told_in_python(monkeypatch):
     from dockless.base import paths
     from dockless.errors import BadInput
 
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it answers where nobody knows one
     with pytest.raises(BadInput, match="no home directory"):
         paths.user_home()
+
+
+def test_one_that_is_not_listed_says_where_it_would_be():
+    text = said("run", "--", "true", environment={"DOCKLESS_HOME": "/dev/null"}, rc=(0,))
+    assert "this sandbox is not listed by `dockless ps`: /dev/null/" in text

@@ -11,7 +11,7 @@ import pytest
 from support.boxes import alive, run, sh, until
 from support.requires import requires
 
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.spec import Namespaces, Spec
 
 pytestmark = requires("userns", "overlay")
@@ -160,7 +160,7 @@ def test_the_end_of_an_output_is_seen_when_the_job_closes_it(number):
 
     reader, writer = os.pipe()
     fds = {"stdout": writer} if number == 1 else {"stderr": writer}
-    with Sandbox(Spec(argv=("sh", "-c", f"exec {number}>&-; sleep 1000")), **fds) as box:
+    with ForegroundSandbox(Spec(argv=("sh", "-c", f"exec {number}>&-; sleep 1000")), **fds) as box:
         os.close(writer)
         assert select.select([reader], [], [], 20)[0], "nobody closed it"
         assert os.read(reader, 1) == b"" and alive(box.process.pid)
@@ -169,7 +169,7 @@ def test_the_end_of_an_output_is_seen_when_the_job_closes_it(number):
 
 def test_the_reader_of_an_input_is_gone_when_the_job_closes_it():
     reader, writer = os.pipe()
-    with Sandbox(Spec(argv=("sh", "-c", "exec <&-; sleep 1000")), stdin=reader) as box:
+    with ForegroundSandbox(Spec(argv=("sh", "-c", "exec <&-; sleep 1000")), stdin=reader) as box:
         os.close(reader)
         os.set_blocking(writer, False)
 

@@ -13,7 +13,7 @@ from support.requires import requires
 from dockless.errors import BadDigest, NotFound, RegistryUnavailable
 from dockless.images import Store
 from dockless.images.registry import Configuration
-from dockless.images.registry.configuration import Entry, Mirror
+from dockless.images.registry.configuration import Mirror, RegistrySettings
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def mirror():
 
 def mirrored(registry, *mirrors):
     """What registries.conf would say: these mirrors of the registry, in this order."""
-    entry = Entry(prefix=registry.host, location=registry.host, mirrors=tuple(Mirror(host) for host in mirrors))
+    entry = RegistrySettings(prefix=registry.host, location=registry.host, mirrors=tuple(Mirror(host) for host in mirrors))
     return Configuration(entries=(entry,))
 
 
@@ -184,7 +184,7 @@ def test_policy_newer_takes_what_is_there_when_nobody_answers(registry, monkeypa
     one_layer(registry)
     fetch(registry)
     name = registry.name("app:1")
-    down = Configuration(entries=(Entry(prefix=registry.host, location=f"127.0.0.1:{free_port()}"),))
+    down = Configuration(entries=(RegistrySettings(prefix=registry.host, location=f"127.0.0.1:{free_port()}"),))
     with pytest.raises(RegistryUnavailable):
         fetch(registry, configuration=down)
     assert holds(fetch(registry, configuration=down, policy="newer"))
@@ -210,7 +210,9 @@ def test_a_real_mirror(tmp_path):
     with docker_registry(tmp_path) as origin:
         origin.put("app", "1", [layer])
         with docker_registry(tmp_path, mirror_of=f"http://{origin.netloc}", name="mirror") as cache:
-            settings = Configuration(entries=(Entry(prefix=origin.netloc, location=origin.netloc, mirrors=(Mirror(cache.netloc),)),))
+            settings = Configuration(
+                entries=(RegistrySettings(prefix=origin.netloc, location=origin.netloc, mirrors=(Mirror(cache.netloc),)),)
+            )
             from support.pulling import TIMEOUTS, Credentials, pull
 
             name = f"{origin.netloc}/app:1"

@@ -36,7 +36,7 @@ from support.pulling import CHUNK, HASTY, QUICK, fetch, holds, one_layer, sent, 
 
 from dockless.errors import BadDigest, BadImage, NotFound, RegistryError, RegistryUnavailable
 from dockless.images.registry import Endpoint, Registry
-from dockless.images.registry.remote import Remote
+from dockless.images.registry.remote import RemoteRepository
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_given_up_and_gone_on_with(registry):
 
 def tags(registry, limit=100_000):
     with Registry(Endpoint(registry.host, "app")) as connection:
-        return Remote(connection).tags(limit)
+        return RemoteRepository(connection).tags(limit)
 
 
 def pages(registry, *answers):

@@ -69,6 +69,38 @@ def test_everything_is_sent_once(registry, image, pace):
     assert (again.uploaded, again.mounted, again.there, again.sent) == (0, 0, 3, 0)
 
 
+def asked(registry) -> list[str]:
+    return [f"{seen.method} {seen.path.partition('?')[0].split('/')[-2]}" for seen in registry.log]
+
+
+def test_what_is_there_with_its_manifest_takes_two_requests(registry, image):
+    """Under another tag, too: none for each blob."""
+    send(registry)
+    steps: list[Any] = []
+    for tag in ("1", "2"):
+        registry.log.clear()
+        assert send(registry, f"new:{tag}", progress=steps.append).there == 3
+        assert asked(registry) == ["HEAD manifests", "PUT manifests"] and arrived(registry, f"new:{tag}")
+    assert [(step.layer, step.layers, step.state) for step in steps] == [(at, 3, "shared") for at in (1, 2, 3)] * 2
+
+
+def test_a_blob_that_the_registry_has_lost_since_is_sent_again(registry, image):
+    send(registry)
+    registry.blobs.pop(image)
+    again = send(registry)
+    assert (again.uploaded, again.there) == (1, 2) and arrived(registry)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [bad.status(500), bad.status(405), bad.status(429), bad.status(403, error="DENIED"), lambda exchange: exchange.reply(200, b"{}")],
+)
+def test_a_registry_that_does_not_say_whether_it_has_a_manifest(registry, image, answer):
+    """Also one that says yes to everything, and gives no digest."""
+    registry.script(answer, "HEAD", "/manifests/", times=1000)
+    assert send(registry).uploaded == 3 and arrived(registry)
+
+
 def test_large_blobs_go_in_chunks(registry, image):
     send(registry, pace=CHUNKS)
     ranges = [seen.headers["content-range"] for seen in registry.requests("PATCH", "/uploads/")]
@@ -252,6 +284,8 @@ def test_no_tries_without_end_while_nothing_goes_out(registry, image):
         exchange.registry._server.socket.close()
 
     registry.script(last, "POST", "/uploads/")
+    for method in ("HEAD", "GET", "PUT"):  # over connections that are kept
+        registry.script(lambda exchange: exchange.hang_up(), method, "/uploads/", times=1 << 30)
     with pytest.raises(RegistryUnavailable):
         send(registry, pace=UploadPace(remembered_from=1 << 40, tries=1 << 30, wait=0.01, wait_max=0.02, patience=0.5))
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+from pathlib import Path
 
 import pytest
 from support.boxes import alive, load, until
 from support.requires import requires
 
+import dockless
 from dockless.base import paths
 from dockless.base.locks import mark_in_use
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.sandbox.run import reconcile
-from dockless.sandbox.run.attached import Sandbox, new_id
+from dockless.sandbox.run.foreground import ForegroundSandbox
+from dockless.sandbox.run.start import new_id
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")
@@ -34,7 +39,7 @@ def test_a_directory_of_the_dead_goes_and_one_of_the_living_stays(tmp_path, sett
     dead = paths.make(paths.state() / "running" / "dead")
     (dead / "upper").mkdir()
     (dead / "upper" / "file").write_text("x")
-    with Sandbox(Spec(argv=("sleep", "1000"), image=ref)) as box:
+    with ForegroundSandbox(Spec(argv=("sleep", "1000"), image=ref)) as box:
         living = paths.state() / "running" / box.id
         assert living.is_dir()
         settled |= {"dead", living.name, f"run-{living.name}"}
@@ -50,7 +55,7 @@ def test_a_name_of_the_dead_is_free(tmp_path, settled):
     settled |= {"dead", "run-dead"}
     if find_delegation(ask_systemd=False).path is not None:
         Cgroup.create("run-dead").close()
-    with Sandbox(Spec(argv=("/bin/true",), image=ref), id="dead") as box:
+    with ForegroundSandbox(Spec(argv=("/bin/true",), image=ref), id="dead") as box:
         assert box.wait(60).code == 0
     assert not (paths.state() / "running" / "dead").exists()
 
@@ -98,3 +103,22 @@ def test_a_link_is_not_followed(tmp_path, settled):
     (tmp_path / "victim" / "kept").touch()
     (paths.state() / "running" / "link").symlink_to(tmp_path / "victim")
     assert reconcile.reconcile() == [] and (tmp_path / "victim" / "kept").exists()
+
+
+@requires("cgroup2")
+def test_a_cgroup_whose_directory_is_gone(settled, say):
+    """Its keeper was killed when it had removed the one and not yet the other."""
+    gone, other = (dockless.start(["sleep", "1000"], id=id) for id in ("gone", "other"))
+    try:
+        groups = [Path(box._found.document.cgroup) for box in (gone, other)]
+        keeper, init = gone.inspect()["pid"], gone.pid
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: not (alive(init) or alive(keeper)), "it has ended")
+        gone._found.collect(keeper)
+        shutil.rmtree(gone._found.directory)
+        assert groups[0].is_dir()
+        code, out, _ = say("prune", "--sandboxes", "-y")
+        assert code == 0 and out.split() == [groups[0].name]
+        assert not groups[0].exists() and groups[1].is_dir() and other.state == "running"
+    finally:
+        other.rm(force=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
-import select
 import socket
 import ssl
 import stat
@@ -59,7 +59,7 @@ def test_an_open_registry(tmp_path, env):
         with Registry(endpoint, env=env) as client:
             path = endpoint.path("blobs", layer["digest"])
             with client.request("GET", path, scope=Scope("team/app"), headers={"Range": "bytes=2-"}, ok=(206,)) as response:
-                assert response.headers["Content-Range"] == "bytes 2-6/7" and response.read_all(100) == b"layer"
+                assert response.headers.get("Content-Range") == "bytes 2-6/7" and response.read_all(100) == b"layer"
 
 
 @requires("program:htpasswd")
@@ -225,38 +225,63 @@ def test_a_client_certificate_goes_to_its_registry_only(tmp_path, env, authority
 
 
 @requires("program:openssl")
-def test_https_through_a_proxy(tmp_path, env):
-    """CONNECT: the proxy hears the name and its own password, the registry speaks TLS with us alone."""
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_https_through_a_proxy(scheme, tmp_path, env):
+    """CONNECT: the proxy hears the name and its own password, the registry speaks TLS with us alone, also within the TLS of the proxy."""
     authority = Authority(tmp_path, names=("registry.test",))
     heard = []
 
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
     def tunnel() -> None:
-        connection, _ = listener.accept()
-        with connection, socket.create_connection(("127.0.0.1", server.port)) as onward:
+        plain, _ = listener.accept()
+        with (
+            authority.server_context().wrap_socket(plain, server_side=True) if scheme == "https" else plain as connection,
+            socket.create_connection(("127.0.0.1", server.port)) as onward,
+        ):
             while b"\r\n\r\n" not in b"".join(heard):
                 heard.append(connection.recv(4096))
             connection.sendall(b"HTTP/1.1 200 yes\r\n\r\n")
-            other = {connection: onward, onward: connection}
-            while True:
-                for one in select.select(list(other), [], [])[0]:
-                    if not (data := one.recv(65536)):
-                        return
-                    other[one].sendall(data)
+            back = threading.Thread(target=copy, args=(onward, connection))
+            back.start()
+            copy(connection, onward)
+            back.join(10)
 
+    large = b"x" * 300_000
     with (
-        ScriptedHttp(lambda _: answer(200, b"{}"), context=authority.server_context()) as server,
+        ScriptedHttp(lambda request: answer(200, large + request.body), context=authority.server_context()) as server,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         thread = threading.Thread(target=tunnel)
         thread.start()
+        at = f"127.0.0.1:{listener.getsockname()[1]}"
         trust(env, "registry.test", authority)
-        proxy = f"http://us%40:pw@127.0.0.1:{listener.getsockname()[1]}"
-        with Registry(Endpoint("registry.test", "x"), env={**env, "https_proxy": proxy}, tries=1) as client:
-            assert client.request("GET", "/v2/").read_all(10) == b"{}"
+        trust(env, at, authority)
+        with Registry(Endpoint("registry.test", "x"), env={**env, "https_proxy": f"{scheme}://us%40:pw@{at}"}, tries=1) as client:
+            assert client.request("GET", "/v2/").read_all(1 << 20) == large
+            assert client.request("PUT", "/v2/", body=large).read_all(1 << 20) == large + large
         thread.join(10)
     asked = b"".join(heard).decode()
     assert asked.startswith("CONNECT registry.test:443 ") and base64.b64encode(b"us@:pw").decode() in asked
     assert "proxy-authorization" not in server.requests[0].headers and server.requests[0].headers["host"] == "registry.test"
+    assert server.connections == 1
+
+
+@requires("program:openssl")
+def test_a_proxy_whose_certificate_is_not_to_be_trusted(tmp_path, env):
+    authority = Authority(tmp_path, names=("registry.test",))
+    with ScriptedHttp(lambda _: answer(200), context=authority.server_context()) as proxy:
+        endpoint = Endpoint("registry.test", "x")
+        with (
+            Registry(endpoint, env={**env, "https_proxy": f"https://{proxy.netloc}"}, tries=1) as client,
+            pytest.raises(RegistryUnavailable, match=f"certificate of {proxy.netloc}"),
+        ):
+            client.request("GET", "/v2/")
+    assert not proxy.requests
 
 
 def test_plain_http_behind_a_name_that_wants_tls(env):

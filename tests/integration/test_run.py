@@ -1,4 +1,4 @@
-"""``dockless.run``, ``arun`` and ``Sandbox`` with real sandboxes: what subprocess would do, and what only a sandbox does."""
+"""``dockless.run`` and ``Sandbox``, also those of ``aio``, with real sandboxes: what subprocess would do, and what only a sandbox does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.make_image import busybox_image
 from support.requires import requires
 
 import dockless
-from dockless import DEVNULL, PIPE, STDOUT, Bind
+from dockless import DEVNULL, PIPE, STDOUT, Bind, aio
 from dockless.errors import (
     BadInput,
     CheckFailed,
@@ -271,7 +271,7 @@ def test_an_interrupt_ends_everything_and_is_raised_again():
 
 def test_many_at_once_in_one_loop():
     async def main():
-        many = [dockless.arun(["sh", "-c", f"cat; echo {i}"], input=b"in ", capture_output=True) for i in range(6)]
+        many = [aio.run(["sh", "-c", f"cat; echo {i}"], input=b"in ", capture_output=True) for i in range(6)]
         results = await asyncio.gather(*many)
         assert [r.stdout for r in results] == [f"in {i}\n".encode() for i in range(6)]
 
@@ -289,7 +289,7 @@ def test_the_loop_goes_on_meanwhile():
                 ticks += 1
 
         ticking = asyncio.create_task(tick())
-        result = await dockless.arun(["sleep", "0.5"], stdin=DEVNULL)
+        result = await aio.run(["sleep", "0.5"], stdin=DEVNULL)
         ticking.cancel()
         return result, ticks
 
@@ -299,12 +299,12 @@ def test_the_loop_goes_on_meanwhile():
 
 def test_a_cancelled_task_leaves_nothing():
     async def main():
-        task = asyncio.create_task(dockless.arun(["sleep", "300"], capture_output=True, stdin=DEVNULL))
+        task = asyncio.create_task(aio.run(["sleep", "300"], capture_output=True, stdin=DEVNULL))
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        task = asyncio.create_task(dockless.arun(["sleep", "300"], stdin=DEVNULL))
+        task = asyncio.create_task(aio.run(["sleep", "300"], stdin=DEVNULL))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -315,16 +315,16 @@ def test_a_cancelled_task_leaves_nothing():
 
 def test_async_with():
     async def main():
-        async with dockless.Sandbox(["cat"], stdin=PIPE, stdout=PIPE, text=True) as box:
-            assert await box.communicate_async("hi") == ("hi", None)
+        async with aio.Sandbox(["cat"], stdin=PIPE, stdout=PIPE, text=True) as box:
+            assert await box.communicate("hi") == ("hi", None)
             assert (await box).code == 0
-        async with dockless.Sandbox(["sleep", "300"], stdin=DEVNULL) as box:
+        async with aio.Sandbox(["sleep", "300"], stdin=DEVNULL) as box:
             with pytest.raises(asyncio.TimeoutError):
-                await box.wait_async(0.05)
+                await box.wait(0.05)
         with pytest.raises(CommandNotFound):
-            await dockless.arun(["no-such-program"], stdin=DEVNULL)
+            await aio.run(["no-such-program"], stdin=DEVNULL)
         with pytest.raises(CheckFailed):
-            await dockless.arun(["false"], stdin=DEVNULL, check=True)
+            await aio.run(["false"], stdin=DEVNULL, check=True)
 
     asyncio.run(main())
 
@@ -345,7 +345,7 @@ def test_arguments_as_subprocess_takes_them():
 def test_a_child_of_ours_cannot_take_a_sandbox_from_us():
     """What the keeper says once is for whoever started it; leaving the block in a forked child ends nothing."""
     with dockless.Sandbox(["sh", "-c", "cat; exit 7"], stdin=PIPE, stdout=PIPE) as box:
-        calls = (box.wait, box.poll, box.kill, box.terminate, box.communicate, lambda: box.process.wait(0), lambda: box.room.wait(0))
+        calls = (box.wait, box.poll, box.kill, box.terminate, box.communicate, lambda: box.process.wait(0), lambda: box.inner.wait(0))
         child = os.fork()
         if child == 0:
             code = 1

@@ -1,4 +1,4 @@
-"""What sandboxes changed: of detached ones after their end and while they run, of attached ones while they run; as root and as a user."""
+"""What sandboxes changed: of detached ones after their end and while they run, of foreground ones while they run; as root and as a user."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def image(tmp_path):
 def start(image):
     made = []
 
-    def begin(script: str, **fields) -> detached.Detached:
+    def begin(script: str, **fields) -> detached.Box:
         box = detached.start(Spec(argv=("/bin/sh", "-c", script), image=fields.pop("image", image), **fields))
         made.append(box)
         return box
@@ -49,7 +49,7 @@ def start(image):
         box.remove()
 
 
-def ended(start, script: str, **fields) -> detached.Detached:
+def ended(start, script: str, **fields) -> detached.Box:
     box = start(script, **fields)
     assert box.wait(20).code == 0
     return box
@@ -128,6 +128,7 @@ def freezable() -> None:
         pytest.skip("no cgroup v2 of our own, by which something could be frozen")
 
 
+@requires("cgroup2")
 def test_a_running_sandbox_stands_still_while_it_is_read(start):
     freezable()
     box = start("echo x > /f; while :; do echo y >> /log; done")
@@ -146,11 +147,13 @@ def test_a_running_sandbox_without_a_cgroup_is_not_read(start):
     from dataclasses import replace
 
     changes = replace(commit.changes_of(box), cgroup=None)
-    with pytest.raises(Unsupported, match="no cgroup by which it could be frozen"):
+    with pytest.raises(Unsupported, match="no cgroup by which it could be frozen") as caught:
         changes.changes()
+    assert str(caught.value.hint).startswith("stop it first; diff, commit and export can also")
     assert [change.path for change in changes.changes(pause=False)] == ["/f"]
 
 
+@requires("cgroup2")
 def test_an_attached_sandbox_is_committed_while_it_runs(image):
     freezable()
     with running_box(Spec(argv=("/bin/sh", "-c", "echo x > /f; echo ready; sleep 1000"), image=image)) as (box, output):
@@ -161,6 +164,7 @@ def test_an_attached_sandbox_is_committed_while_it_runs(image):
         commit.changes_of(box)
 
 
+@requires("cgroup2")
 def test_the_front_door(image):
     freezable()
     with dockless.Sandbox(image, ["/bin/sh", "-c", "echo x > /f; echo ready; sleep 1000"], stdout=dockless.PIPE, text=True) as box:
@@ -247,3 +251,39 @@ def test_a_sandbox_that_root_started_for_another_user(image):
             assert [(info.name, info.uid) for info in archive] == [("f", 0)]
     finally:
         box.remove()
+
+
+def test_what_is_copied_before_it_stands_still_is_what_is_read_at_once(start):
+    """For an ordinary user by a process in the user namespace, which asks us to have it stand still."""
+    import contextlib
+    import tempfile
+
+    from dockless.images.archive.capture import write_running
+    from dockless.images.archive.diff import write_layer
+
+    changes = commit.changes_of(ended(start, SCRIPT))
+    stood = []
+
+    @contextlib.contextmanager
+    def still():
+        stood.append("still")
+        yield
+        stood.append("goes on")
+
+    at_once, captured = io.BytesIO(), io.BytesIO()
+    expected = write_layer(changes.upper, changes.base.layers, at_once)
+    with tempfile.TemporaryFile(dir=Store().root) as spool:
+        written = write_running(changes.upper, changes.base.layers, captured, spool.fileno(), still, what="a test")
+    assert written == expected and captured.getvalue() == at_once.getvalue()
+    assert stood and stood == ["still", "goes on"] * (len(stood) // 2)
+
+    class Full(Exception):
+        pass
+
+    @contextlib.contextmanager
+    def refusing():
+        raise Full
+        yield
+
+    with tempfile.TemporaryFile() as spool, pytest.raises(Full):
+        write_running(changes.upper, changes.base.layers, io.BytesIO(), spool.fileno(), refusing, what="a test")

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from support.boxes import load, ok, sh
+from support.boxes import load, log_paths, ok, sh
 from support.make_image import file
 from support.requires import requires
 
 from dockless.base.idmaps import default_map
-from dockless.errors import Unsupported
+from dockless.errors import BadInput, IdMapError, Unsupported
 from dockless.sandbox import capabilities
 from dockless.sandbox.spec import Namespaces
 
@@ -151,7 +151,7 @@ def test_owner_gets_her_own_map():
     box = detached.start(_id_spec(), owner=tester)
     try:
         box.wait(20)
-        text = box.log_paths[-1].read_text()
+        text = log_paths(box)[-1].read_text()
         assert f"0 {tester} 1" in " ".join(text.split())
     finally:
         box.remove()
@@ -169,3 +169,13 @@ def _somebody() -> int:
 
     found = [entry.pw_uid for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 60000]
     return found[0] if found else pwd.getpwnam("daemon").pw_uid
+
+
+def test_a_supplementary_group_by_its_name_in_the_image():
+    if default_map().single:
+        with pytest.raises(IdMapError, match="group id"):  # not left out without a word
+            ok("true", groups=("tty",))
+        return
+    assert "5" in ok("id -G", groups=("tty",)).split()
+    with pytest.raises(BadInput, match="no group 'nosuch'"):
+        ok("true", groups=("nosuch",))

@@ -10,12 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.boxes import Ran, ok, running, sh
+from support.boxes import Ran, load, log_paths, ok, running, sh
 from support.requires import requires
 
+import dockless
 from dockless.base import paths
 from dockless.base.idmaps import default_map
-from dockless.errors import BadInput, DocklessError, LaunchFailed
+from dockless.errors import BadInput, DocklessError, IdMapError, LaunchFailed
 from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Bind, Namespaces, Spec, Tmpfs, Volume
 from dockless.sandbox.volumes import volume_path
@@ -205,7 +206,7 @@ def _as_owner(script: str, owner: int, **fields) -> str:
     box = detached.start(Spec(argv=("/bin/sh", "-c", script), **fields), owner=owner)
     try:
         box.wait(20)
-        return "".join(path.read_text() for path in box.log_paths)
+        return "".join(path.read_text() for path in log_paths(box))
     finally:
         box.remove()
 
@@ -500,6 +501,23 @@ def test_detached_sandboxes_have_the_same_rights_and_warnings(roots, reachable):
     box = detached.start(Spec(argv=("cat", "/m/file"), mounts=(Bind(str(roots), "/m"), Bind(str(reachable), "/n"))))
     try:
         box.wait(20)
-        assert "F root's" in box.log_paths[0].read_text() and ":idmap" in box.document.warnings[0]
+        assert "F root's" in log_paths(box)[0].read_text() and ":idmap" in box.document.warnings[0]
     finally:
         box.remove()
+
+
+def test_a_memory_file_system_from_which_nothing_is_executed():
+    script = "cp /bin/true /t/x && chmod 755 /t/x && { /t/x && echo ran; }"
+    assert ok(script, mounts=(Tmpfs("/t"),)) == "ran\n"
+    assert "Permission denied" in sh(script, mounts=(Tmpfs("/t", noexec=True),)).err
+
+
+def test_a_tmpfs_of_an_id_of_the_sandboxs(tmp_path):
+    options = {"tmpfs": ["/t:uid=5,gid=7,size=1M,mode=700"], "capture_output": True, "text": True}
+    shown = dockless.run(load(tmp_path), ["sh", "-c", "stat -c %u:%g:%a /t; df -k /t"], **options).stdout
+    assert shown.startswith("5:7:700\n") and " 1024 " in shown
+    with pytest.raises(IdMapError, match="user id 4000000 does not exist"):
+        dockless.run(load(tmp_path), ["true"], tmpfs=["/t:uid=4000000"])
+    for wrong in ("uid=x", "uid=-1", "gid=4294967295", "uid="):
+        with pytest.raises(BadInput, match="cannot be read"):
+            dockless.run(["true"], tmpfs=[f"/t:{wrong}"])

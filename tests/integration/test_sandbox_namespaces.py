@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support.boxes import ok, run, sh
 from support.requires import requires
 
+from dockless.errors import LaunchFailed
 from dockless.sandbox.spec import Namespaces, Spec
 
 pytestmark = requires("userns")
@@ -117,3 +119,29 @@ def test_nothing_of_the_host_is_mounted_twice():
     points = [line.split()[4] for line in ok("cat /proc/self/mountinfo").splitlines()]
     assert "/" in points and all(point.startswith("/") for point in points)
     assert run(Spec(argv=("/bin/sh", "-c", "[ -e /../../dev/vda ] || [ -d /../work ]"))).exit.code == 1
+
+
+@requires("kernel>=6.9")  # before, settings of an IPC namespace belonged to the host's root
+def test_settings_of_its_own_namespaces():
+    names = {"net.ipv4.ip_forward": "1", "fs.mqueue.msg_max": "77", "kernel.shmmni": "1234"}
+    files = [f"/proc/sys/{name.replace('.', '/')}" for name in names]
+    before = [Path(file).read_text() for file in files]
+    said = ok(f"cat {' '.join(files)}; echo 0 > {files[0]} || echo refused", sysctls=tuple(names.items()))
+    assert said.split() == [*names.values(), "refused"]
+    assert [Path(file).read_text() for file in files] == before
+
+
+def test_a_setting_that_the_kernel_refuses_says_which_and_why():
+    for name, value, why in (("net.no.such", "1", "no such setting"), ("net.ipv4.ip_forward", "abc", "does not take that value")):
+        with pytest.raises(LaunchFailed, match=re.escape(name)) as caught:
+            ok("true", sysctls=((name, value),))
+        assert why in caught.value.hint
+
+
+def test_names_of_its_own(tmp_path):
+    said = ok(
+        "cat /proc/sys/kernel/hostname /proc/sys/kernel/domainname; tail -n 2 /etc/hosts",
+        hostname="web", domainname="example.org", hosts=(("db", "10.0.0.5"),),
+    )  # fmt: skip
+    assert said.splitlines() == ["web", "example.org", "127.0.1.1\tweb.example.org web", "10.0.0.5\tdb"]
+    assert Path("/proc/sys/kernel/domainname").read_text() != "example.org\n"

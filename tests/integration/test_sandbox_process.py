@@ -15,7 +15,7 @@ from support.boxes import alive, children_of, load, ok, pss, run, running, sh, u
 from support.requires import requires
 
 from dockless.errors import BadInput, SandboxGone
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.spec import Namespaces, Rlimit, Spec
 
 pytestmark = requires("userns")
@@ -64,7 +64,7 @@ def test_dev_stdout_can_be_opened(user):
     reader, writer = os.pipe()
     try:
         spec = Spec(argv=("/bin/sh", "-c", "echo one > /dev/stdout; echo two > /proc/self/fd/2"), user=user)
-        with open(os.devnull) as null, Sandbox(spec, stdin=null.fileno(), stdout=writer, stderr=writer) as box:
+        with open(os.devnull) as null, ForegroundSandbox(spec, stdin=null.fileno(), stdout=writer, stderr=writer) as box:
             os.close(writer)
             writer = -1
             assert box.wait(20).code == 0
@@ -223,9 +223,9 @@ def test_shared_pid_namespace_leaves_nobody():
 
 LEASH = """
 import os, sys, time
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.spec import Spec
-with Sandbox(Spec(argv=("/bin/sh", "-c", "trap '' TERM HUP INT; sleep 1000 & while :; do sleep 1000; done"))) as box:
+with ForegroundSandbox(Spec(argv=("/bin/sh", "-c", "trap '' TERM HUP INT; sleep 1000 & while :; do sleep 1000; done"))) as box:
     print(box.process.keeper_pid, flush=True)
     time.sleep(1000)
 """
@@ -313,11 +313,11 @@ def test_a_name_that_is_in_use_disturbs_nobody(tmp_path):
                 continue  # nothing is shared
             with (
                 pytest.raises(BadInput, match="a sandbox twin runs already") as caught,
-                Sandbox(Spec(image=image, argv=("true",)), id="twin"),
+                ForegroundSandbox(Spec(image=image, argv=("true",)), id="twin"),
             ):
                 pass
             assert "another name" in caught.value.hint
         assert box.process.poll() is None
         assert os.path.exists(f"/proc/{box.process.pid}/root/mine") or os.geteuid() != 0
-    with Sandbox(Spec(image=ref, argv=("/bin/true",)), id="twin") as again:
+    with ForegroundSandbox(Spec(image=ref, argv=("/bin/true",)), id="twin") as again:
         assert again.wait(60).code == 0

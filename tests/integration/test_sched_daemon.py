@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -13,6 +15,7 @@ import pytest
 from support.boxes import until
 from support.scheduling import DaemonProcess
 
+from dockless import aio
 from dockless.errors import (
     BadInput,
     DaemonUnavailable,
@@ -103,7 +106,9 @@ def test_who_holds_what_and_why_others_wait(queue: Client):
     info = queue.info()
     assert [gpu.job for gpu in info.gpus].count(first) == 3 and all(gpu.simulated for gpu in info.gpus)
     assert (info.waiting, info.running) == (1, 1)
-    waiting = queue.job(second)
+    deadline = time.monotonic() + 20
+    while "1 free" not in (waiting := queue.job(second)).reason and time.monotonic() < deadline:
+        pass  # said by the round after the one in which the third has ended
     assert waiting.state is State.PENDING
     assert waiting.reason.startswith("needs 2 GPUs, 1 free; starts in about ") and waiting.reason.endswith(f"when job {first} ends")
     queue.cancel(first, grace=0)
@@ -418,3 +423,35 @@ def test_gpus_of_a_detached_run_are_not_given_out_again(daemon: DaemonProcess, q
     finally:
         box.remove()
     assert queue.wait(wide, timeout=30).state is State.COMPLETED
+
+
+def test_who_is_cancelled_while_a_job_is_queued_leaves_none(daemon: DaemonProcess, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(daemon.socket))
+
+    async def main():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(aio.submit(["sleep", "300"], name="orphan"), 0.0005)
+
+    asyncio.run(main())
+    with daemon.client() as queue:
+        assert not [job.state for job in queue.queue() if job.name == "orphan" and not job.state.ended]
+
+
+def test_a_job_is_waited_for_and_read_by_a_loop(daemon: DaemonProcess, monkeypatch):
+    """By many tasks at once, with no thread each."""
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(daemon.socket))
+
+    async def main():
+        job = await aio.submit(["sh", "-c", "echo one; read x < /dev/null; echo two"])
+        last = await aio.submit(["sleep", "300"])
+        with pytest.raises(TimeoutError):
+            await last.wait(0.05)
+        waiting = [asyncio.ensure_future(last.wait()) for _ in range(30)]
+        assert [line.text async for line in job.logs(follow=True)] == ["one", "two"]
+        assert (await job).state is State.COMPLETED and (await job.status()).id == int(job)
+        threads = threading.active_count()
+        await last.cancel(grace=0)
+        assert {(await one).state for one in waiting} == {State.CANCELLED}
+        assert threads < 25
+
+    asyncio.run(main())

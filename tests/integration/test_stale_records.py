@@ -15,7 +15,7 @@ from support.requires import requires
 
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import SandboxGone
-from dockless.sandbox.run import detached
+from dockless.sandbox.run import detached, documents
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")
@@ -48,11 +48,11 @@ def unharmed(process: subprocess.Popen[bytes]) -> bool:
     return stopped
 
 
-def rename_pids(box: detached.Detached, pid: int) -> None:
+def rename_pids(box: detached.Box, pid: int) -> None:
     (box.directory / "started").write_text(f"keeper {pid}\ninit {pid}\n")
 
 
-def no_cgroup(box: detached.Detached) -> None:
+def no_cgroup(box: detached.Box) -> None:
     document = replace(box.document, cgroup="")
     (box.directory / "spec.json").write_bytes(msgspec.json.encode(document))
 
@@ -98,7 +98,7 @@ def test_a_cgroup_of_another_boot_is_somebody_elses(ended, stranger):
     with Cgroup.create(f"test-{os.getpid()}-stale") as group:
         group.add(stranger.pid)
         document = replace(ended.document, cgroup=str(group.path))
-        for boot, dies in (("00000000-0000-0000-0000-000000000000", False), (detached.boot_id(), True)):
+        for boot, dies in (("00000000-0000-0000-0000-000000000000", False), (documents.boot_id(), True)):
             (ended.directory / "spec.json").write_bytes(msgspec.json.encode(replace(document, boot_id=boot)))
             ended.kill()
             if dies:

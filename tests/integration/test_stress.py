@@ -21,7 +21,7 @@ from support.requires import requires
 
 from dockless.errors import CommandNotFound, LaunchFailed, SandboxGone
 from dockless.sandbox.run import detached
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec, Tmpfs
 
@@ -67,7 +67,7 @@ class Stress:
         fields = {"image": image, "mounts": (Tmpfs("/tmp/t"),) if rng.random() < 0.3 else ()}
         if what == "missing":
             try:
-                with Sandbox(Spec(argv=("no-such-program",), **fields), stdin=null, stdout=null, stderr=null) as box:
+                with ForegroundSandbox(Spec(argv=("no-such-program",), **fields), stdin=null, stdout=null, stderr=null) as box:
                     self.problems.append(
                         f"a missing program was started: {box.wait(10)} {box.process.record()} {box.plan and box.plan.command}"
                     )
@@ -80,7 +80,7 @@ class Stress:
             self.detached(rng, spec)
             return
         try:
-            ended = self.attached(rng, spec, what, null)
+            ended = self.foreground(rng, spec, what, null)
         except LaunchFailed as error:
             if what != "timeout" or "time limit" not in str(error):
                 raise
@@ -91,8 +91,8 @@ class Stress:
             self.problems.append(f"{what}: {ended.code} {ended.signal}, expected {expected}")
         self.count(what)
 
-    def attached(self, rng: random.Random, spec: Spec, what: str, null: int) -> Exit:
-        with Sandbox(spec, stdin=null, stdout=null, stderr=null) as box:
+    def foreground(self, rng: random.Random, spec: Spec, what: str, null: int) -> Exit:
+        with ForegroundSandbox(spec, stdin=null, stdout=null, stderr=null) as box:
             if what in ("kill", "keeper", "signal"):
                 time.sleep(rng.random() * 0.02)
             if what == "kill":
@@ -124,7 +124,7 @@ class Stress:
 def test_many_starts_leave_nothing(tmp_path):
     image = None if machine.missing("overlay") else load(tmp_path)
     stress = Stress(image)
-    with open(os.devnull, "r+b") as null, Sandbox(Spec(argv=("true",)), stdin=null.fileno(), stdout=null.fileno()) as first:
+    with open(os.devnull, "r+b") as null, ForegroundSandbox(Spec(argv=("true",)), stdin=null.fileno(), stdout=null.fileno()) as first:
         first.wait()  # what a process keeps once exists before the picture is taken
     gc.collect()
     before = residue.snapshot()

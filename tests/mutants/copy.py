@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-_BUILT = ("native/_native.abi3.so", "native/dockless-launcher", "native/simulated")
+_BUILT = ("native/_native.abi3.so", "native/dockless-launcher", "native/dockless-agent", "native/simulated")
 
 
 def make(top: Path, place: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Which tests are asked about a file: those that import it or are called like it, then those of its room that run the real thing."""
+"""Which tests are asked about a file: those that import it or are called like it, then those of its package that run the real thing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 MOST = 8
 """Files that are the nearest."""
 _KINDS = ("unit", "native", "attacks", "integration")
-_ROOMS = ("native", "sandbox", "cgroups", "images", "sched")
+_PACKAGES = ("native", "sandbox", "cgroups", "images", "sched")
 DOOR = "door"
 _WORDS = {
     "base/fields": "keywords option_grammar limits",
@@ -29,14 +29,16 @@ _WORDS = {
     "images/archive/packing": "image_commit image_tarwriter image_diff",
     "images/layers/pipeline": "image_store image_partial pull_rows layers_bombs",
     "images/transfer/push": "push",
+    "images/transfer/sending": "push",
     "images/registry": "registry_challenge registry_credentials registry_addresses registry_transport registry_pull pull_rows",
     "images/archive/save": "image_save",
     "images/model/shape": "image_layer image_store image_diff",
+    "images/archive/capture": "image_capture snapshot snapshot_moment sandbox_commit",
     "images/archive/source": "image_store image_save cli_images",
     "images/transfer/transfer": "image_partial pull_rows pull_mirrors pull_processes",
     "images/transfer/upload": "push",
     "native/clone": "launch_threads launcher",
-    "native/layer/erofs": "image_erofs test_erofs sandbox_indexed",
+    "native/layer/erofs": "image_erofs image_merged test_erofs sandbox_indexed",
     "native/layer/fault": "layer_writer tarstream_edges",
     "native/launcher/init": "launcher operations plan_effects sandbox_process",
     "native/launcher/keeper": "launcher detached damaged plan_effects",
@@ -50,9 +52,11 @@ _WORDS = {
     "native/layer/pax": "image_tarstream layer_writer",
     "native/launcher/plan": "validator launcher operations",
     "native/launcher/remove": "launcher layer_writer",
+    "native/launcher/restarter": "restarting",
     "native/launcher/report": "launcher detached",
     "native/shim": "launch_threads launcher",
     "native/simulated": "gpu_stand_in gpu_nvml gpu_topology",
+    "native/layer/survey": "image_capture snapshot_moment",
     "native/layer/tar": "image_tarstream layer_writer",
     "sandbox/binds": "compile sandbox_mounts bad_input",
     "sandbox/seccomp/bpf": "seccomp",
@@ -78,7 +82,7 @@ _WORDS = {
     "sched/wire/server": "sched_answers sched_server sched_daemon",
     "sched/policy/shares": "sched_retention",
     "src/dockless/_box": "results front_door integration/test_run",
-    "src/dockless/cli/attached": "attached_signals cli_run",
+    "src/dockless/cli/signals": "cli_signals cli_run",
     "src/dockless/cli/bars": "cli_images",
     "src/dockless/cli/boxes": "cli_run cli_parser",
     "src/dockless/cli/jobs": "cli_jobs cli_queue submit_fields hostile_text",
@@ -88,17 +92,17 @@ _WORDS = {
     "src/dockless/cli/progress": "cli_output cli_images",
     "src/dockless/cli/run": "cli_run submit_fields",
     "src/dockless/cli/sandbox_options": "cli_sandbox_options cli_parser",
-    "src/dockless/cli/store_room": "cli_images",
+    "src/dockless/cli/disk_usage": "cli_images",
     "src/dockless/doctor": "doctor",
     "src/dockless/_gpus": "cli_run front_door",
     "base/idmaps": "userns",
     "base/text": "cli_output hostile_text",
-    "src/dockless/_waiting": "results integration/test_run",
+    "src/dockless/_exchange": "streams stdio results integration/test_run",
 }
 """Further words by which a file's tests may be called."""
 
 _LAYERS = ("native/layer/",)
-"""What of the native room reads and writes layers, and has no part in a start."""
+"""What of the native package reads and writes layers, and has no part in a start."""
 
 _WIDE = {
     "native": "native/ unit/test_layer_writer.py integration/test_run.py integration/test_sandbox_ attacks/test_runtime_",
@@ -113,7 +117,7 @@ _WIDE = {
     DOOR: "unit/test_front_door.py unit/test_cli_ integration/test_run.py integration/test_submit_fields.py integration/test_cli_"
     " integration/test_bad_input.py",
 }
-"""What runs the room for real, the quickest first."""
+"""What runs the package for real, the quickest first."""
 
 _EVERY = "unit/test_layering.py "
 """What reads the sources."""
@@ -129,9 +133,9 @@ _SLOW = (
 """Half a minute and more each: asked after all others, however near they are."""
 
 
-def room_of(path: str) -> str:
+def package_of(path: str) -> str:
     first = path.split("/")[0]
-    return first if first in _ROOMS else DOOR
+    return first if first in _PACKAGES else DOOR
 
 
 def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
@@ -140,8 +144,8 @@ def tests_for(tests: Path, path: str) -> tuple[list[str], list[str]]:
     scores = {file: _score(tests, file, path) for file in files}
     near = sorted((file for file in files if scores[file] > 0), key=lambda file: (-scores[file], _cost(file)))[:MOST]
     near.sort(key=_cost)  # those of a kind stay in their order
-    room = _EVERY + _WIDE["layers" if path.startswith(_LAYERS) else room_of(path)]
-    wide = [file for prefix in room.split() for file in files if file.startswith(prefix) and file not in near]
+    package = _EVERY + _WIDE["layers" if path.startswith(_LAYERS) else package_of(path)]
+    wide = [file for prefix in package.split() for file in files if file.startswith(prefix) and file not in near]
     late = [file for file in (*near, *wide) if file in _SLOW]
     return [file for file in near if file not in late], [file for file in wide if file not in late] + late
 

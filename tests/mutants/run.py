@@ -1,6 +1,6 @@
-"""Change the program a little, and see whether a test notices: ``make mutants ARGS="--room sched --count 20 --seed 7"``; docs/mutants.md.
+"""Change the program a little, and see whether a test notices: ``make mutants ARGS="--package sched --count 20"``; docs/mutants.md.
 
-Without files or a room: the files that differ from ``--base``. Exit status 1: some survived.
+Without files or a package: the files that differ from ``--base``. Exit status 1: some survived.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mutants import copy, known, leftovers, nearest, of_c, of_python  # noqa: E4
 from mutants.mutation import Mutant  # noqa: E402
 from support import own_devices  # noqa: E402
 
-_ROOMS = {
-    **{room: (f"{room}/**/*.py", f"{room}/**/*.c") for room in ("native", "sandbox", "cgroups", "images", "sched")},
+_PACKAGES = {
+    **{package: (f"{package}/**/*.py", f"{package}/**/*.c") for package in ("native", "sandbox", "cgroups", "images", "sched")},
     nearest.DOOR: ("src/dockless/*.py", "src/dockless/cli/*.py", "base/*.py"),
 }
 _NOT_THE_PROGRAM = ("native/build.py", "src/dockless/demo.py", "src/dockless/demo_image.py")
@@ -78,14 +78,14 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description="Change the program a little, and see whether a test notices.")
     parser.add_argument("files", nargs="*", help="files, relative to the repository")
-    parser.add_argument("--room", choices=sorted(_ROOMS), help="all files of a room")
+    parser.add_argument("--package", choices=sorted(_PACKAGES), help="all files of a package")
     parser.add_argument("--known", action="store_true", help="those that once survived, each with the tests that notice it now")
     parser.add_argument("--base", default="HEAD", help="without files: those that differ from this commit (default: %(default)s)")
     parser.add_argument("--count", type=int, default=0, help="a random choice of so many")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--line", type=int, default=0, help="only mutants of this line")
     parser.add_argument("--time", type=float, default=300, metavar="SECONDS", help="for all the tests of one mutant (default: %(default)s)")
-    parser.add_argument("--near", action="store_true", help="only the nearest tests, not the room's wider ones")
+    parser.add_argument("--near", action="store_true", help="only the nearest tests, not the package's wider ones")
     parser.add_argument("--tests", nargs="+", default=[], help="these tests instead, relative to tests/")
     parser.add_argument("--json", type=Path, help="write the verdicts here")
     parser.add_argument("--where", help="where the copy of the tree is made (default: the temporary directory)")
@@ -95,12 +95,12 @@ def _arguments() -> argparse.Namespace:
 def _files(chosen: argparse.Namespace) -> list[str]:
     if chosen.files:
         return list(chosen.files)
-    if chosen.room:
-        found = {str(path.relative_to(TOP)) for pattern in _ROOMS[chosen.room] for path in TOP.glob(pattern)}
+    if chosen.package:
+        found = {str(path.relative_to(TOP)) for pattern in _PACKAGES[chosen.package] for path in TOP.glob(pattern)}
     else:
         command = ["git", "-C", str(TOP), "diff", "--name-only", "--diff-filter=d", chosen.base]
         changed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        every = {str(path.relative_to(TOP)) for patterns in _ROOMS.values() for pattern in patterns for path in TOP.glob(pattern)}
+        every = {str(path.relative_to(TOP)) for patterns in _PACKAGES.values() for pattern in patterns for path in TOP.glob(pattern)}
         found = every & set(changed)
     return sorted(found - set(_NOT_THE_PROGRAM) - {"native/_native.c"})
 

@@ -80,7 +80,7 @@ def mutated(raw: bytes, seed: int) -> bytes:
     for _ in range(rng.randint(1, 4)):
         kind = rng.random()
         if kind < 0.35 and len(blob) >= HEADER_SIZE:
-            struct.pack_into("<I", blob, rng.randrange(0, 72, 4), rng.choice(interesting) & 0xFFFFFFFF)
+            struct.pack_into("<I", blob, rng.randrange(0, 96, 4), rng.choice(interesting) & 0xFFFFFFFF)
         elif kind < 0.7 and len(blob) > HEADER_SIZE + OP_SIZE:
             operations = max(1, min(400, (len(blob) - HEADER_SIZE) // OP_SIZE))
             at = HEADER_SIZE + OP_SIZE * rng.randrange(operations) + rng.randrange(0, OP_SIZE, 2)

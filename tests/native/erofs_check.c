@@ -194,6 +194,27 @@ static void check(const uint8_t *bytes, uint64_t size, uint64_t tar_size) {
     free(image.seen), free(image.subs), free(image.parents), free(image.todo);
 }
 
+/* Several indexes in one: the fault. What is made of a single sound one is sound. */
+static int merge(const int *sources, int count, int64_t tar_size) {
+    struct erofs_index *index = erofs_index_new(1, 0, 0);
+    int fd = memfd_create("merged", MFD_CLOEXEC), result = erofs_index_merge(index, fd, sources, count);
+    int fault = erofs_index_error(index)->fault;
+    off_t length = lseek(fd, 0, SEEK_END);
+    HOLD((result != 0) == (fault != FAULT_NONE) && (fault == FAULT_NONE) == (length > 0));
+    if (!fault && tar_size >= 0) {
+        uint8_t *bytes = mmap(NULL, (size_t)length, PROT_READ, MAP_PRIVATE, fd, 0);
+        HOLD(bytes != MAP_FAILED);
+        check(bytes, (uint64_t)length, (uint64_t)tar_size);
+        munmap(bytes, (size_t)length);
+    }
+    erofs_index_free(index);
+    close(fd);
+    return fault;
+}
+
+/* Where what is done to indexes on the disk is tried: two of them, of which one is changed. */
+static void (*spoil)(int fd);
+
 /* The fault, 0 where an index was written, which is then sound. */
 static int try(const uint8_t *data, size_t size, int base, size_t piece, int root) {
     struct erofs_index *index = erofs_index_new(base, 1 << 30, 10000);
@@ -201,7 +222,7 @@ static int try(const uint8_t *data, size_t size, int base, size_t piece, int roo
     for (size_t at = 0; at < size && !result; at += piece) {
         result = erofs_index_feed(index, data + at, size - at < piece ? size - at : piece);
     }
-    if (!result) result = erofs_index_finish(index, fd, root);
+    if (!result) result = erofs_index_finish(index, fd, &root, root >= 0);
     int fault = erofs_index_error(index)->fault;
     off_t length = lseek(fd, 0, SEEK_END);
     HOLD((result != 0) == (fault != FAULT_NONE) && (fault == FAULT_NONE) == (length > 0));
@@ -211,6 +232,8 @@ static int try(const uint8_t *data, size_t size, int base, size_t piece, int roo
         HOLD(bytes != MAP_FAILED);
         check(bytes, (uint64_t)length, size);
         munmap(bytes, (size_t)length);
+        HOLD(merge(&fd, 1, (int64_t)size) == FAULT_NONE);
+        if (spoil) spoil(fd);
     }
     char text[1024];
     for (int i = 0; erofs_index_warning(index, i, text, sizeof text) >= 0; i++) continue;
@@ -252,7 +275,21 @@ static void change(uint8_t *data, size_t size) {
     }
 }
 
+static void spoil_and_merge(int fd) {
+    off_t length = lseek(fd, 0, SEEK_END);
+    uint8_t *bytes = malloc((size_t)length);
+    HOLD(pread(fd, bytes, (size_t)length, 0) == length);
+    int other = memfd_create("spoilt", MFD_CLOEXEC), both[2][2] = {{fd, other}, {other, fd}};
+    for (uint32_t times = 1 + roll(4); times; times--) bytes[1024 + roll((uint32_t)length - 1024)] = (uint8_t)(roll(2) ? roll(256) : roll(2) * 255);
+    off_t kept = roll(4) ? length : 1 + (off_t)roll((uint32_t)length);
+    HOLD(pwrite(other, bytes, (size_t)kept, 0) == kept);
+    merge(both[roll(2)], 2, -1);
+    free(bytes);
+    close(other);
+}
+
 int main(int count, char **arguments) {
+    spoil = spoil_and_merge;
     uint32_t length, changes = count > 1 ? (uint32_t)atoi(arguments[1]) : 100;
     while (fread(&length, 4, 1, stdin) == 1) {
         uint8_t *data = malloc(length ? length : 1), *copy = malloc(length ? length : 1); /* exactly as long: one byte more is an error */

@@ -12,7 +12,18 @@ from support import make_image as make
 from support.requires import requires, shared
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"  # an installed package has no sources
-SOURCES = ("erofs.c", "erofs_layout.c", "erofs_xattr.c", "tar.c", "tar_member.c", "pax.c", "fault.c")
+SOURCES = (
+    "erofs.c",
+    "erofs_below.c",
+    "erofs_layout.c",
+    "erofs_merge.c",
+    "erofs_xattr.c",
+    "lower.c",
+    "tar.c",
+    "tar_member.c",
+    "pax.c",
+    "fault.c",
+)
 
 
 def archives() -> list[bytes]:

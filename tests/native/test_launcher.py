@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support.boxes import log_paths
 from support.boxes import run as run_in_sandbox
 from support.requires import requires
 
 from dockless import native
 from dockless.sandbox.plan.plan import HEADER_SIZE, Op, Plan, encode, read_record
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.spec import Bind, Spec
 
 from .blobs import RUN, good
@@ -31,7 +32,7 @@ def _setup(names: str) -> str:
     """A list of setup.py, so that the tests compile what the build compiles."""
     text = (Path(__file__).resolve().parents[2] / "setup.py").read_text()
     namespace: dict[str, object] = {}
-    for match in re.finditer(r"^(LAUNCHER_\w+) = (\[.*?\]|\(.*?\n\)\.split\(\))$", text, re.M | re.S):
+    for match in re.finditer(r"^(LAUNCHER_SOURCES|FREESTANDING) = (\[.*?\]|\(.*?\n\)\.split\(\))$", text, re.M | re.S):
         namespace[match[1]] = eval(match[2])
     return namespace[names]  # type: ignore[return-value]
 
@@ -195,7 +196,7 @@ def trapping(tmp_path_factory) -> Path:
     program = tmp_path_factory.mktemp("ubsan") / "launcher"
     flags = ["-fsanitize=undefined,bounds", "-fsanitize-undefined-trap-on-error", "-fno-sanitize=alignment"]
     subprocess.run(
-        ["gcc", *_setup("LAUNCHER_FLAGS"), *flags, "-o", program, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
+        ["gcc", *_setup("FREESTANDING"), *flags, "-o", program, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
         check=True,
     )
     program.chmod(0o755)
@@ -205,7 +206,7 @@ def trapping(tmp_path_factory) -> Path:
 @needs_sources
 @requires("gcc")
 def test_whole_starts_without_undefined_behaviour(trapping, monkeypatch, tmp_path):
-    """Real sandboxes, attached and detached, by the trapping launcher."""
+    """Real sandboxes, foreground and detached, by the trapping launcher."""
     from support import requires as machine
 
     from dockless.sandbox.run import detached
@@ -216,7 +217,7 @@ def test_whole_starts_without_undefined_behaviour(trapping, monkeypatch, tmp_pat
     try:
         ran = run_in_sandbox(Spec(argv=("/bin/sh", "-c", "echo out; exit 3"), mounts=(Bind(str(tmp_path), "/m"),), timeout=20.0))
         assert (ran.exit.code, ran.out) == (3, "out\n")
-        with Sandbox(Spec(argv=("sleep", "1000"))) as box:
+        with ForegroundSandbox(Spec(argv=("sleep", "1000"))) as box:
             box.send_signal(15)
             assert box.wait(20).signal == 15
         made = detached.start(
@@ -224,7 +225,7 @@ def test_whole_starts_without_undefined_behaviour(trapping, monkeypatch, tmp_pat
         )
         try:
             assert made.wait(20).signal == 9
-            assert b" F line 2999\n" in made.log_paths[-1].read_bytes()
+            assert b" F line 2999\n" in log_paths(made)[-1].read_bytes()
         finally:
             made.remove()
     finally:
@@ -291,7 +292,7 @@ def test_mutated_plans_to_the_launcher(trapping, tmp_path):
 @requires("cross-gcc:aarch64")
 def test_compiles_for_aarch64(tmp_path):
     """All sources of the launcher and of the extension, without a warning."""
-    flags = _setup("LAUNCHER_FLAGS")
+    flags = _setup("FREESTANDING")
     out = tmp_path / "launcher"
     done = subprocess.run(
         ["aarch64-linux-gnu-gcc", *flags, "-Werror", "-o", out, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
@@ -299,10 +300,10 @@ def test_compiles_for_aarch64(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for source in ("clone.c", "shim.c", "launcher/plan.c"):
+    for source in ("clone.c", "door.c", "shim.c", "launcher/plan.c"):
         done = subprocess.run(
-            ["aarch64-linux-gnu-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{out}"', "-I",
-            NATIVE / "launcher", "-c", "-o", tmp_path / "x.o", NATIVE / source],
+            ["aarch64-linux-gnu-gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{out}"', f'-DAGENT_PATH="{out}"',
+            "-I", NATIVE / "launcher", "-c", "-o", tmp_path / "x.o", NATIVE / source],
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -314,7 +315,7 @@ def test_runs_on_aarch64(tmp_path):
     """Under user emulation, with what it knows of system calls: the plan is mapped, checked, carried out; struct stat is read right."""
     out = tmp_path / "launcher"
     subprocess.run(
-        ["aarch64-linux-gnu-gcc", *_setup("LAUNCHER_FLAGS"), "-o", out, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
+        ["aarch64-linux-gnu-gcc", *_setup("FREESTANDING"), "-o", out, *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
         check=True,
     )
     wrapper = tmp_path / "run"
@@ -332,15 +333,16 @@ def test_runs_on_aarch64(tmp_path):
 def test_compiles_without_a_warning(tmp_path):
     """What newer compilers make an error: implicit declarations, and whatever -Wall and -Wextra say."""
     done = subprocess.run(
-        ["gcc", *_setup("LAUNCHER_FLAGS"), "-Werror", "-o", tmp_path / "l", *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
+        ["gcc", *_setup("FREESTANDING"), "-Werror", "-o", tmp_path / "l", *(NATIVE / "launcher" / s for s in _setup("LAUNCHER_SOURCES"))],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for source in ("clone.c", "shim.c", "launcher/plan.c"):
+    for source in ("clone.c", "door.c", "shim.c", "launcher/plan.c"):
         done = subprocess.run(
-            ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{tmp_path / "l"}"', "-I", NATIVE / "launcher",
-            "-c", "-o", tmp_path / "x.o", NATIVE / source],
+            ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", f'-DLAUNCHER_PATH="{tmp_path / "l"}"',
+            f'-DAGENT_PATH="{tmp_path / "l"}"',
+            "-I", NATIVE / "launcher", "-c", "-o", tmp_path / "x.o", NATIVE / source],
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -109,6 +109,11 @@ def test_a_device_of_another_number_is_refused(path, number, ends):
     assert ended[0] == STATUS if ends is None else ended == (FAILED, 1, ends)
 
 
+def test_a_device_of_the_other_kind_is_refused():
+    ended = carried_out(Op("OPEN", slot_out=16, a="/dev/null", x=O_PATH), Op("EXPECT_DEVICE", 16, c=1, x=1 << 8 | 3))
+    assert ended == (FAILED, 1, ENODEV)
+
+
 # -- ids
 
 

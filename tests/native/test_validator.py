@@ -23,15 +23,16 @@ NATIVE = Path(__file__).resolve().parents[2] / "native"  # an installed package 
 HEADER = (NATIVE / "launcher" / "plan.h").read_text() if NATIVE.is_dir() else ""
 needs_sources = pytest.mark.skipif(not HEADER, reason="the C sources are not here: an installed package is tested")
 NAMES = (
-    "magic abi flags size n_ops ops_offset data_offset data_size times_offset timeout grace log_limit stop_signal directory cgroup reserved"
+    "magic abi flags size n_ops ops_offset data_offset data_size times_offset timeout grace log_limit idle ttl"
+    " stop_signal directory cgroup terminal health health_size"
 ).split()
 PLACES = (
     (0, "I"),
     (4, "H"),
     (6, "H"),
     *((8 + 4 * i, "I") for i in range(6)),
-    *((32 + 8 * i, "Q") for i in range(3)),
-    *((56 + 4 * i, "I") for i in range(4)),
+    *((32 + 8 * i, "Q") for i in range(5)),
+    *((72 + 4 * i, "I") for i in range(6)),
 )
 FIELDS = dict(zip(NAMES, PLACES, strict=True))
 

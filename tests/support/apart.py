@@ -23,6 +23,9 @@ _HANG = 1.5  # times that for code in C that does not come back to Python: then 
 _TO_REPORT = 10.0
 """Seconds besides, for the failure to be told: on a machine that is busy with something else, whatever the limit of the test."""
 
+_EVERYBODYS = "DOCKLESS_TEST_TMP"
+"""Where all runs make their directories, also those that another run has started."""
+
 _stderr = os.dup(2)  # pytest puts another file in its place while a test runs
 
 
@@ -58,10 +61,15 @@ def marked_by(pid: int) -> list[int]:
 
 def own_temporary_directory() -> Path:
     """From now on temporary files are made in a fresh directory, everybody's as /tmp is. Its name is short: sockets lie below it."""
+    os.environ.setdefault(_EVERYBODYS, tempfile.gettempdir())
     place = Path(tempfile.mkdtemp(prefix="t"))
     place.chmod(0o1777)
     tempfile.tempdir = os.environ["TMPDIR"] = str(place)
     return place
+
+
+def everybodys_temporary_directory() -> Path:
+    return Path(os.environ.get(_EVERYBODYS) or tempfile.gettempdir())
 
 
 def remove(place: Path) -> None:

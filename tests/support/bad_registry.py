@@ -211,7 +211,8 @@ class Exchange(BaseHTTPRequestHandler):
         lacking = [entry["digest"] for entry in [document["config"], *document["layers"]] if entry["digest"] not in self.registry.blobs]
         if lacking:
             return self.refuse(404, "MANIFEST_BLOB_UNKNOWN")
-        self.registry.manifests[f"{repository}:{reference}"] = (raw, self.headers["Content-Type"])
+        for name in (reference, digest_of(raw)):
+            self.registry.manifests[f"{repository}:{name}"] = (raw, self.headers["Content-Type"])
         self.reply(201, b"", {"Docker-Content-Digest": digest_of(raw), "Location": f"/v2/{repository}/manifests/{digest_of(raw)}"})
 
     def _upload(self, repository: str, name: str, query: Mapping[str, Sequence[str]]) -> None:

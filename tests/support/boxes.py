@@ -21,11 +21,17 @@ from typing import IO, Any
 from support import make_image
 
 from dockless.images import Store
-from dockless.sandbox.run.attached import Sandbox
+from dockless.sandbox.run.box import Box
+from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 
 DEADLINE = 20.0  # seconds: an emulated processor is slow
+
+
+def log_paths(box: Box) -> tuple[Path, ...]:
+    """The older part of the log and the newer, those that exist."""
+    return tuple(path for path in (box.directory / "log.1", box.directory / "log") if path.exists())
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def files(stdin: bytes = b"") -> Iterator[tuple[IO[bytes], IO[bytes], IO[bytes]]
 def run(spec: Spec, stdin: bytes = b"", timeout: float = DEADLINE, **options: Any) -> Ran:
     """Start, wait, collect. What is still alive after ``timeout`` seconds is killed and the test fails with ``TimeoutError``."""
     with files(stdin) as (source, out, err):
-        with Sandbox(spec, stdin=source.fileno(), stdout=out.fileno(), stderr=err.fileno(), **options) as box:
+        with ForegroundSandbox(spec, stdin=source.fileno(), stdout=out.fileno(), stderr=err.fileno(), **options) as box:
             ended = box.wait(timeout)
         texts = []
         for stream in (out, err):
@@ -73,9 +79,12 @@ def ok(script: str, **fields: Any) -> str:
 
 
 @contextmanager
-def running(spec: Spec, **options: Any) -> Iterator[tuple[Sandbox, Callable[[], str]]]:
+def running(spec: Spec, **options: Any) -> Iterator[tuple[ForegroundSandbox, Callable[[], str]]]:
     """A sandbox that is left running, and a function that gives its output so far."""
-    with files() as (source, out, err), Sandbox(spec, stdin=source.fileno(), stdout=out.fileno(), stderr=err.fileno(), **options) as box:
+    with (
+        files() as (source, out, err),
+        ForegroundSandbox(spec, stdin=source.fileno(), stdout=out.fileno(), stderr=err.fileno(), **options) as box,
+    ):
         yield box, lambda: os.pread(out.fileno(), 1 << 20, 0).decode(errors="replace")
 
 

@@ -39,8 +39,8 @@ def main(point: str, mark: str) -> int:
     queue.finish = dying("", queue.finish, "finish")
     attempts.keep_log = dying("log", attempts.keep_log)
     detached.start = dying("leased", detached.start, "launched")
-    detached.Detached.exit = dying("exit", detached.Detached.exit)  # type: ignore[method-assign]
-    detached.Detached.remove = dying("remove", detached.Detached.remove, "removed")  # type: ignore[method-assign]
+    detached.Box.exit = dying("exit", detached.Box.exit)  # type: ignore[method-assign]
+    detached.Box.remove = dying("remove", detached.Box.remove, "removed")  # type: ignore[method-assign]
     return daemon.main()
 
 

@@ -12,7 +12,7 @@ STEPS = ("send_stop", "kill_once", "exit_once", "pidfd", "state_once", "patience
 
 
 def main(steps: list[str]) -> int:
-    from dockless.sandbox.run.detached import Detached
+    from dockless.sandbox.run.box import Box
     from dockless.sched import daemon
     from dockless.sched.engine import engine, stopping
 
@@ -20,7 +20,7 @@ def main(steps: list[str]) -> int:
     stopping.KILL_AGAIN = 0.05
 
     def fail(name: str, once: bool, error: Exception) -> None:
-        real = getattr(Detached, name)
+        real = getattr(Box, name)
         failed: list[str] = []
 
         def failing(self: Any, *args: Any) -> Any:
@@ -29,7 +29,7 @@ def main(steps: list[str]) -> int:
                 raise error
             return real(self, *args)
 
-        setattr(Detached, name, failing)
+        setattr(Box, name, failing)
 
     if "send_stop" in steps:
         fail("send_stop", False, PermissionError(1, "planted"))

@@ -299,11 +299,11 @@ def _queue(scene: Scene) -> None:
     from dockless.sched.jobs import State
     from dockless.sched.store import queue
     from dockless.sched.store.lease import Lease
-    from dockless.sched.store.writer import Writer
+    from dockless.sched.store.writer import QueueWriter
 
     place = scene.home / "state" / "jobs.db"
     paths.make(place.parent)
-    writer = Writer(queue.open_queue(place))
+    writer = QueueWriter(queue.open_queue(place))
     try:
         for live in queue.live(queue.connect(place)):  # of the try before: as the daemon ends them
             writer.write(partial(_abandon, live.job)).result(30)
@@ -359,7 +359,8 @@ OPERATIONS = (
 # Once here instead of in every child.
 _IMPORTED = (
     "_call", "_committing", "images.archive.commit", "images.archive.export", "images.archive.importing", "images.archive.save",
-    "images.catalog.room", "images.check", "images.layers.erofs", "images.registry.logins", "images.registry.transport",
+    "images.catalog.pruning", "images.catalog.reserving",
+    "images.check", "images.layers.erofs", "images.registry.logins", "images.registry.transport",
     "images.transfer.pull", "images.transfer.push", "sandbox.commit", "sandbox.plan.failure", "sandbox.run.detached", "sched.daemon",
     "sched.store.queue", "sched.store.writer",
 )  # fmt: skip

@@ -5,33 +5,32 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dockless.images.layers import erofs
-from dockless.images.layers.layers import Layer
+from dockless.images.layers.layers import Layer, opened
 from dockless.native.erofs_index import IndexBuilder
-from dockless.native.layers import Written
+from dockless.native.layers import UnpackedLayer
 
 PIECE = 65536
 
 
-def build(raw: bytes, place: Path, *, below: Layer | None = None, size: int = 1 << 40, entries: int = 5_000_000) -> tuple[Layer, Written]:
-    """``place/tar`` and ``place/index`` of an archive. ``below``: the layer right below; None: the layer is the lowest. ``Fault``"""
+def build(
+    raw: bytes, place: Path, *, below: Sequence[Layer] | None = None, size: int = 1 << 40, entries: int = 5_000_000
+) -> tuple[Layer, UnpackedLayer]:
+    """``place/tar`` and ``place/index`` of an archive. ``below``: the layers below, bottom first; None: it is the lowest. ``Fault``"""
     place.mkdir(exist_ok=True)
     layer = Layer(place / "index", place / "tar")
     builder = IndexBuilder(base=below is None, size_max=size, entries_max=entries)
     for at in range(0, len(raw), PIECE):
         builder.feed(raw[at : at + PIECE])
-    root = -1 if below is None else below.open()
     try:
-        with open(layer.path, "wb") as out:
-            written = builder.finish(out.fileno(), root)
+        with open(layer.path, "wb") as out, opened(reversed(below or ())) as roots:
+            written = builder.finish(out.fileno(), roots)
     finally:
         builder.close()
-        if root >= 0:
-            os.close(root)
     assert layer.tar is not None
     layer.tar.write_bytes(raw)
     return layer, written
@@ -40,8 +39,7 @@ def build(raw: bytes, place: Path, *, below: Layer | None = None, size: int = 1 
 @contextmanager
 def mounted(layer: Layer) -> Iterator[Path]:
     """The layer's root as a path."""
-    assert layer.tar is not None
-    fd = erofs.mount(layer.path, layer.tar)
+    fd = erofs.mount(layer.path, *layer.tars)
     try:
         yield Path(f"/proc/self/fd/{fd}/.")
     finally:

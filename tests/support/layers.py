@@ -127,7 +127,7 @@ class Scene:
         place.mkdir(parents=True, exist_ok=True)
         try:
             with explained("test"):
-                layer, _ = build(make.layer_tar(entries), place, below=below[-1] if below else None)
+                layer, _ = build(make.layer_tar(entries), place, below=below or None)
         except DocklessError as refused:
             declined = getattr(refused.__cause__, "kind", "") == "declined"
             assert declined or type(refused) is type(error), (refused, error)

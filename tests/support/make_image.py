@@ -213,8 +213,9 @@ def config(
     volumes: Sequence[str] = (),
     stop_signal: str = "",
     labels: Mapping[str, str] | None = None,
+    healthcheck: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The part of an image configuration that says how to run it."""
+    """The part of an image configuration that says how to run it. ``healthcheck``: as Docker writes it."""
     found: dict[str, Any] = {"Env": [f"{name}={value}" for name, value in {"PATH": PATH, **(env or {})}.items()], "Cmd": list(cmd)}
     more = {
         "User": user,
@@ -223,6 +224,7 @@ def config(
         "Volumes": {path: {} for path in volumes},
         "StopSignal": stop_signal,
         "Labels": dict(labels or {}),
+        "Healthcheck": dict(healthcheck or {}),
     }
     return found | {key: value for key, value in more.items() if value}
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dockless.base import paths
-from dockless.sandbox.run import detached
-from dockless.sandbox.run.detached import Detached, Document
+from dockless.sandbox.run import documents
+from dockless.sandbox.run.box import Box
+from dockless.sandbox.run.documents import Document
 from dockless.sandbox.spec import Spec
 
 AT = 1_700_000_000
@@ -25,11 +26,11 @@ def exit_record(code: int = 0, *, outcome: int = 0, seconds: int = 1, accounts: 
     return b"".join(b"%s %d\n" % (name.encode(), number) for name, number in numbers.items()) + accounts
 
 
-def recorded(name: str, spec: Spec, *, pids: tuple[int, int] | None = (4242, 4243), end: bytes | None = None, **document: Any) -> Detached:
+def recorded(name: str, spec: Spec, *, pids: tuple[int, int] | None = (4242, 4243), end: bytes | None = None, **document: Any) -> Box:
     """One that is not alive. ``pids``: of keeper and init; ``end``: its exit record."""
-    box = Detached(name, paths.make(paths.state() / "sandboxes" / name))
-    fields = {"boot_id": detached.boot_id(), "created": float(AT), "owner": os.geteuid(), **document}
-    detached._write_document(box.directory, Document(spec, **fields))
+    box = Box(name, paths.make(paths.state() / "sandboxes" / name))
+    fields = {"boot_id": documents.boot_id(), "created": float(AT), "owner": os.geteuid(), **document}
+    documents.write(box.directory, Document(spec, **fields))
     if pids:
         (box.directory / "started").write_text("keeper {}\ninit {}\n".format(*pids))
     if end is not None:
@@ -38,7 +39,7 @@ def recorded(name: str, spec: Spec, *, pids: tuple[int, int] | None = (4242, 424
 
 
 @contextmanager
-def alive(box: Detached) -> Iterator[None]:
+def alive(box: Box) -> Iterator[None]:
     """Its lock is held."""
     with open(Path(box.directory / "lock"), "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -289,6 +289,12 @@ def _ipv6() -> str:
         return f"nobody can listen on ::1: {error.strerror}"
 
 
+def _package(name: str) -> str:
+    from support import debian
+
+    return debian.missing(name) if name in debian.PACKAGES else f"tests/support/debian.py knows no {name}"
+
+
 def _program(name: str) -> str:
     return "" if shutil.which(name) else f"{name} is not installed"
 
@@ -356,6 +362,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "shared": _shared,
     "loop": _loop,
     "ipv6": _ipv6,
+    "package:": _package,
     "program:": _program,
     "module:": _module,
     "arch:": _arch,

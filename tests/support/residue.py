@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +33,9 @@ DEADLINE = 3.0  # seconds that ends may take
 EMPTY_DEADLINE = 30.0  # for groups in which nobody lives: who made one cannot be known, and another run may be about to use or remove it
 PR_GET_DUMPABLE = 3
 
-# What a process keeps on purpose, once each: the launcher's sealed memfd, the user namespaces of its id maps, loaded device filters.
-# The mounts of layers are let go.
-KEPT = re.compile(r"/memfd:dockless-launcher|user:\[|anon_inode:bpf-prog")
+# What a process keeps on purpose, once each: the sealed memfds of launcher and agent, the user namespaces of its id maps, loaded device
+# filters. The mounts of layers are let go.
+KEPT = re.compile(r"/memfd:dockless-(?:launcher|agent)|user:\[|anon_inode:bpf-prog")
 
 # pytest's directory of this run; set by conftest.py.
 OWN_DIRECTORY: Path | None = None
@@ -44,9 +45,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """Names alone, so that a look is cheap; whose they are is asked of those that a later look finds besides."""
+
     mounts: frozenset[str]
     cgroups: frozenset[str]
     processes: frozenset[str]
+    dead: frozenset[str]
     descriptors: frozenset[str]
     directories: frozenset[str]
     host: frozenset[str]
@@ -54,37 +58,54 @@ class State:
 
 def _mounts() -> frozenset[str]:
     rows = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return frozenset(f"mount {row[4]} ({row[row.index('-') + 1]})" for row in rows if not _in_another_runs_directory(Path(row[4])))
+    return frozenset(f"mount {row[4]} ({row[row.index('-') + 1]})" for row in rows)
+
+
+def _new_mounts(names: frozenset[str]) -> Iterator[str]:
+    return (name for name in names if not _in_another_runs_directory(Path(name.split()[1])))
 
 
 def _in_another_runs_directory(place: Path) -> bool:
-    """pytest numbers its directories, and our temporary one is below the system's."""
-    own = Path(tempfile.gettempdir())
-    if place.is_relative_to(own) or not place.is_relative_to(own.parent):
+    """pytest numbers its directories, and those of all runs are below the system's."""
+    if place.is_relative_to(tempfile.gettempdir()) or not place.is_relative_to(apart.everybodys_temporary_directory()):
         return False
     return OWN_DIRECTORY is None or not place.is_relative_to(OWN_DIRECTORY)
 
 
 def _cgroups() -> frozenset[str]:
-    """Every group of this user's run below a directory called ``dockless``; the directory itself may stay."""
+    """Every group below a directory called ``dockless``; the directory itself may stay."""
     top = cgroup2_mount()
-    if top is None:
-        return frozenset()
-    found = set()
-    for directory, names, _ in os.walk(top):
-        if "/dockless" in directory.removeprefix(str(top)):
-            paths = (Path(directory, name) for name in names)
-            found.update(f"cgroup {path}" for path in paths if not _of_another_user(path) and not _another_runs(path))
-    return frozenset(found)
+    return (
+        frozenset()
+        if top is None
+        else frozenset(group for group in _groups(str(top)) if "/dockless" in os.path.dirname(group)[len(str(top)) :])
+    )
+
+
+def _groups(top: str) -> Iterator[str]:
+    try:
+        if os.stat(top).st_nlink == 2:  # none below: dozens of files that need not be listed
+            return
+        below = [entry.path for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for group in below:
+        yield group
+        yield from _groups(group)
+
+
+def _new_cgroups(names: frozenset[str]) -> Iterator[str]:
+    """Those of this user's run."""
+    return (f"cgroup {name}" for name in names if not _of_another_user(Path(name)) and not _another_runs(Path(name)))
 
 
 def _another_runs(group: Path) -> bool:
     pids = [pid for directory, _, _ in os.walk(group) for pid in _text(Path(directory, "cgroup.procs")).split()]
-    return all(map(apart.is_another_runs, pids)) if pids else _named_by_another_home(group.name)
+    return all(map(apart.is_another_runs, pids)) if pids else any(map(_named_by_another_home, group.parts))
 
 
 def _named_by_another_home(name: str) -> bool:
-    """A detached sandbox's group stays, empty, until it is removed; its name says under which state directory that is."""
+    """A detached sandbox's group stays, empty, until it is removed, with those below it; its name says under which state directory."""
     found = re.fullmatch(r".+\.([0-9a-f]{8})", name)
     return found is not None and int(found[1], 16) != zlib.crc32(os.fsencode(paths.state() / "sandboxes"))
 
@@ -108,16 +129,25 @@ def _stat(pid: str) -> tuple[str, str, int] | None:
 
 
 def _processes() -> frozenset[str]:
+    return frozenset(filter(str.isdigit, os.listdir("/proc")))
+
+
+def _new_processes(pids: frozenset[str]) -> Iterator[str]:
     """Children of this process, zombies among them, and everything called dockless… that this run started."""
-    me, found = os.getpid(), set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in pids:
         stat = _stat(pid)
         if stat is None:
             continue
         name, state, parent = stat
-        if parent == me or (name.startswith("dockless") and parent == 1 and not apart.is_another_runs(pid)):
-            found.add(f"process {pid} {name}{' (zombie)' if state == 'Z' else ''}")
-    return frozenset(found)
+        if parent == os.getpid() or (name.startswith("dockless") and parent == 1 and not apart.is_another_runs(pid)):
+            yield f"process {pid} {name}{' (zombie)' if state == 'Z' else ''}"
+
+
+def _dead() -> frozenset[str]:
+    """Zombies of this process. proc(5), /proc/PID/task/TID/children"""
+    children = [pid for task in os.listdir("/proc/self/task") for pid in _text(Path("/proc/self/task", task, "children")).split()]
+    stats = {pid: _stat(pid) for pid in children}
+    return frozenset(f"process {pid} {stat[0]} (zombie)" for pid, stat in stats.items() if stat and stat[1] == "Z")
 
 
 def _descriptors() -> frozenset[str]:
@@ -168,14 +198,19 @@ def _host() -> frozenset[str]:
 
 
 def snapshot() -> State:
-    return State(_mounts(), _cgroups(), _processes(), _descriptors(), _directories(), _host())
+    return State(_mounts(), _cgroups(), _processes(), _dead(), _descriptors(), _directories(), _host())
 
 
 def _difference(before: State, after: State) -> set[str]:
-    left: set[str] = set()
-    for name in State.__slots__:
-        left |= getattr(after, name) - getattr(before, name)
-    return left
+    return {
+        *_new_mounts(after.mounts - before.mounts),
+        *_new_cgroups(after.cgroups - before.cgroups),
+        *_new_processes(after.processes - before.processes),
+        *(after.dead - before.dead),
+        *(after.descriptors - before.descriptors),
+        *(after.directories - before.directories),
+        *(after.host - before.host),
+    }
 
 
 def leftovers(before: State, deadline: float = DEADLINE) -> list[str]:
@@ -200,8 +235,8 @@ def open_descriptors(but: frozenset[str] = frozenset()) -> frozenset[str]:
 
 def unmount_below(place: Path) -> None:
     """Detach mounts that a failed test left below ``place``: whoever removes the directory later must not remove what is mounted there."""
-    for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
-        target = line.split()[4]
+    below = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {place}" in line]
+    for target in reversed(below):
         if Path(target).is_relative_to(place):
             _libc.umount2(os.fsencode(target), 2)  # MNT_DETACH
 

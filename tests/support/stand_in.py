@@ -145,7 +145,7 @@ async def engine(directory: Path, launcher: StandIn, config: Config | None = Non
 def check(engine: Engine) -> None:
     """What is so of an engine while nothing is under way in it: each job is in its places and in no other."""
     jobs = {number: entry.job for number, entry in engine.entries.items()}
-    assert {number for number, job in jobs.items() if job.state.holds_gpus} == set(engine.active)
+    assert {number for number, job in jobs.items() if job.state in (State.STARTING, State.RUNNING)} == set(engine.active)
     waiting = [entry.waiting for entry in engine.entries.values() if entry.job.state is State.PENDING]
     assert sorted(waiting, key=policy.order) == engine.waiting
     assert engine.shares.jobs == Counter(job.uid for job in jobs.values())

@@ -1,21 +1,22 @@
-"""``Sandbox``, ``run`` and ``arun`` around a plain child process in the sandbox's place: what is asked, handed on, and given back."""
+"""``Sandbox`` and ``run``, also of ``aio``, around a plain child in the sandbox's place: what is asked, handed on, and given back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import subprocess
 
 import pytest
 
-from dockless import DEVNULL, PIPE, STDOUT, Sandbox, arun, run
+from dockless import DEVNULL, PIPE, STDOUT, Sandbox, aio, run
 from dockless import _box as box
 from dockless._options import make_spec
 from dockless.errors import BadInput, CheckFailed, SandboxGone, UnknownImage
 from dockless.sandbox.gpus import lease as gpu_lease
-from dockless.sandbox.run import attached as sandbox
+from dockless.sandbox.run import foreground as sandbox
 from dockless.sandbox.run.process import Exit
 
 
@@ -31,16 +32,22 @@ class Child:
     def poll(self) -> int | None:
         return self.child.poll()
 
+    def wait(self, timeout: float | None = None) -> int:
+        if not select.select([self], [], [], timeout)[0]:
+            raise TimeoutError
+        return self.child.wait()
+
     def check_owner(self) -> None:
         self.owners += 1
 
 
 class Inner:
-    """``dockless.sandbox.Sandbox`` with a child of ours, which runs the command on this host."""
+    """``dockless.sandbox.ForegroundSandbox`` with a child of ours, which runs the command on this host."""
 
     made: list[Inner]
 
-    def __init__(self, spec, *, id, stdin, stdout, stderr, times):
+    def __init__(self, spec, *, id, stdin, stdout, stderr, times, labels, size):
+        self.labels = labels
         self.spec, self.given, self.times, self.streams, self.warnings = spec, id, times, (stdin, stdout, stderr), ("odd",)
         self.left: list[object] = []
         self.made.append(self)
@@ -79,12 +86,16 @@ class Inner:
 def made(monkeypatch):
     """The inner sandboxes, in order. ``asked``: of which image, by which policy."""
     Inner.made = []
-    monkeypatch.setattr(sandbox, "Sandbox", Inner)
+    monkeypatch.setattr(sandbox, "ForegroundSandbox", Inner)
     return Inner.made
 
 
 def sh(script: str, **how) -> Sandbox:
     return Sandbox(["sh", "-c", script], **how)
+
+
+def aio_sh(script: str, **how) -> aio.Sandbox:
+    return aio.Sandbox(["sh", "-c", script], **how)
 
 
 # -- what is started
@@ -93,7 +104,7 @@ def sh(script: str, **how) -> Sandbox:
 def test_what_is_asked_and_handed_on(made, monkeypatch):
     asked = []
 
-    def present(image, policy, progress):
+    def present(image, policy, progress, platform):
         asked.append((image, policy, callable(progress)))
         return image if image == "host" else "there:1"
 
@@ -102,7 +113,7 @@ def test_what_is_asked_and_handed_on(made, monkeypatch):
         pass
     with Sandbox(["true"]) as plain:
         assert (plain.id, plain.gpus, plain.simulated, plain.warnings) == ("s-1", (), False, ("odd",))
-        assert (plain.stdin, plain.stdout, plain.stderr, plain.room, plain.pid) == (None, None, None, made[1], plain.process.pid)
+        assert (plain.stdin, plain.stdout, plain.stderr, plain.inner, plain.pid) == (None, None, None, made[1], plain.process.pid)
     assert asked == [("img", "always", True), ("host", "missing", True)]
     assert made[0].spec == make_spec("there:1", ["true"], workdir="/w") and (made[0].given, made[0].times) == ("night", True)
     assert made[1].spec == make_spec("host", ["true"]) and (made[1].given, made[1].times, made[1].streams) == (None, False, (0, 1, 2))
@@ -153,7 +164,7 @@ def test_a_start_that_fails_leaves_nothing(made, monkeypatch):
     it = Sandbox(["true"], gpus=1, stdin=PIPE, stdout=PIPE)
     with pytest.raises(UnknownImage):
         it.__enter__()
-    assert gpu_lease.held(it.gpus) == frozenset() and len(it.gpus) == 1
+    assert gpu_lease.held(made[0].spec.gpus) == frozenset() and len(made[0].spec.gpus) == 1
     with pytest.raises(UnknownImage):
         run(["true"], capture_output=True)
 
@@ -276,7 +287,7 @@ def test_run(made):
     ],
 )
 def test_what_run_refuses_before_anything_starts(made, wrong, said):
-    for call in (run, lambda *words, **how: asyncio.run(arun(*words, **how))):
+    for call in (run, lambda *words, **how: asyncio.run(aio.run(*words, **how))):
         with pytest.raises(BadInput, match=said):
             call(["true"], **wrong)
     assert made == []
@@ -295,26 +306,25 @@ def test_an_interrupt_ends_it_and_is_raised_again(made, monkeypatch):
 # -- asyncio
 
 
-def test_arun(made):
-    result = asyncio.run(arun(["sh", "-c", "cat; exit 3"], input="x", capture_output=True, text=True, id="night"))
+def test_run_in_a_loop(made):
+    result = asyncio.run(aio.run(["sh", "-c", "cat; exit 3"], input="x", capture_output=True, text=True, id="night"))
     assert (result.stdout, result.stderr, result.returncode, made[0].given, made[0].left) == ("x", "", 3, "night", [None])
     with pytest.raises(CheckFailed):
-        asyncio.run(arun(["false"], check=True))
-    assert asyncio.run(arun(["false"])).returncode == 1
+        asyncio.run(aio.run(["false"], check=True))
+    assert asyncio.run(aio.run(["false"])).returncode == 1
 
 
 def test_async_with(made):
     async def main():
-        async with sh("read line; echo got $line; cat", stdin=PIPE, stdout=PIPE, text=True) as it:
-            it.stdin.write("a\n")
-            it.stdin.flush()
-            assert it.stdout.readline() == "got a\n"
+        async with aio_sh("read line; echo got $line; cat", stdin=PIPE, stdout=PIPE, text=True) as it:
+            await it.stdin.write("a\n")
+            assert await it.stdout.readline() == "got a\n"
             with pytest.raises(TimeoutError):
-                await it.wait_async(0)
-            assert await it.communicate_async("more") == ("more", None)
-            assert (await it).code == 0 and (await it.wait_async()).code == 0
+                await it.wait(0)
+            assert await it.communicate("more") == ("more", None)
+            assert (await it).code == 0 and (await it.wait()).code == 0
         with contextlib.suppress(ValueError):
-            async with Sandbox(["sleep", "1000"]):
+            async with aio.Sandbox(["sleep", "1000"]):
                 raise ValueError("oh")
 
     asyncio.run(main())
@@ -335,7 +345,7 @@ def test_a_start_that_is_cancelled_arrives_and_is_ended(made, monkeypatch):
             return begin(self)
 
         monkeypatch.setattr(Inner, "__enter__", slow)
-        it = Sandbox(["sleep", "1000"], stdout=PIPE)
+        it = aio.Sandbox(["sleep", "1000"], stdout=PIPE)
         task = asyncio.ensure_future(it.__aenter__())
         await starting.wait()
         for _ in range(2):
@@ -345,10 +355,10 @@ def test_a_start_that_is_cancelled_arrives_and_is_ended(made, monkeypatch):
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert it._given_up
+        assert it.box._given_up
 
     asyncio.run(main())
-    assert made[0].left == [None] and made[0].process.child.returncode == -9
+    assert [type(error) for error in made[0].left] == [asyncio.CancelledError] and made[0].process.child.returncode == -9
 
 
 def test_a_start_that_is_cancelled_and_fails_has_nothing_to_end(made, monkeypatch):
@@ -362,7 +372,7 @@ def test_a_start_that_is_cancelled_and_fails_has_nothing_to_end(made, monkeypatc
             raise UnknownImage("there is none")
 
         monkeypatch.setattr(Inner, "__enter__", broken)
-        task = asyncio.ensure_future(Sandbox(["true"], stdout=PIPE).__aenter__())
+        task = asyncio.ensure_future(aio.Sandbox(["true"], stdout=PIPE).__aenter__())
         await starting.wait()
         task.cancel()
         await asyncio.sleep(0)

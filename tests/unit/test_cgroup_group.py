@@ -200,6 +200,17 @@ def test_only_what_dockless_made_is_opened(tmp_path, group):
         assert caught.value.subject == str(path)
 
 
+def test_one_below_a_group_that_holds_processes(tmp_path, group):
+    with Cgroup.below(str(group.path), "exec-1") as inside:
+        assert inside.path == group.path / "exec-1" and list(inside.usage_files()) in (["cpu.stat"], [])
+        with pytest.raises(CgroupError, match="exec-1"):
+            Cgroup.below(str(group.path), "exec-1")
+    for path in (tmp_path, tmp_path / "dockless" / ".." / "other", tmp_path / "dockless" / "gone"):
+        with pytest.raises(CgroupError, match=r"was not made by dockless|cannot make the group"):
+            Cgroup.below(str(path), "exec-1")
+    assert not (tmp_path / "exec-1").exists()
+
+
 def test_what_a_place_cannot_enforce(place):
     """One error for each controller, of the first limit that needs it."""
     limits = Limits(memory_max=1 << 20, memory_high=1 << 20, io_weight=10, cpu_max=1.0, cpu_weight=5, pids_max=5)
@@ -212,11 +223,8 @@ def test_what_a_place_cannot_enforce(place):
 
 
 def test_who_is_in_it(group):
-    assert group.pids() == () and not group.populated
+    assert group.pids() == ()
     (group.path / "cgroup.procs").write_text("12\n34\n")
-    for text, populated in (("populated 1\nfrozen 0\n", True), ("populated 0\n", False), ("frozen 1\n", False)):
-        (group.path / "cgroup.events").write_text(text)
-        assert group.populated is populated
     assert group.pids() == (12, 34)
 
 
@@ -246,8 +254,9 @@ def test_a_file_that_is_not_there_is_told_with_what_to_do(group):
         assert (str(caught.value), caught.value.hint) == (f"{said}: No such file or directory", hint)
         assert caught.value.subject == str(group.path)
     group.path.rmdir()
+    group.kill()  # nothing is left to kill
     with pytest.raises(CgroupError) as caught:
-        group.kill()
+        group.freeze()
     assert caught.value.hint == "the group is gone" and name == "job"
     group.close()
     group.path.mkdir()

@@ -12,7 +12,7 @@ import pytest
 from dockless.cgroups import Cgroup, Delegation, Limits, Rounding, Usage, unavailable, watch
 from dockless.cgroups import apply as apply_module
 from dockless.cgroups import group as module
-from dockless.cgroups.delegation import Mount, find_mounts, own_directory
+from dockless.cgroups.delegation import CgroupMount, find_mounts, own_directory
 from dockless.cgroups.group import check_name
 from dockless.cgroups.usage import Pressure, parse_flat
 from dockless.errors import BadInput, CgroupError, LimitUnavailable
@@ -86,15 +86,15 @@ HYBRID = (
 
 
 def test_mounts_are_found():
-    assert find_mounts(PURE) == ([Mount("/sys/fs/cgroup", "/")], frozenset())
-    assert find_mounts(HYBRID) == ([Mount("/sys/fs/cgroup/unified", "/")], {"memory", "io"})
+    assert find_mounts(PURE) == ([CgroupMount("/sys/fs/cgroup", "/")], frozenset())
+    assert find_mounts(HYBRID) == ([CgroupMount("/sys/fs/cgroup/unified", "/")], {"memory", "io"})
     assert find_mounts("") == ([], frozenset())
     for places in (("/a", "/sys/fs/cgroup"), ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"), ("/longer", "/a")):
         lines = [f"30 23 0:26 / {point} rw - cgroup2 cgroup2 rw\n" for point in places]
         for order in (lines, lines[::-1]):
             assert [mount.point for mount in find_mounts("".join(order))[0]] == [*places[::-1]]
     odd = "30 23 0:26 /x /mnt/a\\040b rw - cgroup2 cgroup2 rw\n" + PURE
-    assert find_mounts(odd)[0] == [Mount("/sys/fs/cgroup", "/"), Mount("/mnt/a b", "/x")]
+    assert find_mounts(odd)[0] == [CgroupMount("/sys/fs/cgroup", "/"), CgroupMount("/mnt/a b", "/x")]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_mounts_are_found():
     ],
 )
 def test_own_group(root, own, place):
-    assert own_directory(Mount("/m", root), own) == place
+    assert own_directory(CgroupMount("/m", root), own) == place
 
 
 def test_missing_controllers_are_explained(tmp_path):
@@ -303,7 +303,8 @@ def test_limits_that_change_while_it_runs(group, monkeypatch):
 
     monkeypatch.setattr(module, "apply", apply)
     have = frozenset({"cpu", "memory", "pids"})
-    place = Delegation(outer.path, have, have, "subtree", "a group of ours")
+    place = outer._as_place()  # with what the host has elsewhere, for whoever is refused
+    assert (place.path, place.controllers, place.kind) == (outer.path, have, "subtree")
     outer.set(Limits(pids_max=5))
     outer.set(Limits(memory_max=5000), best_effort=True)
     outer.set(Limits())
@@ -378,7 +379,7 @@ def test_what_has_happened_since_the_last_look(tmp_path):
     """Each once, memory first; kills are counted; of a group that is gone, that it is empty."""
     (tmp_path / "cgroup.events").write_text("populated 0\nfrozen 0\n")
     (tmp_path / "memory.events").write_text("oom 0\noom_kill 3\n")
-    seen = watch.Watch.__new__(watch.Watch)
+    seen = watch.GroupWatch.__new__(watch.GroupWatch)
     said = []
     seen._epoll, seen._last = Epoll(said), {"populated": 0, "frozen": 0, "oom_kill": 3}
     seen._files = [os.open(tmp_path / name, os.O_RDONLY) for name in ("cgroup.events", "memory.events")]

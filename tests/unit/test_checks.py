@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
 
 import pytest
 
 from dockless.base.checks import check
+from dockless.base.typing import IO, Any, Literal
 from dockless.errors import BadInput
 
 LARGE = 1 << 63
@@ -45,7 +44,7 @@ def test_what_fits(value, hint):
         (1.5, str | int | None, "x is 1.5, not a text or a whole number", "a text or a whole number"),
         ([5], str | list[str], "x[0] is 5, not a text", "a text or a list, each item a text"),
         ("c", Literal["a", "b"], "x 'c' is unknown", "one of a, b"), (True, Literal[1], "x True is unknown", "one of 1"),
-        (5, typing.IO, "x is 5, not a file", "a file"), (5, BadInput, "x is 5, not a BadInput", "a BadInput"),
+        (5, IO, "x is 5, not a file", "a file"), (5, BadInput, "x is 5, not a BadInput", "a BadInput"),
         ("a\0", str, "x contains a NUL byte", "a text"), ("\ud800", str, "x contains half a character (a lone surrogate)", "a text"),
         (LARGE, int, "x is larger than 64 bits", "a whole number"), (-LARGE - 1, int, "x is larger than 64 bits", "a whole number"),
         (1e301, float, "x is 1e+301, out of range", "a number"), (float("nan"), float, "x is nan, out of range", "a number"),

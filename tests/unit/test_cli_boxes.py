@@ -11,10 +11,10 @@ from dataclasses import asdict
 import pytest
 from support.recorded import AT, OOM_KILLED, alive, exit_record, recorded
 
-from dockless.cli.boxes import describe
+from dockless._life import described
 from dockless.errors import SandboxGone
-from dockless.sandbox.run import detached
-from dockless.sandbox.run.detached import Detached
+from dockless.sandbox.run import box as boxes_module
+from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.process import TIMED_OUT
 from dockless.sandbox.spec import Spec
 
@@ -39,7 +39,7 @@ def boxes(home, monkeypatch):
     damaged = made[1].directory
     (damaged / "spec.json").write_text("{")
     os.utime(damaged, (AT, AT))
-    monkeypatch.setattr(detached, "list_all", lambda: [*made, Detached("gone", home / "gone")])
+    monkeypatch.setattr(boxes_module, "everything", lambda: [*made, Box("gone", home / "gone")])
     with alive(made[0]), alive(made[3]):
         yield {box.id: box for box in made}
 
@@ -74,7 +74,9 @@ def test_ps_for_scripts(boxes, say):
     rows = {row["id"]: row for row in json.loads(say("ps", "-a", "--json")[1])}
     assert list(rows) == list(boxes)
     place = {name: str(box.directory) for name, box in boxes.items()}
-    nothing = {"exit_code": None, "exit": None, "reason": ""}
+    nothing = {
+        "exit_code": None, "exit": None, "health": None, "ends": None, "reason": "", "foreground": False, "restart": "no", "restarts": 0
+    }  # fmt: skip
     true = {"image": "img", "command": ["true"], "created": AT, "gpus": [], "simulated": False, "labels": {}, "pid": 0}
     assert rows["busy"] == {
         "id": "busy", "image": "img", "command": ["sh", "-c", "echo " + "x" * 40], "state": "running", "pid": 4242, "created": AT,
@@ -82,18 +84,21 @@ def test_ps_for_scripts(boxes, say):
     }  # fmt: skip
     assert rows["fresh"] == {**true, **nothing, "id": "fresh", "state": "starting", "directory": place["fresh"]}
     done = rows["done"].pop("exit")
-    assert rows["done"] == {**true, "id": "done", "state": "exited", "exit_code": 3, "reason": "", "directory": place["done"]}
+    assert rows["done"] == {
+        **true, **{name: value for name, value in nothing.items() if name != "exit"}, "id": "done", "state": "exited", "exit_code": 3,
+        "directory": place["done"],
+    }  # fmt: skip
     assert done == json.loads(json.dumps(asdict(boxes["done"].exit()))) and done["code"] == 3
     assert rows["late"]["exit_code"] == 124
     lost = {"id": "lost", "command": [], "state": "vanished", "reason": "the host was rebooted while it ran", "directory": place["lost"]}
     assert rows["lost"] == {**true, **nothing, **lost}
     assert "cannot be read" in rows["damaged"].pop("reason")
-    unknown = {"image": "", "command": [], "exit_code": None, "exit": None}
+    unknown = {name: value for name, value in nothing.items() if name != "reason"} | {"image": "", "command": []}
     assert rows["damaged"] == {**true, **unknown, "id": "damaged", "state": "vanished", "directory": place["damaged"]}
 
 
 def test_one_that_is_gone_is_described_by_nothing(home):
-    assert describe(Detached("gone", home / "gone")) is None
+    assert described(Box("gone", home / "gone")) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_one_that_is_gone_is_described_by_nothing(home):
 def test_whether_gpus_are_simulated(monkeypatch, say, gpus, labels, setting, simulated):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", setting)
     box = recorded("box", Spec(argv=("true",), gpus=gpus), labels=labels)
-    assert describe(box)["simulated"] is simulated
+    assert described(box)["simulated"] is simulated
     with alive(box):
         assert ("GPUs are simulated." in say("ps")[1]) is simulated
 
@@ -127,10 +132,11 @@ class _Box:
             raise SandboxGone("its spec.json cannot be read")
         return self._labels
 
-    def state(self) -> str:
-        return self._state
+    @property
+    def alive(self) -> bool:
+        return self._state in ("starting", "running")
 
-    def stop(self, grace: float) -> None:
+    def stop(self, grace: float | None) -> None:
         self.asked.append(("stop", grace))
 
     def kill(self) -> None:
@@ -155,7 +161,7 @@ def known(monkeypatch):
                 return by_name[name]
             raise SandboxGone(f"there is no sandbox {name}", subject=name, hint="list them")
 
-        monkeypatch.setattr(detached, "get", get)
+        monkeypatch.setattr(boxes_module, "get", get)
         return made
 
     return known
@@ -166,7 +172,7 @@ def known(monkeypatch):
     [
         (("kill",), "kill"), (("kill", "-s", "KILL"), "kill"), (("kill", "-s", "9"), "kill"),
         (("kill", "-s", "TERM"), signal.SIGTERM), (("kill", "-s", "SIGHUP"), signal.SIGHUP),
-        (("stop",), ("stop", 10.0)), (("stop", "--grace", "1m"), ("stop", 60.0)), (("stop", "--grace", "0"), ("stop", 0.0)),
+        (("stop",), ("stop", None)), (("stop", "--grace", "1m"), ("stop", 60.0)), (("stop", "--grace", "0"), ("stop", 0.0)),
         (("rm",), "remove"), (("rm", "-f"), "remove"),
     ],
 )  # fmt: skip

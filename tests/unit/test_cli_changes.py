@@ -12,13 +12,13 @@ from dockless._box import Sandbox
 from dockless.images.archive.assemble import Edit
 from dockless.images.archive.diff import Change
 from dockless.sandbox import commit
-from dockless.sandbox.run.detached import Detached
+from dockless.sandbox.run.box import Box
 
 CHANGES = [Change("A", "/etc/new"), Change("D", "/etc/old")]
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = SimpleNamespace(
     name="mine:1", reference="mine:1", digest=DIGEST, config_digest="sha256:c", os="linux", architecture="amd64", variant="", size=2048,
-    created="2026-01-02T03:04:05Z", layers=("a", "b", "c"), warnings=("odd",), config={},
+    created="2026-01-02T03:04:05Z", layers=("a", "b", "c"), warnings=("odd",), config={}, paused=0.0,
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_every_option_of_a_commit(asked, say):
 
 def test_the_calls(asked, home):
     """By a name, by what is detached, by what runs."""
-    box = Detached("box", home / "box")
+    box = Box("box", home / "box")
     running = Sandbox(["true"])
     running._box = inner = object()
     assert committing.diff("box") == committing.diff(box, pause=False) == committing.diff(running) == CHANGES

@@ -18,9 +18,10 @@ from support import make_image as make
 
 from dockless._pulling import present, present_for, told_whose_store
 from dockless.cli import main
-from dockless.cli.progress import Shown
-from dockless.errors import BadInput, UnknownImage
-from dockless.images import Store
+from dockless.cli.progress import ProgressLine
+from dockless.errors import BadInput, NotRunnable, UnknownImage
+from dockless.images import Image, Store
+from dockless.images.model import platforms
 from dockless.images.progress import Progress
 from dockless.sched.wire.protocol import DaemonInfo
 
@@ -70,7 +71,7 @@ def test_images_in_every_form(one, capfd):
     assert said(capfd, "images", "-q").split() == [ONE, "ghcr.io/team/two:latest"]
     rows = json.loads(said(capfd, "images", "--json"))
     assert [row["reference"] for row in rows] == [ONE, "ghcr.io/team/two:latest"]
-    assert rows[0]["room"] > 0 and rows[0]["in_use"] is False and rows[0]["layers"] == 2
+    assert rows[0]["disk_usage"] > 0 and rows[0]["in_use"] is False and rows[0]["layers"] == 2
     for pattern, found in (("one", [ONE]), ("one:*", [ONE]), ("*/team/*", ["ghcr.io/team/two:latest"]), ("nothing", []), ("on", [])):
         assert said(capfd, "images", "-q", pattern).split() == found
 
@@ -95,6 +96,20 @@ def test_inspect_and_history(one, capfd):
     newest, middle, oldest = json.loads(said(capfd, "history", "one:1", "--json"))
     assert (newest["layer"], middle["layer"]) == (about["layers"][1]["digest"], None) and oldest["created_by"] == "ADD first"
     assert said(capfd, "history", "-q", "one:1").split() == [layer["digest"] for layer in reversed(about["layers"])]
+
+
+def test_inspect_looks_at_no_other_image(one, capfd, tmp_path, monkeypatch):
+    """So that it takes as long in a store of a thousand images."""
+    made = make.make_oci_layout(tmp_path / "other", [[make.file("f")]], make.config(), ref="other:1")
+    (other,) = Store().load(made)
+    read: list[str] = []
+    read_blob = Store.read_blob
+    monkeypatch.setattr(Store, "read_blob", lambda self, name, what: read.append(str(name)) or read_blob(self, name, what))
+    (about,) = json.loads(said(capfd, "inspect", "one:1"))
+    assert set(read) == {one, about["config_digest"]}
+    usage = {image.digest: image for image in Store().disk_usage().images}
+    assert other.digest in read, "this one looks at all"
+    assert (about["disk_usage"], about["last_used"]) == (usage[one].size, usage[one].last_used) and "unique_size" not in about
 
 
 def test_all_about_an_image(one, capfd):
@@ -328,7 +343,7 @@ def test_import_and_export(one, tmp_path, capfd):
         (["import", "/nonexistent"], "cannot import"),
         (["import", "/dev/null", "x", "-c", "RUN x"], "not a change"),
         (["import", "/dev/null", "--platform", "a/b/c/d"], "not a platform"),
-        (["export", "nothing", "-o", "x"], "no image"),
+        (["export", "nothing", "-o", "x"], "neither an image nor a sandbox"),
         (["export", "host", "-o", "x"], "host"),
         (["export", "one:1", "-o", "/"], "is a directory"),
         (["commit", "nothing"], "no sandbox"),
@@ -371,7 +386,7 @@ def test_wrong_input(line, words, one, capfd, monkeypatch, tmp_path):
 def test_what_is_there_is_not_pulled(one):
     code = (
         "import sys; from dockless._pulling import present; assert present('one:1') == 'one:1' and present('host', 'always') == 'host';"
-        "print([name for name in sys.modules if name.startswith(('urllib3', 'rich')) or name == 'dockless.images.transfer.pull'])"
+        "print([name for name in sys.modules if name.startswith(('ssl', 'rich')) or name == 'dockless.images.transfer.pull'])"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 
@@ -386,12 +401,42 @@ def test_never_leaves_it_to_the_run_and_an_id_is_never_asked_for(one):
         present("one:1", "sometimes")
 
 
+def test_the_image_is_for_the_platform_that_is_asked_for(one, capfd):
+    """Said before anything is pulled or starts; a text is no path."""
+    here, there = ("linux/amd64", "linux/arm64") if platforms.host().architecture == "amd64" else ("linux/arm64", "linux/amd64")
+    assert (
+        present("one:1", platform=here) == present("one:1", "never", platform=here) == "one:1" and present("host", platform=here) == "host"
+    )
+    for image in ("one:1", "host", "nothing"):
+        with pytest.raises(NotRunnable, match="runs nothing for"):
+            present(image, platform=there)
+    with pytest.raises(UnknownImage):
+        present("nothing", "never", platform=here)
+    for text in ("../../etc", "", "linux/amd64/v1/x", "linux amd64", "linux/amd64\n"):
+        with pytest.raises(BadInput, match="not a platform"):
+            present("one:1", platform=text)
+    assert "runs nothing for" in said(capfd, "run", "--platform", there, "one:1", code=125)
+    assert "runs nothing for" in said(capfd, "run", "--explain", "--platform", there, "one:1", code=125)
+    assert "runs nothing for" in said(capfd, "create", "--platform", there, "one:1", code=125)
+
+
+def test_an_image_for_another_platform_than_is_asked_for(one, monkeypatch):
+    """Both run here, and the store has the other one."""
+    small = platforms.Platform("linux", "386" if platforms.host().architecture == "amd64" else "arm", "")
+    monkeypatch.setattr(Image, "platform", platforms.host())
+    with pytest.raises(NotRunnable, match="of the store is for") as caught:
+        present("one:1", platform=str(small))
+    assert f"dockless pull --platform {platforms.parse(str(small))}" in caught.value.hint
+
+
 def test_a_daemon_of_somebody_else_has_another_store(one):
     others = DaemonInfo(pid=1, version="", owner_uid=os.geteuid() + 1, user="", admin=False, started=0.0, socket="/s")
     assert present_for(others, "nothing") == "nothing" and present_for(others, "host", "always") == "host"
     with pytest.raises(BadInput, match="cannot be kept") as caught:
         present_for(others, "one:1", "always")
     assert "dockless pull one:1" in caught.value.hint
+    with pytest.raises(BadInput, match="cannot be chosen"):
+        present_for(others, "one:1", platform="linux/amd64")
     with pytest.raises(UnknownImage) as unknown, told_whose_store(others, "x"):
         raise UnknownImage("there is no image", hint="pull it")
     assert "the store of" in unknown.value.hint
@@ -413,7 +458,7 @@ def _steps() -> list[Progress]:
 
 
 def test_progress_without_a_terminal_is_a_line_per_layer(capfd):
-    with Shown(False) as progress:
+    with ProgressLine(False) as progress:
         assert progress is not None
         for step in _steps():
             progress(step)
@@ -424,15 +469,16 @@ def test_progress_without_a_terminal_is_a_line_per_layer(capfd):
 
 
 def test_progress_when_quiet_is_nothing(capfd):
-    with Shown(True) as progress:
+    with ProgressLine(True) as progress:
         assert progress is None
     assert capfd.readouterr().err == ""
 
 
 def test_progress_on_a_terminal_has_bars_and_leaves_no_line():
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import time; from dockless.cli.progress import Shown; import test_cli_images as t\n"
-        "with Shown(False) as progress:\n    for step in t._steps()[:-4]: progress(step); time.sleep(0.06)\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); import time\n"
+        "from dockless.cli.progress import ProgressLine; import test_cli_images as t\n"
+        "with ProgressLine(False) as progress:\n    for step in t._steps()[:-4]: progress(step); time.sleep(0.06)\n"
         "    for step in t._steps()[-4:]: progress(step)\n    time.sleep(0.2)"
     )
     child, terminal = pty.fork()

@@ -16,7 +16,6 @@ from dockless import _pulling as pulling
 from dockless import sched
 from dockless.cli import jobs as cli_jobs
 from dockless.cli import main
-from dockless.sandbox.run import detached
 from dockless.sandbox.run.process import Exit
 from dockless.sched import Client, Job, State, connect
 from dockless.sched.jobs import Attempt, AttemptState
@@ -84,7 +83,7 @@ def test_the_image_is_there_before_the_job_is(daemon, say, monkeypatch, words, p
     """Brought as the option says, for this daemon, and submitted by the name that it has then."""
     asked = []
 
-    def present_for(answering, image, wanted="missing", progress=None):
+    def present_for(answering, image, wanted="missing", progress=None, platform=None):
         asked.append((answering.version, image, wanted))
         with connect() as queue:
             assert queue.queue() == []
@@ -217,8 +216,8 @@ def test_waiting_for_sandboxes(say, monkeypatch):
     """The first that did not end well says how; the time is for all of them together."""
     asked = []
     boxes = {"fine": Box(0, asked), "four": Box(4, asked), "five": Box(5, asked)}
-    monkeypatch.setattr(detached, "get", boxes.__getitem__)
-    monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: {"code": box.code})
+    monkeypatch.setattr("dockless.sandbox.run.box.get", boxes.__getitem__)
+    monkeypatch.setattr("dockless._life.described", lambda box: {"code": box.code})
     monkeypatch.setattr("time.monotonic", lambda: 1000.0 + 3 * len(asked))
     assert say("wait", "fine", "four", "five") == (4, ["fine: exit code 0", "four: exit code 4", "five: exit code 5"], [])
     assert say("wait", "five", "four")[0] == 5 and say("wait", "fine")[0] == 0

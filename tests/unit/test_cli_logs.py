@@ -14,7 +14,6 @@ from support.recorded import alive, recorded
 from support.streams import Stream
 
 from dockless import sched
-from dockless.cli import logs as cli_logs
 from dockless.cli import main
 from dockless.sandbox.run.logfile import Row
 from dockless.sandbox.spec import Spec
@@ -126,48 +125,46 @@ def living(home):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as keeper:
         box = recorded("box", Spec(argv=("true",)), pids=(keeper.pid, keeper.pid))
         (box.directory / "log").write_bytes(line("1") + line("2"))
-        with alive(box):
-            yield box, keeper
+        with contextlib.ExitStack() as lock:
+            lock.enter_context(alive(box))
+
+            def end() -> None:
+                keeper.stdin.close()
+                keeper.wait()
+                lock.close()
+
+            yield box, end
 
 
 def test_a_living_one_that_is_not_followed(living):
-    assert [row.text for row in cli_logs._box(living[0], False)] == [b"1", b"2"]
+    assert [row.text for row in living[0].logs(follow=False)] == [b"1", b"2"]
 
 
 def test_a_living_one_is_followed_to_its_end(living):
-    box, keeper = living
-    rows = cli_logs._box(box, True)
+    box, end = living
+    rows = box.logs(follow=True)
     assert [next(rows).text for _ in range(2)] == [b"1", b"2"]
     with open(box.directory / "log", "ab") as log:
         log.write(line("3"))
     assert next(rows).text == b"3"
     with open(box.directory / "log", "ab") as log:
         log.write(line("4"))
-    keeper.stdin.close()
-    keeper.wait()
+    end()
     assert [row.text for row in rows] == [b"4"]
 
 
-def test_how_it_waits(living, monkeypatch):
+def test_how_it_waits(living):
     """For the end of the sandbox, and never so long that a line is late by more than a second."""
-    box, keeper = living
-    waits = []
-
-    def wait(reads, writes, others, timeout):
-        waits.append((len(reads), timeout))
-        keeper.stdin.close()
-        keeper.wait()
-        return reads, [], []
-
-    rows = cli_logs._box(box, True)
-    next(rows)
-    monkeypatch.setattr(cli_logs, "select", SimpleNamespace(select=wait))
-    assert [row.text for row in rows] == [b"2"]
-    monkeypatch.undo()
-    assert waits[0][0] == 1 and 0 < waits[0][1] <= 1 and waits[1] == (1, 0)
+    box, end = living
+    steps = box.reading(follow=True)
+    assert [next(steps).text for _ in range(2)] == [b"1", b"2"]
+    pause = next(steps)
+    assert pause.fd >= 0 and 0 < pause.seconds <= 1
+    end()
+    assert list(steps) == []
 
 
 def test_one_that_has_ended_is_not_waited_for(home):
     box = recorded("box", Spec(argv=("true",)), pids=None)
     (box.directory / "log").write_bytes(line("1"))
-    assert [row.text for row in cli_logs._box(box, True)] == [b"1"]
+    assert [row.text for row in box.logs(follow=True)] == [b"1"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 from support.streams import Stream
 
+from dockless.base.dataclass import dataclass
 from dockless.base.text import escaped, shown
 from dockless.cli import inspecting, output
-from dockless.cli.progress import Shown
+from dockless.cli.progress import ProgressLine
 from dockless.errors import BadInput, OutputLost, SandboxGone, UnknownImage
 
 
@@ -114,7 +114,7 @@ def test_where_there_is_no_terminal_whoever_wrote_the_script_has_decided(stderr,
 
 def test_progress_without_anywhere_to_show_it(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    assert not Shown(False)._terminal
+    assert not ProgressLine(False)._terminal
 
 
 def test_tables(stdout):
@@ -142,7 +142,7 @@ def test_how_much_of_a_text_is_shown(monkeypatch):
         assert output.span(seconds) == text, seconds
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     name: str
     more: object = None
@@ -247,12 +247,12 @@ def test_an_image_goes_before_a_sandbox_of_the_same_name(stdout, stderr, monkeyp
 
     def said(*names, kind=None, as_json=False):
         here, there = stdout(), stderr()
-        code = inspecting.inspect(SimpleNamespace(raw=None, names=names, type=kind, json=as_json))
+        code = inspecting.inspect(SimpleNamespace(raw=None, names=names, type=kind, json=as_json, format=None))
         return code, here.said().decode(), there.said().decode()
 
     monkeypatch.setattr(inspecting, "about_image", about_image)
-    monkeypatch.setattr("dockless.sandbox.run.detached.get", get)
-    monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: {"sandbox": box})
+    monkeypatch.setattr("dockless.sandbox.run.box.get", get)
+    monkeypatch.setattr("dockless._life.described", lambda box: {"sandbox": box})
     assert said("both", "box") == (0, '[\n  {\n    "image": "both"\n  },\n  {\n    "sandbox": "box"\n  }\n]\n', "")
     assert said("both", as_json=True)[1] == '[{"image": "both"}]\n'
     assert json.loads(said("both", kind="sandbox")[1]) == [{"sandbox": "both"}]
@@ -260,7 +260,7 @@ def test_an_image_goes_before_a_sandbox_of_the_same_name(stdout, stderr, monkeyp
         code, out, err = said("none", kind=kind)
         assert (code, out) == (125, "[]\n") and text in err
     assert "there is no sandbox '7'" in said("7")[2]  # the number of a job
-    monkeypatch.setattr("dockless.cli.boxes.describe", lambda box: None)  # it is gone by now
+    monkeypatch.setattr("dockless._life.described", lambda box: None)  # it is gone by now
     assert "neither an image nor a sandbox" in said("box")[2]
 
 

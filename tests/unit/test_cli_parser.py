@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import dockless
 from dockless._options import make_spec
@@ -239,7 +241,7 @@ def lines_of(verb: str) -> list[str]:
     """Every option of a verb: its names, how many values it has, which ones, what it is without being given, and where that is kept."""
     parser = parser_of(verb)
     lines = [f"{verb}{' [-- COMMAND …]' if parser.takes_command else ''}"]
-    for action in parser._actions:
+    for action in parser.full().actions:
         if action.dest != "help":
             values = {None: 1}.get(action.nargs, action.nargs)
             collected = " all" if isinstance(action, argparse._AppendAction) else ""
@@ -251,6 +253,54 @@ def lines_of(verb: str) -> list[str]:
 def test_every_option_of_every_verb(golden):
     """Scripts rely on them: none goes or changes its meaning unseen."""
     golden("options.txt", "\n".join(line for verb in VERBS for line in lines_of(verb)) + "\n")
+
+
+def words_of(verb: str) -> st.SearchStrategy[list[str]]:
+    """Lines that name the options of a verb, and some that do so wrongly."""
+    flags = [flag for action in parser_of(verb).full().actions for flag in action.option_strings if flag not in ("-h", "--help")]
+    values = st.sampled_from(["x", "", "4", "-", "-5", "a=b", "=", "new", "host", "none", "missing", "gzip", "bash", "--", "-x", "ü y"])
+    flag = st.sampled_from(flags) if flags else st.just("-q")
+    word = st.one_of(
+        flag,
+        flag,
+        values,
+        st.builds("{}={}".format, flag, values),
+        st.builds("{}{}".format, flag, values),
+        st.sampled_from(["-it", "-dq", "--a"]),
+    )
+    return st.lists(word, max_size=6).filter(lambda line: "--" not in line)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_plain_line_means_what_argparse_makes_of_it(data):
+    """What is read without argparse is what that reads, and what that refuses is not read without it."""
+    verb = data.draw(st.sampled_from(sorted(VERBS)))
+    parser, line = parser_of(verb), data.draw(words_of(verb))
+    quick = parser.quick(line)
+    if quick is not None:
+        assert vars(quick) == vars(parser.full().parse(line))
+
+
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        ("run", "-m 1G --cpus=2 -e A=1 -e B --rm img"), ("run", ""), ("run", "--network host img"), ("rename", "a b -q"),
+        ("tag", "img a b c"), ("push", "img"), ("images", "--json a b"), ("logs", "-n 5 -f web"), ("volume", "ls"), ("exec", "-t web"),
+    ],
+)  # fmt: skip
+def test_a_plain_line_is_read_without_argparse(verb, line):
+    parser = parser_of(verb)
+    quick = parser.quick(line.split())
+    assert quick is not None and vars(quick) == vars(parser.full().parse(line.split()))
+
+
+@pytest.mark.parametrize("line", ["--memry 1G x", "--memory", "-ditp x", "--network bridge x", "--time-offset x", "-m"])
+def test_what_is_wrong_with_a_line_is_said_with_all_options_in_mind(line, capsys):
+    with pytest.raises(BadInput) as caught:
+        parser_of("run").parse(line.split())
+    main(["run", *line.split()])
+    assert capsys.readouterr().err == f"dockless: {caught.value}\n  hint: {caught.value.hint}\n"
 
 
 # -- help and completion
@@ -320,7 +370,7 @@ try dockless run --cpus
 """
     )
     out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert sorted(out[0].split()) == ["rm", "rmi", "run"]
+    assert sorted(out[0].split()) == ["rename", "restart", "rm", "rmi", "run"]
     assert out[1].split() == ["none", "host"]
     assert sorted(out[2].split()) == ["--cpus", "--cpuset-cpus", "--cpuset-mems"]
 

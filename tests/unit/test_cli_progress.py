@@ -8,7 +8,7 @@ import pytest
 from support.streams import Stream
 
 from dockless.cli import progress, sandbox_options
-from dockless.cli.progress import LINE_EVERY, SUMMARY_AFTER, SUMMARY_FROM, WRITTEN_FROM, Shown, resumable
+from dockless.cli.progress import LINE_EVERY, SUMMARY_AFTER, SUMMARY_FROM, WRITTEN_FROM, ProgressLine, resumable
 from dockless.images.progress import Progress
 
 MB = 1 << 20
@@ -32,7 +32,7 @@ def told(clock, capfd):
 
     def told(*steps: tuple[float, Progress], end: float = 0.0, verb: str = "read", quiet: bool = False) -> list[str]:
         clock[0] = 1000.0
-        with Shown(quiet, verb=verb) as tell:
+        with ProgressLine(quiet, verb=verb) as tell:
             for at, one in steps:
                 clock[0] = 1000.0 + at
                 if tell is not None:
@@ -86,7 +86,7 @@ def test_what_an_earlier_try_had_brought_is_not_counted(told):
 
 
 def test_nothing_is_said_of_the_speed_of_what_failed(clock, capfd):
-    with pytest.raises(ValueError, match="no"), Shown(False) as tell:
+    with pytest.raises(ValueError, match="no"), ProgressLine(False) as tell:
         tell(step(MB))
         clock[0] += 5
         raise ValueError("no")
@@ -111,7 +111,7 @@ def test_bars_are_for_a_terminal(monkeypatch, quiet, terminal, bars):
     monkeypatch.setattr("dockless.cli.bars.Bars", Bars)
     stderr = Stream(terminal=terminal)
     monkeypatch.setattr(sys, "stderr", stderr)
-    with Shown(quiet) as tell:
+    with ProgressLine(quiet) as tell:
         for done in (1, 2) if tell is not None else ():
             tell(step(done, state="done"))
     assert said == (["made", 1, 2, "stopped"] if bars else [])
@@ -128,21 +128,22 @@ def test_an_interrupt_ends_the_program_with_one_line(capfd):
 @pytest.mark.parametrize(
     ("quiet", "as_json", "pull", "asked"),
     [
-        (False, False, None, ("img", "missing", True)),
-        (True, False, "never", ("img", "never", False)),
-        (False, True, None, ("img", "missing", False)),
+        (False, False, None, ("img", "missing", True, "linux/amd64")),
+        (True, False, "never", ("img", "never", False, "linux/amd64")),
+        (False, True, None, ("img", "missing", False, "linux/amd64")),
     ],
 )
 def test_the_image_of_a_run_is_brought_as_the_options_say(quiet, as_json, pull, asked):
     class Options:
         json = as_json
 
-    Options.quiet, Options.pull = quiet, pull
+    Options.quiet, Options.pull, Options.platform = quiet, pull, "linux/amd64"
     came = []
 
-    def bring(image, policy, tell):
-        came.append((image, policy, tell is not None))
+    def bring(image, policy, tell, platform):
+        came.append((image, policy, tell is not None, platform))
         return "there"
 
     assert sandbox_options.fetched("img", Options, bring) == "there" and came == [asked]
+    Options.platform = None
     assert sandbox_options.fetched("host", Options, bring) == "host" and len(came) == 1

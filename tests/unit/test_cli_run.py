@@ -13,12 +13,12 @@ import pytest
 from dockless._options import make_spec
 from dockless.cli import explained, main
 from dockless.cli import run as cli_run
-from dockless.cli.attached import Signals
+from dockless.cli.signals import Signals
 from dockless.errors import SandboxGone
 from dockless.sandbox.gpus import lease as gpu_lease
-from dockless.sandbox.plan.explain import Row, rows, text
-from dockless.sandbox.run import attached as sandbox
+from dockless.sandbox.plan.explain import ExplainedStep, rows, text
 from dockless.sandbox.run import detached
+from dockless.sandbox.run import start as sandbox
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.script import script
 
@@ -31,7 +31,8 @@ class _Box:
     def __init__(self, ended: Exit = ENDED, warnings: tuple[str, ...] = (), ends_at: int = 1) -> None:
         self.ended, self.warnings, self.ends_at = ended, warnings, ends_at
         self.asked: list[object] = []
-        self.gpus, self.simulated, self.spec = ("GPU-1",), True, SimpleNamespace(timeout=90.0)
+        self.id, self.gpus = "s-1", ("GPU-1",)
+        self.simulated, self.spec = True, SimpleNamespace(timeout=90.0)
         self._fd, writer = os.pipe()
         os.close(writer)
 
@@ -66,7 +67,8 @@ def start(monkeypatch, capfd):
     """What a command line that starts this sandbox says: its exit code, standard output and standard error."""
 
     def start(box: _Box, *words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("dockless._box.Sandbox", box)
+        if box is not None:
+            monkeypatch.setattr("dockless._box.Sandbox", box)
         monkeypatch.setattr(cli_run, "fetched", lambda image, options: f"fetched-{image}")
         code = main(["run", *words])
         return code, *capfd.readouterr()
@@ -79,7 +81,7 @@ def test_what_is_started(start):
     assert start(box, "--name", "night", "-w", "/w", "img", "--", "a", "b") == (3, "", "")
     ((arguments, keywords), left) = box.asked
     assert (arguments, left) == (("fetched-img", ["a", "b"]), "left")
-    assert (keywords.pop("id"), keywords.pop("pull"), keywords["workdir"]) == ("night", "never", "/w")
+    assert (keywords.pop("id"), keywords.pop("pull"), keywords.pop("size"), keywords["workdir"]) == ("night", "never", None, "/w")
     make_spec("img", (), **keywords)
 
 
@@ -117,7 +119,6 @@ def test_warnings_come_before_the_end(start):
         (["--time"], "--time without --explain\n  hint: dockless run --explain --time …"),
         (["--script"], "--script without --explain\n  hint: dockless run --explain --script …"),
         (["--explain", "--script", "--time"], "--script goes with neither --time nor --json\n  hint: leave --time and --json out"),
-        (["-d", "--rm"], "--rm and --detach\n  hint: a detached sandbox is kept, with its logs, until: dockless rm NAME"),
         (["-d", "--explain"], "--detach and --explain\n  hint: explain it first"),
     ],
 )
@@ -150,7 +151,7 @@ def waited(box: _Box, *numbers: int) -> list[object]:
     with Signals() as signals, box:
         assert signals.wait(box) is box.ended
         with pytest.raises(BlockingIOError):  # what woke us has been read
-            os.read(signals._woken, 1)
+            os.read(signals.woken, 1)
     return box.asked[:-1]
 
 
@@ -186,9 +187,10 @@ def detach(start, monkeypatch):
     def detach(*words: str, warnings: tuple[str, ...] = ()) -> tuple[tuple[int, str, str], tuple[object, ...]]:
         started = []
 
-        def begin(spec, *, id, labels):
+        def begin(spec, *, id, labels, remove, restart):
             started.append((spec, id, labels, gpu_lease.held(spec.gpus)))
-            return SimpleNamespace(id=id or "s-1", document=SimpleNamespace(warnings=warnings))
+            assert remove == ("--rm" in words) and not restart
+            return SimpleNamespace(id=id or "s-1", warnings=warnings, spec=spec, labels=labels)
 
         monkeypatch.setattr(detached, "start", begin)
         said = start(None, "-d", *words)
@@ -202,6 +204,7 @@ def test_a_detached_one(detach, home):
     assert said == (0, "s-1\n", "dockless: no io here\n")
     assert spec == make_spec("fetched-img", ["a"], workdir="/w", log_size=128 << 20)
     assert (id, labels, held) == (None, {}, frozenset())
+    assert detach("--rm", "--", "a")[0] == (0, "s-1\n", "")
     assert detach("-q", "--name", "night", "--", "a", warnings=("no io here",))[0] == (0, "night\n", "")
     code, out, err = detach("--json", "--", "a", warnings=("no io here",))[0]
     assert (code, json.loads(out), err) == (0, {"id": "s-1", "gpus": [], "warnings": ["no io here"]}, "")
@@ -273,9 +276,12 @@ def test_an_explanation_with_gpus_and_limits(capfd, monkeypatch):
 def test_what_each_step_took(start, monkeypatch):
     """The launcher notes its start by the wall clock: 2 s before the sandbox was ready, 1 s after we began to prepare it."""
     table = [
-        Row(0, "keeper", "A", "a", "# a", 0.002), Row(1, "keeper", "B", "b", "# b", 0.004), Row(2, "init", "C", "c", "# c"),
-        Row(3, "job", "D", "d", "# d", 0.001), Row(4, "job", "E", "e", "# e", 0.003),
-    ]  # fmt: skip
+        ExplainedStep(0, "keeper", "A", "a", "# a", 0.002),
+        ExplainedStep(1, "keeper", "B", "b", "# b", 0.004),
+        ExplainedStep(2, "init", "C", "c", "# c"),
+        ExplainedStep(3, "job", "D", "d", "# d", 0.001),
+        ExplainedStep(4, "job", "E", "e", "# e", 0.003),
+    ]
     asked = []
     monkeypatch.setattr(explained, "rows", lambda *arguments: asked.append(arguments) or table)
     monkeypatch.setattr("time.time_ns", lambda: 1_002 * 10**9)
@@ -284,7 +290,7 @@ def test_what_each_step_took(start, monkeypatch):
         clock = iter((50 * 10**9, 53 * 10**9))
         monkeypatch.setattr("time.monotonic_ns", lambda: next(clock))
         box = _Box()
-        box.room = SimpleNamespace(plan="the plan")
+        box._running = SimpleNamespace(plan="the plan")
         box.process = SimpleNamespace(record=lambda: SimpleNamespace(started=1000.0, times=(1, 2)))
         return start(box, "--explain", "--time", *words, "img", "--", "a"), box
 

@@ -14,7 +14,8 @@ from dockless.base import paths
 from dockless.cli.images import matches
 from dockless.errors import BadInput, UnknownImage
 from dockless.images import Store
-from dockless.images.catalog.room import Freed, ImageRoom
+from dockless.images.catalog.disk_usage import ImageUsage
+from dockless.images.catalog.pruning import Freed
 from dockless.images.check import Problem, Report
 
 HUB = "docker.io/library"
@@ -29,10 +30,10 @@ def image(name: str | None, letter: str, **fields: Any) -> Any:
 
 
 IMAGES = [image(f"{HUB}/one:1", "a"), image("reg.example:5000/team/two:latest", "b"), image(None, "c"), image(f"{HUB}/four:4", "d")]
-ROOMS = (
-    ImageRoom(IMAGES[0].digest, (), 9, 8, 940.0, False),
-    ImageRoom(IMAGES[1].digest, (), 7, 6, 940.0, True),
-    ImageRoom(IMAGES[2].digest, (), 5, 4, 0.0, False),
+USAGE = (
+    ImageUsage(IMAGES[0].digest, (), 9, 8, 940.0, False),
+    ImageUsage(IMAGES[1].digest, (), 7, 6, 940.0, True),
+    ImageUsage(IMAGES[2].digest, (), 5, 4, 0.0, False),
 )
 
 
@@ -42,7 +43,7 @@ def say(say, monkeypatch):
     monkeypatch.setattr("dockless.cli.output.time.time", lambda: 1000.0)
     monkeypatch.setattr(Store, "list", lambda self: IMAGES)
     monkeypatch.setattr(Store, "unusable", lambda self: [])
-    monkeypatch.setattr(Store, "room", lambda self: SimpleNamespace(images=ROOMS))
+    monkeypatch.setattr(Store, "disk_usage", lambda self: SimpleNamespace(images=USAGE))
     return say
 
 
@@ -72,7 +73,15 @@ def test_images_for_scripts(say):
     rows = json.loads(out)
     configs = [row.pop("config") for row in rows]
     assert (code, err, len(configs)) == (0, "", 2) and rows == [
-        {"reference": f"{HUB}/one:1", "digest": IMAGES[0].digest, **about, "room": 9, "own_room": 8, "last_used": 940.0, "in_use": False},
+        {
+            "reference": f"{HUB}/one:1",
+            "digest": IMAGES[0].digest,
+            **about,
+            "disk_usage": 9,
+            "unique_size": 8,
+            "last_used": 940.0,
+            "in_use": False,
+        },
         {"reference": f"{HUB}/four:4", "digest": IMAGES[3].digest, **about},
     ]
 

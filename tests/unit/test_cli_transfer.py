@@ -17,7 +17,7 @@ from dockless.errors import BadImage, ImageError, SandboxGone, UnknownImage
 from dockless.images import Store
 from dockless.images.archive import export, importing, save
 from dockless.images.archive.assemble import Edit
-from dockless.images.archive.diff import Written
+from dockless.images.archive.diff import WrittenLayer
 from dockless.images.model import platforms
 from dockless.images.progress import Progress
 from dockless.sandbox import commit
@@ -53,13 +53,13 @@ class _Standard(io.TextIOWrapper):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """What the store was asked to load, with what was in it, and which leases of what came before were held then."""
+    """What the store was asked to load, with what was in it, and which pins of what came before were held then."""
     asked: list[Any] = []
-    leases: list[int] = []
+    pins: list[int] = []
 
     def load(self, source, *, name, progress):
         text = Path(source).read_text() if os.path.isfile(source) else ""
-        held = [fd for fd in leases if os.path.exists(f"/proc/self/fd/{fd}")]
+        held = [fd for fd in pins if os.path.exists(f"/proc/self/fd/{fd}")]
         asked.append((Path(source).name, text, name, progress is not None, len(held)))
         if "bad" in text:
             error = BadImage(f"{source} is not an image", subject=str(source), hint="give one")
@@ -69,12 +69,12 @@ def loads(monkeypatch):
             progress(Progress("a:1", 1, 1, DIGEST, 5, 5, "done"))
         return [image(name or f"{Path(source).name}:1")]
 
-    def lease(self, found):
-        leases.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        return leases[-1]
+    def pin(self, found):
+        pins.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        return pins[-1]
 
     monkeypatch.setattr(Store, "load", load)
-    monkeypatch.setattr(Store, "lease", lease)
+    monkeypatch.setattr(Store, "pin", pin)
     return asked
 
 
@@ -100,7 +100,7 @@ def test_what_was_loaded_makes_no_room_for_what_comes_next(loads, say, home):
 
 def test_what_comes_alone_takes_no_descriptors(loads, say, home, monkeypatch):
     """However many images are in it."""
-    monkeypatch.setattr(Store, "lease", lambda self, found: os.open("/nowhere", os.O_RDONLY))
+    monkeypatch.setattr(Store, "pin", lambda self, found: os.open("/nowhere", os.O_RDONLY))
     assert say("load", "-q", "a") == (0, "a:1\n", "")
     assert say("load", "-q", "a", "b")[0] == 125
 
@@ -280,7 +280,7 @@ def test_a_reader_that_has_gone_is_no_error_to_talk_about(stdout, monkeypatch, c
 def exports(monkeypatch):
     """``box`` is a sandbox, ``img`` and ``x/y`` are images."""
     asked: list[Any] = []
-    written = Written(members=3, size=5, warnings=("odd",))
+    written = WrittenLayer(members=3, size=5, warnings=("odd",))
 
     def get(self, name):
         if name not in ("img", "x/y"):
@@ -323,14 +323,18 @@ def test_what_can_only_be_an_image(exports, say, name):
 
 
 def test_neither_a_sandbox_nor_an_image(exports, say, monkeypatch):
-    assert say("export", "none", "-o", "x.tar") == (125, "", "dockless: there is no image none\n  hint: pull it\n")
+    assert say("export", "none", "-o", "x.tar") == (
+        125,
+        "",
+        "dockless: there is neither an image nor a sandbox 'none'\n  hint: list them: dockless images, dockless ps --all\n",
+    )
     assert say("export", "7", "-o", "x.tar")[2].startswith("dockless: 7 is the number of a job, not a sandbox\n")
 
     def get(name):
         raise SandboxGone("nobody asks for a sandbox here")
 
     monkeypatch.setattr(detached, "get", get)
-    assert "no image none" in say("export", "none", "-o", "x.tar")[2]
+    assert "neither an image nor a sandbox" in say("export", "none", "-o", "x.tar")[2]
 
 
 @pytest.mark.parametrize("words", [(), ("-o", "-")])

@@ -102,3 +102,11 @@ def test_every_public_record_can_be_pickled():
             else:
                 object.__setattr__(record, item.name, None)
         assert type(pickle.loads(pickle.dumps(record))) is kind, kind
+
+
+def test_each_class_says_of_its_own_what_it_is():
+    from dockless import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DocklessError)]
+    assert not [kind.__name__ for kind in kinds if not kind.__dict__.get("__doc__")]
+    assert len({kind.__doc__ for kind in kinds}) == len(kinds)

@@ -159,12 +159,15 @@ def test_owners_that_cannot_be_mapped(code):
         (Op("MKTARGET", 16, 17, a="/x"), errno.EROFS, LaunchFailed, "/x"),
     ],
 )
-def test_what_the_caller_can_mend(op, code, kind, subject):
+def test_what_the_caller_can_mend(op, code, kind, subject, monkeypatch):
     error = explained(op, code)
     assert type(error) is kind and error.subject == subject
     assert "(operation" not in error.args[0] and error.hint
     if op.name == "SET_IDS":
         assert error.args[0] == "user 7:8 is not in the id map"
+        for user, word in ((0, "below 65536"), (1000, "/etc/subuid")):
+            monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+            assert word in explained(op, code).hint
     elif op.name != "WRITE":
         assert "(operation 0 of 2)" in explained(op, errno.EIO).args[0], "any other failure is an operation's"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -12,21 +13,26 @@ from pathlib import Path
 import pytest
 
 import dockless
+from dockless import _async_files, aio
+from dockless._exchange import PipeWriter, Reader, exchange
 from dockless._options import image_and_args, make_spec, parse_mount
 from dockless._result import Result
-from dockless._stdio import PIPE, STDOUT, Reader, Stdio, Text, Writer, exchange
+from dockless._stdio import PIPE, STDOUT, Stdio, Text
 from dockless.base.units import parse_signal
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 
 PUBLIC = """
-BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
-DocklessError Exit
-GpuDriverMissing GpuError IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError LimitUnavailable Limits Mount
+Attachment Row
+BadAnswer BadDigest BadImage BadInput Bind CgroupError Change CheckFailed CommandNotExecutable CommandNotFound DEVNULL DaemonUnavailable
+Copied create DocklessError Event Events Execution Exit FileEvent FileInfo Files
+GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
+LimitUnavailable Limits Mount
 Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE RateLimited Refused RegistryError
 RegistryUnavailable Result
-Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
-UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume __version__ arun commit diff run submit
+Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
+Killed OutOfMemory SandboxLost TimedOut
+UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume Watch __version__ arun commit diff events list run start submit
 """
 
 
@@ -41,7 +47,48 @@ def test_type_checkers_see_the_same_names():
     tree = ast.parse(Path(dockless.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert seen == set(dockless.__all__)
+    assert seen == {*dockless.__all__, *dockless._PACKAGES}
+
+
+ONLY_BLOCKING = {
+    "Sandbox": {"fileno", "held", "inner", "process"},  # for select; the objects behind it
+    "Execution": set(),
+    "Submitted": set(),
+    "Files": {"open"},  # gives a file object of Python's
+    "Attachment": {"come", "into", "pause", "put"},  # the steps that both are made of
+}
+SET_BY_INIT = {"Submitted": {"id"}, "Attachment": {"name", "scrollback", "tty"}}
+"""What is a property where it is awaited, and an attribute of the object where it is not."""
+
+
+@pytest.mark.parametrize("name", ONLY_BLOCKING)
+def test_what_is_awaited_has_the_same_names_and_parameters(name):
+    blocking = _surface(getattr(dockless, name))
+    awaited = _surface(_async_files.Files if name == "Files" else getattr(aio, name))
+    assert blocking.keys() - awaited.keys() == ONLY_BLOCKING[name]
+    assert awaited.keys() - blocking.keys() == SET_BY_INIT.get(name, set())
+    assert {key: value for key, value in awaited.items() if key in blocking and value != blocking[key]} == {}
+
+
+FUNCTIONS = ("commit", "create", "diff", "events", "list", "run", "start", "submit")
+
+
+def test_functions_that_are_awaited_have_the_same_parameters():
+    assert {name: _parameters(getattr(aio, name)) for name in FUNCTIONS} == {
+        name: _parameters(getattr(dockless, name)) for name in FUNCTIONS
+    }
+
+
+def _surface(kind: type) -> dict[str, object]:
+    return {name: _parameters(getattr(kind, name)) for name in dir(kind) if not name.startswith("_")}
+
+
+def _parameters(value: object) -> object:
+    """In their order, those that are given by name alone in any."""
+    if not callable(value):
+        return "a property"
+    found = [one.replace(annotation=one.empty) for one in inspect.signature(value).parameters.values() if one.name != "self"]
+    return ([str(one) for one in found if one.kind is not one.KEYWORD_ONLY], {str(one) for one in found if one.kind is one.KEYWORD_ONLY})
 
 
 def test_every_error_of_ours_is_public():
@@ -59,7 +106,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_run_stays_a_function_whatever_is_imported():
     import dockless._box
     import dockless._call
-    import dockless.sandbox.run.attached
+    import dockless.sandbox.run.foreground
 
     assert callable(dockless.run) and callable(dockless.Sandbox)
 
@@ -108,6 +155,12 @@ def test_an_unknown_keyword_is_a_type_error():
         dockless.run(["true"], memroy="1G")
 
 
+@pytest.mark.parametrize(("word", "ours"), [("cwd", "workdir"), ("volumes", "mounts"), ("mem_limit", "memory"), ("environment", "env")])
+def test_keywords_of_others_are_answered_with_ours(word, ours):
+    with pytest.raises(TypeError, match=f"{word!r}: use {ours}"):
+        dockless.run(["true"], **{word: "/x"})
+
+
 def test_keywords_in_human_units():
     spec = make_spec(
         "img", ["a"], memory="4G", cpus="1.5", pids="10k", swap=0, io="/data:read=50MB/s", cpuset="0-1", timeout="1m30s", grace=2,
@@ -136,7 +189,7 @@ def test_none_means_not_said():
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"memory": "lots"}, {"cpus": 0}, {"timeout": "soon"}, {"env": ["A"]}, {"env": {"": "1"}}, {"group_add": ["wheel"]},
+        {"memory": "lots"}, {"cpus": 0}, {"timeout": "soon"}, {"env": ["A"]}, {"env": {"": "1"}}, {"group_add": ["1wheel"]},
         {"network": "bridge"}, {"profile": "x"}, {"root": "x"}, {"namespaces": {"user": "other"}}, {"namespaces": {"mount": "host"}},
         {"ulimits": {"nofile": "x"}}, {"ulimits": ["nofile=5:4"]}, {"umask": "99"}, {"umask": 0o1777}, {"stop_signal": "NOPE"},
         {"stop_signal": "99"}, {"workdir": "relative"}, {"mounts": ["/a"]}, {"mounts": ["/a:b"]}, {"tmpfs": ["/x:color=red"]},
@@ -245,9 +298,10 @@ def test_exchange_moves_bytes_both_ways_without_deadlock():
     child = subprocess.Popen([sys.executable, "-c", echo], stdin=there_reader, stdout=back_writer, pass_fds=[end_writer])
     for fd in (there_reader, back_writer, end_writer):
         os.close(fd)  # end_writer lives in the child: its end is the child's end
-    reader, writer = Reader(back_reader), Writer(there_writer, data)
-    assert exchange(Ends(end_reader), [reader], writer, 30.0)
-    assert reader.finish() == data
+    reader, writer = Reader(back_reader), PipeWriter(there_writer, data)
+    assert exchange(Ends(end_reader), [reader, writer], 30.0)
+    reader.finish()
+    assert reader.data() == data
     child.wait()
     os.close(end_reader)
 
@@ -256,11 +310,12 @@ def test_exchange_gives_up_in_time_and_a_leaked_pipe_does_not_hold_it():
     end_reader, end_writer = os.pipe()
     pipe_reader, pipe_writer = os.pipe()
     reader = Reader(pipe_reader)
-    assert not exchange(Ends(end_reader), [reader], None, 0.01)
+    assert not exchange(Ends(end_reader), [reader], 0.01)
     os.write(pipe_writer, b"said")
     os.close(end_writer)
-    assert exchange(Ends(end_reader), [reader], None)
-    assert reader.finish() == b"said"  # pipe_writer is still open
+    assert exchange(Ends(end_reader), [reader])
+    reader.finish()
+    assert reader.data() == b"said"  # pipe_writer is still open
     os.close(pipe_writer)
     os.close(end_reader)
 
@@ -273,7 +328,7 @@ def test_a_copy_of_a_descriptor_in_another_process_is_no_end():
     os.close(pipe_writer)
     later = threading.Timer(0.2, os.close, [end_writer])
     later.start()
-    assert exchange(Ends(end_reader), [Reader(pipe_reader)], None)
+    assert exchange(Ends(end_reader), [Reader(pipe_reader)])
     later.join()
     os.close(copy)
     os.close(end_reader)
@@ -282,7 +337,7 @@ def test_a_copy_of_a_descriptor_in_another_process_is_no_end():
 def test_a_reader_that_went_away_ends_the_writing():
     reader, writer = os.pipe()
     os.close(reader)
-    feed = Writer(writer, b"x" * 10)
+    feed = PipeWriter(writer, b"x" * 10)
     assert not feed.step()
     feed.close()
 

@@ -21,7 +21,7 @@ from dockless.images.archive.assemble import Created, Edit, new_config
 from dockless.images.archive.commit import commit
 from dockless.images.archive.diff import Upper, write_layer
 from dockless.images.archive.packing import Packer
-from dockless.images.catalog import lease
+from dockless.images.catalog import pins
 from dockless.images.model import digest
 
 BASE = [make.directory("etc"), make.file("etc/passwd", "root"), make.file("file", "file")]
@@ -110,11 +110,11 @@ def test_the_base_is_kept_while_it_is_committed_to(tmp_path, base):
     upper, used = upper_with(tmp_path, {"f": "x"}), []
 
     def write(out, clamp):
-        used.append(lease.is_used(Store(), base.digest))
+        used.append(pins.is_used(Store(), base.digest))
         return write_layer(upper, base.layers, out, clamp=clamp)
 
     assert tree(commit(Store(), base, write).layers)["f"] == "file:x"
-    assert used == [True] and not lease.is_used(Store(), base.digest)
+    assert used == [True] and not pins.is_used(Store(), base.digest)
 
 
 def test_an_upper_without_changes_adds_no_layer(tmp_path, base):

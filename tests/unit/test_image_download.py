@@ -12,11 +12,11 @@ import pytest
 
 from dockless.errors import BadDigest, BadImage, NotFound, RegistryUnavailable
 from dockless.images import Store
-from dockless.images.layers.pipeline import Cancelled
+from dockless.images.layers.pipeline import GivenUp
 from dockless.images.model import digest
 from dockless.images.model.manifest import Descriptor
 from dockless.images.transfer import fetch
-from dockless.images.transfer.fetch import Download, Fetcher, is_foreign, spool_path
+from dockless.images.transfer.fetch import Download, Fetcher, spool_path
 from dockless.images.transfer.partial import Partial
 
 DATA = bytes(range(256)) * 4
@@ -149,9 +149,9 @@ def test_cancelled_and_closed(download, held):
     come(download, held, 0, 100)
     end = in_the_background(lambda: download.read_at(memoryview(bytearray(9)), 100))
     download.cancel()
-    assert isinstance(end(), Cancelled) and str(end()) == "the layer"
+    assert isinstance(end(), GivenUp) and str(end()) == "the layer"
     download.close()
-    with pytest.raises(Cancelled, match="the layer"):
+    with pytest.raises(GivenUp, match="the layer"):
         download.read_at(memoryview(bytearray(9)), 0)
 
 
@@ -281,7 +281,7 @@ def test_the_last_failure_is_told(fetched):
 def test_foreign_layers(fetched, media_type, foreign):
     entry = Descriptor(media_type, ENTRY.digest, ENTRY.size)
     got, _, _ = fetched(gives(0, 0, missing()), entry=entry)
-    assert is_foreign(entry) is foreign
+    assert entry.foreign is foreign
     assert isinstance(got, BadImage if foreign else NotFound)
     if foreign:
         assert "foreign layer" in str(got) and got.subject == "the layer" and isinstance(got.__cause__.__cause__ or got.__cause__, NotFound)
@@ -346,7 +346,7 @@ def test_few_at_a_time(monkeypatch):
     assert len(fetcher._threads) == fetch.AT_ONCE == 3
     fetcher.close()
     assert remote.aborted == 1 and not any(thread.is_alive() for thread in fetcher._threads)
-    assert {type(end()) for end in ends} <= {Cancelled, RegistryUnavailable} and Cancelled in {type(end()) for end in ends}
+    assert {type(end()) for end in ends} <= {GivenUp, RegistryUnavailable} and GivenUp in {type(end()) for end in ends}
     assert fetcher.get(digest.of(b"none")) is None
 
 

@@ -21,10 +21,12 @@ def declined(tmp_path, *entries, below=None) -> str:
 
 
 @pytest.fixture
-def below(tmp_path) -> Layer:
-    """A written layer with nothing in it."""
-    (tmp_path / "below").mkdir(mode=0o755)
-    return Layer(tmp_path / "below")
+def below(tmp_path) -> list[Layer]:
+    """A written layer with a directory and links in it."""
+    (tmp_path / "below" / "usr").mkdir(mode=0o755, parents=True)
+    (tmp_path / "below" / "lib").symlink_to("usr")
+    (tmp_path / "below" / "usr" / "up").symlink_to("..")
+    return [Layer(tmp_path / "below")]
 
 
 # -- what needs the writer -----------------------------------------------------------------------------------------------------------
@@ -41,8 +43,8 @@ def test_sparse_files(tmp_path):
 
 
 def test_what_only_the_layers_below_know(tmp_path, below):
-    assert "does not list" in declined(tmp_path, make.file("a/b"), below=below)
-    assert "does not list" in declined(tmp_path, make.whiteout("a/b"), below=below)
+    assert "'lib' is a link in a layer below" in declined(tmp_path, make.file("lib/so"), below=below)
+    assert "'usr/up' is a link in a layer below" in declined(tmp_path, make.whiteout("usr/up/a/b"), below=below)
     assert "does not bring" in declined(tmp_path, make.hardlink("h", "f"), below=below)
     assert "hides the whole image" in declined(tmp_path, make.opaque(""), below=below)
     assert "below a link or a whiteout" in declined(tmp_path, make.whiteout("d"), make.file("d/f"), below=below)
@@ -53,11 +55,11 @@ def test_an_unknown_root(tmp_path):
     raw = make.layer_tar([make.file("f")])
     builder = IndexBuilder(base=False, size_max=1 << 30, entries_max=100)
     builder.feed(raw)
-    with open(tmp_path / "index", "wb") as out, pytest.raises(Fault, match="does not list its root") as caught:
+    with open(tmp_path / "index", "wb") as out, pytest.raises(Fault, match="nobody knows the layers below") as caught:
         builder.finish(out.fileno())
     assert caught.value.kind == "declined"
     assert os.stat(tmp_path / "index").st_size == 0
-    build(make.layer_tar([make.directory("."), make.file("f")]), tmp_path / "listed", below=Layer(tmp_path))
+    build(make.layer_tar([make.directory("."), make.file("f")]), tmp_path / "listed", below=[Layer(tmp_path)])
 
 
 def test_hard_links_in_the_place_of_directories(tmp_path):

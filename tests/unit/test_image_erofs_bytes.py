@@ -130,22 +130,28 @@ def test_devices(tmp_path):
 
 
 def test_marks(tmp_path):
-    """Whiteouts share one inode; an opaque directory says so beside what else it says."""
+    """Whiteouts share one inode, and those that hide nothing are left out; an opaque directory says so beside what else it says."""
     (tmp_path / "below").mkdir(0o711)
+    for name in ("gone", "d/gone", "g/gone"):
+        (tmp_path / "below" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "below" / name).touch()
     os.utime(tmp_path / "below", (5, 7))
     os.setxattr(tmp_path / "below", "user.x", b"of the root")
     entries = [make.directory("d", pax=padding(9)), make.opaque("d"), make.directory("e"), make.opaque("e"), make.directory("f")]
     entries += [
         make.whiteout("gone"),
         make.whiteout("d/gone"),
+        make.whiteout("g/gone"),
+        make.whiteout("never"),
         make.file("back"),
         make.whiteout("back"),
         make.whiteout("e"),
         make.whiteout("f"),
     ]
-    reader = read([make.whiteout("f/x"), *entries][1:], tmp_path, Layer(tmp_path / "below"))
+    reader = read([make.whiteout("f/x"), *entries][1:], tmp_path, [Layer(tmp_path / "below")])
     found = reader.paths()
-    assert found["gone"] is found["d/gone"] and (found["gone"].mode, found["gone"].device) == (stat.S_IFCHR | 0o600, 0)
+    assert found["gone"] is found["g/gone"] and not {"d/gone", "never", "f/x"} & found.keys()
+    assert (found["gone"].mode, found["gone"].device) == (stat.S_IFCHR | 0o600, 0)
     assert found["gone"].links == 2
     assert stat.S_ISREG(found["back"].mode)
     opaque = {"trusted.overlay.opaque": b"y"}
@@ -167,7 +173,7 @@ def test_marks_of_what_came_before(tmp_path):
         make.directory("c"),
         make.directory("c"),
     ]
-    found = read(raw, tmp_path, Layer(tmp_path / "below")).paths()
+    found = read(raw, tmp_path, [Layer(tmp_path / "below")]).paths()
     assert {name: node.xattrs for name, node in found.items()} == {
         **{name: {"trusted.overlay.opaque": b"y"} for name in "ab"},
         "c": {},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import make_image as make
+from support.requires import requires
 
 from dockless.errors import BadDigest, BadImage, ImageError, NoRoom, UnsafeLayer
 from dockless.images import Store, UnpackLimits
@@ -16,7 +17,7 @@ from dockless.images.archive.discover import LayerSource
 from dockless.images.catalog import unpacking
 from dockless.images.layers import pipeline
 from dockless.images.layers.compression import CHUNK
-from dockless.images.layers.pipeline import Cancelled, Passed, Pipeline
+from dockless.images.layers.pipeline import GivenUp, Passed, Pipeline
 from dockless.images.model import digest
 
 CONTENT = os.urandom(3 * CHUNK + 5)
@@ -161,7 +162,7 @@ def test_giving_up():
 
     running = Pipeline(LayerSource(io.BytesIO, None, None, "the layer"), digest.of(CONTENT), LIMITS, [sink], lambda done: None)
     before = threading.active_count()
-    with pytest.raises(Cancelled, match=r"^the layer: given up"):
+    with pytest.raises(GivenUp, match=r"^the layer: given up"):
         running.run(Stopping(CONTENT))
     assert sink.aborted and len(sink.data) < len(CONTENT)
     assert threading.active_count() == before
@@ -224,6 +225,23 @@ def indexing(place: Path, **limits) -> unpacking.Unpacking:
     return unpacking._Indexing(Store(limits=UnpackLimits(**limits)), place, True, "the layer")
 
 
+@requires("root", "erofs")
+def test_layers_that_do_not_list_their_directories_are_indexed(tmp_path):
+    """As buildkit and kaniko make them; a layer that is kept as files all the same says why."""
+    base = [make.directory("a", 0o2770, uid=5), make.directory("a/b", 0o700, uid=6), make.file("a/b/f"), make.file("a/b/g")]
+    layers = [base, [make.file("a/b/new", "n"), make.whiteout("a/b/f")], [make.hardlink("h", "a/b/g")]]
+    make.make_oci_layout(tmp_path / "layout", layers=layers, config=make.config(), ref="one:1")
+    image = Store(tmp_path / "store", index=True).load(tmp_path / "layout")[0]
+    assert [layer.tar is not None for layer in image.layers] == [True, True, False]
+    assert len(image.warnings) == 1 and "kept as files" in image.warnings[0] and "'h' is a hard link" in image.warnings[0]
+    fd = image.layers[1].open()
+    try:
+        found = {path: os.stat(path, dir_fd=fd) for path in ("a", "a/b")}
+    finally:
+        os.close(fd)
+    assert [(info.st_mode & 0o7777, info.st_uid) for info in found.values()] == [(0o2770, 5), (0o700, 6)]
+
+
 def test_a_tar_is_kept_while_it_is_indexed(tmp_path, asked):
     """What was fed lies in the file at once: nothing is held back, so nothing is lost between the last byte and the flush."""
     raw = make.layer_tar([make.file("f", "x" * 5000)])
@@ -262,6 +280,6 @@ def test_a_form_that_is_given_up_waits_for_nobody(tmp_path):
     form = indexing(tmp_path)
     form.feed(make.layer_tar([make.file("f")]))
     form.abort()
-    with pytest.raises(Cancelled, match=r"^the layer: given up"):
+    with pytest.raises(GivenUp, match=r"^the layer: given up"):
         form.finish()
     form.close()

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from support.layers import Scene
 
 from dockless.images.archive import tarwriter
-from dockless.images.archive.tarwriter import Entry, TarWriter, segments
+from dockless.images.archive.tarwriter import TarMember, TarWriter, segments
 
 
-def written(*entries: tuple[Entry, bytes] | Entry) -> bytes:
+def written(*entries: tuple[TarMember, bytes] | TarMember) -> bytes:
     out = io.BytesIO()
     tar = TarWriter(out)
     for item in entries:
@@ -37,15 +37,15 @@ def read(raw: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
 
 def test_plain_members_are_plain_ustar():
     raw = written(
-        Entry(b"", tarwriter.DIRECTORY, 0o755),
-        Entry(b"d", tarwriter.DIRECTORY, 0o1777, 5, 6, 1_700_000_000_000_000_000),
-        (Entry(b"d/f", mode=0o4755, size=3), b"abc"),
-        Entry(b"d/s", tarwriter.SYMLINK, 0o777, link=b"../t"),
-        Entry(b"h", tarwriter.HARDLINK, link=b"d/f"),
-        Entry(b"c", tarwriter.CHAR, 0o666, major=1, minor=3),
-        Entry(b"b", tarwriter.BLOCK_DEVICE, 0o660, major=259, minor=70_000),
-        Entry(b"p", tarwriter.FIFO, 0o600),
-        Entry(b"x/" * 60 + b"f"),
+        TarMember(b"", tarwriter.DIRECTORY, 0o755),
+        TarMember(b"d", tarwriter.DIRECTORY, 0o1777, 5, 6, 1_700_000_000_000_000_000),
+        (TarMember(b"d/f", mode=0o4755, size=3), b"abc"),
+        TarMember(b"d/s", tarwriter.SYMLINK, 0o777, link=b"../t"),
+        TarMember(b"h", tarwriter.HARDLINK, link=b"d/f"),
+        TarMember(b"c", tarwriter.CHAR, 0o666, major=1, minor=3),
+        TarMember(b"b", tarwriter.BLOCK_DEVICE, 0o660, major=259, minor=70_000),
+        TarMember(b"p", tarwriter.FIFO, 0o600),
+        TarMember(b"x/" * 60 + b"f"),
     )
     assert b"PaxHeader" not in raw and len(raw) % 512 == 0
     found = [info for info, _ in read(raw)]
@@ -58,8 +58,8 @@ def test_plain_members_are_plain_ustar():
 
 def test_what_ustar_cannot_hold_stands_in_a_pax_header():
     long, link = b"n" * 255 + b"/" + b"m" * 255, b"t/" * 200
-    entry = Entry(long, tarwriter.SYMLINK, 0o777, 2**31 + 7, 2**32 - 2, -1_500_000_000, link=link, xattrs={b"user.a": b"\0\xff=\n"})
-    (info, _), (umlaut, _) = read(written(entry, Entry("ä".encode())))
+    entry = TarMember(long, tarwriter.SYMLINK, 0o777, 2**31 + 7, 2**32 - 2, -1_500_000_000, link=link, xattrs={b"user.a": b"\0\xff=\n"})
+    (info, _), (umlaut, _) = read(written(entry, TarMember("ä".encode())))
     assert (info.name, info.linkname, info.uid, info.gid) == (long.decode(), link.decode(), 2**31 + 7, 2**32 - 2)
     assert info.pax_headers["mtime"] == "-1.5"
     assert info.pax_headers["SCHILY.xattr.user.a"].encode("utf-8", "surrogateescape") == b"\0\xff=\n"
@@ -69,21 +69,21 @@ def test_what_ustar_cannot_hold_stands_in_a_pax_header():
 def test_names_that_are_no_text():
     short, long = b"\xff\xfe", b"\xff" * 200
     for name in (short, long):
-        ((info, _),) = read(written(Entry(name)))
+        ((info, _),) = read(written(TarMember(name)))
         assert info.name.encode("utf-8", "surrogateescape") == name
-    assert b"hdrcharset=BINARY" not in written(Entry(short)) and b"hdrcharset=BINARY" in written(Entry(long))
+    assert b"hdrcharset=BINARY" not in written(TarMember(short)) and b"hdrcharset=BINARY" in written(TarMember(long))
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 300_000])
 def test_data_is_padded(size):
     data = os.urandom(size)
-    ((_, found), (after, _)) = read(written((Entry(b"f", size=size), data), Entry(b"g")))
+    ((_, found), (after, _)) = read(written((TarMember(b"f", size=size), data), TarMember(b"g")))
     assert found == data and after.name == "g"
 
 
 def test_a_header_without_its_data_is_a_bug():
     tar = TarWriter(io.BytesIO())
-    tar.add(Entry(b"f", size=10))
+    tar.add(TarMember(b"f", size=10))
     with pytest.raises(AssertionError):
         tar.finish()
     with pytest.raises(AssertionError):
@@ -94,10 +94,10 @@ def test_a_file_that_became_shorter_is_filled_up(tmp_path):
     (tmp_path / "f").write_bytes(b"abc")
     out = io.BytesIO()
     tar = TarWriter(out)
-    entry = Entry(b"f", size=5)
+    entry = TarMember(b"f", size=5)
     tar.add(entry)
     with open(tmp_path / "f", "rb") as stream:
-        assert not tar.copy(stream.fileno(), entry)
+        assert not tar.copy(stream.fileno(), ((0, 5),))
     tar.finish()
     assert read(out.getvalue())[0][1] == b"abc\0\0"
 
@@ -116,12 +116,12 @@ def sparse_tar(path: Path) -> bytes:
     tar = TarWriter(out)
     with open(path, "rb") as stream:
         info = os.fstat(stream.fileno())
-        entry = Entry(b"s/" * 70 + b"f", size=info.st_size, sparse=segments(stream.fileno(), info))
+        entry = TarMember(b"s/" * 70 + b"f", size=info.st_size, sparse=segments(stream.fileno(), info))
         if entry.sparse is None:
             pytest.skip("this file system keeps no holes")
         tar.add(entry)
-        assert tar.copy(stream.fileno(), entry)
-    tar.add(Entry(b"after"))
+        assert tar.copy(stream.fileno(), entry.sparse)
+    tar.add(TarMember(b"after"))
     tar.finish()
     return out.getvalue()
 
@@ -176,7 +176,7 @@ ENTRIES = st.lists(
 @given(ENTRIES)
 def test_any_file_comes_back_as_it_was(items):
     entries = [
-        (Entry(name, tarwriter.FILE, mode, uid, gid, mtime, len(data), xattrs=xattrs), data)
+        (TarMember(name, tarwriter.FILE, mode, uid, gid, mtime, len(data), xattrs=xattrs), data)
         for name, mode, uid, gid, mtime, data, xattrs in items
     ]
     raw = written(*entries)
@@ -198,7 +198,7 @@ def test_our_own_reader_agrees(tmp_path_factory, items):
     place = tmp_path_factory.mktemp("own")
     scene = Scene(place)
     scene.root.mkdir()
-    entries = [(Entry(name, mode=mode & 0o777, mtime=mtime, size=len(data)), data) for name, mode, _, _, mtime, data, _ in items]
+    entries = [(TarMember(name, mode=mode & 0o777, mtime=mtime, size=len(data)), data) for name, mode, _, _, mtime, data, _ in items]
     scene.write(written(*entries), scene.root, [])
     assert sorted(map(os.fsencode, os.listdir(scene.root))) == sorted(entry.name for entry, _ in entries)
     for entry, data in entries:
@@ -213,6 +213,6 @@ def test_our_own_reader_agrees(tmp_path_factory, items):
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
 def test_gnu_tar_lists_the_same():
     names = [b"plain", "ä".encode() * 70, b"\xff\xfe", b"new\nline", b"d/" * 90 + b"f"]
-    raw = written(*(Entry(name, mtime=1_700_000_000_123_456_789) for name in names))
+    raw = written(*(TarMember(name, mtime=1_700_000_000_123_456_789) for name in names))
     said = subprocess.run(["tar", "-tf", "-", "--null", "--quoting-style=literal"], input=raw, capture_output=True, check=True)
     assert said.stderr == b"" and said.stdout.split(b"\n") == b"\n".join([*names, b""]).split(b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import Counter
-from typing import get_args
 
 import pytest
 
@@ -13,9 +12,10 @@ from dockless import _keywords as keywords
 from dockless._options import KEYWORDS
 from dockless.base.checks import annotation
 from dockless.base.fields import Keyword, as_it_is, filled
+from dockless.base.typing import get_args
 from dockless.cgroups import Limits, limits
 from dockless.cli import parser_of
-from dockless.cli.sandbox_options import GROUPS, PULL, Option
+from dockless.cli.sandbox_options import GROUPS, PLATFORM, PULL, Option
 from dockless.sandbox.spec import Namespaces, Share, Spec
 
 KNOWN = keywords.Options.__annotations__
@@ -32,8 +32,9 @@ def test_the_table_has_the_keywords_that_type_checkers_know_in_their_order():
 
 def test_every_field_of_a_spec_has_its_keyword():
     """But its two arguments, and the GPUs that are leased; mounts have two."""
-    assert Counter(row.field for row in KEYWORDS) == Counter([*set(fields(Spec)) - {"argv", "image", "gpus"}, "mounts", "", ""])
-    assert [row.name for row in KEYWORDS if not row.field] == ["gpus", "pull"]
+    none = [row.name for row in KEYWORDS if not row.field]
+    assert none == ["gpus", "pull", "platform", "labels"]
+    assert Counter(row.field for row in KEYWORDS) == Counter([*set(fields(Spec)) - {"argv", "image", "gpus"}, "mounts", *[""] * len(none)])
 
 
 def test_every_field_of_limits_has_its_keyword_and_parse_takes_it():
@@ -42,7 +43,15 @@ def test_every_field_of_limits_has_its_keyword_and_parse_takes_it():
 
 
 def test_the_command_line_has_every_keyword_but_these():
-    assert {option.keyword for option in (*OPTIONS, PULL)} == set(KNOWN) - {"limits", "oom_group", "dmem"}
+    """labels, tty and interactive are not in the table of options."""
+    assert {option.keyword for option in (*OPTIONS, PULL, PLATFORM)} == set(KNOWN) - {
+        "limits",
+        "oom_group",
+        "dmem",
+        "labels",
+        "tty",
+        "interactive",
+    }
 
 
 def test_options_of_one_keyword_have_one_value():
@@ -51,10 +60,14 @@ def test_options_of_one_keyword_have_one_value():
         values.setdefault(option.keyword, set()).add(option.value)
     assert [keyword for keyword, found in values.items() if len(found) > 1] == []
     several = [keyword for keyword, count in Counter(option.keyword for option in OPTIONS).items() if count > 1]
-    assert several == ["env", "mounts", "root", "io", "namespaces"] and all(values[keyword] != {None} for keyword in several)
+    assert several == ["env", "log_size", "mounts", "root", "io", "namespaces", "health"] and all(
+        values[keyword] != {None} for keyword in several
+    )
 
 
-@pytest.mark.parametrize("option", [option for option in (*OPTIONS, PULL) if option.choices], ids=lambda option: option.flags)
+@pytest.mark.parametrize(
+    "option", [option for option in (*OPTIONS, PULL) if option.choices and option.keyword != "keep_log"], ids=lambda option: option.flags
+)
 def test_choices_are_those_of_the_type(option: Option):
     kind = Share if option.keyword == "namespaces" else annotation(KNOWN[option.keyword], keywords.__name__)
     assert set(option.choices) == set(get_args(kind))
@@ -67,7 +80,7 @@ def test_every_namespace_that_can_be_shared_has_its_option():
 
 @pytest.mark.parametrize("verb", ["run", "submit"])
 def test_no_two_options_share_the_place_of_their_value(verb):
-    assert [place for place, count in Counter(action.dest for action in parser_of(verb)._actions).items() if count > 1] == []
+    assert [place for place, count in Counter(action.dest for action in parser_of(verb).full()._actions).items() if count > 1] == []
 
 
 def test_a_field_is_filled_by_what_is_given():

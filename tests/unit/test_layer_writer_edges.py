@@ -11,13 +11,13 @@ from support import disks
 from support import make_image as make
 from support.requires import requires
 
-from dockless.native.layers import Data, Fault, LayerWriter, Written
+from dockless.native.layers import Data, Fault, LayerWriter, UnpackedLayer
 
 ROOT = os.geteuid() == 0
 USER = not ROOT
 
 
-def lay(target, *entries: make.Entry | Data, lower=(), **more) -> Written:
+def lay(target, *entries: make.Entry | Data, lower=(), **more) -> UnpackedLayer:
     """Write a layer. ``lower``: directories, top first."""
     target.mkdir(exist_ok=True)
     raw = make.layer_tar([entry for entry in entries if isinstance(entry, make.Entry)]) if entries[:1] != (b"",) else entries[1]
@@ -33,7 +33,7 @@ def lay(target, *entries: make.Entry | Data, lower=(), **more) -> Written:
             os.close(fd)
 
 
-def raw_lay(target, raw: bytes, **more) -> Written:
+def raw_lay(target, raw: bytes, **more) -> UnpackedLayer:
     return lay(target, b"", raw, **more)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dockless.base import typing as ours
+
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dockless"
 FLOOR = {"_version", "base", "errors"}
 PACKAGES = ("native", "cgroups", "images", "sandbox", "sched")
@@ -34,7 +36,6 @@ HEAVY = (
     "ssl",
     "multiprocessing",
     "unittest",
-    "urllib3",
 )
 
 needs_sources = pytest.mark.skipif(not SOURCE.is_dir(), reason="only the installed package is here, not the sources")
@@ -97,6 +98,17 @@ def places(path: Path, package: str) -> Iterator[str]:
             yield from {name.split(".")[2] for name in names[1:]} & {entry.stem for entry in (SOURCE / package).iterdir()}
 
 
+@needs_sources
+def test_dataclasses_are_ours():
+    """Those of the standard library cost a start a millisecond each."""
+    wrong = []
+    for path in sorted(SOURCE.glob("*.py")) + sorted(SOURCE.glob("cli/*.py")) + in_the_packages():
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.ImportFrom) and node.module == "dataclasses" and path.name != "dataclass.py":
+                wrong += [f"{path}:{node.lineno}: {one.name}" for one in node.names if one.name in ("dataclass", "field", "replace")]
+    assert not wrong, "import it from dockless.base.dataclass:\n" + "\n".join(wrong)
+
+
 def python(code: str) -> str:
     """What a fresh interpreter prints, started in the repository's root as ``make`` does it."""
     root = SOURCE.parents[1]
@@ -124,3 +136,14 @@ def test_a_thread_never_keeps_the_program_from_ending():
                 if not any(one.arg == "daemon" and ast.unparse(one.value) == "True" for one in node.keywords):
                     wrong.append(f"{path.name}:{node.lineno}")
     assert seen >= 5 and wrong == []
+
+
+@needs_sources
+def test_typing_is_ours():
+    """The standard module takes as long to import as a sandbox lives. What type checkers alone see may come from anywhere."""
+    wrong = []
+    for path in sorted(SOURCE.glob("*.py")) + sorted(SOURCE.glob("cli/*.py")) + in_the_packages():
+        for node in ast.parse(path.read_text(), str(path)).body:
+            if isinstance(node, ast.ImportFrom) and node.module == "typing":
+                wrong += [f"{path}:{node.lineno}: {one.name}" for one in node.names if hasattr(ours, one.name)]
+    assert not wrong, "import it from dockless.base.typing:\n" + "\n".join(wrong)

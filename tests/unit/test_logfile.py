@@ -171,3 +171,12 @@ def test_a_file_that_may_not_be_read(place):
     (place / "log").touch(mode=0)
     with pytest.raises(PermissionError):
         open_log(place, "log")
+
+
+def test_what_was_dropped_is_counted_run_by_run(tmp_path):
+    records = ("stdout F aaaa", "log D 9", "log D 0", "stdout F bb", "log D 10", "log D 0", "stdout F c", "log D 2")
+    (tmp_path / "log").write_text("".join(f"2026-01-01T00:00:00.000000000Z {record}\n" for record in records))
+    log = Log(lambda name: open_log(tmp_path, name))
+    assert [(row.text, row.dropped) for row in log.read()] == [(b"aaaa", 0), (b"", 4), (b"bb", 0), (b"", 7), (b"c", 0)]
+    assert log.position == 9 + 10 + 2
+    log.close()

@@ -299,7 +299,7 @@ def test_every_option_of_the_command_line_with_every_odd_text(monkeypatch, tmp_p
     """Parsed and made a spec of; nothing is started: the verbs that would are stopped before."""
     monkeypatch.setenv("DOCKLESS_HOME", str(tmp_path / "home"))
     parser = parser_of(verb)
-    for action in parser._actions:
+    for action in parser.full().actions:
         if not action.option_strings or action.nargs == 0:
             continue
         for text in SAID:

@@ -10,9 +10,10 @@ import pytest
 
 from dockless import _options as options
 from dockless._options import make_spec, parse_mount
+from dockless.base.healthcheck import HealthCheck
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
-from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
+from dockless.sandbox.spec import Bind, HostDevice, Namespaces, Rlimit, Spec, Tmpfs, Volume
 
 
 @pytest.mark.parametrize(
@@ -25,12 +26,24 @@ from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs, Volume
         ("/a:/b:bind", Bind("/a", "/b", recursive=False)),
         ("/a:/b:norecursive", Bind("/a", "/b", recursive=False)),
         ("/a:/b:ro,bind,idmap", Bind("/a", "/b", readonly=True, recursive=False, idmap=True)),
+        ("/a:/b:rprivate,nosuid,nodev", Bind("/a", "/b")),
         ("cache:/b", Volume("cache", "/b")),
         ("cache:/b:ro", Volume("cache", "/b", readonly=True)),
     ],
 )
 def test_mounts(text, mount):
     assert parse_mount(text) == mount
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("/a", "data:/a"), ("/a:/b:z", "SELinux"), ("/a:/b:ro,Z", "SELinux"), ("/a:/b:rshared", "mount it before"), ("/a:/b:U", "idmap"),
+     ("/a:/b:cached", "leave it out"), ("v:/b:nocopy", "leave it out"), ("/a:/b:wat", "with :ro")],
+)  # fmt: skip
+def test_what_docker_writes_there_is_answered(text, hint):
+    with pytest.raises(BadInput) as caught:
+        parse_mount(text)
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["/a", ":/b", "/a:", "/a:/b:ro,rw", "/a:/b:wat", "cache:/b:idmap", ""])
@@ -62,13 +75,22 @@ KEYWORDS = [
     ("entrypoint", "", "entrypoint", ()), ("entrypoint", ["a", b"b"], "entrypoint", ("a", "b")), ("entrypoint", None, "entrypoint", None),
     ("env", {"A": "1"}, "env", (("A", "1"),)), ("env", ["A=1=2", "B=", "A=3"], "env", (("A", "3"), ("B", ""))),
     ("workdir", Path("/w"), "workdir", "/w"), ("user", 5, "user", "5"), ("user", "a:b", "user", "a:b"),
-    ("group_add", [0, "70000"], "groups", (0, 70000)), ("hostname", "h", "hostname", "h"),
+    ("group_add", [0, "70000", "video"], "groups", (0, 70000, "video")), ("hostname", "h", "hostname", "h"),
+    ("domainname", "d", "domainname", "d"), ("add_hosts", {"a": "1.2.3.4"}, "hosts", (("a", "1.2.3.4"),)),
+    ("devices", ["/dev/a", "/dev/b:r", "/dev/c:/dev/d", "/dev/e:/dev/f:rwm"], "devices",
+     (HostDevice("/dev/a", "/dev/a"), HostDevice("/dev/b", "/dev/b", "r"), HostDevice("/dev/c", "/dev/d"),
+      HostDevice("/dev/e", "/dev/f", "rwm"))),
+    ("sysctls", {"net.core.somaxconn": 5}, "sysctls", (("net.core.somaxconn", "5"),)),
     ("profile", "untrusted", "profile", "untrusted"),
-    ("root", "readonly", "root", "readonly"), ("network", "host", "network", "host"), ("best_effort", True, "best_effort", True),
-    ("shm_size", "1M", "shm_size", 1 << 20), ("log_size", 5, "log_size", 5), ("time_offset", -3, "time_offset", -3),
+    ("root", "readonly", "root", "readonly"), ("network", "host", "network", "host"), ("tty", True, "tty", True),
+    ("interactive", True, "interactive", True),
+    ("best_effort", True, "best_effort", True),
+    ("shm_size", "1M", "shm_size", 1 << 20), ("log_size", 5, "log_size", 5), ("keep_log", False, "keep_log", False),
+    ("time_offset", -3, "time_offset", -3),
     ("oom_score_adj", 7, "oom_score_adj", 7),
     ("mounts", ["/a:/b", Volume("v", "/c")], "mounts", (Bind("/a", "/b"), Volume("v", "/c"))),
     ("mounts", ["./a:/b", "..:/c"], "mounts", (Bind(f"{HERE}/a", "/b"), Bind(os.path.dirname(HERE), "/c"))),
+    ("tmpfs", ["/t:rw,noexec,nosuid,size=64k", "/u:exec"], "mounts", (Tmpfs("/t", size=65536, noexec=True), Tmpfs("/u"))),
     ("tmpfs", ["/t"], "mounts", (Tmpfs("/t"),)), ("tmpfs", ["/t:size=1M"], "mounts", (Tmpfs("/t", size=1 << 20),)),
     ("tmpfs", ["/t:mode=700,size=2K", "/u:mode=01755"], "mounts", (Tmpfs("/t", size=2048, mode=0o700), Tmpfs("/u", mode=0o1755))),
     ("namespaces", {"pid": "host", "time": "new"}, "namespaces", Namespaces(pid="host", time="new")),
@@ -85,6 +107,8 @@ KEYWORDS = [
     ("cpu_affinity", [3, 1, 3], "cpus", (1, 3)), ("cpu_affinity", "0-2,5", "cpus", (0, 1, 2, 5)), ("cpu_affinity", "", "cpus", ()),
     ("stop_signal", "INT", "stop_signal", 2), ("stop_signal", 0, "stop_signal", 0),
     ("timeout", "2m", "timeout", 120.0), ("timeout", 1.5, "timeout", 1.5), ("grace", 3, "grace", 3.0),
+    ("idle_timeout", "5m", "idle_timeout", 300.0), ("ttl", 60, "ttl", 60.0),
+    ("health", HealthCheck(["a"], 5), "health", HealthCheck(("a",), 5.0)), ("health", False, "health", HealthCheck(disabled=True)),
 ]  # fmt: skip
 
 
@@ -100,13 +124,19 @@ def test_a_root_in_memory_has_a_size():
 
 
 def test_every_keyword_is_in_the_table():
-    assert {keyword for keyword, *_ in KEYWORDS} >= {row.name for row in options.KEYWORDS} - {"gpus", "pull", "root_size"}
+    assert {keyword for keyword, *_ in KEYWORDS} >= {row.name for row in options.KEYWORDS} - {
+        "gpus",
+        "labels",
+        "platform",
+        "pull",
+        "root_size",
+    }
 
 
 @pytest.mark.parametrize(
     ("keywords", "subject"),
     [
-        ({"env": ["A"]}, "A"), ({"group_add": [4294967295]}, "groups"), ({"group_add": ["wheel"]}, "group_add"),
+        ({"env": ["A"]}, "A"), ({"group_add": [4294967295]}, "groups"), ({"group_add": [""]}, "group_add"),
         ({"group_add": ["1" * 20]}, "group_add"), ({"group_add": [-1]}, "group_add"), ({"group_add": ["²"]}, "group_add"),
         ({"shm_size": 0}, "shm_size"), ({"log_size": "0K"}, "log_size"), ({"root_size": 5}, "root_size"),
         ({"root_size": 5, "root": "disk"}, "root_size"), ({"root_size": 5, "root": "readonly"}, "root_size"),

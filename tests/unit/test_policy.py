@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dockless.sched.policy import policy
-from dockless.sched.policy.policy import Quotas, Running, Start, State, Waiting, decide, duration, shadow
+from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, StartJob, WaitingJob, decide, duration, shadow
 
 EIGHT = tuple(f"g{i}" for i in range(8))
 
@@ -17,16 +17,16 @@ def started(decision) -> dict[int, tuple[str, ...]]:
 
 
 def test_starts_in_order_while_there_is_room():
-    waiting = [Waiting(1, "anna", 4), Waiting(2, "bob", 4), Waiting(3, "anna", 1)]
-    decision = decide(State(EIGHT, waiting), now=0)
-    assert decision.starts == [Start(1, EIGHT[:4]), Start(2, EIGHT[4:])]
+    waiting = [WaitingJob(1, "anna", 4), WaitingJob(2, "bob", 4), WaitingJob(3, "anna", 1)]
+    decision = decide(QueueState(EIGHT, waiting), now=0)
+    assert decision.starts == [StartJob(1, EIGHT[:4]), StartJob(2, EIGHT[4:])]
     assert decision.reason(waiting[2]).text == "needs 1 GPU, 0 free; waits for job 1, which has no time limit"
 
 
 def test_reason_with_numbers_quota_and_estimate():
-    running = [Running(17, "anna", on(0, 1, 2, 3), ends=4800.0), Running(16, "anna", on(4, 5), ends=9000.0)]
-    job = Waiting(20, "anna", 4)
-    decision = decide(State(EIGHT, [job], running, Quotas(users={"anna": 6})), now=0)
+    running = [RunningJob(17, "anna", on(0, 1, 2, 3), ends=4800.0), RunningJob(16, "anna", on(4, 5), ends=9000.0)]
+    job = WaitingJob(20, "anna", 4)
+    decision = decide(QueueState(EIGHT, [job], running, Quotas(users={"anna": 6})), now=0)
     reason = decision.reason(job)
     assert reason.code == "quota"
     assert reason.text == "needs 4 GPUs, 2 free; user anna uses 6 of 6; starts in about 1 h 20 min when job 17 ends"
@@ -34,8 +34,8 @@ def test_reason_with_numbers_quota_and_estimate():
 
 
 def test_own_quota_does_not_hold_up_others():
-    waiting = [Waiting(1, "anna", 2), Waiting(2, "anna", 1), Waiting(3, "bob", 4)]
-    state = State(EIGHT, waiting, [Running(8, "anna", on(0, 1)), Running(9, "anna", on(2))], Quotas(users={"anna": 4}))
+    waiting = [WaitingJob(1, "anna", 2), WaitingJob(2, "anna", 1), WaitingJob(3, "bob", 4)]
+    state = QueueState(EIGHT, waiting, [RunningJob(8, "anna", on(0, 1)), RunningJob(9, "anna", on(2))], Quotas(users={"anna": 4}))
     decision = decide(state, 0)
     assert list(started(decision)) == [3]
     assert "user anna uses 3 of 4" in decision.reason(waiting[0]).text
@@ -44,28 +44,28 @@ def test_own_quota_does_not_hold_up_others():
 
 
 def test_group_quota_counts_all_members():
-    waiting = [Waiting(1, "bob", 3, groups=("vision",)), Waiting(2, "carl", 3)]
-    state = State(EIGHT, waiting, [Running(9, "anna", on(0, 1, 2, 3), groups=("vision",))], Quotas(groups={"vision": 6}))
+    waiting = [WaitingJob(1, "bob", 3, groups=("vision",)), WaitingJob(2, "carl", 3)]
+    state = QueueState(EIGHT, waiting, [RunningJob(9, "anna", on(0, 1, 2, 3), groups=("vision",))], Quotas(groups={"vision": 6}))
     decision = decide(state, 0)
     assert list(started(decision)) == [2]
     assert "group vision uses 4 of 6" in decision.reason(waiting[0]).text
 
 
 def test_default_quota_and_named_user():
-    waiting = [Waiting(1, "anna", 2), Waiting(2, "bob", 2)]
-    assert list(started(decide(State(EIGHT, waiting, quotas=Quotas(users={"bob": 8}, default=1)), 0))) == [2]
+    waiting = [WaitingJob(1, "anna", 2), WaitingJob(2, "bob", 2)]
+    assert list(started(decide(QueueState(EIGHT, waiting, quotas=Quotas(users={"bob": 8}, default=1)), 0))) == [2]
 
 
 def test_wide_job_is_not_starved():
     """8 GPUs, 6 busy for an hour: the wide job reserves; only what ends by then may pass it."""
-    running = [Running(1, "a", on(0, 1, 2, 3, 4, 5), ends=3600.0)]
+    running = [RunningJob(1, "a", on(0, 1, 2, 3, 4, 5), ends=3600.0)]
     wide, limitless, late, quick = (
-        Waiting(2, "b", 8),
-        Waiting(3, "c", 1),
-        Waiting(4, "c", 1, time_limit=7200),
-        Waiting(5, "c", 1, time_limit=600),
+        WaitingJob(2, "b", 8),
+        WaitingJob(3, "c", 1),
+        WaitingJob(4, "c", 1, time_limit=7200),
+        WaitingJob(5, "c", 1, time_limit=600),
     )
-    decision = decide(State(EIGHT, [wide, limitless, late, quick], running), 0)
+    decision = decide(QueueState(EIGHT, [wide, limitless, late, quick], running), 0)
     assert list(started(decision)) == [5]
     assert decision.reason(wide).text == "needs 8 GPUs, 1 free; starts in about 1 h when job 1 ends"
     assert "job 2 comes first: it needs 8" in decision.reason(limitless).text
@@ -74,76 +74,78 @@ def test_wide_job_is_not_starved():
 
 def test_backfill_beside_the_reservation():
     """The case that Slurm 22.05 holds for two hours: A=4 runs 60 min, B=6 waits, C=2 for 120 min cannot delay B."""
-    running = [Running(1, "a", on(0, 1, 2, 3), ends=3600.0)]
-    waiting = [Waiting(2, "b", 6), Waiting(3, "c", 2, time_limit=7200), Waiting(4, "d", 2, time_limit=7200)]
-    decision = decide(State(EIGHT, waiting, running), 0)
+    running = [RunningJob(1, "a", on(0, 1, 2, 3), ends=3600.0)]
+    waiting = [WaitingJob(2, "b", 6), WaitingJob(3, "c", 2, time_limit=7200), WaitingJob(4, "d", 2, time_limit=7200)]
+    decision = decide(QueueState(EIGHT, waiting, running), 0)
     assert list(started(decision)) == [3]
     assert decision.reason(waiting[2]).code == "reserved"
 
 
 def test_no_time_limits_anywhere_still_no_starvation():
-    running = [Running(1, "a", on(0, 1)), Running(2, "a", on(2, 3))]
-    waiting = [Waiting(3, "b", 6), Waiting(4, "c", 2)]
+    running = [RunningJob(1, "a", on(0, 1)), RunningJob(2, "a", on(2, 3))]
+    waiting = [WaitingJob(3, "b", 6), WaitingJob(4, "c", 2)]
     # When either of the running ends, 6 are free; job 4 would take two of them.
-    assert not started(decide(State(EIGHT, waiting, running), 0))
+    assert not started(decide(QueueState(EIGHT, waiting, running), 0))
     # With one runner of four, B leaves two over whatever happens.
-    assert list(started(decide(State(EIGHT, waiting, [Running(1, "a", on(0, 1, 2, 3))]), 0))) == [4]
+    assert list(started(decide(QueueState(EIGHT, waiting, [RunningJob(1, "a", on(0, 1, 2, 3))]), 0))) == [4]
 
 
 def test_a_held_place_in_the_group_quota():
     """While the wide group job waits for the host, its group's quota is not given away behind its back."""
-    running = [Running(1, "x", on(0, 1, 2, 3), ends=100.0)]
-    waiting = [Waiting(2, "anna", 6, groups=("g",)), Waiting(3, "bob", 2, groups=("g",)), Waiting(4, "carl", 2)]
-    decision = decide(State(EIGHT, waiting, running, Quotas(groups={"g": 6})), 0)
+    running = [RunningJob(1, "x", on(0, 1, 2, 3), ends=100.0)]
+    waiting = [WaitingJob(2, "anna", 6, groups=("g",)), WaitingJob(3, "bob", 2, groups=("g",)), WaitingJob(4, "carl", 2)]
+    decision = decide(QueueState(EIGHT, waiting, running, Quotas(groups={"g": 6})), 0)
     assert list(started(decision)) == [4]
 
 
 def test_named_devices():
-    running = [Running(1, "a", on(0), ends=50.0)]
-    wants, any_one, six = Waiting(2, "b", 2, devices=on(0, 1)), Waiting(3, "c", 1), Waiting(4, "c", 6)
-    decision = decide(State(EIGHT, [wants, any_one, six], running), 0)
-    assert decision.starts == [Start(3, ("g2",))]  # GPU 1 is kept for job 2
+    running = [RunningJob(1, "a", on(0), ends=50.0)]
+    wants, any_one, six = WaitingJob(2, "b", 2, devices=on(0, 1)), WaitingJob(3, "c", 1), WaitingJob(4, "c", 6)
+    decision = decide(QueueState(EIGHT, [wants, any_one, six], running), 0)
+    assert decision.starts == [StartJob(3, ("g2",))]  # GPU 1 is kept for job 2
     assert decision.reason(wants).text == "needs g0, g1, 6 free; starts in about 50 s when job 1 ends"
-    brief = Waiting(5, "c", 7, time_limit=50)
-    assert decide(State(EIGHT, [wants, brief], running), 0).starts == [Start(5, EIGHT[1:])]
+    brief = WaitingJob(5, "c", 7, time_limit=50)
+    assert decide(QueueState(EIGHT, [wants, brief], running), 0).starts == [StartJob(5, EIGHT[1:])]
 
 
 def test_outside_gpus_are_left_alone_and_reserve_nothing():
-    waiting = [Waiting(1, "a", 8), Waiting(2, "b", 2)]
-    decision = decide(State(EIGHT, waiting, outside=on(7)), 0)
+    waiting = [WaitingJob(1, "a", 8), WaitingJob(2, "b", 2)]
+    decision = decide(QueueState(EIGHT, waiting, outside=on(7)), 0)
     assert list(started(decision)) == [2]
     assert decision.reason(waiting[0]).text.startswith("needs 8 GPUs, 5 free (1 in use outside dockless)")
 
 
 def test_priority_first():
-    waiting = sorted([Waiting(1, "a", 8), Waiting(2, "b", 8, priority=5)], key=lambda j: (-j.priority, j.id))
-    assert list(started(decide(State(EIGHT, waiting), 0))) == [2]
+    waiting = sorted([WaitingJob(1, "a", 8), WaitingJob(2, "b", 8, priority=5)], key=lambda j: (-j.priority, j.id))
+    assert list(started(decide(QueueState(EIGHT, waiting), 0))) == [2]
 
 
 def test_jobs_without_gpus_run_up_to_their_number_and_wait_for_no_gpu():
-    waiting = [Waiting(1, "a", 8), Waiting(2, "a", 2), Waiting(3, "a"), Waiting(4, "a"), Waiting(5, "a")]
-    decision = decide(State(EIGHT, waiting, cpu_jobs=2), 0)
+    waiting = [WaitingJob(1, "a", 8), WaitingJob(2, "a", 2), WaitingJob(3, "a"), WaitingJob(4, "a"), WaitingJob(5, "a")]
+    decision = decide(QueueState(EIGHT, waiting, cpu_jobs=2), 0)
     assert list(started(decision)) == [1, 3, 4]
     assert decision.reason(waiting[4]).text == "2 of 2 jobs without GPUs run already"
-    assert list(started(decide(State((), [Waiting(1, "a")]), 0))) == [1]
-    assert len(started(decide(State((), [Waiting(number, "a") for number in range(1, 70)]), 0))) == 64
+    assert list(started(decide(QueueState((), [WaitingJob(1, "a")]), 0))) == [1]
+    assert len(started(decide(QueueState((), [WaitingJob(number, "a") for number in range(1, 70)]), 0))) == 64
 
 
 def test_what_runs_without_gpus_counts_among_its_like_alone():
-    waiting = [Waiting(1, "a"), Waiting(2, "b")]
-    decision = decide(State(EIGHT, waiting, [Running(8, "a"), Running(9, "a", on(0)), Running(10, "a", on(1))], cpu_jobs=2), 0)
+    waiting = [WaitingJob(1, "a"), WaitingJob(2, "b")]
+    decision = decide(
+        QueueState(EIGHT, waiting, [RunningJob(8, "a"), RunningJob(9, "a", on(0)), RunningJob(10, "a", on(1))], cpu_jobs=2), 0
+    )
     assert list(started(decision)) == [1]
     assert decision.reason(waiting[1]).text == "2 of 2 jobs without GPUs run already"
 
 
 def test_held_says_when_a_pass_is_needless():
-    waiting = [Waiting(1, "a", 8), Waiting(2, "b", 4)]
-    decision = decide(State(EIGHT, waiting), 0)
-    assert decision.held(Waiting(3, "b", 4))
-    assert not decision.held(Waiting(3, "b", 4, priority=1))
-    assert not decision.held(Waiting(3, "c", 0))
-    waiting = [Waiting(1, "a", 9, priority=5), Waiting(2, "a", 9)]
-    assert decide(State(EIGHT, waiting), 0).held(Waiting(3, "a", 9, priority=4))  # the first of its shape tells
+    waiting = [WaitingJob(1, "a", 8), WaitingJob(2, "b", 4)]
+    decision = decide(QueueState(EIGHT, waiting), 0)
+    assert decision.held(WaitingJob(3, "b", 4))
+    assert not decision.held(WaitingJob(3, "b", 4, priority=1))
+    assert not decision.held(WaitingJob(3, "c", 0))
+    waiting = [WaitingJob(1, "a", 9, priority=5), WaitingJob(2, "a", 9)]
+    assert decide(QueueState(EIGHT, waiting), 0).held(WaitingJob(3, "a", 9, priority=4))  # the first of its shape tells
 
 
 def test_shadow():
@@ -160,7 +162,7 @@ NVLINKED = {(f"g{a}", f"g{b}"): 0.0 for a in range(8) for b in range(8) if a != 
 
 
 def packed(count: int, *busy: int) -> tuple[str, ...]:
-    return decide(State(EIGHT, [Waiting(1, "a", count)], [Running(9, "b", on(*busy))], links=NVLINKED), 0).starts[0].gpus
+    return decide(QueueState(EIGHT, [WaitingJob(1, "a", count)], [RunningJob(9, "b", on(*busy))], links=NVLINKED), 0).starts[0].gpus
 
 
 def test_packing_keeps_islands_whole():
@@ -172,12 +174,12 @@ def test_packing_keeps_islands_whole():
 
 
 def test_slices_are_given_by_name_only():
-    state = State(
+    state = QueueState(
         ("g0", "m0", "m1"),
-        [Waiting(1, "a", 2), Waiting(2, "a", 1), Waiting(3, "b", 1, devices=frozenset({"m1"}))],
+        [WaitingJob(1, "a", 2), WaitingJob(2, "a", 1), WaitingJob(3, "b", 1, devices=frozenset({"m1"}))],
         slices=frozenset({"m0", "m1"}),
     )
-    assert decide(state, 0).starts == [Start(2, ("g0",)), Start(3, ("m1",))]
+    assert decide(state, 0).starts == [StartJob(2, ("g0",)), StartJob(3, ("m1",))]
 
 
 def test_durations_as_people_say_them():
@@ -197,66 +199,71 @@ def test_durations_as_people_say_them():
 def test_what_ends_at_the_same_moment_counts_together():
     """Of two that end at once the first makes room enough; what the second frees is over at that moment, too."""
     assert shadow(0, 2, [(10.0, 2, 1), (10.0, 3, 2), (11.0, 4, 3)], 0) == (10.0, 3, 1)
-    running = [Running(1, "a", on(0, 1), ends=10.0), Running(2, "a", on(2, 3, 4), ends=10.0), Running(3, "a", on(5, 6), ends=3600.0)]
-    waiting = [Waiting(4, "b", 3), Waiting(5, "c", 1)]
-    assert list(started(decide(State(EIGHT, waiting, running), 0))) == [5]  # at 10 six are free, and the wide one needs three
+    running = [
+        RunningJob(1, "a", on(0, 1), ends=10.0),
+        RunningJob(2, "a", on(2, 3, 4), ends=10.0),
+        RunningJob(3, "a", on(5, 6), ends=3600.0),
+    ]
+    waiting = [WaitingJob(4, "b", 3), WaitingJob(5, "c", 1)]
+    assert list(started(decide(QueueState(EIGHT, waiting, running), 0))) == [5]  # at 10 six are free, and the wide one needs three
 
 
 def test_a_quota_may_be_used_to_its_end():
     quotas = Quotas(users={"anna": 4}, groups={"g": 4})
-    for waiting in ([Waiting(1, "anna", 4)], [Waiting(1, "anna", 2), Waiting(2, "anna", 2)]):
-        assert len(started(decide(State(EIGHT, waiting, quotas=quotas), 0))) == len(waiting)
+    for waiting in ([WaitingJob(1, "anna", 4)], [WaitingJob(1, "anna", 2), WaitingJob(2, "anna", 2)]):
+        assert len(started(decide(QueueState(EIGHT, waiting, quotas=quotas), 0))) == len(waiting)
     for waiting in (
-        [Waiting(1, "anna", 3), Waiting(2, "anna", 2)],
-        [Waiting(1, "anna", 3, groups=("g",)), Waiting(2, "bob", 2, groups=("g",))],
+        [WaitingJob(1, "anna", 3), WaitingJob(2, "anna", 2)],
+        [WaitingJob(1, "anna", 3, groups=("g",)), WaitingJob(2, "bob", 2, groups=("g",))],
     ):
-        assert list(started(decide(State(EIGHT, waiting, quotas=quotas), 0))) == [1]
+        assert list(started(decide(QueueState(EIGHT, waiting, quotas=quotas), 0))) == [1]
 
 
 def test_when_there_is_room_in_a_quota_again():
     """What is free of it counts, then what ends, one after the other; other users' jobs and those without GPUs do not."""
     running = [
-        Running(6, "anna"),
-        Running(7, "bob", on(6), ends=5.0),
-        Running(8, "anna", on(0), ends=10.0),
-        Running(9, "anna", on(1), ends=20.0),
+        RunningJob(6, "anna"),
+        RunningJob(7, "bob", on(6), ends=5.0),
+        RunningJob(8, "anna", on(0), ends=10.0),
+        RunningJob(9, "anna", on(1), ends=20.0),
     ]
     for limit, need, at in ((2, 1, 10.0), (2, 2, 20.0), (3, 2, 10.0), (3, 3, 20.0)):
-        job = Waiting(1, "anna", need)
-        reason = decide(State(EIGHT, [job], running, Quotas(users={"anna": limit})), 0).reason(job)
+        job = WaitingJob(1, "anna", need)
+        reason = decide(QueueState(EIGHT, [job], running, Quotas(users={"anna": limit})), 0).reason(job)
         assert (reason.code, reason.starts_at) == ("quota", at), (limit, need)
-    job = Waiting(1, "anna", 1)
-    endless = [Running(6, "anna"), Running(7, "bob", on(6)), Running(8, "anna", on(0))]
-    reason = decide(State(EIGHT, [job], endless, Quotas(users={"anna": 1})), 0).reason(job)
+    job = WaitingJob(1, "anna", 1)
+    endless = [RunningJob(6, "anna"), RunningJob(7, "bob", on(6)), RunningJob(8, "anna", on(0))]
+    reason = decide(QueueState(EIGHT, [job], endless, Quotas(users={"anna": 1})), 0).reason(job)
     assert reason.text.endswith("; waits for job 8, which has no time limit")
 
 
 def test_who_can_never_start_keeps_nothing_from_others():
     for quotas, devices, gpus in ((Quotas(users={"anna": 0}), frozenset(), 1), (Quotas(default=1), frozenset(), 2), (Quotas(), on(0), 1)):
-        never, other = Waiting(1, "anna", gpus, devices=devices), Waiting(2, "bob", 1)
-        decision = decide(State(EIGHT, [never, other], quotas=quotas, outside=on(0)), 0)
+        never, other = WaitingJob(1, "anna", gpus, devices=devices), WaitingJob(2, "bob", 1)
+        decision = decide(QueueState(EIGHT, [never, other], quotas=quotas, outside=on(0)), 0)
         assert decision.reservations == [] and list(started(decision)) == [2]
 
 
 def test_a_place_in_a_quota_is_kept_in_those_before_it_and_in_no_other():
     """Held by her group's quota, anna's job keeps its place in her own, too; held by her own, it keeps none in the group's."""
-    grouped = Waiting(1, "anna", 4, groups=("g",))
+    grouped = WaitingJob(1, "anna", 4, groups=("g",))
     decision = decide(
-        State(EIGHT, [grouped, Waiting(2, "anna", 1)], [Running(9, "bob", on(0), groups=("g",))], Quotas({"anna": 4}, {"g": 4})), 0
+        QueueState(EIGHT, [grouped, WaitingJob(2, "anna", 1)], [RunningJob(9, "bob", on(0), groups=("g",))], Quotas({"anna": 4}, {"g": 4})),
+        0,
     )
     assert not started(decision) and decision.reason(grouped).code == "quota"
-    waiting = [Waiting(1, "anna", 2, groups=("g",)), Waiting(2, "bob", 4, groups=("g",))]
-    assert list(started(decide(State(EIGHT, waiting, [Running(9, "anna", on(0))], Quotas({"anna": 2}, {"g": 4})), 0))) == [2]
+    waiting = [WaitingJob(1, "anna", 2, groups=("g",)), WaitingJob(2, "bob", 4, groups=("g",))]
+    assert list(started(decide(QueueState(EIGHT, waiting, [RunningJob(9, "anna", on(0))], Quotas({"anna": 2}, {"g": 4})), 0))) == [2]
 
 
 def test_what_is_over_in_a_quota_when_its_wide_job_starts():
     """Kept for the job that waits for the host: what the quota has left then, with all of it that ends by then."""
-    running = [Running(1, "x", on(0, 1, 2), ends=100.0)]
-    waiting = [Waiting(4, "anna", 5, groups=("g",)), Waiting(5, "bob", 1, groups=("g",))]
+    running = [RunningJob(1, "x", on(0, 1, 2), ends=100.0)]
+    waiting = [WaitingJob(4, "anna", 5, groups=("g",)), WaitingJob(5, "bob", 1, groups=("g",))]
 
     def passes(limit: int, ends: float | None) -> bool:
-        mine = Running(2, "carl", on(3), groups=("g",), ends=ends)
-        decision = decide(State(EIGHT, waiting, [*running, mine, Running(3, "x", on(4))], Quotas(groups={"g": limit})), 0)
+        mine = RunningJob(2, "carl", on(3), groups=("g",), ends=ends)
+        decision = decide(QueueState(EIGHT, waiting, [*running, mine, RunningJob(3, "x", on(4))], Quotas(groups={"g": limit})), 0)
         assert decision.reason(waiting[0]).code == "resources"
         assert {r.pool: r.job for r in decision.reservations} == {"host": 4, "group g": 4}
         return list(started(decision)) == [5]
@@ -264,29 +271,29 @@ def test_what_is_over_in_a_quota_when_its_wide_job_starts():
     assert [passes(6, ends) for ends in (None, 200.0, 100.0, 50.0)] == [False, False, True, True]
     assert passes(7, None)
     # Nothing is said about when: only what is left now is over.
-    running = [Running(1, "x", on(0, 1, 2, 3, 4, 5, 6))]
-    assert not started(decide(State(EIGHT, waiting, running, Quotas(groups={"g": 5})), 0))
+    running = [RunningJob(1, "x", on(0, 1, 2, 3, 4, 5, 6))]
+    assert not started(decide(QueueState(EIGHT, waiting, running, Quotas(groups={"g": 5})), 0))
 
 
 def test_the_first_reservation_stands():
     """Of two that wait for the host, and of two in one quota, the later one takes nothing of what is kept for the first."""
-    running = [Running(1, "x", on(0, 1, 2, 3), ends=100.0), Running(9, "x", on(4, 5), ends=300.0)]
-    wide, wider, small = Waiting(2, "a", 4), Waiting(3, "b", 8), Waiting(4, "c", 3)
-    decision = decide(State(EIGHT, [wide, wider, small], running), 0)
+    running = [RunningJob(1, "x", on(0, 1, 2, 3), ends=100.0), RunningJob(9, "x", on(4, 5), ends=300.0)]
+    wide, wider, small = WaitingJob(2, "a", 4), WaitingJob(3, "b", 8), WaitingJob(4, "c", 3)
+    decision = decide(QueueState(EIGHT, [wide, wider, small], running), 0)
     assert [(r.job, r.at, r.extra) for r in decision.reservations] == [(2, 100.0, 2)]
     assert decision.reason(wider).text.startswith("needs 8 GPUs, 2 free; job 2 comes first: it needs 4 and starts in about 2 min")
-    running = [Running(8, "bob", on(0, 1, 2, 3, 4, 5), ends=1000.0), Running(9, "anna", on(6), ends=100.0)]
-    waiting = [Waiting(1, "anna", 3), Waiting(2, "anna", 2, time_limit=50), Waiting(3, "anna", 1)]
-    decision = decide(State(EIGHT, waiting, running, Quotas(users={"anna": 3})), 0)
+    running = [RunningJob(8, "bob", on(0, 1, 2, 3, 4, 5), ends=1000.0), RunningJob(9, "anna", on(6), ends=100.0)]
+    waiting = [WaitingJob(1, "anna", 3), WaitingJob(2, "anna", 2, time_limit=50), WaitingJob(3, "anna", 1)]
+    decision = decide(QueueState(EIGHT, waiting, running, Quotas(users={"anna": 3})), 0)
     assert not started(decision)
     assert {r.pool: r.job for r in decision.reservations} == {"user anna": 1, "host": 2}
     assert "job 1 comes first in the quota of user anna: it needs 3" in decision.reason(waiting[2]).text
 
 
 def test_named_devices_are_kept_behind_a_reservation_of_the_host():
-    running = [Running(1, "x", on(0), ends=50.0), Running(2, "x", on(1, 2, 3, 4, 5, 6), ends=100.0)]
-    wide, named, brief = Waiting(3, "a", 8), Waiting(4, "b", 2, devices=on(0, 7)), Waiting(5, "c", 1, time_limit=80)
-    decision = decide(State(EIGHT, [wide, named, brief], running), 0)
+    running = [RunningJob(1, "x", on(0), ends=50.0), RunningJob(2, "x", on(1, 2, 3, 4, 5, 6), ends=100.0)]
+    wide, named, brief = WaitingJob(3, "a", 8), WaitingJob(4, "b", 2, devices=on(0, 7)), WaitingJob(5, "c", 1, time_limit=80)
+    decision = decide(QueueState(EIGHT, [wide, named, brief], running), 0)
     assert not started(decision)  # in time for the wide one, too late for the named GPUs
     assert {r.job: r.at for r in decision.reservations} == {3: 100.0, 4: 50.0}
     reason = decision.reason(brief)
@@ -295,61 +302,65 @@ def test_named_devices_are_kept_behind_a_reservation_of_the_host():
 
 
 def test_only_the_named_devices_are_waited_for():
-    job = Waiting(3, "a", 1, devices=on(0))
+    job = WaitingJob(3, "a", 1, devices=on(0))
     for ends, text in ((50.0, "starts in about 50 s when job 2 ends"), (None, "waits for job 2, which has no time limit")):
-        running = [Running(1, "x", on(1), ends=ends and ends - 40), Running(2, "x", on(0), ends=ends)]
-        assert decide(State(EIGHT, [job], running), 0).reason(job).text == f"needs g0, 6 free; {text}"
-    assert started(decide(State(EIGHT[:2], [Waiting(1, "a", 2, devices=on(0, 1))]), 0)) == {1: EIGHT[:2]}  # all there are
+        running = [RunningJob(1, "x", on(1), ends=ends and ends - 40), RunningJob(2, "x", on(0), ends=ends)]
+        assert decide(QueueState(EIGHT, [job], running), 0).reason(job).text == f"needs g0, 6 free; {text}"
+    assert started(decide(QueueState(EIGHT[:2], [WaitingJob(1, "a", 2, devices=on(0, 1))]), 0)) == {1: EIGHT[:2]}  # all there are
 
 
 def test_a_slice_is_none_of_the_hosts_gpus_but_one_of_a_quotas():
-    state = State(
+    state = QueueState(
         ("g0", "m1"),
-        [Waiting(1, "a", 1), Waiting(2, "b", 1, devices=frozenset({"m1"}))],
-        [Running(9, "x", on(0))],
+        [WaitingJob(1, "a", 1), WaitingJob(2, "b", 1, devices=frozenset({"m1"}))],
+        [RunningJob(9, "x", on(0))],
         slices=frozenset({"m1"}),
     )
     assert list(started(decide(state, 0))) == [2]
-    waiting = [Waiting(1, "a", 2), Waiting(2, "a", 1, devices=frozenset({"m1"}))]
-    state = State(("g0", "g1", "m1"), waiting, [Running(9, "a", on(0))], Quotas(users={"a": 2}), slices=frozenset({"m1"}))
+    waiting = [WaitingJob(1, "a", 2), WaitingJob(2, "a", 1, devices=frozenset({"m1"}))]
+    state = QueueState(("g0", "g1", "m1"), waiting, [RunningJob(9, "a", on(0))], Quotas(users={"a": 2}), slices=frozenset({"m1"}))
     assert not started(decide(state, 0))
 
 
 def test_who_ends_in_time_takes_nothing_of_what_is_over():
-    running = [Running(1, "a", on(0, 1, 2, 3), ends=3600.0)]
-    waiting = [Waiting(2, "b", 6), Waiting(3, "c", 2, time_limit=600), Waiting(4, "c", 2)]
-    assert list(started(decide(State(EIGHT, waiting, running), 0))) == [3, 4]
+    running = [RunningJob(1, "a", on(0, 1, 2, 3), ends=3600.0)]
+    waiting = [WaitingJob(2, "b", 6), WaitingJob(3, "c", 2, time_limit=600), WaitingJob(4, "c", 2)]
+    assert list(started(decide(QueueState(EIGHT, waiting, running), 0))) == [3, 4]
     # Where nobody knows when, no time limit is short enough.
-    assert not started(decide(State(EIGHT, [Waiting(2, "b", 8), Waiting(3, "c", 1, time_limit=1)], [Running(1, "a", on(0))]), 0))
+    assert not started(
+        decide(QueueState(EIGHT, [WaitingJob(2, "b", 8), WaitingJob(3, "c", 1, time_limit=1)], [RunningJob(1, "a", on(0))]), 0)
+    )
 
 
 def test_what_starts_now_is_waited_for_like_the_rest():
-    waiting = [Waiting(1, "a", 8, time_limit=100), Waiting(2, "b", 1)]
-    reason = decide(State(EIGHT, waiting), 50.0).reason(waiting[1])
+    waiting = [WaitingJob(1, "a", 8, time_limit=100), WaitingJob(2, "b", 1)]
+    reason = decide(QueueState(EIGHT, waiting), 50.0).reason(waiting[1])
     assert (reason.starts_at, reason.text) == (150.0, "needs 1 GPU, 0 free; starts in about 2 min when job 1 ends")
 
 
 def test_when_nothing_is_left_nobody_else_is_looked_at():
     """The head gets its reservation first, and while a GPU is free somebody may pass it."""
-    full = [Running(9, "x", frozenset(EIGHT), ends=100.0)]
-    head, behind = Waiting(1, "a", 4), Waiting(2, "b", 1)
-    decision = decide(State(EIGHT, [head, behind], full, cpu_jobs=0), 0)
+    full = [RunningJob(9, "x", frozenset(EIGHT), ends=100.0)]
+    head, behind = WaitingJob(1, "a", 4), WaitingJob(2, "b", 1)
+    decision = decide(QueueState(EIGHT, [head, behind], full, cpu_jobs=0), 0)
     assert decision.reason(head).starts_at == 100.0
     reason = decision.reason(behind)
     assert (reason.code, reason.text) == ("order", "needs 1 GPU, 0 free; other jobs come first")
     assert list(
-        started(decide(State(EIGHT, [Waiting(1, "a", 6), Waiting(2, "b", 2)], [Running(9, "x", on(0, 1, 2, 3))], cpu_jobs=0), 0))
+        started(
+            decide(QueueState(EIGHT, [WaitingJob(1, "a", 6), WaitingJob(2, "b", 2)], [RunningJob(9, "x", on(0, 1, 2, 3))], cpu_jobs=0), 0)
+        )
     ) == [2]
 
 
 def test_the_words_for_who_comes_first():
     hint = "; a time limit that ends before then would let this one start"
-    wide, small, wider = Waiting(2, "a", 6), Waiting(3, "b", 4), Waiting(4, "c", 8)
+    wide, small, wider = WaitingJob(2, "a", 6), WaitingJob(3, "b", 4), WaitingJob(4, "c", 8)
     for ends, when, more in (
         (100.0, "starts in about 2 min when job 1 ends", hint),
         (None, "waits for job 1, which has no time limit", ""),
     ):
-        decision = decide(State(EIGHT, [wide, small, wider], [Running(1, "x", on(0, 1, 2, 3), ends=ends)]), 0)
+        decision = decide(QueueState(EIGHT, [wide, small, wider], [RunningJob(1, "x", on(0, 1, 2, 3), ends=ends)]), 0)
         reasons = [decision.reason(job) for job in (wide, small, wider)]
         assert [reason.code for reason in reasons] == ["resources", "reserved", "resources"]
         assert [reason.text for reason in reasons] == [
@@ -361,14 +372,14 @@ def test_the_words_for_who_comes_first():
 
 
 def test_a_quota_is_named_where_it_is_too_small():
-    running = [Running(9, "anna", on(0, 1, 2, 3))]
+    running = [RunningJob(9, "anna", on(0, 1, 2, 3))]
     for need, parts in ((5, ""), (6, "; user anna uses 4 of 9")):
-        job = Waiting(1, "anna", need)
-        text = decide(State(EIGHT, [job], running, Quotas(default=9)), 0).reason(job).text
+        job = WaitingJob(1, "anna", need)
+        text = decide(QueueState(EIGHT, [job], running, Quotas(default=9)), 0).reason(job).text
         assert text == f"needs {need} GPUs, 4 free{parts}; waits for job 9, which has no time limit"
 
 
 def test_gpus_are_not_compared_where_there_is_nothing_to_choose(monkeypatch):
     monkeypatch.setattr(policy, "best_set", None)
-    assert started(decide(State(EIGHT, [Waiting(1, "a", 2)]), 0)) == {1: EIGHT[:2]}
-    assert started(decide(State(EIGHT, [Waiting(1, "a", 8)], links=NVLINKED), 0)) == {1: EIGHT}
+    assert started(decide(QueueState(EIGHT, [WaitingJob(1, "a", 2)]), 0)) == {1: EIGHT[:2]}
+    assert started(decide(QueueState(EIGHT, [WaitingJob(1, "a", 8)], links=NVLINKED), 0)) == {1: EIGHT}

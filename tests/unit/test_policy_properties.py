@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless.sched.policy.policy import HOST, Quotas, Running, State, Waiting, decide, order
+from dockless.sched.policy.policy import HOST, QueueState, Quotas, RunningJob, WaitingJob, decide, order
 
 USERS = ("anna", "bob", "carl")
 GROUP = {"anna": ("vision",), "bob": ("vision",), "carl": ()}
@@ -32,7 +32,7 @@ def jobs(draw, gpus, *, limits=LIMITS, priorities=PRIORITIES, named=True):
         user = draw(st.sampled_from(USERS))
         devices = frozenset(draw(st.sets(st.sampled_from(gpus), max_size=2))) if named and draw(st.integers(0, 5)) == 0 else frozenset()
         count = len(devices) or draw(st.integers(0, len(gpus)))
-        out.append(Waiting(number, user, count, GROUP[user], devices, draw(priorities), draw(limits)))
+        out.append(WaitingJob(number, user, count, GROUP[user], devices, draw(priorities), draw(limits)))
     return sorted(out, key=order)
 
 
@@ -54,9 +54,9 @@ def states(draw):
         count = draw(st.integers(0, len(free)))
         user = draw(st.sampled_from(USERS))
         taken, free = free[:count], free[count:]
-        running.append(Running(100 + number, user, frozenset(taken), GROUP[user], draw(st.sampled_from((None, 5.0, 60.0)))))
+        running.append(RunningJob(100 + number, user, frozenset(taken), GROUP[user], draw(st.sampled_from((None, 5.0, 60.0)))))
     outside = frozenset(draw(st.sets(st.sampled_from(gpus), max_size=1)))
-    return State(gpus, waiting, running, limits, links, outside, cpu_jobs=draw(st.integers(0, 4)))
+    return QueueState(gpus, waiting, running, limits, links, outside, cpu_jobs=draw(st.integers(0, 4)))
 
 
 def usage(state, starts):
@@ -149,7 +149,7 @@ def simulate(state, length):
         for start in decision.starts:
             job = by_id[start.job]
             ends = now + job.time_limit if job.time_limit else None
-            running.append((Running(job.id, job.user, frozenset(start.gpus), job.groups, ends), now + length(job)))
+            running.append((RunningJob(job.id, job.user, frozenset(start.gpus), job.groups, ends), now + length(job)))
             waiting = [w for w in waiting if w.id != job.id]
         if not running:
             assert not waiting, "a host with nothing running must start something"
@@ -166,7 +166,7 @@ def test_the_head_never_slips(data):
     waiting = data.draw(jobs(gpus, limits=st.sampled_from((10.0, 50.0, 200.0)), priorities=st.just(0), named=False))
     early = data.draw(st.sampled_from((1.0, 0.5, 0.1)))
     promised: dict[int, float] = {}
-    for now, decision, _ in simulate(State(gpus, waiting, links=links), lambda job: job.time_limit * (early if job.id % 2 else 1.0)):
+    for now, decision, _ in simulate(QueueState(gpus, waiting, links=links), lambda job: job.time_limit * (early if job.id % 2 else 1.0)):
         for start in decision.starts:
             assert now <= promised.get(start.job, now) + 1e-9
         for reservation in decision.reservations:
@@ -183,7 +183,7 @@ def test_bounded_bypass(data):
     waiting = data.draw(jobs(gpus, limits=st.just(0.0), priorities=st.just(0), named=False))
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=len(waiting), max_size=len(waiting)))
     limits = data.draw(st.sampled_from((Quotas(), Quotas(users={u: len(gpus) for u in USERS}))))
-    state = State(gpus, waiting, quotas=limits, links=links)
+    state = QueueState(gpus, waiting, quotas=limits, links=links)
     need = {job.id: job.gpus for job in waiting}
     finished = set()
     for _, decision, left in simulate(state, lambda job: float(lengths[job.id - 1])):

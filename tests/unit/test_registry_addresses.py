@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from dockless.errors import BadInput, UnsafeRequest
-from dockless.images.registry.addresses import LOOPBACK, NEVER, PRIVATE, PUBLIC, Guard, address, classify
+from dockless.images.registry.addresses import LOOPBACK, NEVER, PRIVATE, PUBLIC, AddressGuard, address, classify
 from dockless.images.registry.proxies import Proxies
 
 
@@ -70,7 +70,7 @@ def test_classes(text, kind):
     ],
 )
 def test_where_a_registry_may_send_us(home, allowed, refused):
-    guard = Guard("r.test")
+    guard = AddressGuard("r.test")
     if home is not None:
         guard.check("r.test", ip(home))  # what the user named is reached wherever it is
         guard.connected("r.test", ip(home))
@@ -83,14 +83,14 @@ def test_where_a_registry_may_send_us(home, allowed, refused):
 
 
 def test_hosts_of_the_configuration_are_the_users_word():
-    guard = Guard("r.test", frozenset({"store.lan"}))
+    guard = AddressGuard("r.test", frozenset({"store.lan"}))
     guard.check("store.lan", ip("10.0.0.1"))
     with pytest.raises(UnsafeRequest):
         guard.check("other.lan", ip("10.0.0.1"))
 
 
 def test_a_registry_that_moves_to_another_class():
-    guard = Guard("r.test")
+    guard = AddressGuard("r.test")
     guard.connected("r.test", ip("8.8.8.8"))
     guard.check("r.test", ip("9.9.9.9"))
     for text in ("127.0.0.1", "10.0.0.1", "169.254.169.254"):
@@ -101,7 +101,7 @@ def test_a_registry_that_moves_to_another_class():
 def test_behind_a_proxy_names_are_judged_as_far_as_we_can(monkeypatch):
     import socket
 
-    guard = Guard("r.test")
+    guard = AddressGuard("r.test")
     known = {"inside.test": "10.0.0.1", "outside.test": "8.8.8.8", "2130706433": "127.0.0.1"}
 
     def resolve(host, *_args, **_options):

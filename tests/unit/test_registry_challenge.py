@@ -174,7 +174,15 @@ def test_unknown_encodings_are_refused(value):
         decoder(value, "x")
 
 
-@pytest.mark.parametrize("data", [gzip.compress(TEXT)[:-9], gzip.compress(TEXT)[:100], b"no gzip at all", gzip.compress(TEXT) + b"tail"])
+TORN = {
+    "end": gzip.compress(TEXT)[:-9],
+    "half": gzip.compress(TEXT)[:100],
+    "not gzip": b"no gzip at all",
+    "more": gzip.compress(TEXT) + b"tail",
+}
+
+
+@pytest.mark.parametrize("data", TORN.values(), ids=TORN)
 def test_torn_encodings(data):
     with pytest.raises(RegistryUnavailable):
         _undone("gzip", data)

@@ -19,6 +19,7 @@ def test_every_word_has_an_answer():
         "kernel>=": "5.14",
         "cpus>=": "1",
         "program:": "sh",
+        "package:": "bash",
         "module:": "os",
         "arch:": "x86_64",
         "cross-gcc:": "aarch64",

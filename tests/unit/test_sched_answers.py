@@ -308,6 +308,30 @@ def test_the_output_of_a_job(tmp_path):
     play(tmp_path, story)
 
 
+def test_who_comes_while_the_end_is_written_down_waits_for_nothing(tmp_path, monkeypatch):
+    async def story(desk):
+        (number,) = await desk.submit(ANN, job(gpus="1"))
+        box = await desk.runs(number)
+        write_log(box.directory, "stdout F all of it")
+        writing, written, write = asyncio.Event(), asyncio.Event(), desk.engine.write
+
+        async def slowly(work):
+            writing.set()
+            await written.wait()
+            return await write(work)
+
+        monkeypatch.setattr(desk.engine, "write", slowly)
+        box.end(Exit(0, None))
+        await asyncio.wait_for(writing.wait(), DEADLINE)
+        follower = desk(ANN, lambda queue: [line.text for line in queue.logs(number, follow=True)])
+        try:
+            assert await asyncio.wait_for(follower, DEADLINE) == ["all of it"]
+        finally:
+            written.set()
+
+    play(tmp_path, story)
+
+
 def test_a_job_that_is_cancelled_while_its_output_is_awaited(tmp_path):
     async def story(desk):
         first, waiting = await desk.submit(ANN, job(gpus="2"), job(gpus="1"))

@@ -14,7 +14,7 @@ from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched.engine import attempts
-from dockless.sched.engine.attempts import SETTLE, Found
+from dockless.sched.engine.attempts import SETTLE, AttemptEnd
 from dockless.sched.jobs import Job, State
 from dockless.sched.store.queue import Live
 
@@ -76,18 +76,18 @@ def test_gpus_are_locked_while_it_starts(launcher, monkeypatch):
 @pytest.mark.parametrize(("same_boot", "reason"), [(True, "its keeper was killed"), (False, "the host was rebooted while it ran")])
 def test_what_became_of_one_that_ran(launcher, box, same_boot, reason):
     box.now = "vanished"
-    assert attempts.recover(launcher, "b", True, same_boot) == Found("lost", box, reason)
-    assert attempts.recover(launcher, "none", True, same_boot) == Found("lost", None, "its sandbox is gone")
-    assert attempts.recover(launcher, "none", False, same_boot) == Found("void", None, "the daemon ended before the launch")
-    assert attempts.recover(launcher, "b", False, same_boot) == Found("void", box, "the daemon ended during the launch")
+    assert attempts.recover(launcher, "b", True, same_boot) == AttemptEnd("lost", box, reason)
+    assert attempts.recover(launcher, "none", True, same_boot) == AttemptEnd("lost", None, "its sandbox is gone")
+    assert attempts.recover(launcher, "none", False, same_boot) == AttemptEnd("void", None, "the daemon ended before the launch")
+    assert attempts.recover(launcher, "b", False, same_boot) == AttemptEnd("void", box, "the daemon ended during the launch")
     os.symlink("nowhere", box.directory / "started")
-    assert attempts.recover(launcher, "b", False, same_boot) == Found("lost", box, reason)
+    assert attempts.recover(launcher, "b", False, same_boot) == AttemptEnd("lost", box, reason)
 
 
 def test_one_that_is_just_starting_is_waited_for(launcher, box, clock):
     box.now = "starting"
     clock.at[SETTLE - 1] = lambda: setattr(box, "now", "running")
-    assert attempts.recover(launcher, "b", False, True) == Found("running", box) and box.said == []
+    assert attempts.recover(launcher, "b", False, True) == AttemptEnd("running", box) and box.said == []
 
 
 def test_one_that_does_not_come_up_is_killed(launcher, box, clock):
@@ -95,13 +95,13 @@ def test_one_that_does_not_come_up_is_killed(launcher, box, clock):
     killed = []
     box.on_kill = lambda: killed.append(clock.now)
     clock.at[SETTLE + 5] = lambda: setattr(box, "now", "exited")
-    assert attempts.recover(launcher, "b", False, True) == Found("exited", box)
+    assert attempts.recover(launcher, "b", False, True) == AttemptEnd("exited", box)
     assert SETTLE < killed[0] <= SETTLE + 1
 
 
 def test_one_that_not_even_a_kill_ends_is_given_up(launcher, box, clock):
     box.now = "starting"
-    assert attempts.recover(launcher, "b", False, True) == Found("lost", box, "its keeper neither starts nor ends")
+    assert attempts.recover(launcher, "b", False, True) == AttemptEnd("lost", box, "its keeper neither starts nor ends")
     assert 2 * SETTLE < clock.now <= 2 * SETTLE + 1
 
 

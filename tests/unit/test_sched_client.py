@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dockless.base.waits import Pause
 from dockless.cgroups import IoMax, Limits
 from dockless.errors import BadInput, DaemonUnavailable, NotPermitted
 from dockless.sandbox.spec import Spec
@@ -324,10 +325,12 @@ def test_how_long_an_answer_is_waited_for(monkeypatch):
     asked = []
     queue = Client("/x", timeout=3.0)
     monkeypatch.setattr(queue, "_send", lambda *_: None)
+    monkeypatch.setattr(queue, "fileno", lambda: 5)
     monkeypatch.setattr(queue, "_receive", lambda timeout: asked.append(timeout) or {"jobs": [job], "job": job})
     monkeypatch.setattr(client_module.time, "monotonic", lambda: 1000.0)
-    queue.wait(7, timeout=20.0), queue.wait(7), queue.job(7), queue.cancel(7)
-    assert asked == [25.0, None, 3.0, 3.0]
+    assert next(queue.waiting([7], timeout=20.0)) == Pause(5, 25.0) and next(queue.waiting([7])) == Pause(5, None)
+    queue.job(7), queue.cancel(7)
+    assert asked == [3.0, 3.0]
 
 
 def test_a_job_travels_with_its_disks_by_their_numbers(monkeypatch):

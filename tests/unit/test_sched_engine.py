@@ -191,7 +191,7 @@ def test_a_job_that_waits_again_has_nothing(tmp_path, launcher, cancelled):
 @pytest.mark.parametrize("was_running", [True, False])
 def test_what_is_found_of_an_earlier_daemons_attempt(launcher, state, was_running):
     box = launcher.boxes["b"] = Box("b", launcher.place / "b", now=state)
-    assert attempts.recover(launcher, "b", was_running, True) == attempts.Found(state, box)
+    assert attempts.recover(launcher, "b", was_running, True) == attempts.AttemptEnd(state, box)
     assert attempts.recover(launcher, "gone", was_running, True).handle is None
 
 
@@ -347,13 +347,13 @@ def test_the_shorter_of_two_time_limits_holds(own, of_the_queue, expected):
 
 def test_a_commit_that_fails_answers_nobody_with_success(tmp_path):
     """A foreign key that is looked at only by COMMIT: every change of the transaction is lost, and each is told so."""
-    from dockless.sched.store.writer import Writer
+    from dockless.sched.store.writer import QueueWriter
 
     db = queue.open_queue(tmp_path / "jobs.db")
     db.execute("PRAGMA foreign_keys=ON")
     db.execute("CREATE TABLE parent(id INTEGER PRIMARY KEY)")
     db.execute("CREATE TABLE child(of INTEGER REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)")
-    writer = Writer(db)
+    writer = QueueWriter(db)
     busy, gate = threading.Event(), threading.Event()
 
     def hold(_):

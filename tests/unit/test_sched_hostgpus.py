@@ -122,7 +122,7 @@ def test_a_host_without_gpus(host, there, error, said):
 
 
 def test_what_is_in_use_outside(host):
-    """Held by a `dockless run`, attached or detached, or computed on, and not leased by the queue."""
+    """Held by a `dockless run`, foreground or detached, or computed on, and not leased by the queue."""
     gpus = HostGpus()
     assert gpus.outside(()) == frozenset() and host.asked == [("GPU-a", "GPU-b", MIG_1, MIG_2)]
     host.held, host.detached = frozenset({"GPU-b"}), frozenset({MIG_1})

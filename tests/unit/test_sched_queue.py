@@ -16,7 +16,7 @@ from dockless.sched.jobs import Attempt, AttemptState, Job
 from dockless.sched.store import queue
 from dockless.sched.store import writer as writer_module
 from dockless.sched.store.lease import Lease, held
-from dockless.sched.store.writer import Writer
+from dockless.sched.store.writer import QueueWriter
 
 
 def new_job(user: str = "anna", **changes) -> queue.NewJob:
@@ -232,7 +232,7 @@ def test_a_link_in_place_of_the_queue_is_not_followed(tmp_path):
 
 
 def test_group_commit_acks_after_the_commit(path):
-    writer = Writer(queue.open_queue(path))
+    writer = QueueWriter(queue.open_queue(path))
     seen: list[bool] = []
 
     def one() -> None:
@@ -256,7 +256,7 @@ def test_group_commit_acks_after_the_commit(path):
 def test_so_many_changes_share_a_transaction_and_no_more(path, monkeypatch):
     monkeypatch.setattr(writer_module, "MOST", 3)
     settled = []
-    writer = Writer(queue.open_queue(path), lambda outcome: settled.append([result for _, result, _ in outcome]))
+    writer = QueueWriter(queue.open_queue(path), lambda outcome: settled.append([result for _, result, _ in outcome]))
     gate, busy = threading.Event(), threading.Event()
     writer.write(lambda db: (busy.set(), gate.wait(10)), "a future of another kind")
     assert busy.wait(10)
@@ -270,7 +270,7 @@ def test_so_many_changes_share_a_transaction_and_no_more(path, monkeypatch):
 
 
 def test_one_change_that_fails_takes_nobody_along(path):
-    writer = Writer(queue.open_queue(path))
+    writer = QueueWriter(queue.open_queue(path))
     gate = threading.Event()
     first = writer.write(lambda db: gate.wait(10))  # keeps the writer busy, so that the next three share a transaction
     good = writer.write(lambda db: queue.insert(db, [new_job()], False, 1.0))

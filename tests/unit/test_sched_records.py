@@ -53,6 +53,8 @@ def test_a_job_travels_whole():
         {"spec": {"gpus": ["GPU-1"]}},
         {"spec": {"profile": "root"}},
         {"spec": {"nonsense": 1}},
+        {"spec": {"limits": {"memory": 1}}},
+        {"spec": {"mounts": [{"source": "/a", "target": "/b", "read_only": True}]}},
     ],
 )
 def test_wrong_jobs_are_refused(plain):
@@ -63,7 +65,6 @@ def test_wrong_jobs_are_refused(plain):
 def test_states():
     assert set(ALLOWED) == set(State)
     assert {state for state in State if state.ended} == ENDED
-    assert {state for state in State if state.holds_gpus} == {State.STARTING, State.RUNNING}
     assert all(not ALLOWED[state] for state in ENDED)
     assert State.PENDING not in ALLOWED[State.PENDING]
     assert str(State.OOM) == "OOM" and State("LOST").ended

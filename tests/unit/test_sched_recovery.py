@@ -10,9 +10,9 @@ import pytest
 from support.stand_in import StandIn, engine, left_running, until
 
 from dockless.sandbox.run.process import Exit
+from dockless.sandbox.spec import GRACE
 from dockless.sched import State
 from dockless.sched.engine import stopping
-from dockless.sched.engine.entry import GRACE
 from dockless.sched.store import queue
 from dockless.sched.store.lease import held
 

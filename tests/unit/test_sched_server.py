@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from support.desk import ANN, BEN, PEOPLE, play
@@ -110,12 +111,14 @@ def test_who_does_not_hang_up_is_not_waited_for_for_ever(monkeypatch):
             waits.append((tasks, how))
 
         it._handlers = set()
+        closed = []
+        it.entering = SimpleNamespace(close=lambda: closed.append(True))
         with monkeypatch.context() as patch:
             patch.setattr(server.asyncio, "wait", wait)
             await it.hang_up()
             it._handlers = {asyncio.ensure_future(asyncio.sleep(3600))}
             await it.hang_up()
-        assert waits == [(list(it._handlers), {"timeout": 2.0})]
+        assert waits == [(list(it._handlers), {"timeout": 2.0})] and closed == [True, True]
         await asyncio.wait(it._handlers)
         assert all(task.cancelled() for task in it._handlers)
 

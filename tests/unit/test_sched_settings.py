@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from dockless import errors
-from dockless.cli.logs import _box
 from dockless.errors import NotPermitted
-from dockless.sandbox.run.detached import Detached
+from dockless.sandbox import spec
+from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
-from dockless.sched.engine import attempts, engine, entry, hostgpus, housekeeping, outage, stopping, wants
+from dockless.sched.engine import attempts, engine, hostgpus, housekeeping, outage, stopping, wants
 from dockless.sched.store import queue, writer
 from dockless.sched.wire import answers, client, logs, protocol, server
 
@@ -63,7 +63,7 @@ NUMBERS = {
     client: {"_CANCELLED_AT_ONCE": 1000},
     daemon: {"TAKE_OVER": 5.0, "LET_GO_EVERY": 60.0},
     engine: {"LAUNCHERS": 4, "AT_A_TIME": 50, "OVERDUE": 10.0, "LAUNCHES": 300, "GIVE_UP": 30, "LOOK_AGAIN": 5.0},
-    entry: {"GRACE": 10.0},
+    spec: {"GRACE": 10.0},
     hostgpus: {"FRESH": 2.0},
     housekeeping: {"EVERY": 3600.0, "AFTER_ENDS": 1000, "AT_ONCE": 500, "PAGES": 256},
     jobs: {"MAX_PRIORITY": 1_000_000, "MAX_TIME_LIMIT": 315_360_000.0, "MAX_NAME": 128},
@@ -126,7 +126,7 @@ def test_only_plain_files_are_served(tmp_path, bait):
         (tmp_path / "link").symlink_to(place)
         place = tmp_path / "link"
     assert logs.open_log(place, "log") is None
-    assert list(_box(Detached("box", place), follow=False)) == []
+    assert list(Box("box", place).logs()) == []
 
 
 def test_following_over_a_rotation_and_the_end(tmp_path):
@@ -195,7 +195,7 @@ def test_changes_are_waited_for_without_a_watch_too(tmp_path, monkeypatch):
 
         done = asyncio.get_running_loop().create_future()
         before = set(os.listdir("/proc/self/fd"))
-        watch = logs.Watch(tmp_path / "gone")
+        watch = logs.DirectoryWatch(tmp_path / "gone")
         with monkeypatch.context() as patch:
             patch.setattr(logs.asyncio, "wait", wait)
             await watch.wait(done)
@@ -214,7 +214,7 @@ def test_what_wakes_a_reader(tmp_path, what):
         (tmp_path / "other" / "log").write_text("")
         done = asyncio.get_running_loop().create_future()
         before = set(os.listdir("/proc/self/fd"))
-        watch = logs.Watch(tmp_path)
+        watch = logs.DirectoryWatch(tmp_path)
         for _ in range(2):  # what has woken it once does not do so again
             waits = asyncio.ensure_future(watch.wait(done))
             for _ in range(5):

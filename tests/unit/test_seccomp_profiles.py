@@ -7,8 +7,8 @@ from support import cbpf
 from support.requires import shared
 
 from dockless.base.syscalls import table
-from dockless.sandbox.capabilities import ALL, DEFAULT
-from dockless.sandbox.seccomp import seccomp
+from dockless.sandbox.capabilities import ALL, DEFAULT, PROFILES
+from dockless.sandbox.seccomp import default, seccomp
 
 KERNEL = (6, 1)
 ARCHES = ["x86_64", "aarch64"]
@@ -260,3 +260,41 @@ def test_differences_to_podman_and_docker_are_the_listed_ones(file, capabilities
         if pair[0] != pair[1]:
             found.setdefault(pair, set()).add(name)
     assert found == {pair: set(names.split()) for pair, names in DIFFERENCES[file, capabilities].items()}
+
+
+# -- the filters that were compiled when dockless was built
+
+
+@pytest.fixture
+def fresh():
+    default.default_filter.cache_clear()
+    yield
+    default.default_filter.cache_clear()
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("name", ["default", "untrusted"])
+def test_what_was_built_is_what_the_profile_says(name, arch, fresh):
+    """On every kernel. Where this fails: make build."""
+    found = default.default_filter(name == "untrusted", PROFILES[name], arch)
+    with open(f"{default._BUILT}/{name}.{arch}", "rb") as stream:
+        assert found == stream.read()
+    for kernel in ((5, 14), (6, 1), (99, 0)):
+        assert found == seccomp.compile_profile(seccomp.default_profile(name == "untrusted"), PROFILES[name], arch, kernel)
+
+
+@pytest.mark.parametrize("caps", [frozenset(), DEFAULT | {"CAP_SYS_ADMIN"}, ALL])
+def test_other_capabilities_are_compiled_for(caps, fresh):
+    assert default.default_filter(False, caps, "x86_64") == seccomp.compile_profile(seccomp.default_profile(), caps, "x86_64")
+    assert default.default_filter(False, caps, "x86_64") != default.default_filter(False, DEFAULT, "x86_64")
+
+
+def test_sources_that_were_not_built_work(tmp_path, monkeypatch, fresh):
+    built = default.default_filter(False, DEFAULT, "x86_64")
+    default.default_filter.cache_clear()
+    monkeypatch.setattr(default, "_BUILT", str(tmp_path / "built"))
+    assert default.default_filter(False, DEFAULT, "x86_64") == built
+    default.build(str(tmp_path / "built"))
+    default.default_filter.cache_clear()
+    assert default.default_filter(False, DEFAULT, "x86_64") == built
+    assert len([*(tmp_path / "built").iterdir()]) == 2 * len(ARCHES)

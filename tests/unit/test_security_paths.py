@@ -15,7 +15,7 @@ import pytest
 from dockless import native
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("src/dockless", "base", "sched", "sandbox", "images", "cgroups", "native")
+PACKAGES = ("src/dockless", "base", "sched", "sandbox", "images", "cgroups", "native")
 CHAPTER = "## What root does on paths that others can change"
 
 _OF_OS = {
@@ -43,8 +43,8 @@ SAFELY = {
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
             if not any(above.is_symlink() for above in path.parents if above.is_relative_to(ROOT)):
                 yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 

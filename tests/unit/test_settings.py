@@ -16,7 +16,7 @@ from dockless import doctor
 from dockless.base import paths, settings
 from dockless.cli import main
 from dockless.errors import BadInput
-from dockless.images.catalog import room
+from dockless.images.catalog import disk_usage
 from dockless.sched import config
 
 SOUND = """# all of it
@@ -87,14 +87,14 @@ def test_every_setting_is_read(home):
         "logs.size": 3 << 20,
         "logs.size_limit": 4 << 20,
     }
-    assert room.bound() == 3 << 29
+    assert disk_usage.bound() == 3 << 29
     assert config.load(paths.config_file()).quotas.of("anna.b") == 4
 
 
 def test_without_a_file_everything_is_as_it_comes(home):
     assert settings.load()["queue.per_user"] == 10_000
     assert config.load(paths.config_file()) == config.Config()
-    assert room.bound() is None
+    assert disk_usage.bound() is None
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_everybody_has_the_same_verdict(home, capsys, tmp_path):
     error = refused("[qutoa]\ndefault = 1\n")
     archive = tmp_path / "root.tar"
     archive.write_bytes(bytes(10240))
-    for verdict in (lambda: config.load(paths.config_file()), room.bound):
+    for verdict in (lambda: config.load(paths.config_file()), disk_usage.bound):
         with pytest.raises(BadInput) as caught:
             verdict()
         assert str(caught.value) == str(error)

@@ -60,7 +60,7 @@ def test_submit(asked, monkeypatch):
     """With the name that its image has once it is there; the default is to bring what is missing."""
     brought = []
 
-    def present_for(daemon, image, policy):
+    def present_for(daemon, image, policy, platform):
         brought.append((daemon, image, policy))
         return f"there-{image}"
 
@@ -82,7 +82,7 @@ def test_an_unknown_image_is_told_with_whose_store_lacks_it(asked, monkeypatch):
         yield
 
     monkeypatch.setattr(submitting, "told_whose_store", told_whose_store)
-    monkeypatch.setattr(submitting, "present_for", lambda daemon, image, policy: "there:1")
+    monkeypatch.setattr(submitting, "present_for", lambda daemon, image, policy, platform: "there:1")
     submit("img")
     assert told == [(DAEMON, "there:1")]
 
@@ -99,7 +99,7 @@ def pulls(monkeypatch):
         if name != "there":
             raise UnknownImage("there is no image", hint="pull it")
 
-    def pull(self, name, *, policy, progress):
+    def pull(self, name, *, platform, policy, progress):
         asked.append((name, policy, progress))
         if name == "gone":
             raise NotFound("not in the registry")

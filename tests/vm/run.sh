@@ -85,19 +85,6 @@ if [ -z "$accelerator" ]; then
 fi
 case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
 
-# An emulated processor is six times slower. Then only those tests run that need a controller, a device filter, a disk or accounts of their own, and
-# those of sandboxes on this older kernel; the host's own run has all others. What repeats itself does so less often.
-rounds=()
-if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
-  needing=$(cd "$top" && "$python" -m pytest --collect-only -q --needing cgroup2,device-filter,psi,virtio-disk,two-accounts "$@" | sed -n 's/\(.*::[^[]*\).*/\1/p')
-  [ -n "$needing" ] || { echo "test-vm: no test was found that needs the guest" >&2; exit 1; }
-  mapfile -t needing < <(sort -u <<<"$needing")
-  set -- "${needing[@]}"
-  for file in "$top"/tests/integration/test_sandbox_*.py; do set -- "$@" "tests/integration/${file##*/}"; done
-  rounds=(DOCKLESS_STRESS_STARTS=40)
-  echo "test-vm: emulated, so only the $# tests and files that a host without cgroup v2 cannot answer for (DOCKLESS_VM_ALL=1 runs all)"
-fi
-
 # ---- the payload: wheel and tests of now ----------------------------------------------------------------------------------------------
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/dockless-vm.XXXXXX")
 guests=()
@@ -115,7 +102,7 @@ cp -a "$deps" "$payload/site"
 find "$payload/site/dockless" -name dockless-launcher -exec chmod 755 {} +
 printf '#!/bin/sh\nexec python3 -m dockless.cli "$@"\n' >"$payload/bin/dockless"
 chmod 755 "$payload/bin/dockless"
-cp -a "$top/tests" "$top/pyproject.toml" "$top/setup.py" "$payload/"
+cp -a "$top/tests" "$top/examples" "$top/pyproject.toml" "$top/setup.py" "$payload/"
 mkdir "$payload/native" # sources, for the tests that read or compile them
 cp -a "$top"/native/*.[ch] "$top/native/launcher" "$top/native/layer" "$payload/native/"
 shared=${DOCKLESS_SHARED:-$top/../shared}
@@ -124,11 +111,29 @@ if [ -d "$shared/images" ]; then # sample images and hostile tars, where this ch
   for folder in images corpus; do [ ! -d "$shared/$folder" ] || cp -r --no-preserve=mode "$shared/$folder" "$payload/shared/"; done
 fi
 cp "$here/guest-tests" "$payload/"
+find "$payload/tests" "$payload/examples" -name __pycache__ -prune -exec rm -rf {} +
+# Compiled here, where that is fast, if this Python is of the guest's version; it looks for another's files in vain.
+"$python" -m compileall -q "$payload/site/dockless"
+collect() { (cd "$payload" && env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=site "$python" -m pytest -p no:cacheprovider --collect-only -q "$@"); }
+
+# An emulated processor is six times slower. Then only those tests run that need a controller, a device filter, a disk or accounts of their own, and
+# those of what an older kernel does in another way: mapped mounts, overlays, namespaces, ids. The host's own run has all others. What repeats itself
+# does so less often.
+rounds=()
+if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
+  needing=$(collect --needing cgroup2,device-filter,psi,virtio-disk,two-accounts "$@" | sed -n 's/\(.*::[^[]*\).*/\1/p')
+  [ -n "$needing" ] || { echo "test-vm: no test was found that needs the guest" >&2; exit 1; }
+  mapfile -t needing < <(sort -u <<<"$needing")
+  set -- "${needing[@]}" tests/integration/test_sandbox_{mounts,root,namespaces,identity}.py
+  rounds=(DOCKLESS_STRESS_STARTS=40)
+  echo "test-vm: emulated, so only the $# tests and files that a host without cgroup v2 cannot answer for (DOCKLESS_VM_ALL=1 runs all)"
+else
+  collect "$@" >/dev/null || true # what is wrong with the tests chosen is said in the guest
+fi
 printf '%s\n' "${rounds[@]}" >"$payload/environment"
 for name in root user; do
   printf '%s\n' "$@" >"$payload/arguments-$name"
 done
-find "$payload" -name __pycache__ -prune -exec rm -rf {} +
 chmod -R a+rX "$payload"
 size=$(du -sm "$payload" | cut -f 1)
 truncate -s "$((size + size / 3 + 32))M" "$work/payload.img"

@@ -11,25 +11,41 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import namedtuple
 from collections.abc import Sequence
 
 TYPE_CHECKING = False  # importing typing takes as long as all of the rest
 if TYPE_CHECKING:
     from dockless.cli.parser import Parser
 
-Verb = namedtuple("Verb", "module about group function", defaults=("",))
-"""``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``. ``function``:
-their name, where the verb itself is a word of Python."""
+
+class Verb:
+    """``module`` below ``dockless.cli`` has two functions: ``<verb>_options(parser)`` and ``<verb>(options) -> exit code``. ``function``:
+    their name, where the verb itself is a word of Python."""
+
+    def __init__(self, module: str, about: str, group: str, function: str = "") -> None:
+        self.module, self.about, self.group, self.function = module, about, group, function
 
 
 VERBS = {
     "run": Verb("run", "run a command in a sandbox of its own", "now"),
-    "ps": Verb("boxes", "list detached sandboxes", "now"),
+    "create": Verb("run", "write a sandbox down without starting it", "now"),
+    "ps": Verb("boxes", "list sandboxes", "now"),
+    "exec": Verb("executing", "run a command in a sandbox that runs", "now", "exec_in"),
+    "attach": Verb("attaching", "come back to a detached sandbox or a job: its terminal, its streams", "now"),
+    "top": Verb("seen", "the processes of a sandbox", "now"),
+    "events": Verb("events", "what happens to sandboxes, as it happens", "now"),
+    "stats": Verb("seen", "what sandboxes take, again and again", "now"),
     "logs": Verb("logs", "show what a job or a detached sandbox wrote; -f follows", "now"),
-    "stop": Verb("boxes", "end detached sandboxes: stop signal, then by force", "now"),
-    "kill": Verb("boxes", "send a signal to detached sandboxes (default KILL: everything inside)", "now"),
-    "rm": Verb("boxes", "remove detached sandboxes: logs, records, private layer", "now"),
+    "cp": Verb("copying", "copy files into a sandbox, or out of it", "now"),
+    "stop": Verb("boxes", "end sandboxes: stop signal, then by force", "now"),
+    "kill": Verb("boxes", "send a signal to sandboxes (default KILL: everything inside)", "now"),
+    "rm": Verb("boxes", "remove sandboxes: logs, records, private layer", "now"),
+    "start": Verb("life", "start sandboxes that were created, or have ended", "now"),
+    "restart": Verb("life", "stop sandboxes, and start them again", "now"),
+    "pause": Verb("life", "let sandboxes stand still", "now"),
+    "unpause": Verb("life", "let them go on", "now"),
+    "update": Verb("life", "other limits for sandboxes that run", "now"),
+    "rename": Verb("life", "give a detached sandbox another name", "now"),
     "images": Verb("images", "list the images of the store; check that it is sound", "images"),
     "pull": Verb("registry", "fetch images from registries; a cut pull goes on where it stopped", "images"),
     "load": Verb("transfer", "load images: OCI layout or tar, docker save archive", "images"),
@@ -38,16 +54,19 @@ VERBS = {
     "search": Verb("images", "find images of the store by a text", "images"),
     "tag": Verb("images", "give an image further names", "images"),
     "rmi": Verb("images", "remove images, or names of them", "images"),
-    "df": Verb("store_room", "what takes how much room", "images"),
-    "prune": Verb("store_room", "remove what is not needed", "images"),
+    "df": Verb("disk_usage", "what takes how much of the disk", "images"),
+    "prune": Verb("disk_usage", "remove what is not needed", "images"),
     "diff": Verb("changes", "what a detached sandbox changed of its image", "make"),
     "commit": Verb("changes", "make an image of what a detached sandbox changed", "make"),
+    "snapshot": Verb("changes", "make an image of a sandbox's files as they are now, quickly", "make"),
+    "fork": Verb("changes", "start more sandboxes with the files of one", "make"),
     "push": Verb("registry", "send an image to a registry; a cut push goes on where it stopped", "make"),
     "save": Verb("transfer", "write images to a file: OCI layout or docker archive", "make"),
     "export": Verb("transfer", "write the root of an image or a sandbox as one tar", "make"),
     "import": Verb("transfer", "make an image of the tar of a root file system", "make", "import_root"),
     "login": Verb("registry", "keep a user name and password for a registry", "make"),
     "logout": Verb("registry", "forget them", "make"),
+    "volume": Verb("volumes", "named directories that are kept between sandboxes", "host"),
     "submit": Verb("jobs", "queue a command", "queue"),
     "queue": Verb("jobs", "list jobs, and why each waiting one waits", "queue"),
     "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
@@ -55,11 +74,24 @@ VERBS = {
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
     "daemon": Verb("host", "start queued jobs; stays in the foreground", "queue"),
     "doctor": Verb("host", "what this machine can do, and the next step for what it cannot", "host"),
-    "demo": Verb("host", "two users, four GPUs, a queue: the whole house in half a minute", "host"),
+    "demo": Verb("host", "two users, four GPUs, a queue: everything in half a minute", "host"),
     "completion": Verb("completion", "shell completion: bash, zsh or fish", "host"),
     "version": Verb("host", "the version", "host"),
 }
 GROUPS = {"now": "Run now", "images": "Images", "make": "Images made and handed on", "queue": "The queue", "host": "This machine"}
+
+_SANDBOX_VERBS = (
+    "attach commit cp create diff exec export kill logs pause ps rename restart rm run start stats stop top unpause update wait"
+)
+_IMAGE_VERBS = "history import load prune pull push save tag"
+ALIASES = {
+    "container": {verb: verb for verb in _SANDBOX_VERBS.split()}
+    | {"ls": "ps", "list": "ps", "inspect": "inspect --type sandbox", "prune": "prune --sandboxes"},
+    "image": {verb: verb for verb in _IMAGE_VERBS.split()}
+    | {"ls": "images", "list": "images", "rm": "rmi", "remove": "rmi", "inspect": "inspect --type image"},
+    "system": {"df": "df", "events": "events", "prune": "prune", "info": "info"},
+}
+"""Docker's verbs of two words, and what they are here."""
 
 STORY = """dockless runs jobs from OCI images on one GPU host: no Docker, no engine.
 
@@ -78,10 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if None in (sys.stdin, sys.stdout, sys.stderr):
         _fill_standard_streams()
     os.umask(os.umask(0o077) & 0o077)  # what we make is ours to read and write, whatever the umask
-    if arguments[:1] == ["run"]:
-        import gc
+    import gc
 
-        gc.disable()  # one start makes little garbage; looking for it while everything is imported costs milliseconds
+    gc.set_threshold(50_000)  # looking for garbage while everything is imported costs milliseconds
     code = _guarded(arguments)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -135,9 +166,10 @@ def dispatch(arguments: list[str]) -> int:
     name, *rest = arguments
     if name in ("-v", "-V", "--version"):
         name = "version"
+    name, *rest = _in_one_word([name, *rest])
     _known(name)
-    parser = parser_of(name)
     before, command = split(rest)
+    parser = parser_of(name)
     options = parser.parse(before)
     options.command = command
     if command is not None and not parser.takes_command:
@@ -157,6 +189,22 @@ def _version() -> int:
 
         out()  # says what is wrong
     return 0
+
+
+def _in_one_word(arguments: list[str]) -> list[str]:
+    """``container ls …`` as ``ps …``. ``BadInput`` for a second word that is none."""
+    name, *rest = arguments
+    if name not in ALIASES:
+        return arguments
+    second = rest[0] if rest else ""
+    if second in ALIASES[name]:
+        return [*ALIASES[name][second].split(), *rest[1:]]
+    from dockless.cli import docker_words
+    from dockless.errors import BadInput
+
+    word = docker_words.VERBS.get(second)
+    hint = word.hint if word else f"{name} goes before {' '.join(sorted(ALIASES[name]))}"
+    raise BadInput(f"unknown verb {f'{name} {second}'.strip()[:60]!r}", subject=name, hint=hint)
 
 
 def _known(name: str) -> None:
@@ -194,7 +242,7 @@ def parser_of(name: str) -> Parser:
     """The parser of one verb."""
     from dockless.cli.parser import Parser
 
-    parser = Parser(prog=f"dockless {name}", about=VERBS[name].about)
+    parser = Parser(f"dockless {name}", VERBS[name].about)
     getattr(_module(name), f"{VERBS[name].function or name}_options")(parser)
     return parser
 
@@ -206,6 +254,7 @@ def _module(name: str) -> object:
 
 def _help(rest: list[str]) -> int:
     if rest and rest[0] not in ("-h", "--help", "help"):
+        rest = _in_one_word(rest)
         _known(rest[0])
         parser_of(rest[0]).print_help()
         return 0

@@ -11,8 +11,6 @@ Imported only where there is something to draw: rich takes longer to load than a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rich.console import Console, RenderableType
 from rich.progress import DownloadColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Live
@@ -21,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dockless.base.text import escaped
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_rate
 
 if TYPE_CHECKING:

@@ -1,33 +1,46 @@
-"""Detached sandboxes: ``ps``, ``stop``, ``kill``, ``rm``."""
+"""Sandboxes: ``ps``, ``stop``, ``kill``, ``rm``."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+import datetime
+from collections.abc import Sequence
 
-from dockless.cli.output import age, cut, out, plain, print_json, span, table, warn
+from dockless._life import described, refuse_job, remove
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser
-from dockless.errors import BadInput, SandboxGone
+from dockless.cli.template import format_option, show
+from dockless.errors import BadInput
+from dockless.sandbox.state import ALIVE, STATES
 
 if TYPE_CHECKING:
-    from dockless.sandbox.run.detached import Detached
+    from dockless.sandbox.run.box import Box
 
 
 def ps_options(parser: Parser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="those that have ended, too")
+    filter_option(parser, "-f")
+    format_option(parser)
     parser.quiet("ids alone")
     parser.json()
 
 
-def ps(options: Namespace) -> int:
-    from dockless.sandbox.run import detached
+def filter_option(parser: Parser, *also: str) -> None:
+    about = "only those: name=, state=, image=, exited=CODE, health=, label=NAME[=VALUE]; of one key any, of several all"
+    parser.add_argument(*also, "--filter", action="append", default=[], metavar="KEY=VALUE", help=about)
 
-    shown = [row for box in detached.list_all() if (row := describe(box)) and (options.all or row["state"] in ("starting", "running"))]
+
+def ps(options: Namespace) -> int:
+    shown = chosen(
+        options.filter, alive_alone=not (options.all or any(one.startswith(("state=", "status=", "exited=")) for one in options.filter))
+    )
     if options.quiet:
         for row in shown:
             out(row["id"])
     elif options.json:
         print_json(shown)
+    elif options.format:
+        show(options.format, [_in_words(row) for row in shown])
     else:
         rows = [(r["id"], r["image"], cut(" ".join(r["command"]), 40), _state(r), age(r["created"]), len(r["gpus"]) or "") for r in shown]
         table(("ID", "IMAGE", "COMMAND", "STATE", "AGE", "GPUS"), rows)
@@ -36,82 +49,114 @@ def ps(options: Namespace) -> int:
     return 0
 
 
-def describe(box: Detached) -> dict[str, Any] | None:
-    """One sandbox as a record for scripts; None if it went away while we looked. ``reason``: why a vanished one has no exit."""
-    state = box.state()
-    reason = box.loss() if state == "vanished" else ""
-    try:
-        document = box.document
-    except SandboxGone:
-        return _damaged(box, state, reason) if box.directory.is_dir() else None
-    spec = document.spec
-    return {
-        "id": box.id,
-        "image": spec.image,
-        "command": [*(spec.entrypoint or ()), *spec.argv],
-        "state": state,
-        "pid": box.pid if state in ("starting", "running") else 0,
-        "created": document.created,
-        "gpus": list(spec.gpus),
-        "simulated": bool(spec.gpus) and (document.labels.get("gpus") == "simulated" or _simulated()),
-        "labels": document.labels,
-        **_exit(box, state),
-        "reason": reason,
-        "directory": str(box.directory),
-    }
+def chosen(filters: Sequence[str], *, alive_alone: bool) -> list[dict[str, Any]]:
+    """Sandboxes as ``described`` has them, by id. ``BadInput`` for a filter that cannot be read."""
+    from dockless.sandbox.run.box import everything
+
+    wanted = _filters(filters)
+    found = []
+    for box in sorted(everything(), key=lambda one: one.id):
+        row = described(box)
+        if row and (not alive_alone or row["state"] in ALIVE) and all(_fits(row, key, values) for key, values in wanted.items()):
+            found.append(row)
+    return found
 
 
-def _damaged(box: Detached, state: str, reason: str) -> dict[str, Any]:
-    """A sandbox of which nothing is known but that it is there."""
-    known = {"id": box.id, "state": state, "reason": reason, "directory": str(box.directory)}
-    unknown = {"image": "", "command": [], "pid": 0, "created": box.directory.stat().st_mtime, "gpus": [], "simulated": False}
-    return {**unknown, "labels": {}, **_exit(box, state), **known}
+_KEYS = {
+    "name": "id",
+    "id": "id",
+    "status": "state",
+    "state": "state",
+    "ancestor": "image",
+    "image": "image",
+    "exited": "exited",
+    "label": "label",
+    "health": "health",
+}
+_LIMITS = {"": "timed out", "timeout": "timed out", "idle_timeout": "idle", "ttl": "ttl over"}
 
 
-def _exit(box: Detached, state: str) -> dict[str, Any]:
-    ended = box.exit() if state == "exited" else None
-    return {"exit_code": None if ended is None else ended.exit_code, "exit": plain(ended)}
+def _filters(texts: Sequence[str]) -> dict[str, list[str]]:
+    wanted: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if key not in _KEYS or not equals or not value:
+            raise BadInput(
+                f"--filter {text[:60]!r} cannot be read", subject="--filter", hint=f"write KEY=VALUE; keys are {', '.join(_KEYS)}"
+            )
+        if key == "health":
+            from dockless.sandbox.run.health import HEALTHS
+
+            if value not in (known := (*HEALTHS, "none")):
+                raise BadInput(f"--filter {text[:60]!r}: there is no such health", subject="--filter", hint=f"it is {', '.join(known)}")
+        if _KEYS[key] == "state" and value not in STATES:
+            raise BadInput(f"--filter {text[:60]!r}: there is no such state", subject="--filter", hint=f"states are {', '.join(STATES)}")
+        wanted.setdefault(_KEYS[key], []).append(value)
+    return wanted
 
 
-def _simulated() -> bool:
-    import os
+def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
+    if key == "id":
+        return any(value in row["id"] for value in values)
+    if key == "image":
+        return any(row["image"] == value or row["image"].startswith((f"{value}:", f"{value}@")) for value in values)
+    if key == "exited":
+        return str(row["exit_code"]) in values
+    if key == "health":
+        return (row["health"]["status"] if row["health"] else "none") in values
+    if key == "label":
+        pairs = (value.partition("=") for value in values)
+        return all(name in row["labels"] and (not equals or row["labels"][name] == value) for name, equals, value in pairs)
+    return row["state"] in values
 
-    return bool(os.environ.get("DOCKLESS_SIMULATED_GPUS"))
+
+def _in_words(row: dict[str, Any]) -> dict[str, Any]:
+    """With what Docker's templates name beside the fields of --json."""
+    created = datetime.datetime.fromtimestamp(row["created"], datetime.UTC).isoformat(timespec="seconds")
+    return row | {"name": row["id"], "names": row["id"], "status": _state(row), "running_for": age(row["created"]), "created_at": created}
 
 
 def _state(row: dict[str, Any]) -> str:
-    if row["state"] != "exited":
-        return f"{row['state']}: {row['reason']}" if row["reason"] else str(row["state"])
+    said = [] if row["state"] == "exited" else [row["state"]]
+    if row["health"] and row["state"] in ALIVE:
+        said[-1] += f" ({row['health']['status']})"
     ended = row["exit"]
-    how = "oom" if ended["oom_killed"] else "timed out" if ended["timed_out"] else f"exit {row['exit_code']}"
-    return f"{how}, {span(ended['ended'] - ended['started'])}"
+    if ended is not None:
+        how = "oom" if ended["oom_killed"] else _LIMITS[ended["limit"]] if ended["timed_out"] else f"exit {row['exit_code']}"
+        said.append(f"{how}, {span(ended['ended'] - ended['started'])}")
+    return ": ".join([*said, row["reason"]] if row["reason"] else said)
 
 
-def _several(parser: Parser, what: str = "sandboxes of `dockless ps`") -> None:
+RUNNING = "sandboxes of `dockless ps`"
+
+
+def several(parser: Parser, what: str = "sandboxes of `dockless ps --all`") -> None:
     parser.add_argument("ids", nargs="+", metavar="ID", help=what)
     parser.quiet("say nothing")
     parser.json()
 
 
 def stop_options(parser: Parser) -> None:
-    _several(parser)
-    parser.add_argument("--grace", default="10s", metavar="TIME", help="until it is ended by force (default: 10s)")
+    several(parser)
+    parser.add_argument(
+        "-t", "--time", "--timeout", "--grace", dest="grace", metavar="TIME", help="until force is used (default: its own, or 10s)"
+    )
 
 
 def stop(options: Namespace) -> int:
     from dockless.base.units import parse_duration
 
-    grace = parse_duration(options.grace, "grace")
-    return _each(options, lambda box: _stop(box, grace))
+    grace = None if options.grace is None else parse_duration(options.grace, "grace")
+    return each_box(options, lambda box: _stop(box, grace))
 
 
-def _stop(box: Detached, grace: float) -> None:
-    _refuse_job(box)
+def _stop(box: Box, grace: float | None) -> None:
+    refuse_job(box)
     box.stop(grace)
 
 
 def kill_options(parser: Parser) -> None:
-    _several(parser)
+    several(parser)
     parser.add_argument("-s", "--signal", default="KILL", metavar="SIGNAL", help="KILL ends everything inside, any other goes to the job")
 
 
@@ -121,41 +166,27 @@ def kill(options: Namespace) -> int:
     from dockless.base.units import parse_signal
 
     number = parse_signal(options.signal)
-    return _each(options, lambda box: box.kill() if number == signal.SIGKILL else box.send_signal(number))
+    return each_box(options, lambda box: box.kill() if number == signal.SIGKILL else box.send_signal(number))
 
 
 def rm_options(parser: Parser) -> None:
-    _several(parser)
+    several(parser)
     parser.add_argument("-f", "--force", action="store_true", help="end it first, if it still runs")
 
 
 def rm(options: Namespace) -> int:
-    def remove(box: Detached) -> None:
-        _refuse_job(box)
-        if not options.force and box.state() in ("starting", "running"):
-            raise BadInput(f"sandbox {box.id} still runs", subject=box.id, hint=f"dockless stop {box.id}, or rm --force")
-        box.remove()
-
-    return _each(options, remove)
+    return each_box(options, lambda box: remove(box, force=options.force))
 
 
-def _refuse_job(box: Detached) -> None:
-    """A sandbox of the daemon's is ended through the daemon, which keeps the records."""
-    with contextlib.suppress(SandboxGone):
-        if "job" in box.labels or "queue" in box.labels:
-            job = box.labels.get("job", box.id)
-            raise BadInput(f"sandbox {box.id} belongs to job {job} of the queue", subject=box.id, hint=f"dockless cancel {job}")
-
-
-def _each(options: Namespace, action: Any) -> int:
+def each_box(options: Namespace, action: Any) -> int:
     """Do it to every one; the first error is raised when all were tried, the others are said."""
-    from dockless.sandbox.run import detached
+    from dockless.sandbox.run.box import get
 
     first: Exception | None = None
     done = []
     for name in options.ids:
         try:
-            action(detached.get(name))
+            action(get(name))
             done.append(name)
         except Exception as error:
             if first is not None:

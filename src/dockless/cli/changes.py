@@ -1,11 +1,15 @@
-"""What a sandbox changed of its image: ``diff`` and ``commit``. Detached sandboxes, and the daemon's jobs, by their ids."""
+"""What a sandbox changed of its image: ``diff``, ``commit``, ``snapshot``, ``fork``."""
 
 from __future__ import annotations
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.cli.images import print_images, record
 from dockless.cli.output import out, print_json
-from dockless.cli.parser import Namespace, Parser
+from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.transfer import change_options, edit_of
+
+if TYPE_CHECKING:
+    from dockless.images import Image
 
 
 def diff_options(parser: Parser) -> None:
@@ -43,7 +47,48 @@ def commit(options: Namespace) -> int:
     image = find(options.sandbox).commit(
         options.name, edit=edit_of(options), compression=options.compression, level=options.level, pause=not options.no_pause
     )
+    _print_made(image, options)
+    return 0
+
+
+def snapshot_options(parser: Parser) -> None:
+    parser.add_argument(
+        "sandbox", metavar="SANDBOX", help="one of `dockless ps -a`; while it runs it stands still at the end of the copy alone"
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME[:TAG]", help="of the new image; left out: only its digest names it")
+    parser.quiet("the name alone")
+    parser.json()
+
+
+def snapshot(options: Namespace) -> int:
+    from dockless._box import Sandbox
+
+    image = Sandbox.open(options.sandbox).snapshot(options.name)
+    _print_made(image, options)
+    return 0
+
+
+def _print_made(image: Image, options: Namespace) -> None:
     print_images([image], options)
     if options.json:
-        print_json(record(image))
+        print_json({**record(image), "paused": image.paused})
+    elif image.paused and not options.quiet:
+        out(f"it stood still for {image.paused * 1000:.1f} ms")
+
+
+def fork_options(parser: Parser) -> None:
+    parser.add_argument("sandbox", metavar="SANDBOX", help="one of `dockless ps -a`")
+    parser.add_argument("-n", "--count", type=whole(1), default=1, metavar="N", help="so many (default: 1)")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def fork(options: Namespace) -> int:
+    from dockless._box import Sandbox
+
+    made = [box.id for box in Sandbox.open(options.sandbox).fork(options.count)]
+    if options.json:
+        print_json(made)
+    elif not options.quiet:
+        out(*made)
     return 0

@@ -11,10 +11,12 @@ SHELLS = ("bash", "zsh", "fish")
 # What completes a verb's own arguments: a command that prints candidates, or files.
 _IMAGES, _BOXES, _JOBS = "dockless images -q", "dockless ps -aq", "dockless queue -q"
 _ARGUMENTS = {
-    "run": (_IMAGES,), "submit": (_IMAGES,), "stop": (_BOXES,), "kill": (_BOXES,), "rm": (_BOXES,), "logs": (_JOBS, _BOXES),
+    "run": (_IMAGES,), "create": (_IMAGES,), "submit": (_IMAGES,), "stop": (_BOXES,), "kill": (_BOXES,), "rm": (_BOXES,),
+    "start": (_BOXES,), "restart": (_BOXES,), "logs": (_JOBS, _BOXES),
     "wait": (_JOBS, _BOXES), "cancel": (_JOBS,), "queue": (_JOBS,), "pull": (_IMAGES,), "push": (_IMAGES,), "tag": (_IMAGES,),
     "rmi": (_IMAGES,), "history": (_IMAGES,), "save": (_IMAGES,), "inspect": (_IMAGES, _BOXES), "export": (_BOXES, _IMAGES),
-    "commit": (_BOXES,), "diff": (_BOXES,), "images": ("echo check", _IMAGES),
+    "commit": (_BOXES,), "cp": (_BOXES,), "diff": (_BOXES,),
+    "snapshot": (_BOXES,), "fork": (_BOXES,), "attach": (_JOBS, _BOXES), "exec": (_JOBS, _BOXES), "images": ("echo check", _IMAGES),
 }  # fmt: skip
 _FILES = ("load", "import")
 
@@ -41,7 +43,7 @@ def flags(verb: str) -> list[Flag]:
 
     return [
         Flag(tuple(action.option_strings), tuple(map(str, action.choices or ())), action.nargs != 0, (action.help or "").replace("%%", "%"))
-        for action in parser_of(verb)._actions
+        for action in parser_of(verb).full().actions
         if action.option_strings
     ]
 

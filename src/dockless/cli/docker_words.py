@@ -23,12 +23,14 @@ class Word(NamedTuple):
 NOT_YET = "dockless has no such thing yet"
 _NETWORKS = "there are no networks but the host's own and none (loopback alone)"
 _PORTS = "no ports are published; with the host's network the job listens there itself"
-_HEALTH = "there are no health checks yet; wait for the job, or ask inside it"
-_LABELS = "labels exist on images alone"
-_FORMAT = "there are no templates; take the fields from JSON"
-_FILTER = "there are no filters; take what is wanted from JSON"
-_PLATFORM = "the platform is chosen when the image is pulled"
-_KEPT_LOGS = "output is always kept, see logs; there are no drivers"
+_HEALTH = "not supported; the checks have --health-interval, --health-timeout, --health-retries and --health-start-period"
+_DETACH = Word(
+    "to detach from a terminal, start the sandbox in the background with -t (run -dt) and attach", "attach --detach-keys ctrl-x NAME"
+)
+_FORMAT = "there are no templates for that; take the fields from JSON"
+_FILTER = "there are no filters for that; take what is wanted from JSON"
+_PLATFORM = "the platform is one word"
+_KEPT_LOGS = "output is kept in files of dockless's own, and what reads it takes it from there"
 _TLS = "registries.conf says how a registry is reached (insecure = true)"
 _SERVICES = "dockless starts one host's jobs; services and clusters are for other tools"
 _SCANS = "dockless looks for no vulnerabilities; give a scanner the image's files"
@@ -36,7 +38,6 @@ _DESKTOP = "that is a part of Docker Desktop or of its services; dockless has no
 _ENGINE = "dockless works on this host; there is no engine to choose"
 
 VERBS: dict[str, Word] = {
-    "attach": Word("a sandbox's output can be followed", "logs -f NAME"),
     "artifact": Word(NOT_YET),
     "auto-update": Word("nothing is updated by itself; pull what a name means now", "pull IMAGE"),
     "build": Word("dockless builds no Dockerfiles; run the steps and keep what they changed", "commit NAME IMAGE"),
@@ -46,17 +47,11 @@ VERBS: dict[str, Word] = {
     **dict.fromkeys("ai app cloud desktop dev extension feedback mcp model offload pass sandbox".split(), Word(_DESKTOP)),
     "compose": Word(_SERVICES),
     "config": Word(_SERVICES),
-    "container": Word("say the verb alone, like ps, logs, stop", "ps --all"),
     "context": Word(_ENGINE),
-    "cp": Word("copying into and out of a sandbox is not there yet; give it a directory", "run -v ./here:/there IMAGE"),
-    "create": Word("a sandbox starts when it is made", "run -d IMAGE"),
-    "debug": Word("a second command in a running sandbox is not there yet; a shell in the same image is", "run IMAGE -- sh"),
-    "events": Word("there is no stream of events yet; list what there is", "queue --json"),
-    "exec": Word("a second command in a running sandbox is not there yet; start both with one shell", "run IMAGE -- sh -c COMMANDS"),
+    "debug": Word("run it in the sandbox itself", "exec NAME -- sh"),
     "farm": Word(NOT_YET),
     "generate": Word(_SERVICES),
-    "healthcheck": Word(_HEALTH),
-    "image": Word("say the verb alone, like images, pull, rmi", "images"),
+    "healthcheck": Word("its keeper checks it; what the checks say is in", "inspect NAME"),
     "init": Word("every sandbox has an init process"),
     "kube": Word(_SERVICES),
     "ls": Word("sandboxes and images are listed apart", "ps"),
@@ -65,32 +60,22 @@ VERBS: dict[str, Word] = {
     "mount": Word("an image's files can be had as a tar", "export IMAGE -o FILE"),
     "network": Word(_NETWORKS, "run --network host IMAGE"),
     "node": Word(_SERVICES),
-    "pause": Word("a sandbox is not paused yet; end it", "stop NAME"),
     "play": Word(_SERVICES),
     "plugin": Word("there are no plugins"),
     "pod": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
     "port": Word(_PORTS, "run --network host IMAGE"),
     "quadlet": Word(_SERVICES),
-    "rename": Word("a sandbox gets its name at the start", "run -d --name NAME IMAGE"),
-    "restart": Word("a sandbox runs once; start another one", "run -d IMAGE"),
     "sbom": Word(_SCANS, "export IMAGE -o FILE"),
     "scout": Word(_SCANS, "export IMAGE -o FILE"),
     "secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
     "service": Word(_SERVICES),
     "stack": Word(_SERVICES),
-    "start": Word("a sandbox runs once; start another one", "run -d IMAGE"),
-    "stats": Word("what a sandbox used is in its result", "run --json IMAGE"),
     "swarm": Word(_SERVICES),
-    "system": Word("say the verb alone: df, prune, info", "df"),
-    "top": Word("sandboxes are seen by the host's own ps; their first process is told", "ps --json"),
     "trust": Word("signatures are not checked yet; policy.json refuses what needs them"),
     "umount": Word("nothing stays mounted"),
     "unmount": Word("nothing stays mounted"),
-    "unpause": Word("a sandbox is never paused"),
     "unshare": Word("a namespace of your own, with the host's system", "run -- sh"),
     "untag": Word("a name is taken away with", "rmi IMAGE"),
-    "update": Word("limits are set at the start", "run --memory 4G IMAGE"),
-    "volume": Word("a named volume is made when it is first used", "run -v NAME:/data IMAGE"),
 }  # fmt: skip
 
 BEFORE: dict[str, Word] = {
@@ -122,17 +107,27 @@ VALUES: dict[str, dict[str, Word]] = {
         f"--{name}": {"private shareable none": Word(_OWN, "run IMAGE"), "container:": Word(_JOIN, "run IMAGE -- sh -c COMMANDS")}
         for name in ("pid", "ipc", "uts", "cgroupns")
     },
-    "--pull": {"true": Word("write the word", "run --pull always IMAGE"), "false": Word("write the word", "run --pull missing IMAGE")},
+    "--log-driver": {
+        "": Word(_KEPT_LOGS, "logs -f NAME"),
+    },
+    "--pull": {
+        "true": Word("use always or missing", "run --pull always IMAGE"),
+        "false": Word("use always or missing", "run --pull missing IMAGE"),
+    },
+    "--condition": {"not-running stopped exited": Word("ended is the default; leave it out", "wait NAME")},
+    "--filter": {
+        "type=container": Word("all events are of sandboxes; leave it out", "events"),
+        "type=image type=volume type=network type=daemon type=plugin type=pod type=system": Word("all events are of sandboxes", "events"),
+    },
 }
 """Values that Docker and Podman take for an option of ours; one that ends with a colon is the beginning of a value, an empty one is any."""
 
 HOST_NAME = Word("-h alone lists the options; the host name inside is", "run --hostname NAME IMAGE")
 
 _RUN: dict[str, Word] = {
-    "--add-host": Word("there is no list of hosts yet; bind a file", "run -v ./hosts:/etc/hosts:ro IMAGE"),
-    "--annotation": Word(_LABELS),
+    "--annotation": Word("there are labels instead", "run --label NAME=VALUE IMAGE"),
     "-a --attach": Word("without -d all three standard streams are yours", "run IMAGE"),
-    "--arch": Word(_PLATFORM, "pull --platform linux/amd64 IMAGE"),
+    "--arch": Word(_PLATFORM, "run --platform linux/amd64 IMAGE"),
     "--authfile": Word("logins are read from where login keeps them", "login REGISTRY"),
     "--blkio-weight": Word("the share of a disk is", "run --io-weight 100 IMAGE"),
     "--blkio-weight-device": Word("the share holds for all disks", "run --io-weight 100 IMAGE"),
@@ -140,7 +135,6 @@ _RUN: dict[str, Word] = {
     "--cgroup-conf": Word("the limits have names of their own", "run --help"),
     "--cgroup-parent": Word("dockless chooses the control group; what this host offers", "doctor"),
     "--cgroups": Word("a control group is used where there is one", "doctor"),
-    "--cidfile": Word("-d prints the id", "run -d -q IMAGE"),
     "--conmon-pidfile": Word("the first process is in", "ps --json"),
     "--cpu-count": Word("cores are", "run --cpus 2 IMAGE"),
     "--cpu-percent": Word("cores are", "run --cpus 0.5 IMAGE"),
@@ -150,60 +144,46 @@ _RUN: dict[str, Word] = {
     "--cpu-rt-runtime": Word("cgroup v2 has no real-time budgets"),
     "-c --cpu-shares": Word("shares are weights of 1 to 10000 here, 100 by default", "run --cpu-weight 100 IMAGE"),
     "--creds": Word("log in first", "login REGISTRY"),
-    "--detach-keys": Word("there is nothing to detach from; begin detached", "run -d IMAGE"),
-    "--device": Word("GPUs are the only devices that can be given", "run --gpus 1 IMAGE"),
-    "--device-cgroup-rule": Word("GPUs are the only devices that can be given", "run --gpus 1 IMAGE"),
+    "--detach-keys": _DETACH,
+    "--device-cgroup-rule": Word("devices are given by their nodes", "run --device /dev/fuse IMAGE"),
     "--disable-content-trust": Word("signatures are not checked; policy.json refuses what needs them"),
     "--dns": Word("the network is the host's or none; bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
     "--dns-opt --dns-option": Word("bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
     "--dns-search": Word("bind a file", "run --network host -v ./resolv.conf:/etc/resolv.conf:ro IMAGE"),
-    "--domainname": Word("the host name may have the domain", "run --hostname web.example.org IMAGE"),
     "--env-host": Word("name the variables that are to be taken along", "run -e HOME IMAGE"),
     "--env-merge": Word("write the value out", "run -e PATH=/bin IMAGE"),
     "--expose": Word(_PORTS, "run --network host IMAGE"),
     "--gidmap": Word("ids are mapped by /etc/subgid; see", "doctor"),
-    "--gpu": Word("several or one", "run --gpus 1 IMAGE"),
-    "--health-cmd": Word(_HEALTH),
-    "--health-interval": Word(_HEALTH),
-    "--health-log-destination": Word(_HEALTH),
-    "--health-max-log-count": Word(_HEALTH),
-    "--health-max-log-size": Word(_HEALTH),
-    "--health-on-failure": Word(_HEALTH),
-    "--health-retries": Word(_HEALTH),
-    "--health-start-interval": Word(_HEALTH),
-    "--health-start-period": Word(_HEALTH),
-    "--health-startup-cmd": Word(_HEALTH),
-    "--health-timeout": Word(_HEALTH),
+    "--gpu": Word("the option is --gpus", "run --gpus 1 IMAGE"),
+    "--health-log-destination": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
+    "--health-max-log-count": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
+    "--health-max-log-size": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
+    "--health-on-failure": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
+    "--health-start-interval": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
+    "--health-startup-cmd": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
     "--hooks-dir": Word("there are no hooks"),
     "--hosts-file": Word("bind it", "run -v ./hosts:/etc/hosts:ro IMAGE"),
     "--http-proxy": Word("name the variables that are to be taken along", "run -e http_proxy IMAGE"),
     "--image-volume": Word("an image's volumes are a part of its root"),
-    "-i --interactive": Word("standard input is passed on anyway, leave it out", "run IMAGE"),
     "--io-maxbandwidth": Word("a limit for a disk is", "run --io /data:rbps=50M IMAGE"),
     "--io-maxiops": Word("a limit for a disk is", "run --io /data:riops=1000 IMAGE"),
     "--ip": Word(_NETWORKS, "run --network host IMAGE"),
     "--ip6": Word(_NETWORKS, "run --network host IMAGE"),
     "--isolation": Word("that is for Windows; here there are profiles", "run --profile untrusted IMAGE"),
     "--kernel-memory": Word("cgroup v2 counts the kernel's memory with the rest", "run --memory 4G IMAGE"),
-    "-l --label": Word(_LABELS),
-    "--label-file": Word(_LABELS),
     "--link": Word(_NETWORKS, "run --network host IMAGE"),
     "--link-local-ip": Word(_NETWORKS, "run --network host IMAGE"),
-    "--log-driver": Word(_KEPT_LOGS, "logs NAME"),
-    "--log-opt": Word(_KEPT_LOGS, "logs NAME"),
     "--mac-address": Word(_NETWORKS, "run --network host IMAGE"),
     "--memory-reservation": Word("memory that is protected, or from which on it is slowed down", "run --memory-low 1G IMAGE"),
     "--memory-swappiness": Word("cgroup v2 has none; swap itself can be limited", "run --memory 4G --memory-swap 4G IMAGE"),
     "--network-alias --net-alias": Word(_NETWORKS, "run --network host IMAGE"),
-    "--no-healthcheck": Word("there are no health checks; leave it out", "run IMAGE"),
     "--no-hosts": Word("the image's own /etc/hosts stays as it is; leave it out", "run IMAGE"),
     "--no-hostname": Word("the image's own /etc/hostname stays as it is; leave it out", "run IMAGE"),
     "--oom-kill-disable": Word("cgroup v2 cannot; slow it down before instead", "run --memory-high 3G IMAGE"),
-    "--os": Word(_PLATFORM, "pull --platform linux/amd64 IMAGE"),
+    "--os": Word(_PLATFORM, "run --platform linux/amd64 IMAGE"),
     "--passwd": Word("the image's own /etc/passwd stays as it is"),
     "--personality": Word(NOT_YET),
     "--pidfile": Word("the first process is in", "ps --json"),
-    "--platform": Word(_PLATFORM, "pull --platform linux/amd64 IMAGE"),
     "--pod": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
     "--preserve-fds": Word("standard input, output and error alone are passed on"),
     "--privileged": Word("every capability and device is a profile", "run --profile privileged IMAGE"),
@@ -212,21 +192,17 @@ _RUN: dict[str, Word] = {
     "--rdt-class": Word(NOT_YET),
     "--replace": Word("remove the old one first", "rm -f NAME"),
     "--requires": Word("wait for the other one first", "wait NAME"),
-    "--restart": Word("a sandbox runs once; a job of the queue can be queued again after a reboot", "submit --on-reboot requeue IMAGE"),
     "--rmi": Word("remove the image afterwards", "rmi IMAGE"),
     "--rootfs": Word("make an image of it", "import FILE IMAGE"),
     "--runtime": Word("there is one, dockless's own"),
     "--sdnotify": Word(NOT_YET),
     "--secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
     "--sig-proxy": Word("signals are always passed on; leave it out", "run IMAGE"),
-    "--stop-timeout": Word("the time between stop signal and kill is", "run --grace 10s IMAGE"),
     "--storage-opt": Word("a root in memory can have a size", "run --root tmpfs --root-size 10G IMAGE"),
     "--subgidname": Word("ids are mapped by /etc/subgid; see", "doctor"),
     "--subuidname": Word("ids are mapped by /etc/subuid; see", "doctor"),
-    "--sysctl": Word("there are no settings of the kernel's for one sandbox yet"),
     "--systemd": Word("no init system runs inside"),
     "--tls-verify": Word(_TLS),
-    "-t --tty": Word("there is no terminal of its own yet, the job has the caller's standard streams", "run IMAGE"),
     "--tz": Word("say it by the variable", "run -e TZ=Europe/Berlin IMAGE"),
     "--uidmap": Word("ids are mapped by /etc/subuid; see", "doctor"),
     "--unsetenv": Word("a variable can be set to nothing", "run -e NAME= IMAGE"),
@@ -243,13 +219,16 @@ def _listed(verb: str) -> dict[str, Word]:
 
 FLAGS: dict[str, dict[str, Word]] = {
     "run": _RUN,
+    "create": _RUN,
     "submit": {
         **_RUN,
+        "--restart": Word("jobs have no restart policy; to queue one again after a reboot", "submit --on-reboot requeue IMAGE"),
+        "--cidfile": Word("its number is printed by", "submit -q IMAGE"),
+        "-l --label --label-file": Word("a job has a name and a group instead", "submit --name NAME IMAGE"),
         "-d --detach": Word("a job of the queue always is; leave it out", "submit IMAGE"),
         "--id": Word("the queue gives the number; a name is", "submit --name NAME IMAGE"),
     },
     "ps": {
-        **_listed("ps"),
         "-n --last": Word("the list is short; all of them are", "ps --all"),
         "-l --latest": Word("all of them are", "ps --all"),
         "--no-trunc": Word("nothing is cut in", "ps --json"),
@@ -267,15 +246,11 @@ FLAGS: dict[str, dict[str, Word]] = {
         "--sort --noheading -n --history": Word("take the fields from JSON", "images --json"),
     },
     "logs": {
-        "--details": Word(_LABELS),
-        "--since": Word("filter the times", "logs -t NAME"),
-        "--until": Word("filter the times", "logs -t NAME"),
-        "-n --tail": Word("tail(1) takes the last lines of it", "logs NAME"),
+        "--details": Word("labels are in", "inspect NAME"),
         "--color --names": Word("one at a time", "logs NAME"),
         "-l --latest": Word("name it; the newest are in", "ps --all"),
     },
     "stop": {
-        "-t --time --timeout": Word("the time before it is ended by force is", "stop --grace 10s NAME"),
         "-s --signal": Word("the stop signal is set at the start; any other is sent with", "kill -s HUP NAME"),
         "-a --all": Word("name them", "ps -q"),
         "-l --latest --cidfile --filter -f -i --ignore": Word("name them", "ps -q"),
@@ -315,7 +290,6 @@ FLAGS: dict[str, dict[str, Word]] = {
         "--platform": Word("an image of the store has one platform; leave it out", "history IMAGE"),
     },
     "inspect": {
-        "-f --format": Word(_FORMAT, "inspect --json IMAGE"),
         "-s --size": Word("what an image takes is in", "df"),
         "--platform": Word("an image of the store has one platform; leave it out", "inspect IMAGE"),
         "-l --latest": Word("name it", "ps --all"),
@@ -329,17 +303,65 @@ FLAGS: dict[str, dict[str, Word]] = {
     "version": {"-f --format": Word(_FORMAT, "version --json")},
     "df": {"-v --verbose": Word("each image has a line anyway; leave it out", "df"), "--format": Word(_FORMAT, "df --json")},
     "prune": {
-        "--filter": Word("what was not used for so long", "prune --older-than 7d"),
-        "--volumes": Word("named volumes are never removed by themselves"),
+        "--volumes": Word("named volumes that no sandbox has go with", "volume prune"),
         "--external --build": Word("what no image needs goes anyway", "prune"),
     },
+    "cp": {
+        "-a --archive": Word("modes and times are copied anyway, the owner is who copies; leave it out", "cp NAME:/there here"),
+        "-L --follow-link": Word("the source itself is followed anyway; leave it out", "cp NAME:/there here"),
+        "--overwrite --pause": Word("leave it out", "cp NAME:/there here"),
+    },
     "diff": {"--format": Word(_FORMAT, "diff --json NAME")},
+    "top": {"-l --latest": Word("name it", "top NAME")},
+    "stats": {
+        "-a --all": Word("what has ended takes nothing; leave it out", "stats"),
+        "--format": Word(_FORMAT, "stats --json"),
+        "--no-trunc --no-reset -i --interval -l --latest": Word("leave it out", "stats"),
+    },
+    "start": {
+        "-a --attach --sig-proxy": Word("start it, then attach to it", "attach NAME"),
+        "-i --interactive": Word("if it was made with create -i or run -di, start it, then attach to it", "attach NAME"),
+        "--checkpoint --checkpoint-dir": Word("there are no checkpoints; files alone are kept by", "snapshot NAME IMAGE"),
+        "--detach-keys": _DETACH,
+        "--filter -l --latest": Word("name them", "ps -aq"),
+    },
+    "restart": {
+        "-s --signal": Word("the stop signal is set at the start; any other is sent with", "kill -s HUP NAME"),
+        "-a --all --running --filter --cidfile -l --latest": Word("name them", "ps -q"),
+    },
+    "update": {
+        "--blkio-weight": Word("the share of a disk is", "update --io-weight 100 NAME"),
+        "--cpu-period --cpu-quota": Word("quota and period are one number of cores", "update --cpus 1.5 NAME"),
+        "--cpu-rt-period --cpu-rt-runtime": Word("cgroup v2 has no real-time budgets"),
+        "-c --cpu-shares": Word("shares are weights of 1 to 10000 here, 100 by default", "update --cpu-weight 100 NAME"),
+        "--kernel-memory": Word("cgroup v2 counts the kernel's memory with the rest", "update --memory 4G NAME"),
+        "--memory-reservation": Word("memory that is protected, or from which on it is slowed down", "update --memory-low 1G NAME"),
+        "--memory-swappiness": Word("cgroup v2 has none; swap itself can be limited", "update --memory 4G --memory-swap 4G NAME"),
+        "--timeout --idle-timeout": Word("it is fixed at the start; what can be moved while it runs is", "update --ttl 1h NAME"),
+    },
+    "volume": {
+        "-d --driver --availability --scope --type": Word("there are no drivers; a named volume is a directory", "volume create NAME"),
+        "-o --opt": Word("a volume is a directory on dockless's own disk; other places are bound", "run -v /on/the/host:/inside IMAGE"),
+        "-a --all": Word("all that no sandbox has go anyway; leave it out", "volume prune"),
+    },
+    "exec": {
+        "--detach-keys": _DETACH,
+        "--privileged --preserve-fds": Word("what enters has the sandbox's own rights, and no other file open", "exec NAME -- COMMAND"),
+        "-l --latest --cidfile --no-session --preserve-fd": Word("name it", "exec NAME -- COMMAND"),
+    },
+    "attach": {
+        "--no-stdin": Word("to see and not to type", "logs -f NAME"),
+        "-l --latest": Word("name it", "attach NAME"),
+    },
     "commit": {
         "-p --pause": Word("it stands still meanwhile anyway; the opposite is", "commit --no-pause NAME IMAGE"),
         "-f --format": Word("the image has the OCI format; a docker archive comes from", "save IMAGE -o FILE"),
     },
+    "events": {
+        "--format": Word(_FORMAT, "events --json"),
+        "--no-trunc --stream": Word("leave it out", "events"),
+    },
     "wait": {
-        "--condition": Word("the end is waited for", "wait NAME"),
         "-i --interval": Word("nothing is polled", "wait NAME"),
     },
 }  # fmt: skip

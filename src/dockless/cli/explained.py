@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from dockless.base.typing import Any
 from dockless.base.units import format_duration
 from dockless.cli.output import out, plain, print_json, raw
-from dockless.sandbox.plan.explain import Row, rows, text
+from dockless.sandbox.plan.explain import ExplainedStep, rows, text
 from dockless.sandbox.plan.wording import IMPOSSIBLE
 
 
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
     if timed:
         return _measured(image, command, wanted, as_json)
-    from dataclasses import replace
-
     from dockless._options import make_spec
-    from dockless.sandbox.run.attached import besides, explain
+    from dockless.base.dataclass import replace
+    from dockless.sandbox.run.start import besides, explain
 
     spec = make_spec(image, command, **wanted)
     if wanted.get("gpus") is None:
@@ -57,16 +56,17 @@ def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: b
     import time
 
     from dockless._box import Sandbox
-    from dockless.cli.attached import Signals
+    from dockless.cli.signals import Signals
 
     before = time.monotonic_ns()
     with Signals() as signals, Sandbox(image, command, measure=True, pull="never", **wanted) as box:
         ready = time.monotonic_ns()
         record = box.process.record()
-        assert box.room.plan is not None
+        plan = box._running.plan
+        assert plan is not None
         # The launcher notes its start by the wall clock, and each operation's end by the monotonic one.
         started = ready - (time.time_ns() - int(record.started * 1e9))
-        table = rows(box.room.plan, record.times, started)
+        table = rows(plan, record.times, started)
         ended = signals.wait(box)
     took = {"prepare": (started - before) / 1e9, "launch": (ready - started) / 1e9, "run": max(0.0, ended.ended - ended.started)}
     if as_json:
@@ -79,5 +79,5 @@ def _measured(image: str, command: list[str], wanted: dict[str, Any], as_json: b
     return ended.exit_code
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: ExplainedStep) -> float:
     return row.seconds or 0.0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
 from dockless.cli.output import age, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
 
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
 from dockless.cli.output import age, each, err, out, print_json, short, status, table, warn
 from dockless.cli.parser import Namespace, Parser
@@ -12,7 +12,7 @@ from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from dockless.images import Image
-    from dockless.images.catalog.room import ImageRoom
+    from dockless.images.catalog.disk_usage import ImageUsage, ImageUse
 
 
 def images_options(parser: Parser) -> None:
@@ -46,13 +46,13 @@ def images(options: Namespace) -> int:
         for image in found:
             out(image.name)
         return 0
-    rooms = {one.digest: one for one in store.room().images}
+    usage = {one.digest: one for one in store.disk_usage().images}
     if options.json:
-        print_json([record(image, rooms.get(image.digest)) for image in found])
+        print_json([record(image, usage.get(image.digest)) for image in found])
         return 0
     rows = []
     for image in found:
-        one = rooms.get(image.digest)
+        one = usage.get(image.digest)
         used = "in use" if one and one.in_use else f"{age(one.last_used)} ago" if one and one.last_used else ""
         platform = f"{image.os}/{image.architecture}"
         rows.append((image.reference or "<none>", short(image.digest), platform, format_size(image.size), image.created[:10], used))
@@ -100,8 +100,8 @@ def matches(name: str | None, digest: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(form, pattern) for pattern in patterns for form in forms)
 
 
-def record(image: Image, room: ImageRoom | None = None) -> dict[str, Any]:
-    """One image for scripts. ``size``: of its files; ``room``: of what it takes in the store."""
+def record(image: Image, usage: ImageUsage | ImageUse | None = None) -> dict[str, Any]:
+    """One image for scripts. ``size``: of its files; ``disk_usage``: what it takes in the store, ``unique_size``: alone."""
     return {
         "reference": image.reference,
         "digest": image.digest,
@@ -114,7 +114,8 @@ def record(image: Image, room: ImageRoom | None = None) -> dict[str, Any]:
         "layers": len(image.layers),
         "warnings": image.warnings,
         "config": image.config,
-        **({} if room is None else {"room": room.size, "own_room": room.own, "last_used": room.last_used, "in_use": room.in_use}),
+        **({} if usage is None else {"disk_usage": usage.size, "last_used": usage.last_used, "in_use": usage.in_use}),
+        **({"unique_size": usage.own} if usage is not None and hasattr(usage, "own") else {}),
     }
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dockless.base import paths
+from dockless.base.typing import Any
 from dockless.base.units import format_size
 from dockless.cli.output import cut, each, out, print_json, raw, short, table
 from dockless.cli.parser import Namespace, Parser
+from dockless.cli.template import format_option, show
 from dockless.errors import BadInput, SandboxGone, UnknownImage
 
 
 def inspect_options(parser: Parser) -> None:
     parser.add_argument("names", nargs="+", metavar="IMAGE|SANDBOX", help="images of the store, or detached sandboxes")
     parser.add_argument("--type", choices=("image", "sandbox"), help="where a name could be both: images go first")
+    format_option(parser, "-f")
     parser.add_argument("--raw", choices=("manifest", "config"), help="the document itself (one image), byte for byte but on a terminal")
     parser.json()
 
@@ -23,13 +24,16 @@ def inspect(options: Namespace) -> int:
         return _raw(options)
     found: list[dict[str, Any]] = []
     code = each(options.names, lambda name: found.append(_about(name, options.type)), as_json=options.json)
+    if options.format:
+        show(options.format, found)
+        return code
     print_json(found, indent=None if options.json else 2)
     return code
 
 
 def _about(name: str, kind: str | None) -> dict[str, Any]:
-    from dockless.cli.boxes import describe
-    from dockless.sandbox.run import detached
+    from dockless._life import described
+    from dockless.sandbox.run.box import get
     from dockless.sandbox.spec import is_job
 
     paths.store()  # without a home directory nothing can be looked up: that is the error then, not an unknown name
@@ -40,14 +44,18 @@ def _about(name: str, kind: str | None) -> dict[str, Any]:
             if kind == "image":
                 raise
     try:
-        if (row := describe(detached.get(name))) is not None:
+        if (row := described(get(name))) is not None:
             return row
     except (BadInput, SandboxGone):
         if kind == "sandbox" or is_job(name):
             raise
-    raise UnknownImage(
-        f"there is neither an image nor a sandbox {name!r}", subject=name, hint="list them: dockless images, dockless ps --all"
-    )
+    raise neither(name)
+
+
+def neither(name: str) -> UnknownImage:
+    """The error of a name that is neither an image's nor a sandbox's."""
+    hint = "list them: dockless images, dockless ps --all"
+    return UnknownImage(f"there is neither an image nor a sandbox {name!r}", subject=name, hint=hint)
 
 
 def about_image(name: str) -> dict[str, Any]:
@@ -61,7 +69,7 @@ def about_image(name: str) -> dict[str, Any]:
     if image.is_host:
         return record(image)
     raw, parsed, document = store.documents(image.digest, f"image {image.name}")
-    room = next((one for one in store.room().images if one.digest == image.digest), None)
+    use = store.use(image)
     layers = [
         {
             "digest": str(entry.digest),
@@ -78,8 +86,8 @@ def about_image(name: str) -> dict[str, Any]:
         )
     ]
     entry = store.read_index()["images"].get(image.digest, {})
-    return record(image, room) | {
-        "tags": list(room.tags) if room is not None else [],
+    return record(image, use) | {
+        "tags": list(use.tags) if use is not None else [],
         "layers": layers,
         "history": history_of(store.read_blob(parsed.config.digest, image.name)),
         "origins": entry.get("origins", []),

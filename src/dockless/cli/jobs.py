@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration
 from dockless.cli.host import warn_of_outage
-from dockless.cli.output import age, cut, out, print_json, span, table, warn
+from dockless.cli.output import age, cut, out, plain, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
@@ -26,6 +25,8 @@ def submit_options(parser: Parser) -> None:
     queue.add_argument(
         "--on-reboot", choices=("fail", "requeue"), default="fail", help="what becomes of it if the host reboots while it runs"
     )
+    queue.add_argument("-t", "--tty", action="store_true", help="with a terminal of its own, see attach")
+    queue.add_argument("-i", "--interactive", action="store_true", help="its standard input stays open, see attach")
     pull_option(queue)
     queue.add_argument("--wait", action="store_true", help="until it has ended; its exit code is ours")
     parser.quiet("the job id alone")
@@ -34,18 +35,18 @@ def submit_options(parser: Parser) -> None:
 
 
 def submit(options: Namespace) -> int:
-    from dataclasses import replace
     from functools import partial
 
     from dockless._pulling import present_for, told_whose_store
     from dockless._submitting import make_job
+    from dockless.base.dataclass import replace
     from dockless.sched import connect
 
     image, command = image_and_command(options)
     job = make_job(
         image,
         command,
-        keywords(options),
+        keywords(options) | {"tty": options.tty, "interactive": options.interactive},
         priority=options.priority,
         time_limit=options.time_limit,
         name=options.name,
@@ -67,7 +68,7 @@ def submit(options: Namespace) -> int:
             if job.gpus and daemon.simulated:
                 warn("the GPUs are simulated: nothing computes on them")
             out(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
-        return _wait(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
+        return wait_jobs(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
 
 
 def queue_options(parser: Parser) -> None:
@@ -174,6 +175,7 @@ def _detail(job: Job, simulated: bool) -> None:
 def wait_options(parser: Parser) -> None:
     parser.add_argument("ids", nargs="+", metavar="ID", help="jobs (numbers) or detached sandboxes")
     parser.add_argument("--timeout", metavar="TIME", help="give up after that (exit code 124); they go on")
+    parser.add_argument("--condition", choices=("ended", "healthy"), default="ended", help="wait for their end (default), or until healthy")
     parser.quiet("say nothing; the exit code tells")
     parser.json()
 
@@ -186,15 +188,17 @@ def wait(options: Namespace) -> int:
     names = [name for name in options.ids if not is_job(name)]
     if numbers and names:
         raise BadInput("jobs and sandboxes together", subject=names[0], hint="wait for them one after the other")
+    if numbers and options.condition == "healthy":
+        raise BadInput("jobs have no --condition", subject="--condition", hint="give the sandbox that dockless queue JOB names")
     if names:
-        return _wait_boxes(names, timeout, options)
+        return (_wait_healthy if options.condition == "healthy" else _wait_boxes)(names, timeout, options)
     from dockless.sched import connect
 
     with connect() as queue:
-        return _wait(queue, numbers, timeout, quiet=options.quiet, as_json=options.json)
+        return wait_jobs(queue, numbers, timeout, quiet=options.quiet, as_json=options.json)
 
 
-def _wait(queue: Client, ids: list[int], timeout: float | None, *, quiet: bool, as_json: bool) -> int:
+def wait_jobs(queue: Client, ids: list[int], timeout: float | None, *, quiet: bool, as_json: bool) -> int:
     """The exit code of the first job that did not end well; 1 where it has none."""
     jobs = queue.wait_many(ids, timeout=timeout)
     if as_json:
@@ -210,22 +214,47 @@ def _wait(queue: Client, ids: list[int], timeout: float | None, *, quiet: bool, 
 def _wait_boxes(names: list[str], timeout: float | None, options: Namespace) -> int:
     import time
 
-    from dockless.cli.boxes import describe
-    from dockless.sandbox.run import detached
+    from dockless._life import described
+    from dockless.sandbox.run.box import get
 
     deadline = None if timeout is None else time.monotonic() + timeout
     code = 0
     rows = []
     for name in names:
-        box = detached.get(name)
-        ended = box.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        box = get(name)
+        try:
+            ended = box.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise TimeoutError(f"sandbox {name} still runs after {timeout} s") from None
         code = code or ended.exit_code
-        rows.append(describe(box))
+        rows.append(described(box) or {"id": name, "exit_code": ended.exit_code, "exit": plain(ended)})  # its keeper has removed it
         if not options.quiet and not options.json:
             out(f"{name}: exit code {ended.exit_code}")
     if options.json:
         print_json(rows)
     return code
+
+
+def _wait_healthy(names: list[str], timeout: float | None, options: Namespace) -> int:
+    import time
+
+    from dockless.sandbox.run.box import get
+    from dockless.sandbox.run.health import HealthWatch
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    rows = []
+    for name in names:
+        with HealthWatch(get(name)) as watch:
+            try:
+                found = watch.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise watch.late(timeout) from None
+        rows.append({"id": name, **plain(found)})
+        if not options.quiet and not options.json:
+            out(f"{name}: {found.status}")
+    if options.json:
+        print_json(rows)
+    return 0
 
 
 def cancel_options(parser: Parser) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import os
-import select
+import re
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator
 
+from dockless.base.typing import TYPE_CHECKING
+from dockless.base.units import parse_duration
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
-from dockless.errors import BadInput, SandboxGone
-from dockless.sandbox.run.logfile import Log, Row, open_log
+from dockless.errors import BadInput
+from dockless.sandbox.run.logfile import Row
 from dockless.sandbox.spec import is_job
 
 if TYPE_CHECKING:
-    from dockless.sandbox.run.detached import Detached
+    pass
 
 _POLL = 0.1
 
@@ -24,6 +27,11 @@ def logs_options(parser: Parser) -> None:
     parser.add_argument("id", metavar="ID", help="a job of the queue (a number), or a detached sandbox")
     parser.add_argument("-f", "--follow", action="store_true", help="until it has ended")
     parser.add_argument("-t", "--timestamps", action="store_true", help="when each line was written, RFC 3339")
+    parser.add_argument("-n", "--tail", type=whole(0), metavar="N", help="the last N lines of what there is")
+    parser.add_argument(
+        "--since", metavar="TIME", help="what was written from then on: 10m ago, 2026-01-31T12:00:00Z, or seconds since 1970"
+    )
+    parser.add_argument("--until", metavar="TIME", help="what was written before")
     parser.add_argument("--attempt", type=whole(1), default=0, metavar="N", help="of a job; the newest if left out")
     parser.json()
 
@@ -32,13 +40,70 @@ def logs(options: Namespace) -> int:
     from dockless.sandbox.run import detached
 
     if is_job(options.id):
-        lines, theirs = _job(options), _foreign(int(options.id))
+        theirs = _foreign(int(options.id))
+
+        def lines(follow: bool) -> Iterator[Row]:
+            return _job(options, follow)
     else:
         if options.attempt:
             raise BadInput(f"--attempt for the sandbox {options.id}", subject="--attempt", hint="leave it out: only jobs have attempts")
         box = detached.get(options.id)
-        lines, theirs = _box(box, options.follow), os.geteuid() == 0 and "queue" in box.labels
-    for row in lines:
+        theirs = os.geteuid() == 0 and not box.foreground and "queue" in box.labels
+
+        def lines(follow: bool) -> Iterator[Row]:
+            return box.logs(follow=follow)
+
+    _print(_wanted(lines, options), options, theirs)
+    return 0
+
+
+def _wanted(lines: Callable[[bool], Iterator[Row]], options: Namespace) -> Iterator[Row]:
+    """The rows that were asked for. Those of ``--tail`` are counted first, in what there is by now."""
+    since = None if options.since is None else moment(options.since, "--since")
+    until = None if options.until is None else moment(options.until, "--until")
+
+    def asked_for(row: Row) -> bool:
+        at = _seconds(row.at)
+        return at is None or ((since is None or at >= since) and (until is None or at < until))
+
+    skipped = 0
+    if options.tail is not None:
+        skipped = sum(map(asked_for, lines(False))) - options.tail
+    for row in lines(options.follow):
+        if until is not None and (_seconds(row.at) or 0.0) >= until:
+            return
+        if asked_for(row):
+            if skipped <= 0:
+                yield row
+            skipped -= 1
+
+
+def moment(text: str, what: str) -> float:
+    """Seconds since 1970 of ``10m`` ago, an RFC 3339 time (without a zone: UTC), or such seconds. ``BadInput``"""
+    if re.fullmatch(r"[0-9]{9,11}(\.[0-9]{1,9})?", text):
+        return float(text)
+    at = _seconds(text)
+    if at is not None:
+        return at
+    try:
+        return time.time() - parse_duration(text, what)
+    except BadInput:
+        hint = "write 10m for ten minutes ago, a time like 2026-01-31T12:00:00Z, or seconds since 1970"
+        raise BadInput(f"{what} {text[:60]!r} cannot be read", subject=what, hint=hint) from None
+
+
+def _seconds(text: str) -> float | None:
+    """Of an RFC 3339 time; None for what is none."""
+    try:
+        at = datetime.datetime.fromisoformat(re.sub(r"(\.[0-9]{6})[0-9]*", r"\1", text.replace("Z", "+00:00")))
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def _print(rows: Iterator[Row], options: Namespace, theirs: bool) -> None:
+    """``theirs``: of another user."""
+    for row in rows:
         at, stream, text, partial = row.at, row.stream, row.text, row.partial
         if options.json:
             shown = {"at": at, "stream": stream, "text": text.decode(errors="surrogateescape"), "partial": partial}
@@ -53,8 +118,7 @@ def logs(options: Namespace) -> int:
         if theirs and target.isatty():
             (err if stream == "stderr" else out)((at + " " if options.timestamps else "") + text.decode(errors="backslashreplace"))
             continue
-        write_bytes(target, (at.encode() + b" " if options.timestamps else b"") + text + (b"" if partial else b"\n"))
-    return 0
+        write_bytes(target, (at.encode() + b" " if options.timestamps else b"") + row.written)
 
 
 def _foreign(number: int) -> bool:
@@ -65,31 +129,9 @@ def _foreign(number: int) -> bool:
         return queue.job(number).uid != os.geteuid()
 
 
-def _job(options: Namespace) -> Iterator[Row]:
+def _job(options: Namespace, follow: bool) -> Iterator[Row]:
     from dockless.sched import connect
 
     with connect() as queue:
-        for line in queue.logs(int(options.id), follow=options.follow, attempt=options.attempt):
-            yield Row(line.at, line.stream, line.text.encode(errors="surrogateescape"), line.partial, line.dropped)
-
-
-def _box(box: Detached, follow: bool) -> Iterator[Row]:
-    alive = -1
-    if follow:
-        try:
-            alive = box.pidfd()
-        except SandboxGone:
-            follow = False
-    log = Log(lambda name: open_log(box.directory, name))
-    try:
-        while True:
-            over = not follow or bool(select.select([alive], [], [], 0)[0])
-            while rows := log.read():
-                yield from rows
-            if over:
-                return
-            select.select([alive], [], [], _POLL)
-    finally:
-        log.close()
-        if alive >= 0:
-            os.close(alive)
+        for line in queue.logs(int(options.id), follow=follow, attempt=options.attempt):
+            yield line.row

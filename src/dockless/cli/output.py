@@ -7,19 +7,30 @@ line and drives no terminal. Only what a job itself wrote, and bytes that were a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TextIO
 
+from dockless.base.dataclass import fields_of, is_dataclass
 from dockless.base.text import escaped
+from dockless.base.typing import Any, TextIO
 from dockless.base.units import format_duration
 
 
 def out(*lines: object) -> None:
     """Print lines on standard output. A newline inside a line is escaped."""
     _write(sys.stdout, lines)
+
+
+def out_columns(cells: Iterable[object]) -> None:
+    """Print one line whose cells, each escaped, have a tab between them."""
+    _put(sys.stdout, "\t".join(escaped(str(cell)) for cell in cells) + "\n")
+
+
+def over(lines: int) -> None:
+    """What comes next is written over the last lines on standard output, where that is a terminal."""
+    if lines and sys.stdout is not None and sys.stdout.isatty():
+        _put(sys.stdout, f"\033[{lines}A\033[J")
 
 
 def err(*lines: object) -> None:
@@ -55,9 +66,12 @@ def status(text: str) -> None:
 
 
 def _write(stream: TextIO | None, lines: Sequence[object]) -> None:
+    _put(stream, "".join(f"{escaped(str(line))}\n" for line in lines))
+
+
+def _put(stream: TextIO | None, text: str) -> None:
     if stream is None:  # there is none
         return
-    text = "".join(f"{escaped(str(line))}\n" for line in lines)
     with _told(stream):
         try:
             stream.write(text)
@@ -129,8 +143,8 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 def plain(value: Any) -> Any:
     """Records as dicts, all the way down."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if is_dataclass(type(value)):
+        return {name: plain(getattr(value, name)) for name, _, _ in fields_of(type(value))}
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,97 +1,50 @@
-"""argparse as we want it: errors are ``BadInput`` (exit code 125) with the option that was probably meant, and no abbreviations."""
+"""What a verb's line may say, and reading it.
+
+A ``Parser`` keeps what a verb declares, in the words of ``argparse.add_argument``. A plain line is read from that table. Any other (an
+unknown option, letters in one word, a value that begins with a dash, a missing argument, ``--help``) goes to ``full``, the argparse of the
+same declarations. That one has the errors and the help, and takes longer to import and fill than a sandbox to start.
+"""
 
 from __future__ import annotations
 
-import argparse
-import os
-import re
-from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from types import SimpleNamespace as Namespace
 
+from dockless.base.typing import TYPE_CHECKING, Any, NoReturn
 from dockless.errors import BadInput
+
+if TYPE_CHECKING:
+    from dockless.cli.full_parser import FullParser
 
 __all__ = ["Namespace", "Parser", "whole"]
 
+_SEVERAL = ("*", "+")
 
-class Parser(argparse.ArgumentParser):
+
+class Group:
+    """Declarations under one title of the help."""
+
+    def __init__(self, title: str | None, about: str | None) -> None:
+        self.title, self.about = title, about
+        self.declared: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+
+    def add_argument(self, *flags: str, **more: Any) -> None:
+        self.declared.append((flags, more))
+
+
+class Parser(Group):
     """``takes_command``: what stands after ``--`` belongs to this verb."""
 
     def __init__(self, prog: str, about: str) -> None:
-        super().__init__(prog=prog, description=about[0].upper() + about[1:] + ".", allow_abbrev=False, formatter_class=_Help)
+        super().__init__(None, about)
+        self.prog = prog
+        self.usage: str | None = None
         self.takes_command = False
+        self.groups: list[Group] = [self]
 
-    def error(self, message: str, hint: str = "") -> NoReturn:
-        verb = self.prog.removeprefix("dockless ")
-        raise BadInput(
-            f"{verb}: {message.removeprefix('argument ')}", subject=self.prog, hint=hint or f"`{self.prog} --help` lists the options"
-        )
-
-    def print_help(self, file: object = None) -> None:
-        from dockless.cli.output import out
-
-        out(*self.format_help().splitlines())
-
-    def parse(self, words: Sequence[str]) -> Namespace:
-        """The values of a line without its command. ``BadInput``; ``SystemExit`` for --help, after printing it."""
-        if self.takes_command and "-h" in words[:-1]:  # Docker's host name: help would hide that it is another option here
-            from dockless.cli.docker_words import HOST_NAME
-
-            self.error("-h is followed by a word", HOST_NAME.hint)
-        try:
-            found, unknown = self.parse_known_args(words)
-        except BadInput:
-            for action in self._actions:
-                action.required = False  # an unknown option says more than what is missing
-            self._refuse_letters(words)
-            unknown = self.parse_known_args(words)[1]
-            if unknown:
-                self._refuse(unknown[0])
-            raise
-        if not unknown:
-            return found
-        if not unknown[0].startswith("-"):
-            self.error(f"{unknown[0]!r} is one argument too many")
-        self._refuse(unknown[0])
-
-    def _refuse(self, option: str) -> NoReturn:
-        """An option that is not ours: what to use instead, where Docker has it, or what was probably meant."""
-        import difflib
-
-        from dockless.cli import docker_words
-
-        name = option.partition("=")[0]
-        word = docker_words.flag(self.prog.removeprefix("dockless "), name)
-        if word is not None:
-            self.error(f"there is no option {name}", word.hint)
-        near = difflib.get_close_matches(name, self._option_string_actions, 1)
-        self.error(f"there is no option {name}", f"did you mean {near[0]}? `{self.prog} --help` lists the options" if near else "")
-
-    def _refuse_letters(self, words: Sequence[str]) -> None:
-        """``-dit``: what stands in one word behind an option of ours that takes no value."""
-        for word in words:
-            if word[:1] != "-":
-                continue
-            for at, letter in enumerate(word[1:], 1):
-                action = self._option_string_actions.get(f"-{letter}")
-                if action is None and at > 1:
-                    self._refuse(f"-{word[at:]}")
-                if action is None or action.nargs != 0:
-                    break
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is None or value in action.choices:
-            return
-        from dockless.cli import docker_words
-
-        name = next(iter(action.option_strings), action.dest)
-        word = next(filter(None, (docker_words.value(one, value) for one in action.option_strings)), None)
-        self.error(f"{name} cannot be {value[:60]!r}", word.hint if word else f"write one of {', '.join(action.choices)}")
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if "--" in arg_strings:  # argparse would drop it; the one before the command is not here any more
-            self.error(f"'--' is no value of {action.option_strings[-1] if action.option_strings else action.dest}")
-        return super()._get_values(action, arg_strings)
+    def add_argument_group(self, title: str, about: str | None = None) -> Group:
+        self.groups.append(Group(title, about))
+        return self.groups[-1]
 
     def json(self) -> None:
         self.add_argument("--json", action="store_true", help="print JSON, errors too")
@@ -99,18 +52,129 @@ class Parser(argparse.ArgumentParser):
     def quiet(self, about: str) -> None:
         self.add_argument("-q", "--quiet", action="store_true", help=about)
 
+    def full(self) -> FullParser:
+        from dockless.cli.full_parser import FullParser
+
+        return FullParser(self)
+
+    def error(self, message: str, hint: str = "") -> NoReturn:
+        verb = self.prog.removeprefix("dockless ")
+        raise BadInput(
+            f"{verb}: {message.removeprefix('argument ')}", subject=self.prog, hint=hint or f"`{self.prog} --help` lists the options"
+        )
+
+    def print_help(self) -> None:
+        self.full().print_help()
+
+    def parse(self, words: Sequence[str]) -> Namespace:
+        """The values of a line without its command. ``BadInput``; ``SystemExit`` for --help, after printing it."""
+        found = self.quick(words)
+        return self.full().parse(words) if found is None else found
+
+    def quick(self, words: Sequence[str]) -> Namespace | None:
+        """The same for a plain line, and None for any other."""
+        options: dict[str, tuple[str, dict[str, Any]]] = {}
+        arguments: list[tuple[str, dict[str, Any]]] = []
+        values: dict[str, Any] = {}
+        for group in self.groups:
+            for flags, more in group.declared:
+                name = _name(flags, more)
+                values.setdefault(name, False if more.get("action") == "store_true" else more.get("default"))
+                if flags[0][0] != "-":
+                    arguments.append((name, more))
+                for flag in flags:
+                    options[flag] = name, more
+        try:
+            _place(arguments, _read_options(words, options, values), values)
+        except _NotPlain:
+            return None
+        return Namespace(**values)
+
+
+class _NotPlain(Exception):
+    """A line for ``full``."""
+
+
+def _name(flags: Sequence[str], more: dict[str, Any]) -> str:
+    """By which a value is found: argparse's rule."""
+    if "dest" in more:
+        return str(more["dest"])
+    return next((flag for flag in flags if flag[:2] == "--"), flags[0]).lstrip("-").replace("-", "_")
+
+
+def _read_options(words: Sequence[str], options: dict[str, tuple[str, dict[str, Any]]], values: dict[str, Any]) -> list[str]:
+    """Take the options out of a line; what is left. ``_NotPlain``"""
+    left: list[str] = []
+    ended = False  # an option stood behind the first words that are left
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word[:1] != "-" or word == "-":
+            if ended:
+                raise _NotPlain
+            left.append(word)
+            continue
+        ended = bool(left)
+        flag, equals, value = word.partition("=")
+        if flag not in options:
+            raise _NotPlain
+        name, more = options[flag]
+        action = more.get("action")
+        if action == "store_true":
+            if equals:
+                raise _NotPlain
+            values[name] = True
+            continue
+        if not equals:
+            if at == len(words) or words[at][:1] == "-":
+                raise _NotPlain
+            value = words[at]
+            at += 1
+        elif flag[1] != "-" or value in ("", "--"):
+            raise _NotPlain
+        values[name] = [*(values[name] or ()), _value(value, more)] if action == "append" else _value(value, more)
+    return left
+
+
+def _place(arguments: Sequence[tuple[str, dict[str, Any]]], words: list[str], values: dict[str, Any]) -> None:
+    """Give the words to the arguments in turn, as many to each as leaves enough for those that follow. ``_NotPlain``"""
+    at = 0
+    for number, (name, more) in enumerate(arguments):
+        count = more.get("nargs")
+        free = len(words) - at - sum(one.get("nargs") in (None, "+") for _, one in arguments[number + 1 :])
+        taken = words[at : at + (max(free, 0) if count in _SEVERAL else min(max(free, 0), 1))]
+        at += len(taken)
+        if not taken and count in (None, "+"):
+            raise _NotPlain
+        if taken or (count == "*" and values[name] is None):
+            read = [_value(word, more) for word in taken]
+            values[name] = read if count in _SEVERAL else read[0]
+    if at < len(words):
+        raise _NotPlain
+
+
+def _value(word: str, more: dict[str, Any]) -> Any:
+    kind, choices = more.get("type"), more.get("choices")
+    try:
+        value = word if kind is None else kind(word)
+    except Exception:
+        raise _NotPlain from None
+    if choices is not None and value not in choices:
+        raise _NotPlain
+    return value
+
 
 def whole(low: int) -> Callable[[str], int]:
     """The type of an option that is a whole number, this or more."""
 
     def read(text: str) -> int:
+        from dockless.base.later import re
+
         if not re.fullmatch("-?[0-9]{1,18}", text) or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number of {low} or more")
+            from argparse import ArgumentTypeError
+
+            raise ArgumentTypeError(f"{text[:60]!r} is not a whole number of {low} or more")
         return int(text)
 
     return read
-
-
-class _Help(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=min(120, max(80, int(os.environ.get("COLUMNS", "110") or "110"))))

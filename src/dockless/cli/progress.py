@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 from dockless.base.exit_codes import INTERRUPTED
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, format_size
 from dockless.cli.output import err
 
@@ -29,8 +29,8 @@ WRITTEN_FROM = 64 << 20
 """Bytes of a layer whose copying to a file is worth a line."""
 
 
-class Shown:
-    """``with Shown(quiet) as progress: store.load(…, progress=progress)``. One for each image or file."""
+class ProgressLine:
+    """``with ProgressLine(quiet) as progress: store.load(…, progress=progress)``. One for each image or file."""
 
     def __init__(self, quiet: bool, *, verb: str = "read") -> None:
         self._quiet = quiet

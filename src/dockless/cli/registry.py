@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from dockless.base.text import escaped
+from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_size
 from dockless.cli.images import print_images, record
 from dockless.cli.output import ask, each, out, print_json, short, warn
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.progress import Shown, resumable
+from dockless.cli.progress import ProgressLine, resumable
 from dockless.errors import BadInput, Unauthorized
 from dockless.images.transfer.pull_policy import PULL_POLICIES
 
@@ -36,7 +36,7 @@ def pull(options: Namespace) -> int:
     pulled: list[Image] = []
 
     def one(name: str) -> None:
-        with Shown(options.quiet or options.json) as progress:
+        with ProgressLine(options.quiet or options.json) as progress:
             image = store.pull(name, platform=options.platform, policy=options.policy, progress=progress)
         pulled.append(image)
         print_images([image], options)
@@ -58,7 +58,7 @@ def push_options(parser: Parser) -> None:
 def push(options: Namespace) -> int:
     from dockless.images import Store
 
-    with resumable("the push"), Shown(options.quiet or options.json, verb="sent") as progress:
+    with resumable("the push"), ProgressLine(options.quiet or options.json, verb="sent") as progress:
         pushed = Store().push(options.image, options.destination, progress=progress)
     if options.json:
         print_json(pushed)

@@ -1,23 +1,66 @@
-"""``dockless run``: attached (our stdin, stdout, stderr are the job's), detached, or only explained."""
+"""``dockless run``: in the foreground (with our standard streams), detached, or only explained; ``dockless create``: written down."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
-from dockless.errors import BadInput
+from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, lines_of, pull_option, sandbox_options
+from dockless.errors import BadInput, SandboxGone
 
 if TYPE_CHECKING:
     from dockless._box import Sandbox
     from dockless.sandbox.run.process import Exit
 
 
-def run_options(parser: Parser) -> None:
-    image_options(parser, "dockless run [options] [IMAGE] [-- COMMAND …]")
+def _named_options(parser: Parser, verb: str) -> None:
+    """Of what has an image, a name and labels."""
+    image_options(parser, f"dockless {verb} [options] [IMAGE] [-- COMMAND …]")
     parser.add_argument("--name", "--id", metavar="NAME", help="call the sandbox that")
     pull_option(parser)
+    parser.add_argument("-l", "--label", action="append", default=[], metavar="NAME[=VALUE]", help="by which it can be found: ps --filter")
+    parser.add_argument("--label-file", action="append", default=[], metavar="FILE", help="labels, one NAME[=VALUE] per line")
+    parser.add_argument("--cidfile", metavar="FILE", help="write its id into a new file")
+    parser.add_argument(
+        "--restart",
+        metavar="POLICY",
+        help="restart policy of a detached sandbox: no (default), on-failure[:N], unless-stopped, always; see start --all",
+    )
+
+
+def _wanted(options: Namespace) -> dict[str, Any]:
+    of_files = (line for path in options.label_file for _, line in lines_of("--label-file", path))
+    return keywords(options) | {"labels": dict(one.partition("=")[::2] for one in (*of_files, *options.label))}
+
+
+def create_options(parser: Parser) -> None:
+    _named_options(parser, "create")
+    parser.add_argument("-t", "--tty", action="store_true", help="with a terminal of its own, see attach")
+    parser.add_argument("-i", "--interactive", action="store_true", help="its standard input stays open, for attach")
+    parser.quiet("the id alone, no warnings")
+    parser.json()
+    sandbox_options(parser)
+
+
+def create(options: Namespace) -> int:
+    from dockless._finding import create
+
+    image, command = image_and_command(options)
+    return _goes_on(fetched(image, options), command, _wanted(options) | _streams(options), options, create)
+
+
+def run_options(parser: Parser) -> None:
+    _named_options(parser, "run")
     parser.add_argument("-d", "--detach", action="store_true", help="go on without us: print its id; see ps, logs, wait, stop, rm")
+    parser.add_argument(
+        "-t", "--tty", action="store_true", help="with a terminal of its own: as by itself where all three of ours are; with -d see attach"
+    )
+    parser.add_argument(
+        "-i", "--interactive", action="store_true", help="with -d its standard input stays open, see attach; else it is connected anyway"
+    )
     parser.add_argument("--explain", action="store_true", help="print every step of the plan, and stop; with --time: run, then print")
     parser.add_argument("--time", action="store_true", help="with --explain: what each step took")
     parser.add_argument("--script", action="store_true", help="with --explain: one shell script that does the same, for looking")
@@ -30,53 +73,110 @@ def run_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     image, command = image_and_command(options)
-    wanted = keywords(options)
+    wanted = _wanted(options)
     for flag in ("time", "script"):
         if getattr(options, flag) and not options.explain:
             raise BadInput(f"--{flag} without --explain", subject=f"--{flag}", hint=f"dockless run --explain --{flag} …")
     if options.script and (options.time or options.json):
         raise BadInput("--script goes with neither --time nor --json", subject="--script", hint="leave --time and --json out")
-    if options.detach and options.rm:
-        raise BadInput("--rm and --detach", subject="--rm", hint="a detached sandbox is kept, with its logs, until: dockless rm NAME")
+    if options.restart and not options.detach:
+        hint = "dockless run -d --restart …, or dockless create --restart …"
+        raise BadInput("--restart needs -d: a foreground run ends with its program", subject="--restart", hint=hint)
     if options.detach and options.explain:
         raise BadInput("--detach and --explain", subject="--explain", hint="explain it first")
     if options.explain:
         if options.time:
             image = fetched(image, options)
+        elif options.platform:
+            from dockless._pulling import present
+
+            present(image, "never", platform=options.platform)
         from dockless.cli.explained import explained
 
         return explained(image, command, wanted, timed=options.time, as_script=options.script, as_json=options.json)
     image = fetched(image, options)
     if options.detach:
-        return _detached(image, command, wanted, options)
-    return _attached(image, command, wanted, options)
+        from dockless._finding import start
+
+        return _goes_on(image, command, wanted | _streams(options), options, start)
+    return _foreground(image, command, wanted, options)
 
 
-def _attached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
+@contextlib.contextmanager
+def _id_file(path: str | None) -> Iterator[Callable[[str], None]]:
+    """A function that writes the id into a new file, which goes again if there is no start. ``BadInput`` where there is one."""
+    if path is None:
+        yield lambda id: None
+        return
+    try:
+        stream = open(path, "x")  # noqa: SIM115 - closed below
+    except OSError as error:
+        hint = "give a new file, in a directory of yours"
+        raise BadInput(f"--cidfile {path}: {error.strerror}", subject="--cidfile", hint=hint) from None
+    told: list[str] = []
+
+    def tell(id: str) -> None:
+        stream.write(f"{id}\n")
+        stream.flush()
+        told.append(id)
+
+    with stream:
+        try:
+            yield tell
+        finally:
+            if not told:
+                os.unlink(path)
+
+
+def _foreground(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
     from dockless._box import Sandbox
-    from dockless.cli.attached import Signals
+    from dockless.cli.signals import Signals, on_terminals
 
-    with Signals() as signals, Sandbox(image, command, id=options.name, pull="never", **wanted) as box:
+    size = None
+    if options.tty or (not options.interactive and on_terminals()):
+        from dockless.cli import terminal
+
+        size, wanted = terminal.size(), {**wanted, "tty": True, "env": terminal.named(wanted["env"])}
+    with (
+        _id_file(options.cidfile) as tell,
+        Signals() as signals,
+        Sandbox(image, command, id=options.name, pull="never", size=size, **wanted) as box,
+    ):
+        tell(box.id)
         for warning in () if options.quiet or options.json else box.warnings:
             from dockless.cli.output import warn
 
             warn(warning)
-        ended = signals.wait(box)
+        ended = terminal.converse(box, used_of(box)) if wanted.get("tty") else signals.wait(box)
     if options.json:
         print_exit(image, command, ended, box)
     elif not options.quiet and (ended.timed_out or ended.oom_killed):
         from dockless.cli.output import warn
 
         if ended.timed_out:
+            from dockless._result import LIMITS
             from dockless.base.units import format_duration
 
-            warn(f"timed out after {format_duration(box.spec.timeout)}, everything inside was killed")
+            seconds = getattr(box.spec, ended.limit or "timeout")
+            after = "" if ended.limit == "ttl" else f" after {format_duration(seconds)}"  # which may have been moved
+            warn(f"{LIMITS[ended.limit]}{after}, everything inside was killed")
         else:
             warn("the kernel killed something inside for memory", hint="raise --memory")
     return ended.exit_code
 
 
-def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> None:
+def used_of(box: Sandbox[Any]) -> Callable[[], object]:
+    """What is to be called when somebody types into it."""
+    if not box.spec.idle_timeout:
+        return bool
+    from dockless.sandbox.run.door import Used
+
+    with contextlib.suppress(SandboxGone):
+        return Used(box.inner.entrance())
+    return bool
+
+
+def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox[Any]) -> None:
     from dockless.cli.output import err, json_text, plain
 
     document = {
@@ -90,33 +190,21 @@ def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox) -> Non
     err(json_text(document))
 
 
-def _detached(image: str, command: list[str], wanted: dict[str, Any], options: Namespace) -> int:
-    import contextlib
-    from dataclasses import replace
+def _streams(options: Namespace) -> dict[str, Any]:
+    return {"tty": options.tty, "interactive": options.interactive}
 
-    from dockless._options import make_spec
-    from dockless.base import settings
-    from dockless.sandbox.run import detached
 
-    spec = make_spec(image, command, **wanted)
-    spec = replace(spec, log_size=spec.log_size or settings.load()["logs.size"])
-    labels: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        if wanted.get("gpus") is not None:
-            from dockless import _gpus as gpus
-
-            # Held until the sandbox runs; from then on its own record keeps others away.
-            lease = stack.enter_context(gpus.lease(wanted["gpus"]))
-            spec = replace(spec, gpus=lease.uuids)
-            labels = {"gpus": "simulated"} if lease.simulated else {}
-        box = detached.start(spec, id=options.name, labels=labels)
+def _goes_on(image: str, command: list[str], wanted: dict[str, Any], options: Namespace, make: Callable[..., Sandbox[Any]]) -> int:
+    """``make``: ``dockless.start`` or ``dockless.create``."""
     from dockless.cli.output import out, print_json, warn
 
-    warnings = box.document.warnings
-    if labels:
-        warnings = ("the GPUs are simulated: nothing computes on them", *warnings)
+    wanted = {**wanted, "pull": "never"}
+    with _id_file(options.cidfile) as tell:
+        box = make(image, command, id=options.name, remove=options.rm, restart=options.restart, **wanted)
+        tell(box.id)
+    warnings = box.warnings
     if options.json:
-        print_json({"id": box.id, "gpus": spec.gpus, "warnings": warnings})
+        print_json({"id": box.id, "gpus": box.gpus, "warnings": warnings})
         return 0
     if not options.quiet:
         for warning in warnings:

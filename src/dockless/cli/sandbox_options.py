@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
 
 from dockless._pulling import present
 from dockless.base.checks import check
+from dockless.base.dataclass import dataclass
+from dockless.base.healthcheck import HealthCheck
+from dockless.base.typing import Any, NoReturn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.images.transfer.pull_policy import PULL_POLICIES
 
 _LARGEST_FILE = 4 << 20
-"""Characters of an --env-file at most: more than execve(2) takes."""
+"""Characters of an --env-file or a --label-file at most: more than execve(2) takes."""
 
 
-class Option(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Option:
     """``keyword``: of ``dockless.run``, empty for none. ``flags``: with blanks between. ``metavar``: of what it takes; a switch has neither
     that nor ``choices``. ``repeated``: it may be, and gives a list. ``value``: where a keyword is more than what its one option was given,
     it is made of all that was parsed."""
@@ -30,8 +33,19 @@ class Option(NamedTuple):
     type: Callable[[str], Any] | None = None
     value: Callable[[Namespace], Any] | None = None
 
+    @property
+    def place(self) -> str:
+        """What ``Namespace`` calls it: as argparse does, where it is not the keyword."""
+        name = next(flag for flag in self.flags.split() if flag[:2] == "--")[2:]
+        return self.keyword if self.keyword and not self.value else name.replace("-", "_")
+
+    @property
+    def absent(self) -> Any:
+        """Its value on a line without it."""
+        return [] if self.repeated else None if self.choices or self.metavar else False
+
     def add_to(self, parser: Any) -> None:
-        more: dict[str, Any] = {"dest": self.keyword} if self.keyword and not self.value else {}
+        more: dict[str, Any] = {"dest": self.place, "default": self.absent}
         if self.choices:
             more["choices"] = self.choices
         elif self.metavar:
@@ -39,8 +53,18 @@ class Option(NamedTuple):
         else:
             more["action"] = "store_true"
         if self.repeated:
-            more |= {"action": "append", "default": []}
+            more["action"] = "append"
         parser.add_argument(*self.flags.split(), help=self.help, **more)
+
+
+Groups = Sequence[tuple[str, str | None, Sequence[Option]]]
+
+
+def environment_options(parser: Parser) -> None:
+    """Those of a command's variables; what they say: ``environment_of``."""
+    for row in COMMAND:
+        if row.keyword == "env":
+            row.add_to(parser)
 
 
 def image_options(parser: Parser, usage: str) -> None:
@@ -53,18 +77,19 @@ def image_options(parser: Parser, usage: str) -> None:
 
 
 def pull_option(parser: Any) -> None:
-    """``keywords`` leaves it out: whoever shows the progress of a pull does it before."""
+    """``keywords`` leaves them out: whoever shows the progress of a pull does it before."""
     PULL.add_to(parser)
+    PLATFORM.add_to(parser)
 
 
 def fetched(image: str, options: Namespace, bring: Callable[..., str] = present) -> str:
     """The image in the store, pulled if that is wanted; the name by which it is there."""
-    if image == "host":
+    if image == "host" and options.platform is None:
         return image
-    from dockless.cli.progress import Shown, resumable
+    from dockless.cli.progress import ProgressLine, resumable
 
-    with resumable("the pull"), Shown(options.quiet or options.json) as progress:
-        return bring(image, options.pull or "missing", progress)
+    with resumable("the pull"), ProgressLine(options.quiet or options.json) as progress:
+        return bring(image, options.pull or "missing", progress, options.platform)
 
 
 def image_and_command(options: Namespace) -> tuple[str, list[str]]:
@@ -89,10 +114,10 @@ def sandbox_options(parser: Parser) -> None:
             row.add_to(group)
 
 
-def keywords(options: Namespace) -> dict[str, Any]:
+def keywords(options: Namespace, groups: Groups | None = None) -> dict[str, Any]:
     """The parsed options as the keywords of ``dockless.run``, None for what is not said: one meaning for both."""
     found: dict[str, Any] = {}
-    for _, _, rows in GROUPS:
+    for _, _, rows in groups or GROUPS:
         for row in rows:
             if row.keyword and row.keyword not in found:
                 found[row.keyword] = row.value(options) if row.value else getattr(options, row.keyword)
@@ -104,6 +129,36 @@ def _root(options: Namespace) -> str | None:
     if options.read_only and root not in (None, "readonly"):
         raise BadInput(f"--read-only and --root {root}", subject="--root", hint="give one of them")
     return "readonly" if options.read_only else root
+
+
+_LOG_DRIVERS = ("json-file", "local", "k8s-file", "none")
+"""Of Docker and Podman, those that keep output in files of the host; all mean the same here."""
+
+
+def _keep_log(options: Namespace) -> bool | None:
+    return False if options.log_driver == "none" else None
+
+
+def _log_size(options: Namespace) -> Any:
+    """Docker's max-size is that of each of max-file files, one if that is not said; here all of them together are bounded."""
+    found: dict[str, str] = {}
+    for entry in options.log_opt:
+        key, _, value = entry.partition("=")
+        if key not in ("max-size", "max-file") or not value:
+            hint = "write max-size=10M or max-file=3; labels and tags are no part of a log here"
+            raise BadInput(f"--log-opt {entry[:60]!r} is unknown", subject="--log-opt", hint=hint)
+        found[key] = value
+    if not found:
+        return options.log_size
+    if options.log_size is not None or "max-size" not in found:
+        why = "--log-opt and --log-size" if options.log_size is not None else "--log-opt max-file without max-size"
+        raise BadInput(why, subject="--log-opt", hint="give the size of all that is kept: --log-size 30M")
+    from dockless.base.units import parse_count, parse_size
+
+    size, files = parse_size(found["max-size"], "max-size"), parse_count(found.get("max-file", "1"), "max-file")
+    if not size or not files:
+        raise BadInput("--log-opt: 0 leaves no room", subject="--log-opt", hint="for no log at all: --log-driver none")
+    return size * files
 
 
 def _swap(options: Namespace) -> int | None:
@@ -151,12 +206,12 @@ def _namespaces(options: Namespace) -> dict[str, str]:
     return found if options.time_offset is None else {"time": "new", **found}
 
 
-def _environment(options: Namespace) -> dict[str, str]:
+def environment_of(options: Namespace) -> dict[str, str]:
     """Variables of files, then of the line. A name alone takes the caller's value, where she has one."""
     check("--env", options.env, Sequence[str])
     found: dict[str, str] = {}
     entries = ((f"--env {entry[:60]!r}", entry) for entry in options.env)
-    for where, entry in (*(line for path in options.env_file for line in _lines(path)), *entries):
+    for where, entry in (*(line for path in options.env_file for line in lines_of("--env-file", path)), *entries):
         name, equals, value = entry.partition("=")
         if not name:
             raise BadInput(f"{where}: there is no name", subject="--env", hint="write NAME=VALUE, or NAME for the caller's value")
@@ -167,23 +222,23 @@ def _environment(options: Namespace) -> dict[str, str]:
     return found
 
 
-def _lines(path: str) -> Iterator[tuple[str, str]]:
-    """The entries of an --env-file, each with where it stands. Empty lines and comments are none."""
+def lines_of(flag: str, path: str) -> Iterator[tuple[str, str]]:
+    """The entries of an --env-file or a --label-file, each with where it stands. Empty lines and comments are none."""
     hint = "give a file of NAME=VALUE lines"
     try:
         with open(path, encoding="utf-8-sig", errors="surrogateescape") as stream:
             text = stream.read(_LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
-        raise BadInput(f"--env-file {path}: {getattr(error, 'strerror', None) or error}", subject="--env-file", hint=hint) from None
+        raise BadInput(f"{flag} {path}: {getattr(error, 'strerror', None) or error}", subject=flag, hint=hint) from None
     if len(text) > _LARGEST_FILE:
-        raise BadInput(f"--env-file {path} is longer than any environment", subject="--env-file", hint=hint)
+        raise BadInput(f"{flag} {path} is longer than any environment", subject=flag, hint=hint)
     for number, raw in enumerate(text.split("\n"), 1):
-        line, where = raw.strip("\r").lstrip(), f"--env-file {path}, line {number}"
+        line, where = raw.strip("\r").lstrip(), f"{flag} {path}, line {number}"
         if "\0" in line:
-            raise BadInput(f"{where} contains a NUL byte", subject="--env-file", hint=hint)
+            raise BadInput(f"{where} contains a NUL byte", subject=flag, hint=hint)
         name = line.partition("=")[0]
         if line[:1] != "#" and name != "".join(name.split()):
-            raise BadInput(f"{where}: the name {name[:40]!r} has a blank in it", subject="--env-file", hint=f"{hint}, without 'export'")
+            raise BadInput(f"{where}: the name {name[:40]!r} has a blank in it", subject=flag, hint=f"{hint}, without 'export'")
         if line and line[0] != "#":
             yield where, line
 
@@ -191,7 +246,7 @@ def _lines(path: str) -> Iterator[tuple[str, str]]:
 _MOUNT_KEYS = {
     "bind": ("source", "target", "ro", "rw", "idmap", "bind-nonrecursive"),
     "volume": ("source", "target", "ro", "rw"),
-    "tmpfs": ("target", "size", "mode"),
+    "tmpfs": ("target", "size", "mode", "uid", "gid"),
 }
 _MOUNT_ALIASES = {
     "src": "source", "dst": "target", "destination": "target", "readonly": "ro", "tmpfs-size": "size", "tmpfs-mode": "mode",
@@ -234,7 +289,7 @@ def _mount(text: str) -> Any:
     if kind != "tmpfs" and "source" not in settings:
         refuse("there is no source")
     if kind == "tmpfs":
-        sizes = [f"{key}={settings[key]}" for key in ("size", "mode") if key in settings]
+        sizes = [f"{key}={settings[key]}" for key in ("size", "mode", "uid", "gid") if key in settings]
         return parse_tmpfs(f"{settings['target']}:{','.join(sizes)}")
     source, target = settings["source"], settings["target"]
     on = {key: _BOOLEANS[settings.get(key, "false")] for key in _SWITCHES}
@@ -248,41 +303,92 @@ def _mount(text: str) -> Any:
     return Volume(source, target, readonly=on["ro"])
 
 
+_CDI = "nvidia.com/gpu="
+"""How the Container Device Interface names a GPU: behind it are an index, a UUID, or ``all``."""
+
+
+def _devices(options: Namespace) -> list[str]:
+    return [text for text in options.device if not text.startswith(_CDI)]
+
+
+def _gpus(options: Namespace) -> str | None:
+    named = [text.removeprefix(_CDI) for text in options.device if text.startswith(_CDI)]
+    gpus: str | None = options.gpus
+    if not named:
+        return gpus
+    if gpus is not None:
+        raise BadInput(f"--gpus and --device {_CDI}{named[0][:40]}", subject="--gpus", hint="give one of them")
+    return "all" if "all" in named else f"device={','.join(named)}"
+
+
+_SECURITY = {
+    "apparmor label": "the rules of AppArmor and SELinux stay as they are; what holds a sandbox is said by --profile: leave it out",
+    "systempaths mask unmask proc-opts": "what of /proc and /sys is hidden goes with the profile: --profile privileged hides nothing",
+    "no-new-privileges no_new_privs": "nothing inside gains privileges; only --profile privileged differs",
+}
+
+
 def _seccomp(options: Namespace) -> str:
     found = ""
     for entry in options.security_opt:
         key, _, value = entry.replace(":", "=", 1).partition("=")
         if key == "seccomp" and value:
             found = value
-        elif key not in ("no-new-privileges", "no_new_privs"):  # always on here
-            raise BadInput(f"--security-opt {entry[:60]!r} is unknown", subject=entry[:80], hint="seccomp=FILE, seccomp=unconfined")
+        elif key not in ("no-new-privileges", "no_new_privs") or value not in ("", "true"):  # always on here
+            hint = next((hint for words, hint in _SECURITY.items() if key in words.split()), "seccomp=FILE, seccomp=unconfined")
+            raise BadInput(f"--security-opt {entry[:60]!r} is not possible", subject=entry[:80], hint=hint)
     return found
 
 
+def _health(options: Namespace) -> HealthCheck | bool | None:
+    from dockless.base.units import parse_duration
+
+    said = {name: getattr(options, f"health_{name}") for name in ("interval", "timeout", "start_period")}
+    given: dict[str, Any] = {name: parse_duration(text, f"health {name}") for name, text in said.items() if text is not None}
+    line, retries = options.health_cmd, options.health_retries
+    if not given and line is None and retries is None:
+        return False if options.no_healthcheck else None
+    if options.no_healthcheck:
+        hint = "leave one of them out"
+        raise BadInput("--no-healthcheck with other options of health checks", subject="--no-healthcheck", hint=hint)
+    if line is not None and not line.strip():
+        raise BadInput("--health-cmd is empty", subject="--health-cmd", hint="--no-healthcheck is for none")
+    return HealthCheck(("/bin/sh", "-c", line) if line is not None else (), retries=retries or 0, **given)
+
+
 PULL = Option("pull", "--pull", "", "missing: what the store lacks is pulled first (default); always; newer; never", PULL_POLICIES)
+PLATFORM = Option("platform", "--platform", "OS/ARCH[/VARIANT]", "platform of the image: linux/amd64")
 COMMAND = (
-    Option("", "--rm", "", "the default: nothing is left of it when it has ended"),
+    Option("", "--rm", "", "remove it at its end; a run without -d always does"),
     Option("", "--init", "", "the default: an init process reaps what others leave"),
-    Option("env", "-e --env", "NAME[=VALUE]", "set a variable; without a value: the caller's", repeated=True, value=_environment),
-    Option("env", "--env-file", "FILE", "variables, one NAME=VALUE per line", repeated=True, value=_environment),
+    Option("env", "-e --env", "NAME[=VALUE]", "set a variable; without a value: the caller's", repeated=True, value=environment_of),
+    Option("env", "--env-file", "FILE", "variables, one NAME=VALUE per line", repeated=True, value=environment_of),
     Option("workdir", "-w --workdir", "DIR", "where it starts, inside"),
     Option("user", "-u --user", "USER[:GROUP]", "names or numbers, looked up inside the image"),
-    Option("group_add", "--group-add", "GID", "a supplementary group", repeated=True),
+    Option("group_add", "--group-add", "GROUP", "a supplementary group, by its number or its name in the image", repeated=True),
     Option("entrypoint", "--entrypoint", "PROGRAM", 'instead of the image\'s; "" for none'),
     Option("hostname", "--hostname", "NAME", "the host name inside"),
+    Option("domainname", "--domainname", "NAME", "the domain name inside, with which /etc/hosts has the host name, too"),
+    Option("add_hosts", "--add-host", "NAME:ADDRESS", "a line of /etc/hosts; host-gateway is the host, with its network", repeated=True),
     Option("ulimits", "--ulimit", "NAME=SOFT[:HARD]", "a resource limit: nofile=1024:4096", repeated=True),
     Option("umask", "--umask", "OCTAL", "like 022"),
     Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=int),
     Option("cpu_affinity", "--cpu-affinity", "LIST", "processors to run on, without a limit: 0-3,8"),
     Option("timeout", "--timeout", "TIME", "kill everything inside after that: 90s, 1h30m (exit code 124)"),
-    Option("grace", "--grace", "TIME", "between the stop signal and the kill (default: none)"),
-    Option("log_size", "--log-size", "SIZE", "how much output of a job, or of run -d, is kept, the newest (default: 128M)"),
+    Option("grace", "--grace --stop-timeout", "TIME", "between stop signal and kill (default: at the time limit none, else 10s)"),
+    Option("idle_timeout", "--idle-timeout", "TIME", "end it after this time without exec, cp, attach or typing (exit code 124)"),
+    Option("ttl", "--ttl", "TIME", "end it after this time; update --ttl moves the end"),
+    Option(
+        "log_size", "--log-size", "SIZE", "how much output of a job, or of run -d, is kept, the newest (default: 128M)", value=_log_size
+    ),
+    Option("log_size", "--log-opt", "KEY=VALUE", "Docker's words for it: max-size=10M, max-file=3", repeated=True, value=_log_size),
+    Option("keep_log", "--log-driver", "", "none: no output is kept (default: json-file)", _LOG_DRIVERS, value=_keep_log),
     Option("stop_signal", "--stop-signal", "SIGNAL", "instead of the image's, or TERM"),
 )
 FILES = (
     Option("mounts", "-v --volume", "SOURCE:TARGET[:ro]", "a host path, or a named volume", repeated=True, value=_mounts),
     Option("mounts", "--mount", "KEY=VALUE,…", "type=bind|volume|tmpfs,source=,target=,ro,idmap,size=,mode=", repeated=True, value=_mounts),
-    Option("tmpfs", "--tmpfs", "TARGET[:size=…]", "a private memory file system", repeated=True),
+    Option("tmpfs", "--tmpfs", "TARGET[:size=…]", "a private memory file system: size=, mode=, uid=, gid=, noexec", repeated=True),
     Option("root", "--root", "", "where changes to the image go (default: disk, thrown away)", ("disk", "tmpfs", "readonly"), value=_root),
     Option("root_size", "--root-size", "SIZE", "of --root tmpfs"),
     Option("root", "--read-only", "", "the same as --root readonly", value=_root),
@@ -311,22 +417,33 @@ LIMITS = (
 )
 ISOLATION = (
     Option("profile", "--profile", "", "untrusted: no capabilities, no network, read-only", ("default", "untrusted", "privileged")),
+    Option("devices", "--device", "SOURCE[:TARGET][:rwm]", "a device node of the host, below /dev", repeated=True, value=_devices),
     Option("network", "--network --net", "", "none: loopback only (default)", ("none", "host")),
     *(
         Option("namespaces", f"--{flag}", "", f"{name} namespace: its own or the host's", ("new", "host"), value=_namespaces)
         for flag, name in _NAMESPACES.items()
     ),
     Option("time_offset", "--time-offset", "SECONDS", "added to the clocks of a new time namespace", type=int),
+    Option("sysctls", "--sysctl", "NAME=VALUE", "net.*, fs.mqueue.*, kernel.{msg*,sem,shm*}, of its own namespaces", repeated=True),
     Option("cap_add", "--cap-add", "CAP", "NET_ADMIN, ALL, …", repeated=True),
     Option("cap_drop", "--cap-drop", "CAP", "likewise", repeated=True),
     Option("seccomp", "--security-opt", "seccomp=FILE", "a profile as Docker's, or seccomp=unconfined", repeated=True, value=_seccomp),
 )
-GPUS = (Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs"),)
+HEALTH = (
+    Option("health", "--health-cmd", "COMMAND", "a line for /bin/sh inside; 0 is healthy", value=_health),
+    Option("health", "--health-interval", "TIME", "between two checks, and before the first (default: 30s)", value=_health),
+    Option("health", "--health-timeout", "TIME", "after which one has failed (default: 30s)", value=_health),
+    Option("health", "--health-retries", "N", "failures in a row that mean unhealthy (default: 3)", type=int, value=_health),
+    Option("health", "--health-start-period", "TIME", "in which failures do not count (default: 0)", value=_health),
+    Option("health", "--no-healthcheck", "", "none, though the image has one", value=_health),
+)
+GPUS = (Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs", value=_gpus),)
 GROUPS = (
     ("the command", None, COMMAND),
     ("files", None, FILES),
     ("limits", "Where this host cannot enforce one it is an error; --best-effort makes it a warning.", LIMITS),
     ("isolation", None, ISOLATION),
+    ("health", "Checks by a command inside; the image's own where it has one.", HEALTH),
     ("GPUs", None, GPUS),
 )
 """What run and submit share, in the order of --help: a group's title, what is said of it, its options."""

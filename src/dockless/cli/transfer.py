@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
 
+from dockless.base.typing import TYPE_CHECKING, Any, BinaryIO
 from dockless.cli.images import print_images, record
 from dockless.cli.output import each, out, print_json, warn
 from dockless.cli.parser import Namespace, Parser
-from dockless.cli.progress import Shown
+from dockless.cli.progress import ProgressLine
 from dockless.errors import BadInput, DocklessError, ImageError, UnknownImage
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def load(options: Namespace) -> int:
     kept = ExitStack()  # what this command has loaded makes no room for what it loads next
 
     def one(source: str) -> None:
-        with Shown(options.quiet or options.json) as progress:
+        with ProgressLine(options.quiet or options.json) as progress:
             if source == "-":
                 with _spooled(store) as path:
                     found = store.load(path, name=options.name, progress=progress)
@@ -60,7 +60,7 @@ def load(options: Namespace) -> int:
                 found = store.load(source, name=options.name, progress=progress)
         loaded.extend(found)
         for image in found if len(sources) > 1 else ():  # an archive may have more images than we may have descriptors
-            kept.callback(os.close, store.lease(image))
+            kept.callback(os.close, store.pin(image))
         print_images(found, options)
 
     with kept:
@@ -176,7 +176,7 @@ def save(options: Namespace) -> int:
     form: Any = _FORMATS[options.format]
     with (
         _destination(options, "dockless save -o FILE") as destination,
-        Shown(options.quiet or options.json, verb="written") as progress,
+        ProgressLine(options.quiet or options.json, verb="written") as progress,
     ):
         write(store, found, destination, format=form, compression=options.compression, level=options.level, progress=progress)
     _written(options, found)
@@ -209,7 +209,11 @@ def export(options: Namespace) -> int:
             except UnknownImage:
                 if is_job(options.source):
                     detached.get(options.source)  # says what such a number means
-                raise
+                if not _could_be_a_sandbox(options.source):
+                    raise
+                from dockless.cli.inspecting import neither
+
+                raise neither(options.source) from None
             written = write(image, destination, **how)
     for warning in () if options.quiet else written.warnings:
         warn(warning)

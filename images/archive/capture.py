@@ -1,0 +1,273 @@
+"""The layer of an upper in which a sandbox writes, as it is at one moment, which it stands still for no longer than it must: copied before
+the freeze, as live migration does it.
+
+::
+
+    runs          survey: what every name is (inode, times, size …), noted          ◄─┐ while much of it
+    stands still  nothing: whoever was in a system call or a page fault is out of it   │ changes, at most
+    runs          flush what is mapped; copy what is new to a file without a name    ──┘ ROUNDS times
+    stands still  survey; copy what is not proved to be as it was noted
+    runs          the layer, from the last survey and the copies
+
+Why an inode whose times are those of the note has the content of its copy. A system call that writes takes the time at its beginning, and a
+write through a shared mapping when it faults on a page that is not writable yet. One that took its time before the note is over when the
+sandbox has stood still: a call has written then, before the copy, and a page is writable and dirty, so that the flush makes it read-only
+again. One that takes its time after the note shows in the times, if the clock has ticked since (native/layer/survey.c). What is still
+on its way then is I/O that is asynchronous and direct: a write that was submitted before the note, and arrives after the copy, is not seen.
+
+On a file system whose times do not tell (all but ext4, XFS and Btrfs: tmpfs does not note writes through mappings) there are no rounds:
+everything is copied while it stands still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+from dockless.base.dataclass import dataclass
+from dockless.images.archive.diff import Upper, WrittenLayer, layer_of, open_root, reading, write_layer
+from dockless.images.archive.entries import Data
+from dockless.images.archive.tarwriter import Writable, segments
+from dockless.images.files import check_room
+from dockless.images.layers.layers import Layer
+from dockless.images.layers.walk import changed, too_long
+from dockless.native import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from dockless.native.survey import Entry, PathTooLong, Survey, flush, trusts
+
+ROUNDS = 4
+FEW_BYTES, FEW_FILES = 2 << 20, 50
+"""So little is copied while it stands still without another round."""
+ENTRIES_MAX = 1 << 20
+"""Names that are noted: some 600 bytes each."""
+_PIECE = 1 << 20
+_SMALL = 128 << 10
+_ROOM = 64 << 20
+_BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+
+Still = Callable[[], AbstractContextManager[None]]
+"""Nothing in the sandbox moves inside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What one look at an inode does not show. ``at``: where its data begins in the spool, with ``room`` for it there."""
+
+    xattrs: dict[bytes, bytes]
+    target: bytes = b""
+    at: int = 0
+    room: int = 0
+    sparse: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A thing in the upper as it was. See ``layers.walk.Found``."""
+
+    path: bytes
+    info: os.stat_result
+    name: bytes
+    copy: _Copy
+    opaque: bool
+    whiteout: bool
+    layer: int = 0
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.info.st_mode)
+
+    def readlink(self) -> bytes:
+        return self.copy.target
+
+    def xattrs(self) -> dict[bytes, bytes]:
+        return self.copy.xattrs
+
+    def xattr(self, key: bytes) -> bytes | None:
+        return self.copy.xattrs.get(key)
+
+
+def write_running(
+    upper: Upper, base: Sequence[Layer], out: Writable, spool: int, still: Still, *, what: str, clamp: int | None = None
+) -> WrittenLayer:
+    """As ``write_layer``, of an upper in which a sandbox writes. ``spool``: an empty file, for a copy of what is in it and, until the
+    end, of what has changed meanwhile. ``still``: called some times. ``what``: for errors. ``ImageError``, ``NoRoom``"""
+    if upper.from_inside:
+        from dockless.images.archive import inside
+
+        return inside.write_running(upper, base, out, clamp, spool, still, what)
+    with reading(upper):
+        root = open_root(upper)
+        try:
+            copies = _Copies(root, spool, what)
+            try:
+                last = _last_of(root, copies, still)
+            except OverflowError:  # nothing is noted: it stands still until all is written
+                with still():
+                    return write_layer(upper, base, out, clamp=clamp)
+        finally:
+            os.close(root)
+        return layer_of(_noted(last, copies, upper), copies.data, upper, base, out, clamp=clamp)
+
+
+def _last_of(root: int, copies: _Copies, still: Still) -> Survey:
+    """The survey of the moment; what it shows is in ``copies``."""
+    before: Survey | None = None
+    for _ in range(ROUNDS if trusts(root) else 0):
+        survey = _survey(root, before)
+        survey.index()
+        with still():
+            pass
+        files, size = copies.take(survey, standing=False)
+        before = survey
+        if files <= FEW_FILES and size <= FEW_BYTES:
+            break
+    with still():
+        last = _survey(root, before)
+        copies.take(last, standing=True)
+    return last
+
+
+def _survey(root: int, before: Survey | None) -> Survey:
+    try:
+        return Survey(root, before, ENTRIES_MAX)
+    except PathTooLong as error:
+        raise too_long(error.path) from None
+
+
+class _Copies:
+    """By inode. The spool has room for each once; what has grown meanwhile is behind it."""
+
+    def __init__(self, root: int, spool: int, what: str) -> None:
+        self._root, self._spool, self._what = root, spool, what
+        self._by_inode: dict[int, _Copy] = {}
+        self._end = 0
+        self._checked = 0
+
+    def of(self, info: os.stat_result) -> _Copy:
+        return self._by_inode[info.st_ino]
+
+    @contextlib.contextmanager
+    def data(self, thing: Noted) -> Iterator[Data]:
+        sparse, at = thing.copy.sparse, thing.copy.at
+        if sparse is None:
+            yield Data(None, self._spool, ((at, thing.info.st_size),))
+            return
+        pieces = []
+        for _, length in sparse:
+            pieces.append((at, length))
+            at += length
+        yield Data(sparse, self._spool, tuple(pieces))
+
+    def take(self, survey: Survey, *, standing: bool) -> tuple[int, int]:
+        """Copy what has changed: how many files and bytes. What changes while it is copied shows in the next survey."""
+        done: set[int] = set()
+        size = 0
+        for entry in survey.changed():
+            if entry.info.st_ino in done:
+                continue
+            done.add(entry.info.st_ino)
+            try:
+                self._by_inode[entry.info.st_ino] = copy = self._copy(survey.path(entry), entry, standing)
+                size += copy.room
+            except _Other:
+                if standing:
+                    raise changed(survey.path(entry)) from None
+                survey.forget(entry)
+        return len(done), size
+
+    def _copy(self, path: bytes, entry: Entry, standing: bool) -> _Copy:
+        """``_Other`` where something else is there by now."""
+        regular = stat.S_ISREG(entry.info.st_mode)
+        kind = os.O_NONBLOCK if regular else os.O_DIRECTORY if stat.S_ISDIR(entry.info.st_mode) else os.O_PATH
+        try:
+            fd = openat2(self._root, path or b".", os.O_RDONLY | os.O_NOFOLLOW | kind, resolve=_BENEATH)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+                raise _Other from error
+            raise
+        try:
+            now = os.fstat(fd)
+            if now.st_ino != entry.info.st_ino or stat.S_IFMT(now.st_mode) != stat.S_IFMT(entry.info.st_mode):
+                raise _Other
+            target = os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(now.st_mode) else b""
+            xattrs = _xattrs(fd)
+            if not regular or not entry.info.st_size:
+                return _Copy(xattrs, target)
+            if not standing:
+                flush(fd)
+            sparse = segments(fd, entry.info)
+            pieces = sparse if sparse is not None else ((0, entry.info.st_size),)
+            size = sum(length for _, length in pieces)
+            at, room = self._place(entry.info.st_ino, size)
+            for offset, length in pieces:
+                if not self._data(fd, offset, at, length):
+                    raise _Other
+                at += length
+            return _Copy(xattrs, target, at - size, room, sparse)
+        finally:
+            os.close(fd)
+
+    def _place(self, inode: int, size: int) -> tuple[int, int]:
+        """Where so much goes, and how much room there is: where the inode's last copy lies, if it is no larger."""
+        last = self._by_inode.get(inode)
+        if last is not None and last.room >= size:
+            return last.at, last.room
+        if self._end + size > self._checked:
+            check_room(self._spool, size, self._what)
+            self._checked = self._end + size + _ROOM
+        at = self._end
+        self._end += size
+        return at, size
+
+    def _data(self, fd: int, offset: int, at: int, length: int) -> bool:
+        """Into the spool; False where the file is shorter by now."""
+        if length <= _SMALL:
+            piece = os.pread(fd, length, offset)
+            return len(piece) == length and _write(self._spool, piece, at)
+        os.lseek(self._spool, at, os.SEEK_SET)
+        end = offset + length
+        while offset < end:
+            sent = os.sendfile(self._spool, fd, offset, min(end - offset, _PIECE << 4))
+            if not sent:
+                return False
+            offset += sent
+        return True
+
+
+class _Other(Exception):
+    """Something else is there by now, or less."""
+
+
+def _write(fd: int, piece: bytes, at: int) -> bool:
+    while piece:
+        written = os.pwrite(fd, piece, at)
+        piece, at = piece[written:], at + written
+    return True
+
+
+def _noted(last: Survey, copies: _Copies, upper: Upper) -> Iterator[Noted]:
+    """As ``walk`` gives an upper."""
+    prefix = b"user.overlay." if upper.userxattr else b"trusted.overlay."
+    by_xattr: dict[bytes, bool] = {}
+    for path, entry in last.sorted():
+        copy, mode = copies.of(entry.info), entry.info.st_mode
+        mark = copy.xattrs.get(prefix + b"opaque") if stat.S_ISDIR(mode) else None
+        if mark == b"x":
+            by_xattr[path] = True
+        marked = stat.S_ISREG(mode) and not entry.info.st_size and prefix + b"whiteout" in copy.xattrs
+        whiteout = (stat.S_ISCHR(mode) and not entry.info.st_rdev) or (marked and path.rpartition(b"/")[0] in by_xattr)
+        yield Noted(path, entry.info, entry.name, copy, mark == b"y" and bool(path), whiteout)
+
+
+def _xattrs(fd: int) -> dict[bytes, bytes]:
+    """By its name in procfs, which leads to what is open and no further: fgetxattr(2) takes nothing that was opened with O_PATH."""
+    place = b"/proc/self/fd/%d" % fd
+    try:
+        return {key: os.getxattr(place, key) for key in map(os.fsencode, os.listxattr(place))}
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENODATA):
+            raise
+        return {}

@@ -1,0 +1,165 @@
+"""From the plan of a sandbox that runs to the plan of a program that enters it. Pure: everything is taken from what the sandbox was started
+with, so what enters has no right that the sandbox's own program has not.
+
+::
+
+    keeper   a child of the sandbox's keeper, in its user namespace already
+    CLONE    straight into a cgroup below the sandbox's
+    init     outside of the sandbox's processes: the other namespaces, root there
+    SPAWN    into the PID namespace
+    job      the sandbox's own: limits, ids, capabilities, no_new_privs, seccomp
+    EXEC
+
+Nothing inside can look into what enters before its program begins: it is not dumpable, and its memory belongs to the host's user
+namespace. No path of the sandbox is opened on the way but the working directory and the program. setns(2), namespaces(7)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from dockless.base.checks import check_record
+from dockless.base.dataclass import dataclass, replace
+from dockless.errors import BadInput
+from dockless.sandbox.accounts import Account, check_account
+from dockless.sandbox.command import candidates, directory
+from dockless.sandbox.plan.builder import NEW_NS
+from dockless.sandbox.plan.plan import PTMX, SLOT_CGROUP, SLOT_NAMESPACES, SLOT_TERMINAL, Command, Op, Plan
+from dockless.sandbox.spec import check_beginning
+
+_KINDS = ("mount", "cgroup", "uts", "ipc", "pid", "net")
+"""In the order of their slots, ``native/launcher/door.c``."""
+_ORDER = ("net", "ipc", "uts", "cgroup", "pid", "mount")
+"""In which they are entered: the mount namespace last, because the host's paths end there."""
+_SIGKILL = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What enters. ``argv``: as the image's programs are called; ``env`` is added to the sandbox's. ``workdir`` empty: the sandbox's.
+    ``account`` None: the sandbox's own. ``timeout``: seconds until its whole tree is killed, 0 for none. ``given``: the program is a
+    descriptor, not ``argv[0]``. ``tty``: a terminal of its own, whose other side goes to the socket in ``SLOT_TERMINAL``. ``handed``: its
+    standard streams come by a socket, the one it is given as standard input."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    workdir: str = ""
+    account: Account | None = None
+    timeout: float = 0.0
+    given: bool = False
+    tty: bool = False
+    handed: bool = False
+
+    def __post_init__(self) -> None:
+        check_record(self)
+        if self.account is not None:
+            check_account(self.account)
+        check_beginning(self.env, self.workdir, self.timeout)
+
+
+def compile_entry(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
+    """The plan of what enters the sandbox that was started by ``plan``. ``BadInput`` for a command that is empty."""
+    return with_command(compile_way(plan, entry, has_cgroup=has_cgroup), entry)
+
+
+def same_way(entry: Entry, has_cgroup: bool) -> Hashable:
+    """Equal for entries of which ``compile_way`` makes the same."""
+    return entry.workdir, entry.account, entry.tty, entry.handed, has_cgroup
+
+
+def compile_way(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
+    """Its operations, and the variables that every command has that enters in this way."""
+    names = [op.name for op in plan.ops]
+    init = plan.ops[names.index("CLONE") + 1 : names.index("SPAWN")]
+    job = plan.ops[names.index("SPAWN") + 1 :]
+    handed = next(op.x for op in init if op.name == "HAND_OVER")
+    ops = (
+        Op("SUBREAPER"),
+        Op("CLONE", SLOT_CGROUP if has_cgroup else -1),
+        *(op for op in init if op.name == "WRITE" and op.a == "/proc/self/oom_score_adj"),
+        *_into(handed),
+        next(op for op in init if op.name == "SET_IDS"),
+        Op("PDEATHSIG", x=_SIGKILL),
+        *(replace(op, x=_owner(entry.account, op.x)) for op in init if op.name == "OWN_PIPES"),
+        *_terminal(job, entry),
+        Op("SPAWN"),
+        *_job(job, entry, has_cgroup),
+    )
+    slots = {SLOT_NAMESPACES + number: f"{kind} namespace" for number, kind in enumerate(_KINDS)}
+    assert plan.command is not None
+    return Plan(ops, Command((), (), _variables(plan.command, entry)), {**slots, SLOT_CGROUP: "cgroup"})
+
+
+def with_command(way: Plan, entry: Entry) -> Plan:
+    """The whole plan. ``BadInput`` for a command that is empty."""
+    assert way.command is not None
+    if not entry.argv or not entry.argv[0]:
+        raise BadInput("the command is empty", subject="command", hint="say what to run: the first argument is the program")
+    envp = way.command.envp
+    if entry.env:
+        envp = _written(_read(envp) | dict(entry.env))
+    found = ("",) if entry.given else candidates(entry.argv[0], _path(envp))
+    return Plan(way.ops, Command(found, entry.argv, envp), way.slots, entry.timeout)
+
+
+def _owner(account: Account | None, own: int) -> int:
+    return own if account is None else account.uid | account.gid << 32
+
+
+def _into(handed: int) -> Iterator[Op]:
+    for kind in _ORDER:
+        if handed & NEW_NS[kind]:
+            yield Op("SETNS", SLOT_NAMESPACES + _KINDS.index(kind), x=NEW_NS[kind])
+
+
+def _terminal(job: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
+    if entry.tty:
+        own = next(op.x for op in job if op.name == "SET_IDS")
+        yield Op("TERMINAL", SLOT_TERMINAL, a=PTMX, x=_owner(entry.account, own))
+
+
+def _job(ops: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> Iterator[Op]:
+    """The sandbox's own job section, with the directory and the account of what enters."""
+    if not has_cgroup:
+        yield Op("SUBREAPER")  # so that all that it starts stays below it, native/launcher/descendants.c
+    if entry.handed and not entry.tty:
+        yield Op("PDEATHSIG", x=_SIGKILL)
+        yield Op("STREAMS")  # before anything limits its descriptors
+    account = entry.account
+    kept = next(op.x for op in ops if op.name == "BOUNDING")
+    for op in ops:
+        if op.name == "CHDIR" and entry.workdir:
+            op = replace(op, a=directory(entry.workdir))
+        elif op.name == "SET_IDS" and account is not None:
+            groups = b"".join(group.to_bytes(4, "little") for group in account.groups)
+            op = replace(op, b=groups, x=_owner(account, 0))
+        elif op.name == "CAPS" and account is not None:
+            op = replace(op, x=kept if account.uid == 0 else 0)
+        elif op.name == "SETSID":
+            op = replace(op, x=int(entry.tty))
+        elif op.name == "PDEATHSIG":
+            continue
+        yield op
+        if op.name == "SET_IDS":
+            yield Op("PDEATHSIG", x=_SIGKILL)
+
+
+def _variables(own: Command, entry: Entry) -> tuple[str, ...]:
+    variables = _read(own.envp)
+    if entry.account is not None:
+        variables["HOME"] = entry.account.home
+    if entry.tty:
+        variables.setdefault("TERM", "xterm")
+    return _written(variables)
+
+
+def _read(envp: tuple[str, ...]) -> dict[str, str]:
+    return dict(variable.partition("=")[::2] for variable in envp)
+
+
+def _written(variables: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in variables.items())
+
+
+def _path(envp: tuple[str, ...]) -> str:
+    return next((variable[5:] for variable in envp if variable.startswith("PATH=")), "")

@@ -1,0 +1,54 @@
+"""/etc/hosts of a sandbox, and the names that its caller adds to it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from dockless.base.later import re
+from dockless.errors import BadInput
+
+GATEWAY = "host-gateway"
+"""Docker's word for the host's own address."""
+
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = rf"{_LABEL}(\.{_LABEL})*\Z"
+_MOST = 1000
+
+
+def check_name(name: str, what: str) -> None:
+    """``BadInput`` for what cannot be the name of a host or a domain, RFC 1123; it is going to be a word of a file."""
+    if len(name) > 253 or not re.match(_NAME, name):
+        hint = "use letters, digits, '-' and '_', with dots between"
+        raise BadInput(f"{what} {name[:80]!r} is not usable", subject=name[:80], hint=hint)
+
+
+def check_hosts(hosts: tuple[tuple[str, str], ...], *, has_network: bool) -> None:
+    """``BadInput`` unless each is a name and an address, of IPv4 or IPv6 or ``GATEWAY``, which only the host's own network has."""
+    if len(hosts) > _MOST:
+        raise BadInput(f"{len(hosts)} hosts are more than {_MOST}", subject="add_hosts", hint="bind a file: -v ./hosts:/etc/hosts:ro")
+    for name, address in hosts:
+        check_name(name, "host name")
+        if address == GATEWAY and not has_network:
+            hint = "give it the host's network (--network host), or the address itself"
+            raise BadInput(f"{name}:{GATEWAY}: without a network the host cannot be reached", subject="add_hosts", hint=hint)
+        if address != GATEWAY and not _is_address(address):
+            hint = "write NAME:ADDRESS: db:10.0.0.5, db:fd00::5"
+            raise BadInput(f"host {name}: {address[:60]!r} is not an address", subject="add_hosts", hint=hint)
+
+
+def _is_address(text: str) -> bool:
+    import socket
+
+    for kind in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(kind, text)
+            return True
+    return False
+
+
+def hosts_file(hostname: str, domainname: str, hosts: tuple[tuple[str, str], ...]) -> str:
+    """hosts(5). With the host's network its loopback is the host's own."""
+    own = f"{hostname}.{domainname} {hostname}" if domainname else hostname
+    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback", f"127.0.1.1\t{own}"]
+    lines += [f"{'127.0.0.1' if address == GATEWAY else address}\t{name}" for name, address in hosts]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,342 @@
+"""Into a sandbox that runs: its door, and a program that enters by it.
+
+The door is a socket in the sandbox's own directory, which nobody else can reach. Its keeper starts what enters (native/launcher/door.c),
+in a cgroup below the sandbox's where there is one, so that it can be ended with all that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import stat
+import time
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+
+from dockless import native
+from dockless.base import paths, signal
+from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.path import Path
+from dockless.base.typing import TypeVar
+from dockless.base.waits import readable
+from dockless.cgroups import Cgroup
+from dockless.cgroups.usage import parse_flat
+from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError
+from dockless.sandbox.enter import Entry, compile_way, same_way, with_command
+from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_LEASH, SLOT_PROGRAM, SLOT_TERMINAL, Plan, Rows, encode, filled_in, rows_of
+from dockless.sandbox.resolved import Identity
+from dockless.sandbox.run import executed, process
+from dockless.sandbox.run.process import Process, gone
+from dockless.sandbox.run.removal import end
+
+NAME = "door"
+T = TypeVar("T")
+_BEGINNING = 10.0
+"""Seconds in which a program has to begin, for whoever enters."""
+_LOOK = 0.005
+"""Seconds until its keeper is asked again."""
+_AT_THE_END = (0, errno.ENOMEM, errno.ENODEV)
+"""Errors of what enters while everything inside is killed: it is killed, too, or its PID namespace or cgroup is no more. clone(2)"""
+_KILLED = 128 + signal.SIGKILL
+_WAYS = 64
+"""How many ways to enter one sandbox are kept: by directories and users."""
+_ADDRESS = 108
+"""Bytes of an address, with its NUL. unix(7)"""
+_MOMENT = 1.0
+"""Seconds until a keeper whose init was killed has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """A sandbox that can be entered. ``plan``, ``identity``: what it was started with. ``group``: the path of its cgroup, empty for none.
+    ``pidfd``: a new pidfd of its keeper, or ``SandboxGone``. ``ways``: what was compiled for those who entered before."""
+
+    id: str
+    directory: Path
+    plan: Plan
+    identity: Identity
+    group: str
+    keeper_pid: int
+    pidfd: Callable[[], int]
+    ways: dict[Hashable, tuple[Plan, Rows]] = field(default_factory=dict, repr=False)
+
+
+def make(directory: Path) -> int:
+    """The socket of a new sandbox's door, for ``SLOT_DOOR`` of its keeper. ``Unwritable``"""
+    with paths.writing("the door of a sandbox", directory):
+        return _at_its_path(directory, native.door)
+
+
+def _at_its_path(directory: Path, request: Callable[[str], T]) -> T:
+    """What ``request`` says, called with the path of the door in so few bytes that an address can hold it. unix(7)"""
+    path = f"{directory}/{NAME}"
+    if len(os.fsencode(path)) < _ADDRESS:
+        return request(path)
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return request(f"/proc/self/fd/{fd}/{NAME}")
+    finally:
+        os.close(fd)
+
+
+class Entered:
+    """A program that has entered. ``close`` ends it if it still runs, and removes its cgroup."""
+
+    def __init__(self, running: Process, terminal: int, group: Cgroup | None, used: Used, box_group: str = "", oom_kills: int = 0) -> None:
+        """``box_group``: the path of the sandbox's own cgroup, ``oom_kills``: what it had counted before this one entered. ``used``: to be
+        called when it is, where it is an agent that waits for calls."""
+        self._note: Callable[[int], None] | None = None
+        self.used = used
+        self.process = running
+        self.terminal = terminal
+        """Our side of its terminal, -1 if it has none; whoever takes it closes it."""
+        self._group = group
+        self._box_group, self._oom_kills = box_group, oom_kills
+        self._exit: process.Exit | None = None
+
+    def wait(self, timeout: float | None = None) -> process.Exit:
+        """How it ended, with its cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
+        if self._exit is None:
+            self._exit = ended = self.process.wait(timeout)
+            failed = ended.code != 0 and not ended.timed_out and not ended.killed and not ended.lost
+            if failed and _oom_kills(self._box_group) > self._oom_kills:
+                self._exit = replace(self._exit, oom_killed=True)
+            self._note_end(self._exit.exit_code)
+        return self._exit
+
+    def note(self, directory: Path, argv: tuple[str, ...]) -> None:
+        """For who listens to events: that it was started, and by ``wait`` or ``close`` how it ends."""
+        id = os.urandom(5).hex()
+        executed.note_start(directory, id, argv)
+        self._note = partial(executed.note_end, directory, id)
+
+    def _note_end(self, exit_code: int) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            note(exit_code)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to all that it started."""
+        self.process.kill()
+        if self._group is not None:
+            self._group.kill()
+
+    def release(self) -> None:
+        """Let it go on by itself."""
+        self.process.release()
+        if self._group is not None:
+            self._group.close()
+
+    def close(self) -> None:
+        ended = None
+        try:
+            ended = self.process.poll()
+            self.process.close()
+        finally:
+            self._note_end(_KILLED if ended is None else ended.exit_code)
+            if self._group is not None:
+                group, self._group = self._group, None
+                (end if ended is None or ended.killed or ended.lost or ended.timed_out else leave)(group)
+
+
+def leave(group: Cgroup) -> None:
+    """Of what has ended by itself. What it started and left running goes on in there, until the sandbox ends: nothing is moved by its
+    number, which might be another's by then."""
+    try:
+        os.rmdir(group.text)
+    except OSError:
+        pass
+    group.close()
+
+
+def _oom_kills(group: str) -> int:
+    """Of the whole sandbox: its group holds processes, so that one below it has no account of its memory. cgroup-v2.rst, memory.events"""
+    try:
+        fd = os.open(f"{group}/memory.events", os.O_RDONLY | os.O_CLOEXEC) if group else -1
+    except OSError:
+        return 0
+    if fd < 0:
+        return 0
+    with open(fd) as file:
+        return parse_flat(file.read()).get("oom_kill", 0)
+
+
+def terminal(box: Entrance) -> int:
+    """Our side of the terminal of a sandbox that has one; the caller closes it. Whoever reads from it takes the output away from others.
+    ``SandboxGone``, ``BadInput`` for one without."""
+    try:
+        return _ask(box, native.terminal)
+    except OSError as error:
+        if error.errno != errno.ENOTTY:
+            raise
+        raise BadInput(f"sandbox {box.id} has no terminal", subject=box.id, hint="start it with a terminal: dockless run -t") from None
+
+
+class Used:
+    """Call it when somebody uses a sandbox otherwise than by entering: its keeper, who ends one that is idle for too long, does not see
+    that. It is told eight times in that span at most, and only where there is such a limit."""
+
+    def __init__(self, box: Entrance) -> None:
+        self._box = box
+        self._pause = box.plan.idle / 8
+        self._told = -math.inf
+
+    def __call__(self) -> None:
+        if not self._pause:
+            return
+        now = time.monotonic()
+        if now - self._told >= self._pause:
+            self._told = now
+            with contextlib.suppress(SandboxError):  # it ends
+                extend(self._box, 0)
+
+
+def extend(box: Entrance, seconds: float) -> None:
+    """Its end moves to ``seconds`` from now; 0: it does not, but it is known that somebody is there. ``SandboxGone``"""
+    _ask(box, lambda path, keeper: native.extend(path, keeper, int(seconds * 1e9)))
+
+
+def enter(
+    box: Entrance,
+    entry: Entry,
+    stdio: tuple[int, int, int],
+    *,
+    program: int = -1,
+    size: tuple[int, int] | None = None,
+    alone: bool = False,
+    within: float = math.inf,
+) -> Entered:
+    """Start what enters; returns when its program has been exec'd. ``program``: a descriptor of it, where the entry says so. ``size``: rows
+    and columns of its terminal. ``alone``: it goes on without us, until it or the sandbox ends. ``within``: seconds after which it is
+    given up.
+
+    Errors: ``SandboxGone`` for a sandbox that does not run, ``CommandNotFound`` and its relatives as at a start.
+    """
+    entered = _enter(box, entry, stdio, program, size, alone, within)
+    if program < 0:  # what acts on its files is ours
+        entered.note(box.directory, entry.argv)
+    return entered
+
+
+def _enter(
+    box: Entrance, entry: Entry, stdio: tuple[int, int, int], program: int, size: tuple[int, int] | None, alone: bool, within: float
+) -> Entered:
+    group = _group_in(box)
+    used, account = Used(box), (box.group, _oom_kills(box.group))
+    try:
+        plan, rows = _compiled(box, entry, group is not None)
+        fds = dict(enumerate(stdio))
+        if group is not None:
+            fds[SLOT_CGROUP] = group.fd
+        if program >= 0:
+            fds[SLOT_PROGRAM] = program
+        _own_pipes(box.identity, entry, stdio)
+        raw = filled_in(
+            encode(plan, enters=True, alone=alone, rows=rows), cgroup=os.path.basename(group.text) if group else "", terminal=size
+        )
+        counted = process.nobody if group is None else partial(group.usage, pressure=False)
+        if entry.tty and not entry.handed:
+            return Entered(*_with_terminal(box, plan, raw, fds, alone, counted), group, used, *account)
+        if entry.tty:
+            fds[SLOT_TERMINAL], fds[0] = fds[0], fds[1]
+        return Entered(process.start(plan, raw, fds, partial(_launch, box, alone), within, counted), -1, group, used, *account)
+    except BaseException as error:
+        if group is not None:
+            end(group)
+        if isinstance(error, LaunchFailed) and error.errno in _AT_THE_END and _ends(box):
+            raise gone(box.id) from error
+        raise
+
+
+def _compiled(box: Entrance, entry: Entry, has_cgroup: bool) -> tuple[Plan, Rows]:
+    """Its plan, and the operations of that encoded: mostly those of the one before."""
+    which = same_way(entry, has_cgroup)
+    known = box.ways.get(which)
+    if known is None:
+        way = compile_way(box.plan, entry, has_cgroup=has_cgroup)
+        assert way.command is not None
+        known = way, rows_of(way.ops, way.command.envp)
+        if len(box.ways) >= _WAYS:
+            box.ways.clear()
+        box.ways[which] = known
+    return with_command(known[0], entry), known[1]
+
+
+def _ends(box: Entrance) -> bool:
+    """Whether its keeper ends within a moment."""
+    keeper = box.pidfd()
+    try:
+        return readable(keeper, _MOMENT)
+    finally:
+        os.close(keeper)
+
+
+def _with_terminal(
+    box: Entrance, plan: Plan, raw: bytearray, fds: dict[int, int], alone: bool, counted: process.Counted
+) -> tuple[Process, int]:
+    """What runs, and our side of its terminal."""
+    import socket
+
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with mine, theirs:
+        running = process.start(plan, raw, {**fds, SLOT_TERMINAL: theirs.fileno()}, partial(_launch, box, alone), counted=counted)
+        ours = socket.recv_fds(mine, 1, 1, socket.MSG_CMSG_CLOEXEC)[1][0]
+    return running, ours
+
+
+def _group_in(box: Entrance) -> Cgroup | None:
+    if not box.group:
+        return None
+    try:
+        return Cgroup.below(box.group, f"exec-{os.urandom(5).hex()}")
+    except CgroupError as error:
+        if not os.path.isdir(box.group):
+            raise gone(box.id) from error
+        raise
+
+
+def _launch(box: Entrance, alone: bool, given: Mapping[int, int]) -> native.Launched:
+    fds = {slot: fd for slot, fd in given.items() if slot != SLOT_LEASH} if alone else given
+    return _ask(box, lambda path, keeper: native.enter(path, keeper, fds))
+
+
+def _ask(box: Entrance, request: Callable[[str, int], T]) -> T:
+    """What its keeper answers. One that a policy restarts has a keeper before its program runs: for that one waits."""
+    keeper = box.pidfd()
+    until = time.monotonic() + _BEGINNING
+    try:
+        while True:
+            try:
+                return _at_its_path(box.directory, lambda path: request(path, keeper))
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET):
+                    raise gone(box.id) from error
+                if error.errno == errno.ETIMEDOUT:
+                    hint = f"its keeper does not answer: has somebody stopped process {box.keeper_pid}?"
+                    raise SandboxError(f"sandbox {box.id} cannot be entered", subject=box.id, hint=hint) from error
+                if error.errno != errno.EAGAIN:
+                    raise
+                if time.monotonic() >= until:
+                    what = f"sandbox {box.id} cannot be entered: its program does not run yet, or has ended"
+                    raise SandboxError(what, subject=box.id, hint="wait until it has started") from error
+            if readable(keeper, _LOOK):
+                raise gone(box.id)
+    finally:
+        os.close(keeper)
+
+
+def _own_pipes(identity: Identity, entry: Entry, stdio: tuple[int, int, int]) -> None:
+    """As root we own the pipes, and the keeper has no rights over them: a program of another user could write to them, but not open
+    /dev/stdout."""
+    pipes = [fd for fd in set(stdio) if stat.S_ISFIFO(os.fstat(fd).st_mode)] if os.geteuid() == 0 else []
+    if not pipes:
+        return
+    uid, gid = (identity.uid, identity.gid) if entry.account is None else (entry.account.uid, entry.account.gid)
+    idmap = identity.idmap
+    owner = (uid, gid) if idmap is None else (idmap.outside_uid(uid), idmap.outside_gid(gid))
+    if owner[0] is None or owner[1] is None:
+        return  # no id of the sandbox's: SET_IDS says so
+    for fd in pipes:
+        os.fchown(fd, owner[0], owner[1])

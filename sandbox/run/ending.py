@@ -1,0 +1,182 @@
+"""Ending a sandbox: its stop signal, SIGKILL to everything inside, and the removal of what it had.
+
+Whoever finds a sandbox by its directory may end it, also where its keeper does not answer or its records are torn. A signal goes to a
+process only while the sandbox's lock is held: so no pid was reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+
+from dockless.base import signal
+from dockless.base.locks import is_locked
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import DocklessError, SandboxError, SandboxGone
+from dockless.sandbox.run import documents, door, process, records, restarting
+from dockless.sandbox.run.children import collect_ended
+from dockless.sandbox.run.marks import KILL, STOP, mark
+from dockless.sandbox.run.process import gone
+from dockless.sandbox.run.removal import end as end_group
+from dockless.sandbox.run.removal import remove_tree, unnamed_cgroup
+from dockless.sandbox.spec import GRACE
+from dockless.sandbox.state import RUNNING
+
+if TYPE_CHECKING:
+    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.foreground import ForegroundSandbox
+
+STDIN = "stdin"
+GLANCE = 0.001
+"""Seconds between looks at a lock that is about to be let go."""
+
+
+def send_signal(box: Box, number: int) -> None:
+    """See ``Box.send_signal``."""
+    process.check_signal(number)
+    if number == signal.SIGKILL:
+        return kill(box)
+    if not box.foreground and restarting.holds(box.directory) and number == box.document.stop_signal:
+        _give_up(box)
+    fd = box.pidfd()
+    mark(box.directory, KILL, number)
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        raise gone(box.id) from None
+    finally:
+        os.close(fd)
+
+
+def stop(box: Box, grace: float | None) -> None:
+    """See ``Box.stop``."""
+    _give_up(box)
+    with contextlib.suppress(TimeoutError, DocklessError, OSError):
+        if box.alive:
+            mark(box.directory, STOP, box.document.stop_signal)
+        ask(box, grace)
+    end(box)
+
+
+def ask(box: Box | ForegroundSandbox, grace: float | None) -> None:
+    """The stop signal, and to wait for the end. ``TimeoutError`` if that has not come after ``grace`` seconds; None: its own, or 10."""
+    box.send_stop()
+    if box.paused():
+        box.resume()
+    box.wait(grace if grace is not None else box.spec.grace or GRACE)
+
+
+def end(box: Box) -> None:
+    """End it where it has not ended, its keeper too if that does not see to it. ``NotEnded`` for what survives both."""
+    if box.state() not in RUNNING:
+        return
+    keeper = box.keeper()
+    with contextlib.suppress(SandboxGone):
+        _kill(box)
+        try:
+            box.wait_for_run(process.KILLED_FOR)
+        except TimeoutError:
+            send_to(box, keeper, signal.SIGKILL)
+            try:
+                box.wait_for_run(process.AT_LAST)
+            except TimeoutError:
+                raise process.not_ended(f"sandbox {box.id}", keeper) from None
+    # Its keeper may just be removing its records, and nobody finds it by them any more.
+    deadline = time.monotonic() + process.KILLED_FOR
+    while not os.path.lexists(box.directory / documents.NAME) and is_locked(box.lock) and time.monotonic() < deadline:
+        select.select([], [], [], GLANCE)
+
+
+def kill(box: Box) -> None:
+    """See ``Box.kill``."""
+    _give_up(box)
+    _kill(box)
+
+
+def _give_up(box: Box) -> None:
+    """Nobody restarts it by its restart policy, until somebody starts it."""
+    if not box.foreground:
+        restarting.give_up(box.directory)
+
+
+def _kill(box: Box) -> None:
+    if box.alive:
+        mark(box.directory, KILL, signal.SIGKILL)
+    # By its cgroup and by its init: whichever fails, the other is tried.
+    failed: Exception | None = None
+    group = None
+    try:
+        group = box.cgroup()
+        if group is not None:
+            with contextlib.closing(group):  # not removed: the keeper reads its accounts first
+                group.kill()
+    except (DocklessError, OSError) as error:
+        failed = error
+    try:
+        init = box.init_pid
+        killed = send_to(box, init, signal.SIGKILL)
+        if init or group is not None:
+            send_to(box, box.pid, signal.SIGCONT)  # somebody may have stopped the keeper
+        else:
+            send_to(box, box.keeper(), signal.SIGKILL)  # its records are no use: init goes with its keeper
+    except OSError as error:
+        failed, killed = failed or error, False
+    if failed is not None and not killed and box.alive:
+        raise failed
+
+
+def send_to(box: Box, pid: int, number: int) -> bool:
+    """To its init or its keeper; False where that is not there any more."""
+    if not pid:
+        return False
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_locked(box.lock):
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def lighten(box: Box) -> None:
+    """See ``Box.lighten``."""
+    if box.alive:
+        raise SandboxError(f"sandbox {box.id} still runs", subject=box.id, hint=f"dockless stop {box.id}")
+    for name in ("upper", "work"):
+        remove_tree(box.directory / name)
+
+
+def clear(box: Box) -> None:
+    """Remove what only the run that has ended needed: its cgroup, its plan, its door. Its records, files and output stay."""
+    box.collect(box.keeper())
+    group = box.cgroup() or unnamed_cgroup(box.directory)
+    if group is not None:
+        with group:
+            end_group(group)
+    for name in (*records.ROOM, *records.HEALTH_ROOM, documents.PLAN, door.NAME, STDIN):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(box.directory / name)
+    remove_tree(box.directory / "work")  # a volatile overlay is mounted with it once
+
+
+def remove(box: Box) -> None:
+    """See ``Box.remove``."""
+    _give_up(box)
+    keeper = box.keeper()
+    end(box)
+    if not box.foreground:
+        box.collect(keeper)
+        collect_ended()
+    group = box.cgroup()
+    if group is not None:
+        with group:
+            end_group(group)
+    remove_tree(box.directory)

@@ -1,0 +1,106 @@
+"""What was executed in a sandbox and how it ended, beside its records, for ``events`` alone: written by whoever executes it.
+
+A line each, ``<nanoseconds since 1970> start <id> <argv as JSON>`` and ``<…> die <id> <exit code>``, in two files at most: who comes when
+``executed`` is full makes it ``executed.1``. A client that is killed writes no end, and nobody the one of what was left to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
+from dockless.sandbox.run import records
+
+NAME, OLDER = "executed", "executed.1"
+_FULL = 1 << 16
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_ARGV = 200
+"""Characters of a command's arguments that are kept."""
+_FIRST = 40
+"""Bytes by which one file is told from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """``argv``: of a start, cut to so many characters; ``exit_code``: of an end."""
+
+    at: float
+    id: str
+    argv: tuple[str, ...] | None = None
+    exit_code: int | None = None
+
+
+def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> None:
+    """What cannot be written is not noted: nobody is kept from executing something by a full disk."""
+    from json.encoder import encode_basestring_ascii as quoted
+
+    _note(directory, f"start {id} [{', '.join(map(quoted, _cut(argv)))}]", os.O_CREAT)
+
+
+def note_end(directory: Path, id: str, exit_code: int) -> None:
+    """The same; nothing where the sandbox is being removed."""
+    _note(directory, f"die {id} {exit_code}", 0)
+
+
+def _note(directory: Path, text: str, create: int) -> None:
+    try:
+        fd = os.open(f"{directory}/{NAME}", _APPEND | create, 0o600)
+        try:
+            os.write(fd, f"{time.time_ns()} {text}\n".encode("ascii"))
+            if create and os.lseek(fd, 0, os.SEEK_CUR) > _FULL:
+                os.rename(directory / NAME, directory / OLDER)
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+
+
+def _cut(argv: tuple[str, ...]) -> Sequence[str]:
+    if sum(map(len, argv)) + len(argv) <= _MOST_ARGV:
+        return argv
+    kept: list[str] = []
+    left = _MOST_ARGV
+    for argument in argv:
+        if len(argument) > left:
+            kept.append(argument[:left] + "…")
+            break
+        kept.append(argument)
+        left -= len(argument) + 1
+    return kept
+
+
+class Notes:
+    """Those of one sandbox, as they come."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[bytes, int] = {}
+
+    def read(self) -> Iterator[Executed]:
+        """What is new. A line that is none is passed over."""
+        seen: dict[bytes, int] = {}
+        for name in (OLDER, NAME):
+            with contextlib.suppress(OSError, ValueError):
+                raw = records.read(self._directory / name)
+                first = raw[:_FIRST]  # its time: an inode may be another file's by now
+                begin, seen[first] = self._read.get(first, 0), raw.rfind(b"\n") + 1
+                for line in raw[begin : seen[first]].splitlines():
+                    with contextlib.suppress(ValueError, RecursionError):
+                        yield _parse(line)
+        self._read = seen
+
+
+def _parse(line: bytes) -> Executed:
+    import json
+
+    at, what, id, rest = line.decode("ascii").split(" ", 3)
+    if what == "die":
+        return Executed(int(at[:20]) / 1e9, id[:40], exit_code=int(rest[:4]))
+    argv = json.loads(rest)
+    if what != "start" or not isinstance(argv, list) or not all(isinstance(one, str) for one in argv):
+        raise ValueError("it is no note")
+    return Executed(int(at[:20]) / 1e9, id[:40], argv=tuple(argv))

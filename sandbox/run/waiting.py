@@ -1,0 +1,81 @@
+"""Waiting for the end of a sandbox that another program holds, or nobody.
+
+::
+
+    with Waiting(box) as waiting:      what its keeper will say of its end is open from here on, whoever removes it meanwhile
+        …                              until waiting.fileno() is readable, by select or by a loop
+        waiting.result()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+
+from dockless import native
+from dockless.base.typing import TYPE_CHECKING
+from dockless.base.waits import readable
+from dockless.errors import SandboxGone
+from dockless.sandbox.run import records, restarting
+from dockless.sandbox.run.process import Exit
+
+if TYPE_CHECKING:
+    from dockless.sandbox.run.box import Box
+
+
+class Waiting:
+    """``over``: it had ended before, and there is nothing to wait for."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self._ends = self._told = -1
+        with contextlib.suppress(SandboxGone):
+            self._ends = box.pidfd()
+            self._told = self._open_told()
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for fd in (self._ends, self._told):
+            if fd >= 0:
+                os.close(fd)
+        self._ends = self._told = -1
+
+    @property
+    def over(self) -> bool:
+        return self._ends < 0
+
+    def fileno(self) -> int:
+        """Readable when it has ended."""
+        return self._ends
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended. ``TimeoutError`` after ``timeout`` seconds."""
+        if not self.over and not readable(self.fileno(), timeout):
+            raise self.too_long(timeout)
+
+    def too_long(self, timeout: float | None) -> TimeoutError:
+        return TimeoutError(f"sandbox {self._box.id} still runs after {timeout} s")
+
+    def result(self) -> Exit | None:
+        """How it ended, when it has; None where it is just being restarted. ``SandboxGone`` if it vanished without a record,
+        ``BadInput`` for one that was never started."""
+        if not self.over and not self._box.foreground:  # a foreground one is its starter's to collect
+            native.reap(self._ends)
+        ended, why = self._box.recorded()
+        if ended is None and self._told >= 0:  # its keeper has removed it
+            with contextlib.suppress(ValueError):
+                ended = records.parse_exit(os.pread(self._told, records.MOST, 0))
+        if ended is None and not (restarting.holds(self._box.directory) and self._box.alive):
+            raise self._box.lost(why)
+        return ended
+
+    def _open_told(self) -> int:
+        """The file into which the keeper writes how it ended, opened before it is gone; -1 where there is none."""
+        how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if self._box.foreground else 0)
+        try:
+            return os.open(self._box.directory / "exit.tmp", how, 0o600)
+        except OSError:
+            return -1

@@ -1,0 +1,155 @@
+"""``volume``: the named directories that are kept between sandboxes."""
+
+from __future__ import annotations
+
+from dockless.base.typing import Any
+from dockless.cli.output import age, confirmed, each, out, print_json, table
+from dockless.cli.parser import Namespace, Parser
+from dockless.cli.template import format_option, show
+from dockless.errors import BadInput
+
+_KEYS = ("name", "label", "dangling")
+_ACTIONS = ("create", "ls", "inspect", "rm", "prune")
+
+
+def volume_options(parser: Parser) -> None:
+    parser.usage = "dockless volume create|ls|inspect|rm|prune [NAME …]"
+    parser.add_argument("action", choices=_ACTIONS, help="prune: those that no sandbox has")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="volumes")
+    parser.add_argument("-f", "--force", "-y", "--yes", action="store_true", help="do not ask (prune)")
+    parser.add_argument("-l", "--label", action="append", default=[], metavar="NAME=VALUE", help="a label for what is made (create)")
+    about = "only those: name=, label=NAME[=VALUE], dangling=true|false; of one key any, of several all (ls, prune)"
+    parser.add_argument("--filter", action="append", default=[], metavar="KEY=VALUE", help=about)
+    format_option(parser)
+    parser.quiet("names alone; nothing where there is nothing to tell")
+    parser.json()
+
+
+def volume(options: Namespace) -> int:
+    if bool(options.names) == (options.action in ("ls", "prune")):
+        what = "takes no name" if options.names else "wants a name"
+        raise BadInput(f"volume {options.action} {what}", subject=options.action, hint="dockless volume --help")
+    for flag, given, actions in (("--label", options.label, ("create",)), ("--filter", options.filter, ("ls", "prune"))):
+        if given and options.action not in actions:
+            hint = f"{flag} is for volume {' and volume '.join(actions)}"
+            raise BadInput(f"volume {options.action} takes no {flag}", subject=flag, hint=hint)
+    return {"create": _create, "ls": _list, "inspect": _inspect, "rm": _remove, "prune": _prune}[options.action](options)
+
+
+def _create(options: Namespace) -> int:
+    from dockless.sandbox.run import volumes
+
+    labels = _labels(options.label)
+
+    def make(name: str) -> None:
+        volumes.create(name, labels)
+        if not options.quiet and not options.json:
+            out(name)
+
+    code = each(options.names, make, as_json=options.json)
+    if options.json:
+        print_json(options.names)
+    return code
+
+
+def _described(name: str) -> dict[str, Any]:
+    from dockless.sandbox.run.volumes import existing, labels_of, users_of
+
+    path = existing(name)
+    known = {"name": name, "directory": str(path), "created": path.stat().st_mtime, "sandboxes": users_of(name)}
+    return known | {"labels": labels_of(name)}
+
+
+def _labels(texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for name, _, _ in pairs:
+        if not name:
+            raise BadInput("a label has no name", subject="--label", hint="write NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _chosen(filters: list[str]) -> list[dict[str, Any]]:
+    """Volumes as ``_described`` has them. ``BadInput`` for a filter that cannot be read."""
+    from dockless.sandbox.run.volumes import names
+
+    wanted: dict[str, list[str]] = {}
+    for text in filters:
+        key, _, value = text.partition("=")
+        if key not in _KEYS or not value or (key == "dangling" and value not in ("true", "false")):
+            hint = f"write KEY=VALUE; keys are {', '.join(_KEYS)}; dangling is true or false"
+            raise BadInput(f"--filter {text[:60]!r} cannot be read", subject="--filter", hint=hint)
+        wanted.setdefault(key, []).append(value)
+    return [row for row in map(_described, names()) if all(_fits(row, key, values) for key, values in wanted.items())]
+
+
+def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
+    if key == "name":
+        return any(value in row["name"] for value in values)
+    if key == "dangling":
+        return ("false" if row["sandboxes"] else "true") in values
+    pairs = [value.partition("=") for value in values]
+    return all(name in row["labels"] and (not equals or row["labels"][name] == value) for name, equals, value in pairs)
+
+
+def _list(options: Namespace) -> int:
+    rows = _chosen(options.filter)
+    if options.quiet:
+        for row in rows:
+            out(row["name"])
+        return 0
+    if options.json:
+        print_json(rows)
+    elif options.format:
+        show(options.format, rows)
+    else:
+        table(("VOLUME", "CHANGED", "SANDBOXES"), [(row["name"], f"{age(row['created'])} ago", " ".join(row["sandboxes"])) for row in rows])
+    return 0
+
+
+def _inspect(options: Namespace) -> int:
+    found: list[dict[str, Any]] = []
+    code = each(options.names, lambda name: found.append(_described(name)), as_json=options.json)
+    if options.format:
+        show(options.format, found)
+    else:
+        print_json(found, indent=None if options.json else 2)
+    return code
+
+
+def _remove(options: Namespace) -> int:
+    from dockless.sandbox.run.volumes import remove
+
+    done: list[str] = []
+
+    def gone(name: str) -> None:
+        remove(name)
+        done.append(name)
+
+    code = each(options.names, gone, as_json=options.json)
+    _say(done, options)
+    return code
+
+
+def _prune(options: Namespace) -> int:
+    from dockless.sandbox.run.volumes import remove
+
+    unused = [row["name"] for row in _chosen(options.filter) if not row["sandboxes"]]
+    if unused and not options.force and not confirmed(f"Remove {len(unused)} volumes and all that is in them: {', '.join(unused[:5])}?"):
+        return 1
+    done: list[str] = []
+
+    def gone(name: str) -> None:
+        remove(name)
+        done.append(name)
+
+    code = each(unused, gone, as_json=options.json)
+    _say(done, options)
+    return code
+
+
+def _say(done: list[str], options: Namespace) -> None:
+    if options.json:
+        print_json(done)
+    elif not options.quiet:
+        for name in done:
+            out(name)

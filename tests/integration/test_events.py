@@ -1,0 +1,315 @@
+"""What happens to sandboxes is told: all of it, once, in order, whoever does it; and nothing that is not so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+
+import dockless
+from dockless import DEVNULL, Event, Events, HealthCheck, aio
+from dockless.errors import BadInput
+from dockless.native import inotify
+from dockless.native.inotify import Happened, Inotify
+from dockless.sandbox.run.executed import Notes, note_start
+
+pytestmark = requires("userns", "overlay")
+
+FOREVER = ["/bin/sh", "-c", "trap 'exit 4' TERM; while sleep 0.1; do :; done"]
+
+
+@pytest.fixture
+def found() -> Iterator[Events]:
+    with dockless.events() as found:
+        yield found
+    for box in dockless.list():
+        box.rm(force=True)
+
+
+def told(found: Events, last: str, number: int = 1) -> list[Event]:
+    """Events up to the ``number``th of that kind."""
+    events: list[Event] = []
+
+    def come() -> bool:
+        events.extend(found.read())
+        return sum(event.kind == last for event in events) >= number
+
+    until(come, f"{number} × {last}")
+    return events
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_what_is_executed(found):
+    box = dockless.start(FOREVER)
+    with dockless.Sandbox(FOREVER) as held:
+        for one in (box, held):
+            assert one.exec("sh", "-c", "exit 3", *"x" * 300).returncode == 3
+            start, die = [event for event in told(found, "exec_die") if event.kind.startswith("exec")]
+            assert start.details["argv"][:4] == ["sh", "-c", "exit 3", "x"] and len("".join(start.details["argv"])) < 201
+            assert die.details == {"exec": start.details["exec"], "exit_code": 3} and start.id == die.id == one.id
+    box.files.write_text("/tmp/x", "what acts on files is not executed")
+    with box.spawn("sleep", "1000"):
+        assert told(found, "exec_start")[-1].details["argv"] == ["sleep", "1000"]
+    assert told(found, "exec_die")[-1].details["exit_code"] == 137
+    box.spawn_alone("true")
+    assert kinds(told(found, "exec_start")) == ["exec_start"]
+    box.kill()
+    with dockless.events(since=0, until=time.time(), ids=box.id) as past:
+        executed = [event for event in past if event.kind.startswith("exec_")]
+    assert [event.kind for event in executed] == ["exec_start", "exec_die"] * 2 + ["exec_start"]
+
+
+def test_notes_of_what_is_executed_are_bounded_and_none_is_told_twice(tmp_path):
+    place = tmp_path / "notes"
+    place.mkdir()
+    notes = Notes(place)
+    seen = []
+    for number in range(3000):
+        note_start(place, f"{number}", ("a" * 100,))
+        if number % 100 == 99:
+            seen += [note.id for note in notes.read()]
+    assert seen == [str(number) for number in range(3000)]
+    assert sorted(os.listdir(place)) == ["executed", "executed.1"]
+    assert all(os.stat(place / name).st_size < 70_000 for name in os.listdir(place))
+    with open(place / "executed", "ab") as file:
+        file.write(b"1 start x " + b"[" * 100_000 + b"\n")  # deeper than any that we write
+        file.write(b"\0garbage\n1 start\n1 start x 5\n1 die x y\nx start x []\n7 die last 4\n9 start torn [")
+    assert [(note.id, note.exit_code) for note in notes.read()] == [("last", 4)]
+
+
+def test_what_is_changed_while_it_runs(found):
+    box = dockless.start(FOREVER, ttl=1000)
+    assert kinds(told(found, "start")) == ["create", "start"]
+    box.extend(2000)
+    assert told(found, "update")[-1].details == {"changed": ["ttl"]}
+    other = dockless.start(FOREVER)
+    told(found, "start")
+    other.update(restart="always")
+    assert told(found, "update")[-1].details == {"changed": ["restart"]}
+    other.stop(0)
+    other.start()
+    assert "update" not in kinds(told(found, "start"))
+
+
+def test_the_whole_life_of_a_detached_one(found):
+    box = dockless.start(FOREVER, id="one", labels={"team": "a"}, health=HealthCheck(["test", "-e", "/tmp/well"], 0.05, retries=1))
+    events = told(found, "health_status")
+    assert kinds(events) == ["create", "start", "health_status"]
+    assert all((event.id, event.image, event.labels) == ("one", "host", {"team": "a"}) for event in events)
+    assert events[2].details["status"] == "unhealthy" and events[2].details["exit_code"] == 1
+    box.exec("touch", "/tmp/well", check=True)
+    assert told(found, "health_status")[-1].details["status"] == "healthy"
+    box.rename("two")
+    (renamed,) = told(found, "rename")
+    assert (renamed.id, renamed.details) == ("two", {"old": "one"})
+    box.stop(20)
+    stopped = told(found, "die")
+    assert kinds(stopped) == ["stop", "kill", "die"]
+    assert stopped[1].details == {"signal": signal.SIGTERM}
+    assert stopped[2].details == {"exit_code": 4, "signal": None, "limit": "", "killed": False}
+    box.start()
+    assert kinds(told(found, "health_status")) == ["start", "health_status"], "its health begins anew"
+    box.kill()
+    assert kinds(told(found, "die")) == ["kill", "die"]
+    box.rm()
+    assert kinds(told(found, "remove")) == ["remove"]
+    times = [event.time for event in (*events, renamed, *stopped)]
+    assert times == sorted(times) and abs(times[-1] - time.time()) < 60
+
+
+@requires("cgroup2")
+def test_one_that_stands_still(found):
+    box = dockless.start(FOREVER)
+    told(found, "start")
+    for _ in range(2):
+        box.pause()
+        assert kinds(told(found, "pause")) == ["pause"]
+        box.resume()
+        assert kinds(told(found, "unpause")) == ["unpause"]
+
+
+@pytest.mark.parametrize("way", ["foreground", "detached", "removed"])
+def test_how_it_ended_is_told_also_of_what_is_gone_at_once(way, found):
+    script = ["/bin/sh", "-c", "sleep 0.5; exit 5"]
+    command = [sys.executable, "-P", "-m", "dockless", "run", "-i", "--", *script]
+    starter = subprocess.Popen(command, env=os.environ) if way == "foreground" else None
+    if starter is None:
+        dockless.start(script, remove=way == "removed")
+    events = told(found, "die")
+    assert starter is None or starter.wait(20) == 5
+    if way != "detached":
+        events += [] if "remove" in kinds(events) else told(found, "remove")
+    assert kinds(events) == ["create", "start", "die", *(["remove"] if way != "detached" else [])]
+    assert events[2].details["exit_code"] == 5 and {event.image for event in events} == {"host"}
+
+
+def test_a_limit_and_a_keeper_that_was_killed(found):
+    dockless.start(FOREVER, ttl=0.1)
+    assert told(found, "die")[-1].details["limit"] == "ttl"
+    box = dockless.start(FOREVER)
+    told(found, "start")
+    os.kill(box.inner.pid, signal.SIGKILL)
+    assert told(found, "die")[-1].details["exit_code"] is None, "nobody knows how it ended"
+
+
+def test_after_lost_events_everything_is_looked_at(found, monkeypatch):
+    """The kernel's queue has a bound, inotify(7), IN_Q_OVERFLOW."""
+    stays, renamed, removed = (dockless.start(FOREVER, id=name) for name in ("stays", "before", "removed"))
+    told(found, "start", 3)
+    real = Inotify.read
+
+    def lost(queue: Inotify) -> Iterator[Happened]:
+        [*real(queue)]
+        yield Happened(-1, inotify.OVERFLOW, 0, "")
+
+    renamed.rename("after")
+    removed.rm(force=True)
+    stays.kill()
+    stays.wait(20)
+    dockless.start(FOREVER, id="new")
+    monkeypatch.setattr(Inotify, "read", lost)
+    events = told(found, "start")
+    monkeypatch.setattr(Inotify, "read", real)
+    of = {name: [event.kind for event in events if event.id == name] for name in ("stays", "after", "removed", "new")}
+    assert of == {"stays": ["kill", "die"], "after": ["rename"], "removed": ["die", "remove"], "new": ["create", "start"]}
+    renamed.kill()
+    assert kinds(told(found, "die")) == ["kill", "die"], "what was renamed meanwhile is still watched"
+
+
+def test_what_the_records_tell_of_the_past(found):
+    box = dockless.start(["/bin/sh", "-c", "exit 3"], id="past")
+    box.wait(20)
+    with dockless.events(since=0, until=time.time()) as past:
+        events = [*past]
+    assert kinds(events) == ["create", "start", "die"] and events[2].details["exit_code"] == 3
+    assert [event.time for event in events] == sorted(event.time for event in events)
+    with dockless.events(since=events[2].time, until=time.time()) as past:
+        assert kinds([*past]) == ["die"]
+    with dockless.events(since=0, until=events[1].time) as past:
+        assert kinds([*past]) == ["create", "start"]
+    with dockless.events(until=time.time()) as past:
+        assert [*past] == []
+
+
+@pytest.mark.parametrize("name", ["spec.json", "exit", "health", "asked-kill", "asked-stop"])
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff" * 300, None])
+def test_what_is_torn_or_garbage_is_no_event(name, damage, found):
+    box = dockless.start(FOREVER, id="torn", health=HealthCheck(["true"], 1000))
+    told(found, "start")
+    place = box.inner.directory / name
+    broken = place.with_name("broken")
+    if damage is None:
+        broken.symlink_to("/etc/passwd")
+    else:
+        broken.write_bytes(damage)
+    broken.rename(place)
+    dockless.start(FOREVER, id="other")
+    assert {(event.id, event.kind) for event in told(found, "start")} == {("other", "create"), ("other", "start")}
+
+
+def test_those_that_were_asked_for(found):
+    with dockless.events(kinds="die", labels={"team": None}, images="host") as some, dockless.events(ids=("b", "a")) as named:
+        for id, labels in (("a", {"team": "x"}), ("b", {})):
+            dockless.start(["true"], id=id, labels=labels).wait(20)
+        told(found, "die", 2)
+        assert [(event.id, event.kind) for event in told(some, "die")] == [("a", "die")] and some.read() == []
+        assert {event.id for event in told(named, "die", 2)} == {"a", "b"}
+    with pytest.raises(BadInput, match="no events 'dies'"):
+        dockless.events(kinds="dies")
+
+
+def test_from_an_event_loop(found):
+    async def main() -> list[str]:
+        seen = []
+
+        async def watch() -> None:
+            async for event in aio.events(ids="looped"):
+                seen.append(event.kind)
+                if event.kind == "remove" and "create" in seen:  # the first may have begun before we looked
+                    return
+
+        watching = asyncio.create_task(watch())
+        while "create" not in seen:
+            async with aio.Sandbox(FOREVER, id="looped", stdin=DEVNULL):
+                await asyncio.sleep(0.05)
+        await asyncio.wait_for(watching, 20)
+        return seen
+
+    seen = asyncio.run(main())
+    assert seen[seen.index("create") :][:4] == ["create", "start", "die", "remove"]
+
+
+def test_who_is_cancelled_before_the_first_event_leaves_no_descriptor_open(found):
+    """Not those of the exit records either."""
+
+    async def first() -> None:
+        async with contextlib.aclosing(aio.events()) as events:
+            await anext(events)
+
+    async def main() -> None:
+        for number in range(8):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(first(), 0.0002 * number)
+
+    box = dockless.start(FOREVER)
+    before = _exits()
+    asyncio.run(main())
+    assert _exits() == before
+    box.rm(force=True)
+
+
+def _exits() -> int:
+    gc.collect()
+    names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+    return sum("/exit" in name for name in names)
+
+
+def test_on_the_command_line(found: Events):
+    command = [sys.executable, "-P", "-m", "dockless", "events", "--json", "-f", "event=start", "-f", "event=die", "-f", "label=team=a"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as following:
+        watches: Callable[[], bool] = lambda: "inotify" in _descriptors(following.pid)  # noqa: E731
+        until(watches, "that it watches")
+        until(lambda: _watches(following.pid) >= 2, "that it watches both directories")
+        dockless.start(["true"], id="mine", labels={"team": "a"}).wait(20)
+        dockless.start(["true"], id="other", labels={"team": "b"}).wait(20)
+        assert following.stdout is not None
+        lines = [json.loads(following.stdout.readline()) for _ in range(2)]
+        following.send_signal(signal.SIGINT)
+        assert following.stdout.read() == "" and following.wait(20) == 130
+    assert [(line["kind"], line["id"]) for line in lines] == [("start", "mine"), ("die", "mine")]
+    past = subprocess.run([*command[:5], "--since", "1h", "--until", "0s"], capture_output=True, text=True, env=os.environ, check=True)
+    assert [line.split()[1:3] for line in past.stdout.splitlines() if "mine" in line] == [
+        ["create", "mine"],
+        ["start", "mine"],
+        ["die", "mine"],
+    ]
+    assert "(image=host, exit_code=0, team=a)" in past.stdout
+
+
+def _descriptors(pid: int) -> str:
+    return " ".join(_each(Path(f"/proc/{pid}/fd"), os.readlink))
+
+
+def _watches(pid: int) -> int:
+    return sum(text.count("inotify wd:") for text in _each(Path(f"/proc/{pid}/fdinfo"), Path.read_text))
+
+
+def _each(place: Path, read: Callable[[Path], str]) -> Iterator[str]:
+    for entry in place.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield read(entry)

@@ -1,0 +1,260 @@
+"""The life of a sandbox by its handle: started, found, listed, stopped, started again, renamed, removed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from support.boxes import load, until
+from support.make_image import file
+from support.requires import missing, requires
+
+import dockless
+from dockless.base import paths
+from dockless.errors import BadInput, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
+from dockless.sandbox.run import children
+from dockless.sandbox.run.box import Box
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture
+def start():
+    """``dockless.start`` of a script; all of it is removed afterwards."""
+
+    def begin(script, **options):
+        return dockless.start(["/bin/sh", "-c", script], **options)
+
+    yield begin
+    for box in dockless.list():
+        box.rm(force=True)
+
+
+def written(box):
+    return b"".join(row.text + b"\n" for row in box.logs()).decode()
+
+
+def test_a_handle_of_one_that_goes_on(start):
+    with start("sleep 1000", id="box", labels={"team": "a"}) as box:
+        assert (box.id, box.name, box.labels, box.state) == ("box", "box", {"team": "a"}, "running")
+        assert box.poll() is None and os.path.exists(f"/proc/{box.pid}") and box.spec.argv[-1] == "sleep 1000"
+        assert box.stdin is None and box.stdout is None and box.gpus == ()
+        with pytest.raises(Unsupported, match="not held by this program"):
+            _ = box.process
+    again = dockless.Sandbox.open("box")
+    assert again.state == "running" and again.inspect()["labels"] == {"team": "a"}
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(20).signal == signal.SIGTERM and again.poll() is not None and again.returncode == -signal.SIGTERM
+    assert again.state == "exited"
+    again.rm()
+    with pytest.raises(SandboxGone):
+        dockless.Sandbox.open("box")
+
+
+def test_one_of_our_own_is_listed_while_it_runs(start):
+    box = start("sleep 1000", id="other", labels={"team": "a", "x": ""})
+    with dockless.Sandbox(["sleep", "1000"], id="own", labels={"team": "b"}) as own:
+        assert [one.id for one in dockless.list()] == ["other", "own"]
+        assert [one.id for one in dockless.list(labels={"team": None}, state="running")] == ["other", "own"]
+        assert [one.id for one in dockless.list(labels={"team": "b"})] == ["own"]
+        assert dockless.list(labels={"team": "a", "x": "y"}) == [] == dockless.list(state=("exited", "paused"))
+        assert own.labels == {"team": "b"} and own.state == "running"
+        found = dockless.Sandbox.open("own")
+        assert found.pid == own.pid and found.labels == own.labels
+        with pytest.raises(BadInput, match="state 'ran' is unknown"):
+            dockless.list(state="ran")
+        for forbidden, word in ((lambda: own.rename("x"), "keeps its name"), (own.restart, "runs once"), (own.logs, "goes to the program")):
+            with pytest.raises(Unsupported, match=word):
+                forbidden()
+        found.kill()
+        assert own.wait(20).signal == signal.SIGKILL and own.state == "exited"
+    assert [one.id for one in dockless.list()] == [box.id]
+
+
+def test_stop_is_the_stop_signal_then_force(start):
+    box = start("trap 'exit 3' INT; echo set; while :; do sleep 0.01; done", stop_signal="INT")
+    until(lambda: written(box), "its trap is set")
+    box.stop()
+    assert box.wait().code == 3
+    deaf = start("trap '' TERM; echo set; while :; do sleep 0.01; done", grace=0.1)
+    until(lambda: written(deaf), "its trap is set")
+    deaf.stop()
+    assert deaf.wait().signal == signal.SIGKILL
+    script = "trap 'exit 4' TERM; echo set; while :; do sleep 0.01; done"
+    with dockless.Sandbox(["/bin/sh", "-c", script], stdout=dockless.PIPE) as own:
+        assert own.stdout.readline() == b"set\n"
+        own.stop(20)
+        assert own.wait().code == 4
+
+
+def test_started_again_with_what_it_had(start, tmp_path):
+    box = start("echo again; exit 5", id="again", labels={"a": "b"})
+    first = box.wait(20)
+    box.restart()
+    second = box.wait(20)
+    assert second.code == 5 and second.started > first.ended and written(box) == "again\nagain\n"
+    assert box.labels == {"a": "b"} and [one.id for one in dockless.list()] == ["again"]
+    running = start("sleep 1000", id="long")
+    before = running.pid
+    running.restart(0)
+    assert running.state == "running" and running.pid != before
+    with pytest.raises(BadInput, match="still runs"):
+        running.rm()
+
+
+def test_two_who_start_it_again_at_once(start):
+    """One of them does; the other is told that it runs."""
+    from dockless.sandbox.run import detached
+
+    box = start("sleep 1000", id="again")
+    box.stop(0)
+    said = []
+
+    def again():
+        try:
+            detached.start_existing(box.inner)
+        except BadInput as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=again) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert said == ["sandbox again runs already"] * 3 and box.state == "running"
+
+
+def test_another_name_while_it_runs(start):
+    box = start("sleep 1000", id="old")
+    other = start("true", id="taken")
+    with pytest.raises(BadInput, match="there is a sandbox taken already"):
+        box.rename("taken")
+    box.rename("new")
+    assert box.id == "new" and box.state == "running"
+    with pytest.raises(SandboxGone):
+        dockless.Sandbox.open("old")
+    fresh = start("sleep 1000", id="old")  # neither its cgroup nor its keeper is taken for the other's
+    fresh.rm(force=True)
+    assert box.state == "running"
+    box.stop(0)
+    assert box.wait().signal is not None and other.wait(20).code == 0
+
+
+def test_one_that_is_removed_at_its_end(start):
+    """By its keeper; whoever waits is told how it ended."""
+    box = start("sleep 1000 & trap 'exit 6' TERM; echo started; wait", id="gone", remove=True)
+    with pytest.raises(Unsupported, match="keeps its name"):
+        box.rename("other")
+    with pytest.raises(Unsupported, match="runs once"):
+        box.restart()
+    assert box.state == "running"
+    ended = []
+    waiting = threading.Thread(target=lambda: ended.append(box.wait(20)))
+    waiting.start()
+    until(lambda: "started" in written(box), "its trap is set")
+    box.send_signal(signal.SIGTERM)
+    waiting.join(20)
+    assert [one.code for one in ended] == [6] and dockless.list() == []
+    assert not list((paths.state() / "sandboxes").iterdir())
+    for _ in range(10):
+        start("true", remove=True)
+    until(lambda: not (dockless.list() or children._children), "all of them are removed, and their keepers collected")
+    with pytest.raises(SandboxGone):
+        box.poll()
+    for _ in range(10):  # by its keeper, while it is removed by us
+        start("sleep 1000", remove=True).rm(force=True)
+    assert dockless.list() == []
+
+
+def test_labels_of_our_own_are_refused(start):
+    for labels, word in (({"job": "1"}, "dockless's own"), ({"": "x"}, "empty"), ({"a=b": "x"}, "contains '='")):
+        with pytest.raises(BadInput, match=word):
+            start("true", labels=labels)
+        with pytest.raises(BadInput, match=word):
+            dockless.Sandbox(["true"], labels=labels)
+    with pytest.raises(BadInput, match="has no labels"):
+        dockless.submit(["true"], labels={"a": "b"})
+    assert dockless.list() == []
+
+
+def test_what_needs_a_cgroup_says_so(start, monkeypatch):
+    box = start("sleep 1000")
+    with monkeypatch.context() as patched:
+        patched.setattr(Box, "cgroup", lambda self: None)
+        for change in (box.pause, box.resume, lambda: box.update(pids=5)):
+            with pytest.raises(Unsupported, match="it has no cgroup"):
+                change()
+
+
+@requires("cgroup2")
+def test_it_stands_still_and_goes_on(start):
+    box = start("while :; do echo x; sleep 0.01; done")
+    box.pause()
+    assert box.state == "paused" and dockless.list(state="paused")[0].id == box.id
+    count = len(list(box.logs()))
+    assert select.select([box], [], [], 0.2)[0] == [] and len(list(box.logs())) <= count + 1
+    box.resume()
+    assert box.state == "running"
+    until(lambda: len(list(box.logs())) > count + 5, "it goes on")
+    box.pause()
+    box.stop(20)
+    assert box.wait().signal == signal.SIGTERM
+
+
+def test_files_of_a_handle(start):
+    """As of one that a program holds itself."""
+    with start("sleep 1000") as box:
+        box.files.write_text("/tmp/note", "hello")
+        with dockless.Sandbox.open(box.id) as again:
+            assert again.files.read_text("/tmp/note") == "hello"
+
+
+def test_private_files_stay_when_it_is_started_again(start, tmp_path):
+    """Of an image, whose overlay is mounted once more over the same upper; a name that means another image by then changes nothing."""
+    image = load(tmp_path, name="life:latest")
+    box = dockless.start(image, ["/bin/sh", "-c", "echo x >> /count; cat /count; exit 7"], id="again")
+    assert box.wait(20).code == 7
+    first = box.inner.document.image
+    load(tmp_path, [file("etc/other", "y")], name="life:latest")
+    for _ in range(2):
+        box.restart()
+        assert box.wait(20).code == 7
+    assert written(box).split() == ["x"] * 6 and box.inner.document.image == first
+    assert [change.path for change in dockless.diff(box.id)] == ["/count"]
+
+
+def test_gpus_are_the_same_when_it_is_started_again(start, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    box = start("sleep 1000", id="one", gpus=1)
+    held = box.gpus
+    other = start("sleep 1000", id="two", gpus=1)
+    assert len(held) == 1 and set(held) != set(other.gpus) and box.simulated
+    box.restart(0)
+    assert box.gpus == held and box.state == "running" and box.labels == {"gpus": "simulated"}
+    box.stop(0)
+    third = start("sleep 1000", id="three", gpus=1)
+    assert third.gpus == held
+    with pytest.raises(NotEnoughGpus):
+        box.restart()
+    assert box.state == "exited"
+
+
+@requires("root", "cgroup2:hugetlb")
+def test_other_limits_while_it_runs(start):
+    box = start("sleep 1000", hugetlb={"2MB": "64M"})
+    group = Path(box.inner.document.cgroup)
+    box.update(hugetlb={"2MB": "32M"})
+    assert (group / "hugetlb.2MB.max").read_text() == f"{32 << 20}\n"
+    assert dockless.Sandbox.open(box.id).spec.limits.hugetlb == (("2MB", 32 << 20),)
+    box.restart(0)
+    assert (Path(box.inner.document.cgroup) / "hugetlb.2MB.max").read_text() == f"{32 << 20}\n"
+    if missing("cgroup2:memory"):
+        with pytest.raises(LimitUnavailable):
+            box.update(hugetlb={"2MB": "1M"}, memory="1G")
+    box.stop(0)
+    with pytest.raises(SandboxGone):
+        box.update(hugetlb={"2MB": "1M"})

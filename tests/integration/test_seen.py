@@ -1,0 +1,63 @@
+"""``top`` and ``stats``: what runs in a sandbox, and what it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+
+import dockless
+from dockless.cli import main
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture
+def box():
+    made = dockless.start(["/bin/sh", "-c", "while :; do :; done"], id="busy")
+    yield made
+    made.rm(force=True)
+
+
+def told(capsys, *line):
+    assert main([*line]) == 0
+    return capsys.readouterr().out
+
+
+def test_top_shows_what_runs_inside_and_nothing_of_ours(box, capsys):
+    box.spawn_alone("/bin/sleep", "1000")
+    rows = json.loads(told(capsys, "top", "--json", "busy"))
+    assert [(row["command"], row["inside"]) for row in rows] == [("/bin/sh -c while :; do :; done", 2), ("/bin/sleep 1000", 3)]
+    assert all(os.path.exists(f"/proc/{row['pid']}") and row["memory"] > 0 for row in rows)
+    shown = told(capsys, "top", "busy").splitlines()
+    assert shown[0].split() == ["PID", "INSIDE", "UID", "CPU", "MEMORY", "AGE", "COMMAND"] and len(shown) == 3
+
+
+def test_a_process_that_calls_itself_one_of_ours_is_shown(box, capsys):
+    box.spawn_alone("/bin/sh", "-c", "echo dockless-enter > /proc/self/comm; while :; do sleep 1; done")
+    names = "cat /proc/[0-9]*/comm"
+    until(lambda: "dockless-enter\n" in box.shell(names, text=True).stdout, "it has its name")
+    assert "dockless-enter > /proc/self/comm" in told(capsys, "top", "--json", "busy")
+
+
+def test_what_it_calls_itself_is_escaped(box, capsys):
+    box.spawn_alone("/bin/sh", "-c", "while :; do :; done", "\x1b[31mred")
+    shown = told(capsys, "top", "busy")
+    assert "\x1b" not in shown and "[31mred" in shown
+
+
+def test_stats_of_a_busy_one(box, capsys):
+    (row,) = (json.loads(line) for line in told(capsys, "stats", "--no-stream", "--json", "busy").splitlines())
+    assert row["id"] == "busy" and row["cpu_percent"] > 0 and row["pids"] >= 1 and row["memory"] > 0
+    heads, numbers = told(capsys, "stats", "--no-stream").splitlines()
+    assert heads.split()[:2] == ["ID", "CPU"] and numbers.startswith("busy  ")
+
+
+def test_stats_end_when_none_is_left(box, capsys):
+    box.stop(0)
+    assert main(["stats", "busy"]) == 0
+    assert main(["top", "busy"]) == 125
+    assert "sandbox busy is not running" in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""Capturing an upper that is written to: the order of the steps, and the same bytes as reading it at once gives."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import tempfile
+import time
+
+import pytest
+
+from dockless.images.archive import capture
+from dockless.images.archive.diff import Upper, write_layer
+from dockless.native.survey import Survey, trusts
+
+
+class Hash:
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        self.hash.update(data)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "upper"
+    for number in range(60):
+        folder = root / str(number % 7) / "x"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"é{number}").write_bytes(b"y" * number * 1000)
+    os.link(root / "0/x/é0", root / "linked")
+    os.symlink("nowhere", root / "symlink")
+    os.mkfifo(root / "fifo")
+    with open(root / "sparse", "wb") as file:
+        file.seek(40 << 20)
+        file.write(b"end")
+    (root / "large").write_bytes(os.urandom(3 << 20))
+    (root / "5").chmod(0o700)
+    with contextlib.suppress(OSError):
+        os.setxattr(root / "large", "user.a", b"b")
+    return root
+
+
+@contextlib.contextmanager
+def still():
+    yield
+
+
+def captured(tree, still=still) -> bytes:
+    out = Hash()
+    with tempfile.TemporaryFile() as spool:
+        capture.write_running(Upper(tree), [], out, spool.fileno(), still, what="a test")
+    return out.hash.digest()
+
+
+def at_once(tree) -> bytes:
+    out = Hash()
+    write_layer(Upper(tree), [], out)
+    return out.hash.digest()
+
+
+def test_the_same_bytes_as_of_an_upper_that_stands_still(tree):
+    assert captured(tree) == at_once(tree)
+
+
+def test_what_is_renamed_truncated_and_removed_before_it_is_copied(tree):
+    """What is in a directory that is renamed has not changed itself."""
+
+    @contextlib.contextmanager
+    def meanwhile():
+        if (tree / "3").exists():
+            (tree / "3").rename(tree / "renamed")
+            os.truncate(tree / "large", 5)
+            (tree / "fifo").unlink()
+            (tree / "5/x/é5").unlink()
+            (tree / "5/x/é5").symlink_to("/etc/passwd")
+        yield
+
+    assert captured(tree, meanwhile) == at_once(tree)
+
+
+def trusted(tree) -> bool:
+    root = os.open(tree, os.O_RDONLY)
+    try:
+        return trusts(root)
+    finally:
+        os.close(root)
+
+
+def changed(tree, after) -> set[bytes]:
+    root = os.open(tree, os.O_RDONLY)
+    try:
+        before = Survey(root, None, 1000)
+        before.index()
+        after()
+        now = Survey(root, before, 1000)
+        return {now.path(entry) for entry in now.changed()}
+    finally:
+        os.close(root)
+
+
+def settle():
+    """Until what was just made no longer counts as changed by its age."""
+    settled = time.monotonic() + 0.05
+    while time.monotonic() < settled:
+        pass
+
+
+def test_what_has_changed_between_two_surveys(tree):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    settle()
+    assert changed(tree, lambda: None) == set()
+    assert changed(tree, lambda: os.chmod(tree / "linked", 0o600)) == {b"linked", "0/x/é0".encode()}
+    with open(tree / "large", "r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
+        mapped[0] = 1
+        capture.flush(file.fileno())
+
+        def write():
+            mapped[0] = 2
+
+        while changed(tree, lambda: None):  # the fault of the first write has just been
+            pass
+        assert changed(tree, write) == {b"large"}
+        before = os.stat(tree / "large").st_mtime_ns
+        while changed(tree, lambda: None):
+            pass
+        assert changed(tree, lambda: os.utime(tree / "large", ns=(before, before))) == {b"large"}
+
+
+def test_what_was_written_just_now_counts_as_changed(tree):
+    """Its next change might have the same time."""
+    deadline = time.monotonic() + 20
+    while changed(tree, lambda: None) == set():
+        (tree / "large").write_bytes(b"again")
+        assert time.monotonic() < deadline
+
+
+def test_it_stands_still_between_the_note_and_the_copy(tree, monkeypatch):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    seen = []
+
+    def noting(what, function):
+        def call(*args, **kwargs):
+            seen.append(what)
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(capture, "Survey", noting("note", Survey))
+    monkeypatch.setattr(capture, "flush", noting("flush", capture.flush))
+    monkeypatch.setattr(capture._Copies, "_data", noting("copy", capture._Copies._data))
+    monkeypatch.setattr(capture, "FEW_BYTES", 1 << 40)
+    monkeypatch.setattr(capture, "FEW_FILES", 1 << 40)
+    captured(tree, noting("still", still))
+    first = seen.index("copy")
+    assert seen[:first] == ["note", "still", "flush"] and "flush" not in seen[seen.index("still", first) :]
+    assert seen[seen.index("still", first) + 1] == "note"
+
+
+def test_more_names_than_are_noted(tree, monkeypatch):
+    monkeypatch.setattr(capture, "ENTRIES_MAX", 10)
+    assert captured(tree) == at_once(tree)
+
+
+def test_a_file_system_whose_times_do_not_tell_is_copied_while_it_stands_still(tree, monkeypatch):
+    seen = []
+    monkeypatch.setattr(capture, "trusts", lambda root: False)
+
+    @contextlib.contextmanager
+    def noting():
+        seen.append("still")
+        yield
+
+    assert captured(tree, noting) == at_once(tree) and seen == ["still"]
+
+
+def test_many_links_of_one_file_are_looked_at_once_each(tmp_path):
+    """As long as as many files, and not the square of it: a sandbox that makes them stands still meanwhile."""
+    spent = []
+    for number, make in enumerate((lambda path, first: path.touch(), lambda path, first: os.link(first, path))):
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "first").touch()
+        for name in range(12_000):
+            make(place / str(name), place / "first")
+        settle()
+        root = os.open(place, os.O_RDONLY)
+        before = Survey(root, None, 1 << 20)
+        begun = time.process_time()
+        before.index()
+        after = Survey(root, before, 1 << 20)
+        spent.append(time.process_time() - begun)
+        os.close(root)
+        del before, after
+    assert spent[1] < 10 * spent[0], spent
+
+
+def test_a_file_that_is_forgotten_is_forgotten_by_all_its_names(tree):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    settle()
+    root = os.open(tree, os.O_RDONLY)
+    for name in (b"linked", "0/x/é0".encode()):
+        before = Survey(root, None, 1000)
+        before.index()
+        before.forget(dict(before.sorted())[name])
+        now = Survey(root, before, 1000)
+        assert {now.path(found) for found in now.changed()} == {b"linked", "0/x/é0".encode()}
+    os.close(root)

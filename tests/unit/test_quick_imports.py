@@ -1,0 +1,73 @@
+"""What stands for slow modules of the standard library says what those say."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import pickle
+import re
+import signal as standard_signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dockless.base import signal
+from dockless.base.as_json import as_json
+from dockless.base.path import Path
+from dockless.base.text import is_name
+
+TEXTS = some.lists(some.sampled_from(["a", "b.c", ".d", "..", ".", "", "ä", "\udc80"]), max_size=5).map("/".join)
+
+
+@given(TEXTS, TEXTS)
+def test_a_path_is_as_the_standard_one(first, second):
+    ours, theirs = Path(first), pathlib.Path(first)
+    assert str(ours) == str(theirs) and repr(ours) == repr(theirs)
+    assert ours == theirs and theirs == ours and hash(ours) == hash(theirs) and ours != pathlib.Path(first, "other")
+    assert (ours.name, str(ours.parent)) == (theirs.name, str(theirs.parent))
+    for joined in (ours / second, theirs / Path(second), ours / pathlib.Path(second), ours.joinpath(second), first / Path(second)):
+        assert joined == theirs / second
+    assert (ours < Path(second)) == (theirs < pathlib.Path(second)) == (theirs < Path(second))
+    assert pickle.loads(pickle.dumps(ours)) == ours
+    assert ours.with_name("x") == theirs.with_name("x") if theirs.name else True
+
+
+def test_a_path_does_what_the_standard_one_does(tmp_path):
+    place = Path(tmp_path) / "made"
+    place.mkdir()
+    place.mkdir(exist_ok=True)
+    with pytest.raises(FileExistsError):
+        place.mkdir()
+    (place / "x").write_text("ä\n")
+    with pytest.raises(FileExistsError):
+        (place / "x").mkdir(exist_ok=True)
+    assert (place / "x").read_text() == "ä\n" and (place / "x").read_bytes() == "ä\n".encode()
+    assert place.is_dir() and not (place / "x").is_dir() and list(place.iterdir()) == [tmp_path / "made" / "x"]
+    (place / "x").unlink()
+    (place / "x").unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        (place / "x").unlink()
+    place.rmdir()
+    assert not place.exists()
+    with pytest.raises(AttributeError):
+        place.nothing  # noqa: B018
+
+
+@given(some.text(alphabet="aZ0_.-\n:\0é", max_size=6))
+def test_a_name_is_what_the_pattern_says(text):
+    assert is_name(text, "_.-", 4) == bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,3}", text))
+
+
+PLAIN = some.none() | some.booleans() | some.integers() | some.floats() | some.text()
+
+
+@given(some.recursive(PLAIN, lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner) | some.tuples(inner)))
+def test_json_is_that_of_the_standard_encoder(value):
+    assert as_json(value, repr) == json.dumps(value, separators=(",", ":"))
+    assert as_json([b"x"], repr) == json.dumps([b"x"], separators=(",", ":"), default=repr)
+
+
+def test_signals_are_the_same():
+    assert all(getattr(signal, one.name) == one for one in standard_signal.Signals)
+    assert signal.default_int_handler is standard_signal.default_int_handler and signal.Signals(9).name == "SIGKILL"
