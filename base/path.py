@@ -68,7 +68,7 @@ else:
         @property
         def parent(self) -> Path:
             head, slash, _ = self._text.rpartition("/")
-            return Path(head or slash or ".")
+            return Path("//" if head == "/" else head or slash or ".")  # a root may be written with two slashes
 
         def joinpath(self, *others: str | os.PathLike[str]) -> Path:
             return Path(self._text, *others)

@@ -9,7 +9,7 @@ import re
 import signal as standard_signal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from dockless.base import signal
@@ -20,6 +20,9 @@ from dockless.base.text import is_name
 TEXTS = some.lists(some.sampled_from(["a", "b.c", ".d", "..", ".", "", "ä", "\udc80"]), max_size=5).map("/".join)
 
 
+@example("//a", "")
+@example("//", "a")
+@example("///a", "//b")
 @given(TEXTS, TEXTS)
 def test_a_path_is_as_the_standard_one(first, second):
     ours, theirs = Path(first), pathlib.Path(first)
