@@ -65,16 +65,17 @@ def not_started(error: OSError) -> LaunchFailed:
     )
 
 
-def too_late(plan: Plan, index: int) -> SandboxError:
-    """The time limit ended the start itself, or whoever waited for it did."""
-    limit = f"the time limit of {plan.timeout:g} s" if plan.timeout else "the time in which it had to start"
+def too_late(plan: Plan, index: int, limit: str = "timeout") -> SandboxError:
+    """A limit of its life, by its keyword, ended the start itself, or whoever waited for it did."""
+    seconds = {"timeout": plan.timeout, "idle_timeout": plan.idle, "ttl": plan.ttl}[limit]
+    name = "time limit" if limit == "timeout" else limit
     return LaunchFailed(
-        f"{limit} passed before the program was started",
+        f"{f'the {name} of {seconds:g} s' if seconds else 'the time in which it had to start'} passed before the program was started",
         index=index,
         step="start",
         errno=0,
-        subject="timeout",
-        hint="raise the timeout, and look with --explain --time at what takes so long",
+        subject=limit,
+        hint=f"raise the {limit}, and look with --explain --time at what takes so long",
     )
 
 

@@ -224,7 +224,7 @@ class Process:
         if raw is None or raw[0] != _READY:
             record = self.record()
             if self._late or (not record.error and record.outcome & TIMED_OUT):
-                raise failure.too_late(self._plan, record.pc)
+                raise failure.too_late(self._plan, record.pc, limit_of(record.outcome) or "timeout")
             raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
         try:

@@ -15,7 +15,7 @@ from support.requires import requires
 
 import dockless
 from dockless import DEVNULL, Sandbox
-from dockless.errors import BadInput, SandboxGone
+from dockless.errors import BadInput, LaunchFailed, SandboxGone
 
 pytestmark = requires("userns", "overlay")
 
@@ -41,6 +41,19 @@ def test_which_limit_it_was_is_told(options, limit):
     ended = box.wait(20)
     assert (ended.limit, ended.timed_out, box.inspect()["exit"]["limit"]) == (limit, True, limit)
     box.rm()
+
+
+@pytest.mark.parametrize(("limit", "name"), [("timeout", "time limit"), ("ttl", "ttl"), ("idle_timeout", "idle_timeout")])
+def test_the_limit_that_ended_the_start_itself_is_told(limit, name):
+    def refused() -> LaunchFailed | None:
+        try:
+            dockless.run(["true"], **{limit: 1e-6})
+        except LaunchFailed as error:
+            return error
+        return None  # its program was quicker than its keeper
+
+    error = until(refused, "that a start is ended")
+    assert str(error).startswith(f"the {name} of 1e-06 s passed before the program was started") and error.subject == limit
 
 
 def test_the_stop_signal_comes_first_where_there_is_a_grace():
