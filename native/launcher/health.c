@@ -7,6 +7,7 @@
  *    │◄── SIGCHLD; how it ended is in the memfd ────│
  *
  * One at a time. What it leaves running is killed with its cgroup, where there is one. The image says what runs, so its output is read up to a bound.
+ * While the sandbox is frozen none begins, and one that was held by the freezer, however shortly, says nothing: its time limit went on.
  */
 #include "launcher.h"
 
@@ -25,7 +26,8 @@ static struct {
     uint64_t count;
     uint32_t state, streak, status, outcome;
     int pid, memory, output;
-} check = {.memory = -1, .output = -1};
+    int events; /* cgroup.events, as it was read when the check began; -1 where there is no cgroup */
+} check = {.memory = -1, .output = -1, .events = -1};
 
 static char text[MOST_OUTPUT]; /* the end of the output */
 static uint64_t kept, taken;
@@ -65,7 +67,7 @@ static void note(void) {
 void health_start(struct plan_header *plan) {
     uint64_t now = now_ns(1);
     check.how = 0;
-    check.memory = check.output = -1;
+    check.memory = check.output = check.events = -1;
     check.pid = 0;
     check.due = 0;
     if (!plan->health_size || plan->flags & PLAN_ENTER) return;
@@ -99,15 +101,23 @@ void health_read(void) {
     taken += more;
 }
 
-static int frozen(void) {
+/* Opens cgroup.events: what changes there from now on makes it readable out of band. 1 when the sandbox is frozen. */
+static int watch_freezer(void) {
     char events[256];
-    sysret fd = sys(NR_openat, SLOT_CGROUP, "cgroup.events", O_CLOEXEC_, 0);
-    if (fd < 0) return 0;
+    int32_t fd = (int32_t)sys(NR_openat, SLOT_CGROUP, "cgroup.events", O_CLOEXEC_, 0);
+    if (fd < 0 || lift(&fd, 1) < 0) return 0;
+    check.events = fd;
     sysret n = sys(NR_read, fd, events, sizeof events);
-    sys(NR_close, fd);
     for (sysret i = 0; i + 5 <= n; i++)
         if (events[i] == 'z' && events[i + 1] == 'e' && events[i + 2] == 'n' && events[i + 3] == ' ') return events[i + 4] == '1';
     return 0;
+}
+
+/* Whether it was frozen at any moment since then. Nothing else changes there as long as it lives. */
+static int was_frozen(void) {
+    struct pollfd_ changed = {check.events, POLL_PRI, 0};
+    struct timespec_ moment = {0, 0};
+    return sys(NR_ppoll, &changed, 1, &moment, 0, 8) > 0;
 }
 
 /* Whether the sandbox ends, or does so in this time. */
@@ -120,10 +130,10 @@ static int ending(int64_t ns) {
 /* In the child: what is left of the keeper in it are the namespaces. */
 static void __attribute__((noreturn)) run(int32_t *fds, int count) {
     static const int32_t slots[] = {0, 1, SLOT_PLAN, SLOT_CGROUP};
-    int output = check.output;
     sys(NR_setpgid, 0, 0);
     sys(NR_close_range, 0, SLOT_HANDOVER, 0);
-    close_slot(&output);
+    close_slot(&check.output);
+    close_slot(&check.events);
     if (settle(fds, slots, count) < 0) die(2);
     sys(NR_dup3, 1, 2, 0);
     sys(NR_dup3, 0, SLOT_REPORT, O_CLOEXEC_); /* nobody reads reports, and nothing else may come to be there */
@@ -179,10 +189,11 @@ static int begin(void) {
 void health_tick(struct plan_header *plan) {
     if (!check.due) return;
     check.due = now_ns(1) + check.how->interval_ns;
-    if (plan->phase != PHASE_READY || plan->outcome || ending(0) || frozen()) return;
+    if (plan->phase != PHASE_READY || plan->outcome || ending(0)) return;
     kept = taken = 0;
     check.began_ns = now_ns(0);
-    if (begin() == 0) check.due = 0; /* a host that has no process to spare says nothing about the sandbox */
+    if (!watch_freezer() && begin() == 0) check.due = 0; /* a host that has no process to spare says nothing about the sandbox */
+    if (check.due) close_slot(&check.events);
 }
 
 static void end_group(void) {
@@ -229,7 +240,9 @@ int health_ended(int pid) {
     check.due = now_ns(1) + check.how->interval_ns;
     /* It may have been killed or held with all the rest, and be the first to be seen. */
     int killed = seen.phase != PHASE_EXITED && !(seen.outcome & OUTCOME_TIMED_OUT) && (!seen.error || seen.error == E_NOMEM || seen.error == E_NODEV);
-    if (ending(killed ? 100000000 : 0) || frozen()) return 1;
+    int held = was_frozen();
+    close_slot(&check.events);
+    if (ending(killed ? 100000000 : 0) || held) return 1;
     judge(&seen);
     note();
     return 1;

@@ -106,7 +106,7 @@ enum { O_WRONLY_ = 1, O_RDWR_ = 2, O_CREAT_ = 0x40, O_EXCL_ = 0x80, O_TRUNC_ = 0
 enum { RESOLVE_NO_MAGICLINKS_ = 2, RESOLVE_NO_SYMLINKS_ = 4, RESOLVE_BENEATH_ = 8, RESOLVE_IN_ROOT_ = 16 };
 enum { FCNTL_DUPFD_CLOEXEC = 1030 };
 enum { SIG_KILL = 9, SIG_PIPE = 13, SIG_TERM = 15, SIG_CHLD = 17, SIG_STOP = 19 };
-enum { POLL_IN = 1, POLL_ERR = 8, POLL_HUP = 16, POLL_NVAL = 32 };
+enum { POLL_IN = 1, POLL_PRI = 2, POLL_ERR = 8, POLL_HUP = 16, POLL_NVAL = 32 };
 
 /* clone3 whose child runs fn(arg) on its own stack and never returns. In the parent: the child's pid or a negative errno. The child gets here by a
  * system call in the middle of this function, with the parent's registers but not its stack, so it must not use the frame. */
