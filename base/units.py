@@ -116,7 +116,7 @@ def parse_cores(value: str | float, what: str = "cpus") -> float:
     except OverflowError:
         _bad(what, value, hint)
     if not math.isfinite(cores) or cores <= 0:
-        raise BadInput(f"{what} {cores:g}: a job needs some processor time", subject=what, hint=hint)
+        raise BadInput(f"{what} {cores:g}: a sandbox needs some processor time", subject=what, hint=hint)
     return cores
 
 

@@ -98,9 +98,9 @@ def _relayed(scene: Scene, box) -> Iterator[tuple[str, Once]]:
 
 def _duties_of(scene: Scene, box) -> list[str]:
     """The words that say what it has to do."""
-    job = {op.name: op for op in box.inner.plan.ops}
-    (scene.directory / "filter").write_bytes(job["SECCOMP"].a)
-    return [f"{job['CAPS'].x:x}", str(scene.directory / "filter"), str(box.inner.cgroup.path) if box.inner.cgroup else ""]
+    program = {op.name: op for op in box.inner.plan.ops}
+    (scene.directory / "filter").write_bytes(program["SECCOMP"].a)
+    return [f"{program['CAPS'].x:x}", str(scene.directory / "filter"), str(box.inner.cgroup.path) if box.inner.cgroup else ""]
 
 
 @contextmanager

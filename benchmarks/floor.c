@@ -4,7 +4,7 @@
  * one after the other, with no Python, no plan, no validation and no error handling beyond giving up.
  *
  * The same:  the cgroup (mkdir, device filter attached, cgroup.kill, its accounts read, rmdir); the sandbox's directory with upper and work, and their
- *            removal; three processes (keeper: host namespaces; init: PID 1; the job, by vfork); clone3 with new mount, PID, UTS, IPC and network namespaces
+ *            removal; three processes (keeper: host namespaces; init: PID 1; the program, by vfork); clone3 with new mount, PID, UTS, IPC and network namespaces
  *            into the cgroup, setns to a user namespace made beforehand, unshare of the cgroup namespace; overlay of idmapped layers below a private upper
  *            on disk; scratch, proc, sysfs, cgroup2, /dev with its nodes, links, devpts, shm and mqueue; /etc/hostname, hosts and resolv.conf; loopback,
  *            host name, pivot_root, every masked and read-only path; bounding set, ids, capabilities, no_new_privs, the same seccomp program; exec; what
@@ -15,7 +15,7 @@
  *
  * floor LAYERS DIRECTORY CGROUP SECCOMP DEVICES UID GID COUNT CAPS [--once]
  *   LAYERS     unpacked layers, lowest first, ':'  SECCOMP  file with the program, sock_filter[]     UID GID COUNT  0-COUNT inside are UID… outside
- *   DIRECTORY  where uppers are made               DEVICES  file with the device filter, bpf_insn[]  CAPS           the job's capabilities, a mask in hex
+ *   DIRECTORY  where uppers are made               DEVICES  file with the device filter, bpf_insn[]  CAPS           its capabilities, a mask in hex
  *   CGROUP     a cgroup2 directory, "-" for none
  * Says "ready"; then for every line on stdin one start, answered by "NANOSECONDS STATUS". --once: one start, no talk.
  */
@@ -280,7 +280,7 @@ static void make_readonly(const char *path) {
     close(tree);
 }
 
-static void job(void) {
+static void program(void) {
     static char *const argv[] = {"/bin/true", NULL};
     static char *const envp[] = {"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOSTNAME=dockless", "HOME=/root", NULL};
     uint64_t none = 0;
@@ -323,7 +323,7 @@ static void init(int root, const int *sources) {
     for (const char *const *path = masked; *path; path++) cover(*path, sources[0], empty);
     for (const char *const *path = readonly; *path; path++) make_readonly(*path);
     int pid = vfork();
-    if (pid == 0) job();
+    if (pid == 0) program();
     if (pid < 0) give_up("vfork");
     set_capabilities(1 << 5 /* KILL */);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);

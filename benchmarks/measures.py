@@ -115,11 +115,11 @@ def command(scene: Scene, effort: Effort) -> Table:
 
 
 def keeper(scene: Scene, effort: Effort) -> Table:
-    """Wanted: at most 1 MB of PSS per running sandbox over the job's own."""
+    """Wanted: at most 1 MB of PSS per running sandbox over the program's own."""
     from dockless.sandbox.run import detached
     from dockless.sandbox.spec import Spec
 
-    table = Table("keeper", "Memory of a running detached sandbox, over the job's own")
+    table = Table("keeper", "Memory of a running detached sandbox, over the program's own")
     if os.geteuid():
         table.notes.append("only root may read what a keeper holds: /proc/PID/smaps_rollup of a process that nobody may trace")
         return table
@@ -140,15 +140,15 @@ def keeper(scene: Scene, effort: Effort) -> Table:
         verdict = "met" if total <= 1024 else "MISSED"
         table.rows.append(
             f"{count:3} running: keeper {kilobytes['keeper']:.0f} KiB + init {kilobytes['init']:.0f} KiB = {total:.0f} KiB PSS each"
-            f" (the job, busybox sleep: {kilobytes['job']:.0f})   wanted at most 1024: {verdict}"
+            f" (the program, busybox sleep: {kilobytes['program']:.0f})   wanted at most 1024: {verdict}"
         )
     return table
 
 
 def _overhead(keeper_pid: int) -> dict[str, int]:
-    """PSS in KiB of a keeper, of its child (init) and of that one's child (the job)."""
+    """PSS in KiB of a keeper, of its child (init) and of that one's child (the program)."""
     sizes, pid = {}, keeper_pid
-    for name in ("keeper", "init", "job"):
+    for name in ("keeper", "init", "program"):
         sizes[name] = _rollup(pid, "Pss")
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         pid = int(children[0]) if children else 0

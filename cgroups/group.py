@@ -252,7 +252,7 @@ class Cgroup:
                 ) from error
 
     def close(self) -> None:
-        """Forget the group without removing it (a detached job lives on). Harmless twice."""
+        """Forget the group without removing it (a detached sandbox lives on). Harmless twice."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -217,7 +217,7 @@ class Limits:
             settings = " ".join(f"{key}={value}" for key, value in disk.settings().items())
             out.append(Write("io.max", f"{find_device(disk.target)} {settings}", "io"))
         for page_size, value in self.hugetlb:
-            # rsvd as well: without it mmap succeeds beyond the limit and the job dies later by SIGBUS (cgroup-v1/hugetlb.rst).
+            # rsvd as well: without it mmap succeeds beyond the limit and the program dies later by SIGBUS (cgroup-v1/hugetlb.rst).
             name = hugetlb_name(page_size)
             out.append(Write(f"hugetlb.{name}.max", str(value), "hugetlb"))
             out.append(Write(f"hugetlb.{name}.rsvd.max", str(value), "hugetlb"))
@@ -388,7 +388,7 @@ def _check_memory(limits: Limits) -> None:
 def _check_rest(limits: Limits) -> None:
     if limits.pids_max is not None and not 1 <= limits.pids_max <= MOST_PIDS:
         raise BadInput(
-            f"pids {limits.pids_max} is not between 1 and {MOST_PIDS}", subject=str(limits.pids_max), hint="a job is one at least"
+            f"pids {limits.pids_max} is not between 1 and {MOST_PIDS}", subject=str(limits.pids_max), hint="a sandbox has one at least"
         )
     for page_size, value in limits.hugetlb:
         hugetlb_name(page_size)

@@ -162,8 +162,8 @@ LAUNCHER_PATH = os.path.join(os.path.dirname(__file__), "dockless-launcher")
 
 
 def _installed_launcher() -> int:
-    """A descriptor of the installed launcher. ``Unsupported`` where others than root can change it: a job could, through /proc/self/exe and
-    with the rights of this user (CVE-2019-5736)."""
+    """A descriptor of the installed launcher. ``Unsupported`` where others than root can change it: what runs inside could, through
+    /proc/self/exe and with the rights of this user (CVE-2019-5736)."""
     fd = os.open(LAUNCHER_PATH, os.O_RDONLY | os.O_CLOEXEC)
     found = os.fstat(fd)
     if found.st_uid == 0 and not found.st_mode & 0o022:
@@ -172,7 +172,7 @@ def _installed_launcher() -> int:
     from dockless.errors import Unsupported
 
     raise Unsupported(
-        f"the launcher {LAUNCHER_PATH} does not belong to root, and a job could change it",
+        f"the launcher {LAUNCHER_PATH} does not belong to root, and a sandbox could change it",
         subject=LAUNCHER_PATH,
         hint="have root install dockless, or as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     )

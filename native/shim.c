@@ -22,7 +22,7 @@
 EMBEDDED(launcher, LAUNCHER_PATH)
 EMBEDDED(agent, AGENT_PATH)
 
-/* A program of ours in a sealed memfd: a job that reaches it through /proc/<pid>/exe can read it and nothing else (CVE-2019-5736). */
+/* A program of ours in a sealed memfd: a sandbox that reaches it through /proc/<pid>/exe can read it and nothing else (CVE-2019-5736). */
 static int in_memory(const char *name, const char *start, const char *end) {
     enum { EXEC = 0x10 }; /* MFD_EXEC: said aloud since Linux 6.3, unknown before */
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | EXEC);

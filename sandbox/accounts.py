@@ -1,4 +1,4 @@
-"""Who a job runs as: ``name|uid[:group|gid]`` looked up in the passwd and group files **of the image**.
+"""Who a program runs as: ``name|uid[:group|gid]`` looked up in the passwd and group files **of the image**.
 
 The files come from whoever made the image, so they are data of a stranger (attack A35): this is a parser over bytes that someone else
 has read inside the root with a size limit; nothing here opens a file or asks the host's NSS. A line that is not exactly what

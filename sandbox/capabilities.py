@@ -32,7 +32,7 @@ ALL = frozenset(CAPS)
 _KEPT = "CHOWN DAC_OVERRIDE FOWNER FSETID KILL NET_BIND_SERVICE SETFCAP SETGID SETPCAP SETUID SYS_CHROOT"
 
 DEFAULT = frozenset(f"CAP_{name}" for name in _KEPT.split())
-"""What Podman keeps; Docker adds MKNOD, NET_RAW and AUDIT_WRITE, which no job on a GPU host needs."""
+"""What Podman keeps; Docker adds MKNOD, NET_RAW and AUDIT_WRITE, which nothing on a GPU host needs."""
 
 PROFILES = MappingProxyType({"default": DEFAULT, "untrusted": frozenset[str](), "privileged": ALL})
 

@@ -6,7 +6,7 @@
     CLONE    the new namespaces, straight into the cgroup
     init     identity, root file system, /proc /sys /dev, mounts, hostname, loopback, pivot_root, masks
     SPAWN
-    job      limits, directory, ids, capabilities, no_new_privs, seccomp
+    program  limits, directory, ids, capabilities, no_new_privs, seccomp
     EXEC
 """
 
@@ -66,8 +66,8 @@ def compile_plan(r: Resolved) -> Plan:
     rootfs.masks(b, r, empty, nodes[0][0])
     if r.spec.tty:
         b.init.add("TERMINAL", SLOT_DOOR, a=PTMX, x=r.account.uid | r.account.gid << 32)
-    _job(b, r)
-    ops = (*b.keeper.ops, *b.init.ops, Op("SPAWN"), *b.job.ops)
+    _program(b, r)
+    ops = (*b.keeper.ops, *b.init.ops, Op("SPAWN"), *b.program.ops)
     plan = Plan(
         ops, r.command, {**b.slots, SLOT_CGROUP: "cgroup"}, r.spec.timeout, r.spec.grace, r.stop_signal, r.log_limit, b.held, b.maps,
         r.spec.idle_timeout, r.spec.ttl,
@@ -132,27 +132,27 @@ def _names(b: Builder, r: Resolved) -> None:
         b.init.add("LOOPBACK_UP")
 
 
-def _job(b: Builder, r: Resolved) -> None:
-    """What only the job's own process gets. Everything that needs a right comes before the right is dropped."""
-    job, spec = b.job, r.spec
-    job.add("SIGNALS")
-    job.add("SETSID", x=int(spec.tty))
+def _program(b: Builder, r: Resolved) -> None:
+    """What only the program itself gets. Everything that needs a right comes before the right is dropped."""
+    program, spec = b.program, r.spec
+    program.add("SIGNALS")
+    program.add("SETSID", x=int(spec.tty))
     if spec.cpus:
         mask = sum(1 << cpu for cpu in spec.cpus)
-        job.add("AFFINITY", a=mask.to_bytes((mask.bit_length() + 63) // 64 * 8, "little"))
-    job.add("UMASK", x=0o022 if spec.umask is None else spec.umask)
-    job.add("CHDIR", a=r.workdir)
+        program.add("AFFINITY", a=mask.to_bytes((mask.bit_length() + 63) // 64 * 8, "little"))
+    program.add("UMASK", x=0o022 if spec.umask is None else spec.umask)
+    program.add("CHDIR", a=r.workdir)
     for limit in spec.rlimits:  # after what opens a file: it is the program's limit, not ours
         values = struct.pack("<QQ", limit.soft & _ALL_CAPS, limit.hard & _ALL_CAPS)
-        job.add("RLIMIT", a=values, c=RLIMITS[limit.name])
-    job.add("BOUNDING", x=r.capabilities)
+        program.add("RLIMIT", a=values, c=RLIMITS[limit.name])
+    program.add("BOUNDING", x=r.capabilities)
     account = r.account
     groups = b"".join(g.to_bytes(4, "little") for g in account.groups)
-    job.add("SET_IDS", a=int(r.setgroups_denied), b=groups, x=account.uid | account.gid << 32)
+    program.add("SET_IDS", a=int(r.setgroups_denied), b=groups, x=account.uid | account.gid << 32)
     if spec.namespaces.pid != "new":
-        job.add("PDEATHSIG", x=_SIGKILL)
-    job.add("CAPS", x=r.capabilities if account.uid == 0 else 0)
+        program.add("PDEATHSIG", x=_SIGKILL)
+    program.add("CAPS", x=r.capabilities if account.uid == 0 else 0)
     if spec.profile != "privileged":
-        job.add("NO_NEW_PRIVS")
+        program.add("NO_NEW_PRIVS")
     if r.seccomp:
-        job.add("SECCOMP", a=r.seccomp)
+        program.add("SECCOMP", a=r.seccomp)

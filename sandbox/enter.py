@@ -7,7 +7,7 @@ with, so what enters has no right that the sandbox's own program has not.
     CLONE    straight into a cgroup below the sandbox's
     init     outside of the sandbox's processes: the other namespaces, root there
     SPAWN    into the PID namespace
-    job      the sandbox's own: limits, ids, capabilities, no_new_privs, seccomp
+    program  the sandbox's own: limits, ids, capabilities, no_new_privs, seccomp
     EXEC
 
 Nothing inside can look into what enters before its program begins: it is not dumpable, and its memory belongs to the host's user
@@ -71,7 +71,7 @@ def compile_way(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
     """Its operations, and the variables that every command has that enters in this way."""
     names = [op.name for op in plan.ops]
     init = plan.ops[names.index("CLONE") + 1 : names.index("SPAWN")]
-    job = plan.ops[names.index("SPAWN") + 1 :]
+    program = plan.ops[names.index("SPAWN") + 1 :]
     handed = next(op.x for op in init if op.name == "HAND_OVER")
     ops = (
         Op("SUBREAPER"),
@@ -81,9 +81,9 @@ def compile_way(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
         next(op for op in init if op.name == "SET_IDS"),
         Op("PDEATHSIG", x=_SIGKILL),
         *(replace(op, x=_owner(entry.account, op.x)) for op in init if op.name == "OWN_PIPES"),
-        *_terminal(job, entry),
+        *_terminal(program, entry),
         Op("SPAWN"),
-        *_job(job, entry, has_cgroup),
+        *_program(program, entry, has_cgroup),
     )
     slots = {SLOT_NAMESPACES + number: f"{kind} namespace" for number, kind in enumerate(_KINDS)}
     assert plan.command is not None
@@ -112,14 +112,14 @@ def _into(handed: int) -> Iterator[Op]:
             yield Op("SETNS", SLOT_NAMESPACES + _KINDS.index(kind), x=NEW_NS[kind])
 
 
-def _terminal(job: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
+def _terminal(program: tuple[Op, ...], entry: Entry) -> Iterator[Op]:
     if entry.tty:
-        own = next(op.x for op in job if op.name == "SET_IDS")
+        own = next(op.x for op in program if op.name == "SET_IDS")
         yield Op("TERMINAL", SLOT_TERMINAL, a=PTMX, x=_owner(entry.account, own))
 
 
-def _job(ops: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> Iterator[Op]:
-    """The sandbox's own job section, with the directory and the account of what enters."""
+def _program(ops: tuple[Op, ...], entry: Entry, has_cgroup: bool) -> Iterator[Op]:
+    """The sandbox's own program section, with the directory and the account of what enters."""
     if not has_cgroup:
         yield Op("SUBREAPER")  # so that all that it starts stays below it, native/launcher/descendants.c
     if entry.handed and not entry.tty:

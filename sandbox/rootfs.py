@@ -55,7 +55,7 @@ mounted anew."""
 
 
 def host_identity(section: Section, r: Resolved, *, on: bool) -> None:
-    """Open files as the owner of the job, or as root again."""
+    """Open files as the owner of the sandbox, or as root again."""
     if r.owner is None:
         return
     who = r.owner if on else None

@@ -6,7 +6,7 @@ host changed.
     the host     a directory for the script's own mounts, user namespaces with the id maps, a mount namespace (root)
     keeper       each stage ends in a chain of commands that make the next one's namespaces and ids, as the plan's order has it
     init
-    job          capsh: chroot, capabilities, ids; the image's /bin/sh; the program
+    program      capsh: chroot, capabilities, ids; the image's /bin/sh; the program
 
 A script is for looking, not for holding anybody: it uses chroot(2), installs no seccomp filter and sets no limit.
 Commands: ``sandbox.plan.operations``.
@@ -30,7 +30,7 @@ _CHAINED = ("SETSID", "SIGNALS", "SETNS", "UNSHARE", "CLONE", "PDEATHSIG", "SET_
 """Commands that run another one, in another state: the rest of the script."""
 
 _LAST = ("BOUNDING", "SET_IDS", "CAPS", "NO_NEW_PRIVS")
-"""Of the job: words of the one command that becomes the program."""
+"""Words of the one command that becomes the program."""
 
 _MADE = "# Made by dockless"
 """By which the script knows itself: ``$0`` is no such file where a shell reads it from a pipe."""
@@ -178,7 +178,7 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
     last: list[ExplainedStep] = []
     for row in rows(plan):
         chained = row.operation in _CHAINED and not row.shell.startswith(IMPOSSIBLE)
-        if row.actor == "job" and (row.operation in _LAST or row.operation == "EXEC"):
+        if row.actor == "program" and (row.operation in _LAST or row.operation == "EXEC"):
             if out.chain:
                 out.begin(row.actor)
             last.append(row)
@@ -192,9 +192,9 @@ def script(resolved: Resolved, plan: Plan, notes: list[str]) -> str:
                     out.lines += ["    # for mounts that are attached nowhere yet", places]
             out.add(row)
         if row.operation == "SPAWN":
-            out.begin("job")
+            out.begin("program")
     if out.chain:
-        out.begin("job")
+        out.begin("program")
     out.lines += [
         "",
         *map(_comment, last),

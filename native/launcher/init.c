@@ -1,6 +1,6 @@
-/* PID 1 of a sandbox: reaps, forwards signals, and ends when the job ends, which makes the kernel end the rest.
+/* PID 1 of a sandbox: reaps, forwards signals, and ends when the program ends, which makes the kernel end the rest.
  *
- * It keeps no privilege but CAP_KILL, no fd but the report pipe, and is not dumpable, so a job of the same user can neither trace it nor read its memory.
+ * It keeps no privilege but CAP_KILL, no fd but the report pipe, and is not dumpable, so that a program of the same user can neither trace it nor read its memory.
  */
 #include "launcher.h"
 
@@ -16,14 +16,14 @@ static void drop_privileges(void) {
     sys(NR_prctl, 38 /* NO_NEW_PRIVS */, 1, 0, 0, 0);
 }
 
-/* All dead children; 1 when the job was among them, with its exact wait status in *status. */
-static int reap(int job_pid, int *status) {
+/* All dead children; 1 when the program was among them, with its exact wait status in *status. */
+static int reap(int program_pid, int *status) {
     int found = 0, st;
     for (;;) {
         sysret pid = sys(NR_wait4, -1, &st, 1 /* WNOHANG */ | 0x40000000 /* __WALL */, 0);
         if (pid == -E_INTR) continue;
         if (pid <= 0) return found;
-        if (pid == job_pid) {
+        if (pid == program_pid) {
             *status = st;
             found = 1;
         }
@@ -36,28 +36,28 @@ static void forget_start(struct plan_header *plan) {
     uint64_t kept = (plan->data_offset + NAMES + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     if (plan->flags & PLAN_ENTER) return; /* all of it is its keeper's, too */
     forget_arguments();
-    forget_job_stack();
+    forget_program_stack();
     forget_below();
     if (!plan->health_size && !(plan->flags & PLAN_TIMES) && kept < plan->size) sys(NR_madvise, (char *)plan + kept, plan->size - kept, MADV_REMOVE);
 }
 
-void init_run(struct plan_header *plan, int job_pid) {
+void init_run(struct plan_header *plan, int program_pid) {
     struct { int signo, errno_, code; char rest[116]; } info;
     uint64_t all = ~0ull;
     int status = 0;
     go_anywhere();
     drop_privileges();
-    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0); /* the job changed its ids on our memory, which may have undone it: /proc/sys/fs/suid_dumpable */
+    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0); /* the program's ids were changed on our memory, which may have undone it: /proc/sys/fs/suid_dumpable */
     sys(NR_close_range, 0, ~0u, 0);
     forget_start(plan);
     for (;;) {
         sysret sig = sys(NR_rt_sigtimedwait, &all, &info, 0, 8);
         if (sig == SIG_CHLD) {
-            if (!reap(job_pid, &status)) continue;
+            if (!reap(program_pid, &status)) continue;
             plan->status = status;
             plan->phase = PHASE_EXITED;
             die(0);
         }
-        if (sig > 0 && info.code <= 0) sys(NR_kill, job_pid, sig);
+        if (sig > 0 && info.code <= 0) sys(NR_kill, program_pid, sig);
     }
 }

@@ -4,7 +4,7 @@
  *
  *   leash     end of file: the host died. A byte 'K': kill now
  *   init      its pidfd: readable when it has ended
- *   signals   what was sent to the keeper goes to init, and from there to the job
+ *   signals   what was sent to the keeper goes to init, and from there to the program
  *   door      requests to enter the sandbox: door.c
  *   output    of a detached one: two pipes, or one from terminal.c
  *
@@ -171,7 +171,7 @@ static void time_is_up(struct plan_header *plan, struct deadline *d) {
     }
 }
 
-/* Collects init. What init noted of the job is exact; if init itself was killed, its own end is what there is. */
+/* Collects init. What init noted of the program is exact; if init itself was killed, its own end is what there is. */
 static void account(struct plan_header *plan, int init_pid) {
     struct rusage_ usage;
     int status = 0;

@@ -3,21 +3,21 @@
  *   host        clone3(VM | VFORK), fds to their slots, exec of this program                        clone.c
  *   keeper      the operations before CLONE, in the host's namespaces; then waits for init          keeper.c
  *     init      the operations up to SPAWN: the root file system, the namespaces' insides           init.c
- *       job     the operations up to EXEC: ids, limits, capabilities, seccomp, the program
+ *       program the operations up to EXEC: ids, limits, capabilities, seccomp, the program
  *
- * Everything the host learns comes as records on one pipe: FAILED(operation, errno) or READY, later STATUS. The job runs on init's memory until its exec
+ * Everything the host learns comes as records on one pipe: FAILED(operation, errno) or READY, later STATUS. The program runs on init's memory until its exec
  * (CLONE_VM | CLONE_VFORK), so init knows by memory, not by guessing, whether the exec succeeded.
  */
 #include "launcher.h"
 
-static char job_stack[32768] __attribute__((aligned(PAGE))), init_stack[32768] __attribute__((aligned(16)));
+static char program_stack[32768] __attribute__((aligned(PAGE))), init_stack[32768] __attribute__((aligned(16)));
 
 static char *title; /* what the host shows as our command line */
 
 static uint64_t allowed[16];
 static sysret allowed_size;
 
-/* A start is a relay: host, keeper, init, job, each waiting for the next. Spread over processors, every hand-over to a busy one waits there for a time
+/* A start is a relay: host, keeper, init, program, each waiting for the next. Spread over processors, every hand-over to a busy one waits there for a time
  * slice, so the whole relay is run on one, and each runner is let go when it is done. Measured: a few per cent on a quiet machine, half on a loud one. */
 static void stay_here(void) {
     uint64_t here[16] = {0};
@@ -70,13 +70,13 @@ static void close_from(int first, struct plan_header *plan) {
 /* From here on only 0-2 are open, and really closed, not marked: while execve resolves the program, its "#!" line and its ELF interpreter, what is marked
  * close-on-exec is still there, and /proc/self/fd/N/../.. leads wherever N does (CVE-2024-21626). A program given as a descriptor is no directory, and marked.
  * An error travels by the shared memory. */
-static void run_job(void *argument) {
-    struct place *job = argument;
-    struct plan_header *plan = job->plan;
-    plan->phase = PHASE_JOB;
+static void run_program(void *argument) {
+    struct place *program = argument;
+    struct plan_header *plan = program->plan;
+    plan->phase = PHASE_PROGRAM;
     close_from(3, plan);
     go_anywhere();
-    for (uint32_t pc = job->pc; pc < plan->n_ops; pc++) {
+    for (uint32_t pc = program->pc; pc < plan->n_ops; pc++) {
         int error = step(plan, pc);
         if (error) {
             plan->error = error;
@@ -86,7 +86,7 @@ static void run_job(void *argument) {
     die(127);
 }
 
-/* What the three standard streams are is up to the caller, but through a directory the job would reach everything around it. 0 or an errno. */
+/* What the three standard streams are is up to the caller, but through a directory the program would reach everything around it. 0 or an errno. */
 static int refuse_directories(void) {
     for (int fd = 0; fd <= 2; fd++) {
         struct facts stream = {0};
@@ -96,12 +96,12 @@ static int refuse_directories(void) {
 }
 
 static void spawn(struct plan_header *plan, uint32_t pc) {
-    struct place job = {plan, pc + 1};
+    struct place program = {plan, pc + 1};
     struct clone_args args = {
         .flags = CLONE_VM_ | CLONE_VFORK_,
         .exit_signal = SIG_CHLD,
-        .stack = (uint64_t)(uintptr_t)job_stack,
-        .stack_size = sizeof job_stack,
+        .stack = (uint64_t)(uintptr_t)program_stack,
+        .stack_size = sizeof program_stack,
     };
     plan->pc = (int32_t)pc;
     int error = refuse_directories();
@@ -109,10 +109,10 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
     /* Layers, upper, the sandbox's directory: init needs none of them any more, and nothing inside may find them in it. */
     sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);
     close_from(SLOT_DOOR, plan);
-    /* The job lives on this memory until its exec, and must find a PID 1 that it can neither read nor trace. */
+    /* Until its exec the program runs on this memory, and must find a PID 1 that it can neither read nor trace. */
     sys(NR_prctl, 15 /* NAME */, "dockless-init", 0, 0, 0);
     sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
-    sysret pid = clone_call(&args, run_job, &job);
+    sysret pid = clone_call(&args, run_program, &program);
     if (pid < 0) fail(plan, pc, (int)-pid);
     if (plan->error) fail(plan, (uint32_t)plan->pc, plan->error);
     /* No error, but it never came to the exec: it was killed on the way. */
@@ -186,7 +186,7 @@ static void split(struct plan_header *plan, uint32_t pc) {
     int init_fd = out_of_the_way(pidfd), handover = out_of_the_way(pair[0]); /* each may lie where the other belongs */
     move_fd(init_fd, SLOT_INIT);
     move_fd(handover, SLOT_LOG);
-    /* What belongs to the job must not be kept open here, or nobody would ever read an end of file. */
+    /* What belongs to the program must not be kept open here, or nobody would ever read an end of file. */
     sys(NR_close_range, 0, 2, 0);
     sys(NR_close_range, SLOT_FREE, ~0u, 0);
     move_fd(handover < 0 ? -1 : SLOT_LOG, SLOT_HANDOVER);
@@ -231,8 +231,8 @@ static void __attribute__((noreturn)) carry_out(void) {
 
 enum { MADV_DONTNEED = 4, DEEPEST = 65536, OUR_OWN = 512 /* below its address */ };
 
-void forget_job_stack(void) {
-    sys(NR_madvise, job_stack, sizeof job_stack, MADV_DONTNEED);
+void forget_program_stack(void) {
+    sys(NR_madvise, program_stack, sizeof program_stack, MADV_DONTNEED);
 }
 
 __attribute__((noinline)) void forget_below(void) {

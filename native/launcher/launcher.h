@@ -44,8 +44,8 @@ void write_exit(struct plan_header *plan);
 int restarter_begin(struct plan_header *plan);
 int restart_due(const struct plan_header *plan);
 
-/* init.c: PID 1 of a sandbox, once the job is running. Never returns. */
-void init_run(struct plan_header *plan, int job_pid);
+/* init.c: PID 1 of a sandbox, once the program is running. Never returns. */
+void init_run(struct plan_header *plan, int program_pid);
 
 /* door.c: what enters a sandbox that runs. */
 void door_pair(int pair[2]);
@@ -72,13 +72,13 @@ void enter(void) __attribute__((noreturn));
 /* launcher.c: what the host shows as our command line begins with these eight letters; a keeper is found by its own. */
 void retitle(const char *word);
 
-/* log.c: one chunk of a job's output into the log of a detached sandbox. */
+/* log.c: one chunk of a program's output into the log of a detached sandbox. */
 void log_end(void);
 void log_write(const char *stream, const char *bytes, uint64_t length, uint64_t limit);
 
-/* launcher.c: memory that nobody needs any more, the job's stack and what lies below the caller's own. */
+/* launcher.c: memory that nobody needs any more, the program's stack and what lies below the caller's own. */
 enum { PAGE = 4096 };
-void forget_job_stack(void);
+void forget_program_stack(void);
 void forget_below(void);
 
 /* launcher.c: run on every processor again that the host may use. */

@@ -5,7 +5,7 @@
  *   2026-01-31T12:00:00.123456789Z log D 67108912         so many bytes of this run's output came before: at the head of a file, after a
  *                                                    full disk, and where a run begins in a file that is there
  *
- * Two files at most: when `log` has reached the limit it becomes `log.1`. A job that floods its log loses the oldest lines, never the disk (attack A47).
+ * Two files at most: when `log` has reached the limit it becomes `log.1`. A program that floods its log loses the oldest lines, never the disk (attack A47).
  */
 #include "launcher.h"
 

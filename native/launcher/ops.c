@@ -129,7 +129,7 @@ static int make_target(const struct plan_op *op, const char *path) {
     return 0;
 }
 
-/* Pipes on the standard streams belong to whoever made them; the job could write to them, but not open /dev/stdout. Files and terminals stay as they are. */
+/* Pipes on the standard streams belong to whoever made them; the program could write to them, but not open /dev/stdout. Files and terminals stay as they are. */
 static int own_pipes(const struct plan_op *op) {
     for (int fd = 0; fd <= 2; fd++) {
         struct facts stream = {0};
@@ -298,7 +298,7 @@ static int new_session(int terminal) {
     return terminal ? (int)sys(NR_ioctl, 0, 0x540E /* TIOCSCTTY */, 0) : 0;
 }
 
-/* A pseudo-terminal of the sandbox's own devpts. Whoever enters finds there what the sandbox made of it, so it must be the device, and the job's side comes
+/* A pseudo-terminal of the sandbox's own devpts. Whoever enters finds there what the sandbox made of it, so it must be the device, and the program's side comes
  * from ours, never from a name (CVE-2025-52565). The other side goes out by the socket. */
 static int make_terminal(const struct plan_header *plan, const struct plan_op *op, const char *path) {
     struct open_how how = {O_RDWR_ | O_NOCTTY_ | O_NONBLOCK_ | O_CLOEXEC_, 0, RESOLVE_NO_SYMLINKS_ | RESOLVE_NO_MAGICLINKS_};

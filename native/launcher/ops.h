@@ -16,7 +16,7 @@ int send_terminal(int to, int terminal);
 /* door.c: the three standard streams, over the socket on 0. 0 or a negative errno. */
 int take_streams(void);
 
-/* ops.c: in init, when the job has been exec'd. */
+/* ops.c: in init, when the program has been exec'd. */
 void forget_arguments(void);
 
 /* remove.c: a directory and everything below it, by name in a directory. 0 or a negative errno. */

@@ -64,7 +64,7 @@ static int op_ok(const struct plan_header *h, const struct plan_op *op) {
     return 1;
 }
 
-/* A plan is [keeper] CLONE [init] SPAWN [job] EXEC, in this order and once each; an errand has none of the three. */
+/* A plan is [keeper] CLONE [init] SPAWN [program] EXEC, in this order and once each; an errand has none of the three. */
 static int order_ok(const struct plan_header *h) {
     int clone = 0, spawn = 0;
     const struct plan_op *ops = plan_ops(h);

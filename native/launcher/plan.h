@@ -1,4 +1,4 @@
-/* The plan: a flat record of everything that happens between "start" and the first instruction of a job.
+/* The plan: a flat record of everything that happens between "start" and the first instruction of a program.
  *
  * Python compiles it, the launcher interprets it. Offsets, never pointers; no branches, no loops; all of it checked by
  * plan_validate() before the first operation runs. This file is the single source of operation codes: the C switch, the
@@ -19,7 +19,7 @@
 #define PLAN_MAX_SIZE (64u << 20)
 #define PLAN_MAX_OPS 65536u
 
-/* A slot number is an fd number. 0-2 are the job's; these are the keeper's; inputs and results of operations start at SLOT_FREE. */
+/* A slot number is an fd number. 0-2 are the program's; these are the keeper's; inputs and results of operations start at SLOT_FREE. */
 enum {
     SLOT_PLAN = 3,
     SLOT_REPORT = 4,
@@ -50,7 +50,7 @@ enum {
  * comes from a terminal that init hands over. PLAN_ALONE: it enters, and nobody waits for it. PLAN_RESTARTS: it has a restart policy. */
 enum { PLAN_TIMES = 1, PLAN_DETACHED = 2, PLAN_ERRAND = 4, PLAN_ENTER = 8, PLAN_TERMINAL = 16, PLAN_ALONE = 32, PLAN_RESTARTS = 64 };
 
-enum { PHASE_NEW, PHASE_KEEPER, PHASE_INIT, PHASE_JOB, PHASE_READY, PHASE_EXITED };
+enum { PHASE_NEW, PHASE_KEEPER, PHASE_INIT, PHASE_PROGRAM, PHASE_READY, PHASE_EXITED };
 
 struct plan_header {
     uint32_t magic;
@@ -179,7 +179,7 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(44, NULL_STREAMS, 's', '-', 'p', '-') /* a the null device below in */ \
     X(45, EXEC, '-', '-', 'b', 'l')        /* a u32[]: candidates, argv, envp, each as count and offsets; an empty candidate: SLOT_PROGRAM */ \
     X(46, HAND_OVER, '-', '-', '-', '-')   /* x types of namespaces, for the keeper to let others enter */ \
-    X(47, TERMINAL, 's', '-', 'p', '-')    /* a the ptmx of a devpts, x uid | gid << 32; in a socket for the side that is not the job's */ \
+    X(47, TERMINAL, 's', '-', 'p', '-')    /* a the ptmx of a devpts, x uid | gid << 32; in a socket for the side that is not the program's */ \
     X(48, RESTORE, 's', '-', 'b', 'l')     /* in a terminal, a its struct termios: when the leash has ended without a byte */ \
     X(49, STREAMS, '-', '-', '-', '-')     /* 0 is a socket, from which 0-2 come */ \
     X(50, DOMAINNAME, '-', '-', 'p', '-') \

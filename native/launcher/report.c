@@ -23,7 +23,7 @@ void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x) {
     struct report record = {kind, op, value, x};
     uint64_t sigpipe = 1ull << (SIG_PIPE - 1);
     int64_t zero[2] = {0, 0};
-    /* A host that died does not read. Its SIGPIPE is blocked but pending here, and would be forwarded to the job: take it back. */
+    /* A host that died does not read. Its SIGPIPE is blocked but pending here, and would be forwarded to the program: take it back. */
     if (sys(NR_write, SLOT_REPORT, &record, sizeof record) == -E_PIPE)
         sys(NR_rt_sigtimedwait, &sigpipe, 0, zero, 8);
 }

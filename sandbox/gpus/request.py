@@ -253,7 +253,7 @@ def _count(text: str | int, value: str) -> int:
     if not _COUNT.match(value):
         raise _bad(text, f"has {value[:40]!r} where a number of GPUs or 'all' is meant")
     if int(value) == 0:
-        raise BadInput("0 GPUs asked for", subject="0", hint="for a job without GPUs leave the request out")
+        raise BadInput("0 GPUs asked for", subject="0", hint="leave the request out where no GPUs are wanted")
     return int(value)
 
 

@@ -49,7 +49,7 @@ class Builder:
 
     keeper: Section = field(default_factory=Section)
     init: Section = field(default_factory=Section)
-    job: Section = field(default_factory=Section)
+    program: Section = field(default_factory=Section)
     slots: dict[int, str] = field(default_factory=dict)
     held: dict[int, Layer] = field(default_factory=dict)
     maps: dict[int, IdMap] = field(default_factory=dict)

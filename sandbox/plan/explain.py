@@ -11,7 +11,7 @@ from dockless.sandbox.plan.wording import variable
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One operation. ``actor``: keeper, init or job; ``seconds`` None where nothing was measured."""
+    """One operation. ``actor``: keeper, init or program; ``seconds`` None where nothing was measured."""
 
     index: int
     actor: str
@@ -31,7 +31,7 @@ def rows(plan: Plan, times: tuple[int, ...] = (), started: int = 0) -> list[Expl
             seconds = (times[index] - before) / 1e9
             before = times[index]
         result.append(ExplainedStep(index, actor, op.name, words(op, plan), shell(op, plan, actor), seconds))
-        actor = {"CLONE": "init", "SPAWN": "job"}.get(op.name, actor)
+        actor = {"CLONE": "init", "SPAWN": "program"}.get(op.name, actor)
     return result
 
 

@@ -163,7 +163,7 @@ def _special(op: Op, error: int) -> DocklessError | None:
         hint = "mount it at a path that exists, or that no link of the image leads to /proc, /sys or /dev"
         return LaunchFailed(message, index=-1, step=f"make {op.a}", errno=error, subject=op.a, hint=hint)
     if op.name in ("SPAWN", "STREAMS") and error == _E.EISDIR:
-        message = "a standard stream is a directory, which would give the job everything around it"
+        message = "a standard stream is a directory, which would give the program everything around it"
         return LaunchFailed(message, index=-1, step="check 0-2", errno=error, subject="stdin", hint="give files, pipes or a terminal")
     if op.name == "WRITE" and op.a == "/proc/self/timens_offsets":
         return BadInput(

@@ -98,7 +98,7 @@ def _set_ids(op: Said, plan: Plan) -> tuple[str, str]:
     first = "leave the groups" if op.a != "0" else f"set the supplementary groups to {groups(op.blob_b)}"
     said = f"{first}, become user {uid}, group {gid}"
     numbers = groups(op.blob_b) if op.blob_b else ""
-    if op.actor == "job":
+    if op.actor == "program":
         return said, f"{'' if op.a != '0' else f'--groups={numbers} '}--gid={gid} --uid={uid}"
     clear = "--keep-groups" if op.a != "0" else (f"--groups {numbers}" if numbers else "--clear-groups")
     return said, f"setpriv --reuid {uid} --regid {gid} {clear}"
@@ -374,8 +374,8 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "SPAWN": Operation(
         lambda op, p: (
-            "close every file but 0-2, start the job's process; init stays behind to reap and to forward signals",
-            f'/bin/sh "$script" job {" ".join(f"{fd}>&-" for fd in range(3, 10))}',
+            "close every file but 0-2, start the program's process; init stays behind to reap and to forward signals",
+            f'/bin/sh "$script" program {" ".join(f"{fd}>&-" for fd in range(3, 10))}',
         )
     ),
     "SETSID": Operation(
@@ -430,11 +430,11 @@ OPERATIONS: dict[str, Operation] = {
     "PDEATHSIG": Operation(
         lambda op, p: (
             "die when the keeper dies",
-            f"{IMPOSSIBLE}capsh has no option for it" if op.actor == "job" else "setpriv --pdeathsig kill",
+            f"{IMPOSSIBLE}capsh has no option for it" if op.actor == "program" else "setpriv --pdeathsig kill",
         ),
         numbers=lambda op, _: [signal.Signals(op.x).name],
     ),
-    "SUBREAPER": Operation(lambda op, p: ("adopt the job's orphans", f"{IMPOSSIBLE}prctl(PR_SET_CHILD_SUBREAPER)")),
+    "SUBREAPER": Operation(lambda op, p: ("adopt the program's orphans", f"{IMPOSSIBLE}prctl(PR_SET_CHILD_SUBREAPER)")),
     "SIGNALS": Operation(lambda op, p: ("set every signal to its default, none blocked", "env --default-signal")),
     "KEYRING": Operation(lambda op, p: ("start a session keyring of its own", f"{IMPOSSIBLE}a shell cannot join another keyring")),
     "CHOWN": Operation(

@@ -1,6 +1,6 @@
 """The plan: an ordered list of operations, from the first mount to the exec, as data.
 
-``[keeper operations] CLONE [init operations] SPAWN [job operations] EXEC``. Everything is decided here, before a process exists; the
+``[keeper operations] CLONE [init operations] SPAWN [program operations] EXEC``. Everything is decided here, before a process exists; the
 launcher only carries out.
 The byte format and the operations are defined in ``native/launcher/plan.h``. A slot is the number of an fd in the launcher.
 """
@@ -42,7 +42,7 @@ _MAGIC, _ABI = 0x4E4C504B, 1
 _DEFAULT_SIZE = 24 | 80 << 16
 """Of a terminal whose size nobody says: rows, columns."""
 
-PHASES = ("new", "keeper", "init", "job", "ready", "exited")
+PHASES = ("new", "keeper", "init", "program", "ready", "exited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ def filled_in(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the launcher wrote into its plan: where it got, and how the job ended. Times in seconds, ``max_rss`` bytes. ``active``: when
+    """What the launcher wrote into its plan: where it got, and how the program ended. Times in seconds, ``max_rss`` bytes. ``active``: when
     somebody last used it, ``ends``: when its time to live is over, both of the monotonic clock."""
 
     pc: int

@@ -9,7 +9,7 @@
         plan           what its launcher carried out, for who enters it: sandbox/plan/plan.py
         door           a socket of its keeper, for who enters it; dead when it has ended
         stdin          the standard input of an interactive one, a FIFO
-        log, log.1     the job's output
+        log, log.1     the program's output
         image          a link to the image's pin: it stays in the store as long as this directory
         health         what the last check of its health said, where there are checks: run.health
         exit           raw wait status, outcome and the kernel's accounts: written by the keeper, whole or not at all
@@ -425,11 +425,11 @@ class Box:
         return fd
 
     def send_signal(self, number: int) -> None:
-        """To the job's own process. ``BadInput`` for one that cannot be passed on. After the stop signal no restart policy holds."""
+        """To the program itself. ``BadInput`` for one that cannot be passed on. After the stop signal no restart policy holds."""
         ending.send_signal(self, number)
 
     def send_stop(self) -> None:
-        """The stop signal of the spec or the image, to the job's own process."""
+        """The stop signal of the spec or the image, to the program itself."""
         self.send_signal(self.document.stop_signal)
 
     def stop(self, grace: float | None = None) -> None:

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 class ForegroundSandbox:
-    """``stdin``, ``stdout``, ``stderr``: fds of ours for the job, its own 0-2 by default. Entering starts it; leaving ends it and removes
-    all of it."""
+    """``stdin``, ``stdout``, ``stderr``: fds of ours for the program, our own 0-2 by default. Entering starts it; leaving ends it and
+    removes all of it."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class ForegroundSandbox:
         self.send_signal(self.plan.stop_signal)
 
     def send_signal(self, number: int) -> None:
-        """A signal to the job's own process."""
+        """A signal to the program itself."""
         self.process.send_signal(number)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -312,7 +312,7 @@ class Process:
         self._exit = exit_of(status, outcome, **times, max_rss=record.max_rss, usage=usage, lost=lost)
 
     def send_signal(self, number: int) -> None:
-        """To the job's own process, by way of the keeper and init; SIGKILL ends everything. ``SandboxGone`` if it has ended."""
+        """To the program itself, by way of the keeper and init; SIGKILL ends everything. ``SandboxGone`` if it has ended."""
         check_signal(number)
         self.check_owner()
         if number == signal.SIGKILL:
@@ -399,7 +399,7 @@ def start(
     within: float = math.inf,
     counted: Counted = nobody,
 ) -> Process:
-    """Carry out a plan, encoded in ``raw``, with these fds in its slots (0-2 are the job's). Returns when the program has been exec'd.
+    """Carry out a plan, encoded in ``raw``, with these fds in its slots (0-2 are the program's). Returns when the program has been exec'd.
     ``launch`` starts the keeper with all its fds. ``within``: seconds after which it is given up. ``counted``: see ``Process``.
 
     Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.

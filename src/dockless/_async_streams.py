@@ -146,7 +146,7 @@ class _End:
         return fd
 
     def close(self) -> None:
-        """Close our end. The job reads the end of its input, or hears of it when it writes."""
+        """Close our end. The program reads the end of its input, or hears of it when it writes."""
         fd = self.detach()
         if fd >= 0:
             os.close(fd)
@@ -156,7 +156,7 @@ class AsyncInput(_End, Generic[S]):
     """Our end of stdin."""
 
     async def write(self, data: S) -> None:
-        """Write all of it, as fast as the job reads. ``BrokenPipeError`` if it reads no more; after a cancellation a part was written."""
+        """Write all of it, as fast as the program reads. ``BrokenPipeError`` if it reads no more. When cancelled, a part was written."""
         rest = memoryview(self._streams.text.encode(data, "data"))
         await checkpoint()
         while rest:

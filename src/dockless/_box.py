@@ -417,11 +417,11 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
 
     @checked
     def send_signal(self, number: int) -> None:
-        """A signal to the job's own process."""
+        """A signal to the program itself."""
         self.inner.send_signal(number)
 
     def terminate(self) -> None:
-        """SIGTERM to the job's own process."""
+        """SIGTERM to the program itself."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -2,7 +2,7 @@
 
 A ``Reader`` and a ``PipeWriter`` are one step each: called when their pipe is ready, they say whether there may be more. ``Exchange`` knows
 which are ready and whether all has ended; it is itself a descriptor to wait for, so one loop drives it with or without asyncio or trio.
-Reading ends when everything inside is dead, not only at end of file: a job may have handed its pipe to somebody outside.
+Reading ends when everything inside is dead, not only at end of file: a program may have handed its pipe to somebody outside.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Reader:
 
 
 class PipeWriter:
-    """Feeds a pipe and closes it; a job that stops reading is no error."""
+    """Feeds a pipe and closes it; a program that stops reading is no error."""
 
     tell = None
 

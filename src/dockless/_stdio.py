@@ -1,4 +1,4 @@
-"""The three standard streams of a job: pipes, files, nothing; and what is text in them."""
+"""The three standard streams of a program: pipes, files, nothing; and what is text in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stream = int | IO[Any] | None
 
 
 class Stdio:
-    """The job's fds 0-2 and our ends of their pipes. ``ours[i]`` is -1 where there is no pipe. Whoever takes an end sets it to -1."""
+    """The program's fds 0-2 and our ends of their pipes. ``ours[i]`` is -1 where there is no pipe. Whoever takes an end sets it to -1."""
 
     def __init__(self, stdin: Any = None, stdout: Any = None, stderr: Any = None) -> None:
         self.ours = [-1, -1, -1]
@@ -67,7 +67,7 @@ class Stdio:
         self.ours = [os.dup(terminal), terminal, -1]
 
     def started(self) -> None:
-        """The job has its ends; ours of them would only keep pipes open."""
+        """The program has its ends; ours of them would only keep pipes open."""
         while self._opened:
             os.close(self._opened.pop())
 

@@ -3,13 +3,13 @@
 ::
 
     settings = StreamSettings(stdin=PIPE, stdout=PIPE, text=Text(True, None, None), on_stderr=print)   # checks, opens nothing
-    stdio = settings.open()                                         # stdio.theirs: the fds of the job; stdio.close() if it does not start
+    stdio = settings.open()                                         # stdio.theirs: the program's fds; stdio.close() if it does not start
     streams = Streams(process, stdio, settings, "sandbox s-1")      # it runs: process has fileno() and poll()
     streams.stdin, streams.stdout, streams.communicate(…), streams.wait(…)
     streams.close()
 
 There is no thread. What ``on_stdout`` and ``on_stderr`` are to hear is read, and they are called, while somebody waits in a method of these
-streams or of their file objects; a job that writes faster waits meanwhile, as its pipe is full.
+streams or of their file objects; a program that writes faster waits meanwhile, as its pipe is full.
 """
 
 from __future__ import annotations

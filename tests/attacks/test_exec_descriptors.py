@@ -131,15 +131,15 @@ def test_no_working_directory_through_a_descriptor(tmp_path, form):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape.items())) or "default")
 def test_what_is_open_inside(tmp_path, shape):
-    """The job has 0-2, its init nothing at all, the keeper no directory but its cgroup's and the state's."""
+    """The program has 0-2, its init nothing at all, the keeper no directory but its cgroup's and the state's."""
     spec = Spec(argv=("/bin/sh", "-c", "echo on; sleep 60"), image=load(tmp_path), **shape)
     with running(spec) as (box, said):
-        until(lambda: "on" in said(), "the job runs")
+        until(lambda: "on" in said(), "the program runs")
         pid = box.process.pid
         if os.geteuid() == 0:
             until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == 0, "init has closed everything")
-            job = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-            assert sorted(os.listdir(f"/proc/{job}/fd")) == ["0", "1", "2"]
+            program = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
+            assert sorted(os.listdir(f"/proc/{program}/fd")) == ["0", "1", "2"]
             held = [os.readlink(f"/proc/{box.process.keeper_pid}/fd/{n}") for n in os.listdir(f"/proc/{box.process.keeper_pid}/fd")]
             assert [
                 h for h in held if h.startswith("/") and os.path.isdir(h) and "cgroup" not in h and not h.startswith(str(paths.state()))
@@ -152,7 +152,7 @@ def test_what_is_open_inside(tmp_path, shape):
 
 @requires("root")
 def test_init_has_nothing_open_even_for_a_tracer(tmp_path):
-    """A56: with the host's ids and CAP_SYS_PTRACE a job may look into PID 1 from its first instruction on."""
+    """A56: with the host's ids and CAP_SYS_PTRACE a program may look into PID 1 from its first instruction on."""
     fields = {"namespaces": Namespaces(user="host"), "cap_add": ("SYS_PTRACE",), "image": load(tmp_path)}
     for _ in range(20):
         assert ok("for f in /proc/1/fd/*; do [ ! -d $f ] || readlink $f; done", **fields) == ""
@@ -260,7 +260,7 @@ def test_a_layer_cannot_be_written_by_its_descriptor(tmp_path, form, shape):
 
 
 @pytest.mark.parametrize("form", ["indexed", "written"])
-def test_a_store_after_a_hostile_job(tmp_path, form):
+def test_a_store_after_a_hostile_program(tmp_path, form):
     ref = load(tmp_path, [directory("d", 0o777), file("d/f", "x", 0o666)], index=None if form == "indexed" else False)
     ok("true", image=ref)
     before = tree(paths.store())

@@ -49,7 +49,7 @@ def test_granted_nodes_open_and_no_others(gpus, fields):
 
 
 @requires("root", "cgroup2", "device-filter")
-def test_nodes_made_by_the_job_do_not_open(gpus):
+def test_nodes_made_by_the_program_do_not_open(gpus):
     """A53, A54: mknod c 195 N as root with CAP_MKNOD: EPERM at the open (or already at the mknod)."""
     script = "; ".join(
         f"python3 -c 'import os; os.mknod(\"/dev/mine{g.minor}\", 0o020666, os.makedev(195, {g.minor}))' 2>/dev/null; head -c1 "

@@ -43,7 +43,7 @@ def test_far_too_many_mounts(count):
 
 
 def test_a_race_on_the_mount_target(tmp_path):
-    """A30: CVE-2021-30465. A job that shares a directory swaps a link and a directory in it as fast as it can, while others are started
+    """A30: CVE-2021-30465. A program that shares a directory swaps a link and a directory in it as fast as it can, while others are started
     with a mount below it: every mount lands inside its own root, the host's directory stays empty."""
     shared, victim, source = tmp_path / "shared", tmp_path / "victim", tmp_path / "source"
     for place in (shared, victim, source):
@@ -132,7 +132,7 @@ def test_helpers_run_with_an_empty_environment(tmp_path):
     calls = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "exec" in line and " = 0" in line]
     ours = [
         call for call in calls[1:] if not call.startswith(('execve("/bin/', "execve(0x"))
-    ]  # the first is Python itself; /bin/…, or unreadable to a user, the job
+    ]  # the first is Python itself; /bin/…, or unreadable to a user, the program
     assert ours
     for one in ours:
         assert one.startswith("execveat(") or one.startswith(('execve("/usr/bin/new', 'execve("/bin/new')), one

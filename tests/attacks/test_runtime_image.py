@@ -134,7 +134,7 @@ def test_workdir_that_only_looks_as_if_it_led_outside(tmp_path, victim):
 
 
 def test_no_descriptor_leaks(tmp_path):
-    """A23: whatever the host has open without close-on-exec, the job has 0, 1, 2 and nothing else."""
+    """A23: whatever the host has open without close-on-exec, the program has 0, 1, 2 and nothing else."""
     ref = load(tmp_path)
     opened = [os.open("/", os.O_RDONLY) for _ in range(40)]
     try:
@@ -151,7 +151,7 @@ def test_no_descriptor_leaks(tmp_path):
 
 
 def test_nothing_of_the_host_in_proc_1(tmp_path):
-    """A23, A24, A44: init holds no file, and its program, root and memory are closed to the job."""
+    """A23, A24, A44: init holds no file, and its program, root and memory are closed to the program."""
     ref = load(tmp_path)
     for image in (ref, "host"):
         ran = sh(

@@ -1,4 +1,4 @@
-"""What a job tries from inside: mounts, devices, kernel settings, neighbours, new namespaces, terminals, bombs, survivors.
+"""What a program tries from inside: mounts, devices, kernel settings, neighbours, new namespaces, terminals, bombs, survivors.
 
 Rows A36, A40–A49 of the list of attacks; the table is in README.md beside this file. Every attack is tried as root inside, in the default
 profile unless it says otherwise; the system calls are made raw, so that no tool's own manners stand between.
@@ -222,7 +222,7 @@ REFUSED = ("mount", "umount2", "setns", "ptrace", "open_by_handle_at", "bpf", "k
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_system_calls_that_a_job_does_not_have(tools, name):
+def test_system_calls_that_a_sandbox_does_not_have(tools, name):
     """A44, A45: EPERM or ENOSYS, from the filter or from the missing capability; ptrace may be had on one's own children only."""
     arguments: tuple[object, ...] = {"ptrace": (16, 1, 0, 0), "setns": (0, 0)}.get(name, (0, 0, 0, 0, 0, 0))
     said = call(tools, name, *arguments)
@@ -254,7 +254,7 @@ def test_nobody_else_is_in_sight():
     assert sh("kill -9 -1; kill -9 1; sleep 0.05; [ -d /proc/1 ] && echo init lives").out.strip() in ("init lives", "")
 
 
-def test_init_cannot_be_killed_or_traced_by_its_job():
+def test_init_cannot_be_killed_or_traced_by_its_program():
     for profile in ("default", "untrusted"):
         ran = sh(
             "trap '' TERM INT HUP USR1 QUIT; for s in TERM INT HUP QUIT USR1 KILL STOP; do kill -$s 1; done; sleep 0.1; echo alive",
@@ -277,8 +277,8 @@ def test_init_cannot_be_killed_or_traced_by_its_job():
         assert sh("cat /proc/1/maps /proc/1/environ; ls /proc/1/fd", **fields).out == ""
 
 
-def test_init_forwards_nothing_that_the_job_sends_it():
-    """A job that signals PID 1 talks to itself at most: it dies of its own SIGTERM, nothing else."""
+def test_init_forwards_nothing_that_the_program_sends_it():
+    """A program that signals PID 1 talks to itself at most: it dies of its own SIGTERM, nothing else."""
     ended = sh("kill -TERM 1; sleep 5").exit
     assert ended.signal in (signal.SIGTERM, None)
 
@@ -317,7 +317,7 @@ def test_nothing_inheritable(fields):
 
 
 def test_tiocsti_and_tioclinux():
-    """A46: the job's own terminal, if it has one; never the caller's: it has no controlling terminal, and the two ioctls are filtered."""
+    """A46: the program's own terminal, if it has one; never the caller's: it has no controlling terminal; two ioctls are filtered."""
     program = (
         "import fcntl, os\nm, s = os.openpty()\nfor request in (0x5412, 0x541C, 0x100005412):\n"
         " try: fcntl.ioctl(s, request & 0xffffffff, b'x'); print('pushed')\n except OSError as e: print(e.errno)\n"

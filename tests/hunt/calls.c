@@ -1,4 +1,4 @@
-/* System calls that no job has: each is tried in a process of its own and said when it works. */
+/* System calls that no sandbox has: each is tried in a process of its own and said when it works. */
 #include "calls.h"
 
 #include "helpers.h"

@@ -1,4 +1,4 @@
-"""The canaries: files, a store, a neighbour's job, devices and settings of the kernel, each known to the last bit, and how to see a change.
+"""The canaries: files, a store, a neighbour's sandbox, devices, kernel settings, each known to the last bit, and how to see a change.
 
 ::
 

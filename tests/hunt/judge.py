@@ -15,7 +15,7 @@ from hunt.cases import Case
 PROC, SYSFS, TMPFS, DEVPTS = 0x9FA0, 0x62656572, 0x01021994, 0x1CD1
 _EXPECTED = {"/proc": (PROC,), "/proc/sys": (PROC,), "/sys": (SYSFS,), "/dev": (TMPFS,), "/dev/shm": (TMPFS,), "/dev/pts": (DEVPTS,)}
 _ADMIN = {"SYS_ADMIN", "ALL"}
-"""With these a job may take off what masks the kernel's settings in its own namespaces: it asked for that."""
+"""With these a program may take off what masks the kernel's settings in its own namespaces: it asked for that."""
 _NEEDS_ADMIN = ("mount", "unshare", "setns", "clone3", "sethostname", "bpf", "perf", "syslog", "swapon")
 _LEFT_TO_SECCOMP = (
     "unshare user",
@@ -95,7 +95,7 @@ def _said(options: dict[str, Any], out: str, form: str, on: Canaries) -> Iterato
             said = json.loads(line[line.index("{") :])  # a log has the time in front
             kind, what, data = said["t"], said["what"], said["data"]
         except (ValueError, KeyError, TypeError):
-            continue  # the job's output is its own; two processes may write into one line
+            continue  # the program's output is its own; two processes may write into one line
         if kind == "call" and not _allowed(what, options):
             yield Finding("call", what, line)
         elif (

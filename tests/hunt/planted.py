@@ -34,14 +34,10 @@ class Planted:
 _OPEN_AT_EXEC = (
     (
         "native/launcher/launcher.c",
-        "    plan->phase = PHASE_JOB;\n    sys(NR_close_range, 3, ~0u, 0);\n",
-        "    plan->phase = PHASE_JOB;\n    sys(NR_close_range, 3, ~0u, 4 /* CLOEXEC */);\n",
+        "    plan->phase = PHASE_PROGRAM;\n    close_from(3, plan);\n",
+        "    plan->phase = PHASE_PROGRAM;\n    sys(NR_close_range, 3, ~0u, 4 /* CLOEXEC */);\n",
     ),
-    (
-        "native/launcher/launcher.c",
-        "    sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);\n    sys(NR_close_range, SLOT_FREE, ~0u, 0);\n    /* The job lives",
-        "    /* The job lives",
-    ),
+    ("native/launcher/launcher.c", "    sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);\n    close_from(SLOT_DOOR, plan);\n", ""),
 )
 
 PLANTED = {

@@ -64,7 +64,7 @@ def prepared() -> Iterator[canaries.Canaries]:
 
 @contextmanager
 def neighbour(made: canaries.Canaries) -> Iterator[None]:
-    """Another job of the same machine, with secrets in its image, its environment, its volume and its private root."""
+    """Another sandbox of the same machine, with secrets in its image, its environment, its volume and its private root."""
     from support import make_image
 
     from dockless._options import make_spec
@@ -89,7 +89,7 @@ def neighbour(made: canaries.Canaries) -> Iterator[None]:
             (place / "secret").write_text(canaries.token_of(made, "neighbour's volume"))
         yield
         if box.state() != "running":
-            raise SystemExit("hunt: the neighbour's job has ended")
+            raise SystemExit("hunt: the neighbour's sandbox has ended")
     finally:
         box.remove()
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hunt import build, canaries, cases, judge, minimise
+from hunt import build, canaries, cases, judge, minimise, planted
 from support.requires import requires
 
 HERE = Path(__file__).resolve().parent
@@ -51,8 +51,14 @@ def test_a_case_is_its_seed(root):
         for one in case.get("tries", ()):
             options = one["options"]
             shared = options.get("namespaces", {}).get("user") == "host"
-            assert not (shared and "cap_add" in options), "a job with all rights and the host's own user namespace is the host"
+            assert not (shared and "cap_add" in options), "a sandbox with all rights and the host's own user namespace is the host"
             assert root or (not shared and options.get("profile") != "privileged")
+
+
+@pytest.mark.parametrize("name", planted.PLANTED)
+def test_a_planted_hole_has_its_place_in_the_tree(name):
+    for file, old, _ in planted.PLANTED[name].edits:
+        assert (planted.TOP / file).read_text().count(old) == 1, old
 
 
 @requires("program:gcc")

@@ -69,7 +69,7 @@ def test_exit_codes_and_errors(arguments, code, said, capfd, monkeypatch):
         assert re.fullmatch(r"dockless: .+\n  hint: .+\n", err), err
 
 
-def test_the_streams_are_the_jobs_own():
+def test_the_streams_are_the_programs_own():
     ran = dockless("run", "--", "sh", "-c", "cat; echo err >&2", input="in\n")
     assert (ran.stdout, ran.stderr, ran.returncode) == ("in\n", "err\n", 0)
 
@@ -102,7 +102,7 @@ def test_best_effort_makes_a_missing_controller_a_warning(capfd):
 
 
 class Running:
-    """A command line that runs, with what its job has said so far."""
+    """A command line that runs, with what its program has said so far."""
 
     def __init__(self, script: str) -> None:
         self.process = subprocess.Popen(
@@ -116,7 +116,7 @@ class Running:
         return self.process.returncode, out
 
 
-def test_the_first_interrupt_goes_to_the_job():
+def test_the_first_interrupt_goes_to_the_program():
     box = Running("trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.02; done")
     box.process.send_signal(signal.SIGINT)
     assert box.end() == (9, "caught\n")
@@ -137,7 +137,7 @@ def test_signals_are_passed_on(number):
     assert box.end()[0] == 5
 
 
-def test_a_killed_command_line_takes_its_job_along():
+def test_a_killed_command_line_takes_its_program_along():
     mark = f"88{os.getpid()}"
     box = Running(f"echo ready; sleep {mark}")
     box.process.kill()
@@ -264,7 +264,7 @@ def test_what_is_no_image_is_refused(content, tmp_path, capfd):
 def test_explain_prints_and_stops(capfd, tmp_path):
     assert main(["run", "--explain", "-v", f"{tmp_path}:/x", "--", "touch", "/x/ran"]) == 0
     out = capfd.readouterr().out
-    assert "keeper:" in out and "init:" in out and "job:" in out and "pivot_root" in out and "run touch" in out
+    assert "keeper:" in out and "init:" in out and "program:" in out and "pivot_root" in out and "run touch" in out
     assert not (tmp_path / "ran").exists()
 
 
@@ -272,7 +272,7 @@ def test_explain_as_json_with_times(capfd):
     assert main(["run", "--explain", "--json", "--", "true"]) == 0
     document = json.loads(capfd.readouterr().out)
     assert [row["index"] for row in document["operations"]] == list(range(len(document["operations"])))
-    assert {row["actor"] for row in document["operations"]} == {"keeper", "init", "job"} and all(
+    assert {row["actor"] for row in document["operations"]} == {"keeper", "init", "program"} and all(
         row["shell"] for row in document["operations"]
     )
     assert main(["run", "--explain", "--time", "--json", "--", "sh", "-c", "exit 3"]) == 3

@@ -133,11 +133,11 @@ def test_timeout_is_enforced_without_us(start):
 
 def test_stop_and_grace(start):
     box = start("trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.02; done")
-    until(lambda: _log(box), "the job is up")
+    until(lambda: _log(box), "the program is up")
     box.stop(20)
     assert box.exit().code == 4
     stubborn = start("trap '' TERM; echo up; while :; do sleep 1000; done")
-    until(lambda: _log(stubborn), "the job is up")
+    until(lambda: _log(stubborn), "the program is up")
     stubborn.stop(0.2)
     assert stubborn.exit().signal == signal.SIGKILL
     stubborn.stop(0.2)  # harmless twice
@@ -145,7 +145,7 @@ def test_stop_and_grace(start):
 
 def test_send_signal(start):
     box = start("trap 'exit 8' USR1; echo up; while :; do sleep 0.02; done")
-    until(lambda: _log(box), "the job is up")
+    until(lambda: _log(box), "the program is up")
     box.send_signal(signal.SIGUSR1)
     assert box.wait(20).code == 8
     with pytest.raises(SandboxGone):
@@ -173,7 +173,7 @@ def test_the_lock_says_whether_it_lives(start):
 
 
 def test_nobody_inside_holds_the_lock(start, tmp_path):
-    """The job has none of the keeper's files: 0-2 and nothing else."""
+    """The program has none of the keeper's files: 0-2 and nothing else."""
     box = start("ls -l /proc/self/fd | sed 's/.* //' | grep -v '^[0-9]*$'; ls /proc/self/fd | wc -l")
     box.wait(20)
     text = [record[2] for record in _log(box)]
@@ -183,7 +183,7 @@ def test_nobody_inside_holds_the_lock(start, tmp_path):
 def test_keeper_killed_means_vanished(start):
     """Killed with -9 it can write nothing: its lock is free, and nobody inside lives on."""
     box = start("trap '' TERM; setsid sleep 1000 & while :; do sleep 1000; done")
-    tree = until(lambda: (t := children_of(box.pid)) and len(t) >= 3 and t, "the job is up")
+    tree = until(lambda: (t := children_of(box.pid)) and len(t) >= 3 and t, "the program is up")
     keeper = box.pid
     os.kill(keeper, signal.SIGKILL)
     until(lambda: not any(map(alive, tree)), "everything inside is dead")
@@ -276,9 +276,9 @@ def test_usage_is_in_the_record(start):
 
 
 def test_memory_of_a_running_one(start):
-    """At most 1 MB for keeper and init together, whatever the job wrote."""
+    """At most 1 MB for keeper and init together, whatever the program wrote."""
     box = start("head -c 3000000 /dev/zero | tr '\\0' 'x'; echo; echo up; while :; do sleep 1000; done")
-    until(lambda: _log(box) and _log(box)[-1][2] == "up", "the job is up")
+    until(lambda: _log(box) and _log(box)[-1][2] == "up", "the program is up")
     init = next(iter(children_of(box.pid) - {p for q in children_of(box.pid) for p in children_of(q)}))
     assert 0 < pss(box.pid) + pss(init) < 1 << 20
 
@@ -287,7 +287,7 @@ def test_memory_of_a_running_one(start):
 def test_what_only_its_start_needed_is_given_back(start):
     """Stacks, arguments and the plan: 40 KB with them."""
     box = start("echo up; exec sleep 1000")
-    until(lambda: _log(box), "the job is up")
+    until(lambda: _log(box), "the program is up")
     own = [
         sum(int(line.split()[1]) for line in Path(f"/proc/{pid}/smaps").read_text().splitlines() if line.startswith("Private_Dirty"))
         for pid in (box.pid, box.init_pid)

@@ -172,7 +172,7 @@ def _use_up_inodes(disk: Path) -> Path:
 @requires("root")
 @pytest.mark.parametrize("fill", [fill, _use_up_inodes])
 def test_how_it_ended_has_its_room(disk: Path, tmp_path: Path, fill: Callable[[Path], Path]):
-    """The disk is full when the job ends: the exit record is whole."""
+    """The disk is full when the program ends: the exit record is whole."""
     gate = tmp_path / "gate"
     gate.mkdir()
     box = detached.start(

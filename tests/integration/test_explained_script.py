@@ -248,7 +248,7 @@ ENDLESS = ("host", "--", "sh", "-c", "echo up; sleep 600")
     [(signal.SIGTERM, "at work"), (signal.SIGINT, "at work"), (signal.SIGHUP, "at work"), (signal.SIGTERM, "while it is made")],
 )
 def test_ended_by_a_signal_it_leaves_nothing(tmp_path, number, when):
-    """Neither its job, nor who holds its namespaces, nor its directory."""
+    """Neither its program, nor who holds its namespaces, nor its directory."""
     path = _script(tmp_path, *ENDLESS)
     before = _host()["places"]
     started = subprocess.Popen(["/bin/sh", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -298,7 +298,7 @@ def test_ctrl_c_on_a_terminal_ends_it(tmp_path):
     until(lambda: not any(map(alive, processes)), "its processes have ended")
 
 
-def test_its_standard_input_is_the_jobs(tmp_path):
+def test_its_standard_input_is_the_programs(tmp_path):
     path = _script(tmp_path, "host", "--", "cat")
     assert subprocess.run(["/bin/sh", path], input=b"a\nb", capture_output=True, check=True).stdout == b"a\nb"
 

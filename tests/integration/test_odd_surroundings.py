@@ -1,4 +1,4 @@
-"""A program's surroundings when they are not as usual: every verb says one sentence, never a traceback, and a job gets no file of ours."""
+"""A program's surroundings when they are not as usual: every verb says one sentence, no traceback, and a program gets no file of ours."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_few_processes(processes, home):
 
 @requires("userns")
 @pytest.mark.parametrize("files", ["0", "3", "4"])
-def test_few_files_of_the_job_s_own_are_no_failure_of_ours(files):
+def test_few_files_of_the_program_s_own_are_no_failure_of_ours(files):
     """The limit is the program's: what needs a descriptor of ours is done before."""
     assert "cannot go to" not in said("run", "--ulimit", f"nofile={files}", "-w", "/tmp", "--", "true", rc=(0, 127))
     inside = "import os, resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), os.getcwd())"
@@ -155,7 +155,7 @@ def test_limits_in_which_no_program_begins(limit):
 
 @requires("userns")
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
-def test_closed_standard_streams_are_dev_null_for_the_job(tmp_path, closed):
+def test_closed_standard_streams_are_dev_null_for_the_program(tmp_path, closed):
     """Not the next file that we opened."""
     closing = "".join(f" {number}>&-" for number in closed)
     found = tmp_path / "found"

@@ -34,7 +34,7 @@ print(run(Spec(argv=("python3", "-I", "-S", "-c", search), seccomp="unconfined")
 
 
 @requires("program:python3")
-def test_the_callers_session_keyring_is_not_the_jobs():
+def test_the_callers_session_keyring_is_not_the_programs():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-P", "-c", KEYS], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -154,8 +154,8 @@ def test_dev_holds_little():
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_end_of_an_output_is_seen_when_the_job_closes_it(number):
-    """Neither init nor keeper holds a copy of what is the job's."""
+def test_the_end_of_an_output_is_seen_when_the_program_closes_it(number):
+    """Neither init nor keeper holds a copy of what is the program's."""
     import select
 
     reader, writer = os.pipe()
@@ -167,7 +167,7 @@ def test_the_end_of_an_output_is_seen_when_the_job_closes_it(number):
     os.close(reader)
 
 
-def test_the_reader_of_an_input_is_gone_when_the_job_closes_it():
+def test_the_reader_of_an_input_is_gone_when_the_program_closes_it():
     reader, writer = os.pipe()
     with ForegroundSandbox(Spec(argv=("sh", "-c", "exec <&-; sleep 1000")), stdin=reader) as box:
         os.close(reader)

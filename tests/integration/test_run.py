@@ -57,7 +57,7 @@ def test_input_and_big_output_without_deadlock():  # tee opens /dev/stderr anew:
     assert result.stdout == data and result.stderr == data
 
 
-def test_a_job_that_does_not_read_its_input():
+def test_a_program_that_does_not_read_its_input():
     assert dockless.run(["true"], input=b"x" * (4 << 20)).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Who the job is: ids, groups, maps, capabilities, no_new_privs, seccomp, as the kernel tells it inside."""
+"""Who the program is: ids, groups, maps, capabilities, no_new_privs, seccomp, as the kernel tells it inside."""
 
 from __future__ import annotations
 

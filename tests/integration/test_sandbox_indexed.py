@@ -216,8 +216,8 @@ def test_sandboxes_share_what_they_read(tmp_path):
     """One page cache: what a sandbox has read, this process and so every other sandbox finds there. Two at once do."""
     image = load(tmp_path, [make.file("big", BIG)])
     assert cached(image.layers[1], "big") == 0.0
-    job = Spec(argv=("/bin/sh", "-c", "cat /big > /dev/null; sleep 100"), image=image.name)
-    with boxes.running(job), boxes.running(job):
+    spec = Spec(argv=("/bin/sh", "-c", "cat /big > /dev/null; sleep 100"), image=image.name)
+    with boxes.running(spec), boxes.running(spec):
         boxes.until(lambda: cached(image.layers[1], "big") == 1.0, "the whole file is in the page cache")
     assert cached(image.layers[1], "big") == 1.0
 

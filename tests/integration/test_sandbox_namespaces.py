@@ -58,7 +58,7 @@ def test_shared_user_namespace():
     assert [name for name in KINDS if inside[name] == ours[name]] == ["user"]
 
 
-def test_the_job_is_alone_in_its_pid_namespace():
+def test_the_program_is_alone_in_its_pid_namespace():
     assert ok("for p in /proc/[0-9]*; do cat $p/comm; done").split()[0] == "dockless-init"
     assert int(ok("ls -d /proc/[0-9]* | wc -l")) <= 4  # init, sh, ls, wc
 

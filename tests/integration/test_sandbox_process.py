@@ -1,4 +1,4 @@
-"""The job's life: limits, output, exit, signals, time, and what ends it."""
+"""The program's life: limits, output, exit, signals, time, and what ends it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_stdin_stdout_stderr():
 
 @pytest.mark.parametrize("user", ["", pytest.param("1000", marks=requires("subuid"))])
 def test_dev_stdout_can_be_opened(user):
-    """Programs that log to /dev/stdout open it again: the pipe behind it must be the job's own."""
+    """Programs that log to /dev/stdout open it again: the pipe behind it must be the program's own."""
     reader, writer = os.pipe()
     try:
         spec = Spec(argv=("/bin/sh", "-c", "echo one > /dev/stdout; echo two > /proc/self/fd/2"), user=user)
@@ -95,10 +95,10 @@ def test_times_and_usage():
     assert ended.usage is not None and (ended.usage.cpu_seconds or 0) > 0 and ended.max_rss > 0
 
 
-def test_signals_reach_the_job():
+def test_signals_reach_the_program():
     script = "trap 'echo got usr1' USR1; trap 'echo got term; exit 7' TERM; echo up; while :; do sleep 0.02; done"
     with running(Spec(argv=("/bin/sh", "-c", script))) as (box, output):
-        until(lambda: "up" in output(), "the job is up")
+        until(lambda: "up" in output(), "the program is up")
         box.send_signal(signal.SIGUSR1)
         until(lambda: "got usr1" in output(), "SIGUSR1 arrives")
         box.send_signal(signal.SIGTERM)
@@ -107,7 +107,7 @@ def test_signals_reach_the_job():
 
 def test_a_signal_to_the_keeper_is_passed_on():
     with running(Spec(argv=("/bin/sh", "-c", "trap 'exit 9' HUP; echo up; while :; do sleep 0.02; done"))) as (box, output):
-        until(lambda: "up" in output(), "the job is up")
+        until(lambda: "up" in output(), "the program is up")
         os.kill(box.process.keeper_pid, signal.SIGHUP)
         assert box.wait(20).code == 9
 
@@ -134,7 +134,7 @@ def test_signals_after_the_end():
 
 def test_kill():
     with running(Spec(argv=("/bin/sh", "-c", "trap '' TERM INT HUP; echo up; while :; do sleep 1000; done"))) as (box, output):
-        until(lambda: "up" in output(), "the job is up")
+        until(lambda: "up" in output(), "the program is up")
         tree = children_of(box.process.keeper_pid)
         assert len(tree) >= 2
         box.kill()
@@ -175,7 +175,7 @@ def test_the_images_stop_signal_is_used(tmp_path):
     assert ended.code == 6
 
 
-def test_orphans_die_with_the_job():
+def test_orphans_die_with_the_program():
     marker = f"1000.{os.getpid()}"
     ran = sh(f"(setsid sleep {marker} >/dev/null 2>&1 &) ; (sh -c 'sleep {marker} & exec sleep {marker}' &) ; exit 3")
     assert ran.exit.code == 3
@@ -206,12 +206,12 @@ def test_zombies_are_reaped():
 def test_shared_pid_namespace_leaves_nobody():
     """Without a PID namespace it is the cgroup that ends what is left, whoever died first."""
     marker = f"1000.{os.getpid()}"
-    for victim in ("job", "keeper"):
+    for victim in ("program", "keeper"):
         with running(Spec(argv=("/bin/sh", "-c", f"setsid sleep {marker} & echo up; wait"), namespaces=Namespaces(pid="host"))) as (
             box,
             output,
         ):
-            until(lambda output=output: "up" in output(), "the job is up")
+            until(lambda output=output: "up" in output(), "the program is up")
             until(lambda: _running(marker), "its child runs")
             if victim == "keeper":
                 os.kill(box.process.keeper_pid, signal.SIGKILL)
@@ -248,7 +248,7 @@ def test_the_leash(number):
 
 def test_keeper_killed():
     with running(FOREVER) as (box, output):
-        until(lambda: "up" in output(), "the job is up")
+        until(lambda: "up" in output(), "the program is up")
         tree = children_of(box.process.keeper_pid)
         os.kill(box.process.keeper_pid, signal.SIGKILL)
         ended = box.wait(20)
@@ -258,7 +258,7 @@ def test_keeper_killed():
 
 def test_init_killed():
     with running(FOREVER) as (box, output):
-        until(lambda: "up" in output(), "the job is up")
+        until(lambda: "up" in output(), "the program is up")
         os.kill(box.process.pid, signal.SIGKILL)
         assert box.wait(20).signal == signal.SIGKILL
 
@@ -268,7 +268,7 @@ def test_leaving_the_block_ends_it(when):
     tree = set()
     try:
         with running(FOREVER) as (box, output):
-            until(lambda: "up" in output(), "the job is up")
+            until(lambda: "up" in output(), "the program is up")
             tree = children_of(box.process.keeper_pid)
             if when == "exception":
                 raise KeyError("ours")
@@ -297,7 +297,7 @@ def test_explained_times():
 def test_memory_of_keeper_and_init():
     """At most 1 MB of proportional memory for what dockless itself adds to a running sandbox."""
     with running(FOREVER) as (box, output):
-        until(lambda: "up" in output(), "the job is up")
+        until(lambda: "up" in output(), "the program is up")
         total = sum(pss(pid) for pid in (box.process.keeper_pid, box.process.pid))
     assert 0 < total < 1 << 20, total
 

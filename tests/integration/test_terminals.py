@@ -98,7 +98,7 @@ def test_ctrl_c_is_for_the_program_inside(box):
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash for job control")
 def test_job_control(box):
-    """Ctrl-Z stops the job in there, and fg goes on with it."""
+    """Ctrl-Z stops the program in there, and fg goes on with it."""
     with Screen("exec", "-t", "-e", "PS1=> ", box.id, "--", "bash", "--norc") as screen:
         screen.expect("> ")
         screen.type("sleep 792\n")

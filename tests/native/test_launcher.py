@@ -130,8 +130,8 @@ def test_failures_name_the_operation_and_the_errno(ops, index, errno):
     assert read_record(after).pc == index and read_record(after).error == errno
 
 
-def test_a_job_killed_on_its_way_is_no_start():
-    """READY is said only when the exec was reached: here a filter kills the job at its umask(2)."""
+def test_a_program_killed_on_its_way_is_no_start():
+    """READY is said only when the exec was reached: here a filter kills the program at its umask(2)."""
     number = {"x86_64": 95, "aarch64": 166}[os.uname().machine]
     kill = b"".join(
         struct.pack("<HBBI", *row) for row in ((0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7FFF0000))

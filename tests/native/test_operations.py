@@ -136,7 +136,7 @@ def in_roots_group():
 
 @requires("root")
 @pytest.mark.parametrize(("given", "kept"), [((), False), ((7, 9), False), ((), True)])
-def test_the_job_has_the_groups_it_was_given(in_roots_group, given, kept):
+def test_the_program_has_the_groups_it_was_given(in_roots_group, given, kept):
     expected = "65534 0" if kept else " ".join(map(str, (NOBODY, *given)))
     op = Op("SET_IDS", a=int(kept), b=groups(*given), x=ids(NOBODY, NOBODY))
     assert exit_code(f'test "$(id -u) $(id -G)" = "{NOBODY} {expected}"', op) == 0

@@ -47,7 +47,7 @@ class Ran:
 
 @contextmanager
 def files(stdin: bytes = b"") -> Iterator[tuple[IO[bytes], IO[bytes], IO[bytes]]]:
-    """Files for a job's 0-2: never full, never blocking, owned by nobody in particular."""
+    """Files for a program's 0-2: never full, never blocking, owned by nobody in particular."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         source.write(stdin)
         source.seek(0)

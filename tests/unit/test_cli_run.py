@@ -279,8 +279,8 @@ def test_what_each_step_took(start, monkeypatch):
         ExplainedStep(0, "keeper", "A", "a", "# a", 0.002),
         ExplainedStep(1, "keeper", "B", "b", "# b", 0.004),
         ExplainedStep(2, "init", "C", "c", "# c"),
-        ExplainedStep(3, "job", "D", "d", "# d", 0.001),
-        ExplainedStep(4, "job", "E", "e", "# e", 0.003),
+        ExplainedStep(3, "program", "D", "d", "# d", 0.001),
+        ExplainedStep(4, "program", "E", "e", "# e", 0.003),
     ]
     asked = []
     monkeypatch.setattr(explained, "rows", lambda *arguments: asked.append(arguments) or table)

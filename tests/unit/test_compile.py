@@ -212,9 +212,9 @@ def test_explained_text_and_times():
     table = explain.rows(plan, times, started=0)
     assert all(row.seconds == 1e-6 for row in table)
     text = explain.text(table)
-    assert text.startswith("keeper:") and "\ninit:" in text and "\njob:" in text and "µs" in text
+    assert text.startswith("keeper:") and "\ninit:" in text and "\nprogram:" in text and "µs" in text
     encoded = msgspec.json.decode(msgspec.json.encode(table))
-    assert encoded[0]["operation"] == plan.ops[0].name and encoded[-1]["actor"] == "job"
+    assert encoded[0]["operation"] == plan.ops[0].name and encoded[-1]["actor"] == "program"
 
 
 def test_explained_commands_are_quoted():

@@ -22,7 +22,7 @@ def plan(request) -> Plan:
     return compile_plan(CASES[request.param])
 
 
-def job_of(plan: Plan) -> list[Op]:
+def program_of(plan: Plan) -> list[Op]:
     return [op for op in plan.ops[names(plan).index("SPAWN") + 1 :] if op.name != "PDEATHSIG"]
 
 
@@ -30,9 +30,9 @@ def names(plan: Plan) -> list[str]:
     return [op.name for op in plan.ops]
 
 
-def test_the_job_section_is_the_sandboxs_own(plan):
+def test_the_program_section_is_the_sandboxs_own(plan):
     entered = compile_entry(plan, Entry(("true",)), has_cgroup=True)
-    assert job_of(entered) == [replace(op, x=0) if op.name == "SETSID" else op for op in job_of(plan)]
+    assert program_of(entered) == [replace(op, x=0) if op.name == "SETSID" else op for op in program_of(plan)]
     assert entered.command.envp == plan.command.envp
 
 
@@ -56,7 +56,7 @@ def test_another_user_has_her_ids_and_root_alone_has_capabilities(plan):
     kept = next(op.x for op in plan.ops if op.name == "BOUNDING")
     for uid, held in ((7, 0), (0, kept)):
         entered = compile_entry(plan, Entry(("true",), account=Account(uid, 8, (9,), "/home/x")), has_cgroup=True)
-        mine = {op.name: op for op in job_of(entered)}
+        mine = {op.name: op for op in program_of(entered)}
         assert (mine["SET_IDS"].x, mine["SET_IDS"].b) == (uid | 8 << 32, b"\t\0\0\0")
         assert (mine["CAPS"].x, mine["BOUNDING"].x) == (held, kept)
         assert dict(v.partition("=")[::2] for v in entered.command.envp)["HOME"] == "/home/x"
@@ -72,7 +72,7 @@ def test_variables_directory_time_and_program():
     assert compile_entry(plan, Entry(("x",), given=True), has_cgroup=False).command.candidates == ("",)
 
 
-def test_streams_of_somebody_else_come_when_it_is_the_jobs_process(plan):
+def test_streams_of_somebody_else_come_when_it_is_the_programs_process(plan):
     entered = names(compile_entry(plan, Entry(("true",), handed=True), has_cgroup=True))
     spawned = entered.index("SPAWN")
     assert entered[spawned + 1 : spawned + 3] == ["PDEATHSIG", "STREAMS"]

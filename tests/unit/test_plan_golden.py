@@ -68,7 +68,7 @@ def test_every_plan_can_be_explained(name):
     plan = compile_plan(CASES[name])
     table = rows(plan)
     assert len(table) == len(plan.ops) + 1 and all(row.words and row.shell for row in table)
-    assert [row.actor for row in table] == sorted((row.actor for row in table), key=["keeper", "init", "job"].index)
+    assert [row.actor for row in table] == sorted((row.actor for row in table), key=["keeper", "init", "program"].index)
 
 
 RARE = Plan(
@@ -141,15 +141,15 @@ def test_a_slot_is_filled_before_it_is_used(name):
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_rights_are_dropped_in_order(name):
-    """In the job: what needs a right, then the ids, the capabilities, no_new_privs, no leaked file, the filter; then the exec."""
+    """In the program: what needs a right, then the ids, the capabilities, no_new_privs, no leaked file, the filter; then the exec."""
     plan = compile_plan(CASES[name])
     names = [op.name for op in plan.ops]
-    job = names[names.index("SPAWN") + 1 :]
-    wanted = [word for word in ("BOUNDING", "SET_IDS", "CAPS", "NO_NEW_PRIVS", "SECCOMP") if word in job]
-    assert [word for word in job if word in wanted] == wanted
-    assert {"BOUNDING", "SET_IDS", "CAPS", "SIGNALS", "SETSID"} <= set(job)
+    program = names[names.index("SPAWN") + 1 :]
+    wanted = [word for word in ("BOUNDING", "SET_IDS", "CAPS", "NO_NEW_PRIVS", "SECCOMP") if word in program]
+    assert [word for word in program if word in wanted] == wanted
+    assert {"BOUNDING", "SET_IDS", "CAPS", "SIGNALS", "SETSID"} <= set(program)
     if "privileged" not in name:
-        assert "NO_NEW_PRIVS" in job and job[-1] == "SECCOMP"
+        assert "NO_NEW_PRIVS" in program and program[-1] == "SECCOMP"
     after = names[names.index("PIVOT") :]
     assert not set(after) & {"OPEN_TREE", "FSOPEN", "SETNS", "UNSHARE", "OVERLAY"}
 

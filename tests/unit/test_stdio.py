@@ -1,4 +1,4 @@
-"""The standard streams of a job: who has which end, what is closed when, and how bytes and text go through them."""
+"""The standard streams of a program: who has which end, what is closed when, and how bytes and text go through them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _nothing_stays_open():
 
 
 def test_pipes():
-    """The job's ends are closed when it has them; ours when we say so, or when somebody took them."""
+    """The program's ends are closed when it has them; ours when we say so, or when somebody took them."""
     made = Stdio(PIPE, PIPE, PIPE)
     for number, (ours, theirs) in enumerate(zip(made.ours, made.theirs, strict=True)):
         reads, writes = (theirs, ours) if number == 0 else (ours, theirs)

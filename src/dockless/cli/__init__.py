@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fill_standard_streams() -> None:
-    """Descriptors 0 to 2 that were closed become /dev/null: the next file we open would otherwise get such a number, and be the job's."""
+    """Descriptors 0 to 2 that were closed become /dev/null: a file that we open would otherwise get such a number, and be the program's."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd < 2:
         fd = os.dup(fd)

@@ -157,7 +157,9 @@ def _stop(box: Box, grace: float | None) -> None:
 
 def kill_options(parser: Parser) -> None:
     several(parser)
-    parser.add_argument("-s", "--signal", default="KILL", metavar="SIGNAL", help="KILL ends everything inside, any other goes to the job")
+    parser.add_argument(
+        "-s", "--signal", default="KILL", metavar="SIGNAL", help="KILL ends everything inside, any other goes to the program"
+    )
 
 
 def kill(options: Namespace) -> int:

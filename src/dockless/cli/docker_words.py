@@ -22,7 +22,7 @@ class Word(NamedTuple):
 
 NOT_YET = "dockless has no such thing yet"
 _NETWORKS = "there are no networks but the host's own and none (loopback alone)"
-_PORTS = "no ports are published; with the host's network the job listens there itself"
+_PORTS = "no ports are published; with the host's network the program listens there itself"
 _HEALTH = "not supported; the checks have --health-interval, --health-timeout, --health-retries and --health-start-period"
 _DETACH = Word(
     "to detach from a terminal, start the sandbox in the background with -t (run -dt) and attach", "attach --detach-keys ctrl-x NAME"

@@ -1,7 +1,7 @@
 """All that the command line prints: lines, tables, ages and JSON, for people and scripts. No colours, no libraries.
 
 What is printed is escaped here (``dockless.base.text.escaped``), whoever it came from: a name, a command or a registry's message is one
-line and drives no terminal. Only what a job itself wrote, and bytes that were asked for as they are, go past this module.
+line and drives no terminal. Only what a program in a sandbox wrote, and bytes that were asked for as they are, go past this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Waiting for a foreground sandbox while signals come in.
 
-The job has a session of its own, so a terminal's Ctrl-C reaches only us: the first one is passed on to the job as SIGINT, the second one
-kills everything inside. SIGTERM, SIGHUP and a few others are passed on. Whatever happens, leaving the ``with`` of the sandbox cleans up.
+The program has a session of its own, so a terminal's Ctrl-C reaches only us: the first one is passed on as SIGINT, the second one kills
+everything inside. SIGTERM, SIGHUP and a few others are passed on. Whatever happens, leaving the ``with`` of the sandbox cleans up.
 """
 
 from __future__ import annotations
