@@ -6,6 +6,7 @@ from __future__ import annotations
 from dockless.base.typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import base64 as base64
     import re as re
     import zlib as zlib
 else:
@@ -17,4 +18,4 @@ else:
         def __getattr__(self, name: str) -> object:
             return getattr(__import__(self._name), name)
 
-    re, zlib = _Later("re"), _Later("zlib")
+    base64, re, zlib = _Later("base64"), _Later("re"), _Later("zlib")

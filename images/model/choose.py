@@ -7,9 +7,9 @@ https://github.com/opencontainers/image-spec/blob/main/image-index.md
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 
+from dockless.base.later import base64
 from dockless.base.typing import Protocol
 from dockless.errors import BadDigest, BadImage, NotRunnable
 from dockless.images.model import digest, manifest, platforms

@@ -8,6 +8,8 @@ https://github.com/opencontainers/image-spec/blob/main/descriptor.md#digests
 
 from __future__ import annotations
 
+import sys
+
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest
@@ -15,6 +17,8 @@ from dockless.errors import BadDigest
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+_own_left = 64 << 10
+"""Bytes that are hashed without ``hashlib``: it loads OpenSSL, which is ten times as fast and takes 4 ms to load."""
 _HEX_LENGTH = {"sha256": 64, "sha512": 128}
 _HEX = frozenset("0123456789abcdef")
 
@@ -31,9 +35,7 @@ class Digest:
 
     def hasher(self) -> _Hash:
         """A fresh hash object of this digest's algorithm."""
-        import hashlib
-
-        return hashlib.new(self.algorithm, usedforsecurity=True)
+        return _new(self.algorithm)
 
 
 def parse(text: object, what: str = "digest") -> Digest:
@@ -51,9 +53,27 @@ def parse(text: object, what: str = "digest") -> Digest:
 
 def of(data: bytes, algorithm: str = "sha256") -> Digest:
     """The digest of ``data``."""
+    own = _own_sha256(data) if algorithm == "sha256" else None
+    return Digest(algorithm, own or _new(algorithm, data).hexdigest())
+
+
+def _new(algorithm: str, data: bytes = b"") -> _Hash:
     import hashlib
 
-    return Digest(algorithm, hashlib.new(algorithm, data).hexdigest())
+    return hashlib.new(algorithm, data)
+
+
+def _own_sha256(data: bytes) -> str | None:
+    """By Python's own function, for the few documents that a start has to check; None once there was more to hash."""
+    global _own_left
+    _own_left -= len(data)
+    if _own_left < 0:
+        return None
+    try:
+        own = __import__("_sha2" if sys.version_info >= (3, 12) else "_sha256")
+    except ImportError:  # an interpreter that was built without it
+        return None
+    return str(own.sha256(data).hexdigest())
 
 
 def check(data: bytes, expected: Digest, what: str) -> None:

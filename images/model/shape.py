@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 
 from dockless.base.dataclass import dataclass
+from dockless.base.later import base64
 from dockless.base.typing import Any
 
 _SIZE_MAX = (1 << 63) - 1
@@ -38,8 +39,6 @@ Shape = Kind | Map | list["Shape"] | dict[str, "Shape"]
 
 
 def _is_base64(value: Any) -> bool:
-    import base64
-
     try:
         return isinstance(value, str) and base64.b64decode(value, validate=True) is not None
     except ValueError:

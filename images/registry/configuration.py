@@ -11,6 +11,7 @@ are errors, while keys that are not known are collected as warnings (a newer pod
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,18 +183,68 @@ def _files(env: Mapping[str, str], system: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib
-
     try:
         with path.open("rb") as file:
             data = file.read(FILE_MAX + 1)
         if len(data) > FILE_MAX:
             raise _bad(path, f"larger than {FILE_MAX} bytes")
-        return tomllib.loads(data.decode())
+        text = data.decode()
+        document = simple_toml(text)
+        if document is None:
+            import tomllib
+
+            document = tomllib.loads(text)
+        return document
     except OSError as error:
         raise _bad(path, error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
         raise _bad(path, f"not TOML: {error}") from None
+
+
+def simple_toml(text: str) -> dict[str, Any] | None:
+    """What ``tomllib.loads`` makes of it; None unless each line is a comment, ``[name]``, ``[[name]]``, or a key with a string, a boolean
+    or a list of strings. Nearly every registries.conf is that simple, and importing ``tomllib`` takes longer than asking a registry."""
+    document: dict[str, Any] = {}
+    table = document
+    lists: dict[str, list[dict[str, Any]]] = {}
+    for line in text.replace("\r\n", "\n").split("\n"):
+        line = line.strip(" \t")
+        if not line.isprintable() or "\\" in line:
+            return None
+        if not line or line[0] == "#":
+            continue
+        if line[0] == "[":
+            name = line.strip("[]")
+            if not _is_bare(name) or line not in (f"[{name}]", f"[[{name}]]"):
+                return None
+            if name in document and (name not in lists or line[1] != "["):
+                return None
+            table = {}
+            if line[1] != "[":
+                document[name] = table
+            else:
+                document[name] = lists.setdefault(name, [])
+                lists[name].append(table)
+            continue
+        key, _, written = line.partition("=")
+        key = key.rstrip()
+        if key[:1] == '"' and key.count('"') == 2 and key[-1] == '"':
+            key = key[1:-1]
+        elif not _is_bare(key):
+            return None
+        try:
+            value = json.loads(written)
+        except (ValueError, RecursionError):
+            return None
+        strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if key in table or not (strings or isinstance(value, str | bool)):
+            return None
+        table[key] = value
+    return document
+
+
+def _is_bare(key: str) -> bool:
+    return key.isascii() and key.replace("-", "").replace("_", "").isalnum()
 
 
 def _merge(below: Configuration, path: Path, document: dict[str, Any]) -> Configuration:

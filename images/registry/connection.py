@@ -13,11 +13,11 @@ import select
 import socket
 import threading
 import weakref
-from base64 import b64encode
 from collections.abc import Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from dockless.base.dataclass import dataclass
+from dockless.base.later import base64
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import UnsafeRequest
 from dockless.images.registry.addresses import AddressGuard, address
@@ -39,6 +39,9 @@ HEAD_MAX = 256 << 10
 POOL_SIZE = 32
 """Connections to one host that are kept; more may be open."""
 _ADDRESSES_MAX = 8
+_HELLO = bytes.fromhex("16 0301 0031  01 00002d  0303") + b"\r\n" * 16 + bytes.fromhex("00  0006 1301 c02f 00ff  01 00")
+"""A TLS ClientHello (RFC 8446, 4.1.2), for any three cipher suites. Its random bytes are ends of lines, so that a server of HTTP need not
+wait for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,10 @@ class Network:
             else:
                 sock = _dial(way.host, way.port, self._guard, seconds)
                 self._open.add(sock)
+                if probe and way.scheme == "https":
+                    _check_for_tls(sock, way)
+                    sock = _dial(way.host, way.port, self._guard, seconds)
+                    self._open.add(sock)
                 if way.scheme == "https":
                     sock = self._encrypted(sock, way, probe)
         own = beneath(sock)
@@ -227,6 +234,15 @@ def _wrapped(context: SSLContext, sock: Any, host: str, who: str) -> Any:
         raise Untrusted(who, error.verify_message or str(error)) from None
 
 
+def _check_for_tls(sock: socket.socket, way: _Way) -> None:
+    """``NotTls`` where the server answers the beginning of TLS in HTTP: then ``ssl`` need not be imported, which takes longer than asking a
+    registry. Any other answer says nothing. The connection is of no use afterwards."""
+    with sock, contextlib.suppress(OSError, TooSlow):
+        sock.sendall(_HELLO)
+        if sock.recv(5) == b"HTTP/":
+            raise NotTls(f"{way.netloc} answers in HTTP", sure=True)
+
+
 def _port(parts: SplitResult) -> int:
     return parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -236,7 +252,7 @@ def _proxy_login(proxy: str) -> dict[str, str]:
     if not parts.username:
         return {}
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Proxy-Authorization": "Basic " + b64encode(login.encode()).decode()}
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
 
 
 def beneath(sock: Any) -> Any:

@@ -11,13 +11,13 @@ A file that is there and cannot be read is an error: going on as nobody would en
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dockless.base.dataclass import dataclass, field
+from dockless.base.later import base64
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import RegistryError
 from dockless.images.registry import helpers

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import queue
 import socket
 import threading
 import time
@@ -79,26 +78,38 @@ def check() -> None:
 def look_up(host: str, port: int | None) -> list[Any]:
     """getaddrinfo(3), for TCP, in the time that is left: ``TooSlow``.
 
-    Nothing interrupts it, so it runs in a thread of its own. Where it does not answer, that is left behind until the resolver gives up by
-    itself: resolv.conf(5), ``timeout`` and ``attempts``."""
-    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    Nothing interrupts it, so a name is asked for in a thread of its own. Where there is no answer, that is left behind until the resolver
+    gives up by itself: resolv.conf(5), ``timeout`` and ``attempts``."""
+    answer: list[Any] = []
 
     def ask() -> None:
         try:
-            answer.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            # As bytes: for a text, Python imports the encoding of names that are not ASCII.
+            answer.append(socket.getaddrinfo(host.encode() if host.isascii() else host, port, type=socket.SOCK_STREAM))
         except Exception as error:
-            answer.put(error)
+            answer.append(error)
 
     check()
+    if _is_address(host):
+        return list(socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM))
     seconds = min(RESOLVING, remaining())
-    threading.Thread(target=ask, name="dockless-resolve", daemon=True).start()
-    try:
-        found = answer.get(timeout=max(0.0, seconds))
-    except queue.Empty:
-        raise TooSlow(f"the resolver has not answered for {host} within {seconds:.3g} s") from None
-    if isinstance(found, Exception):
-        raise found
-    return list(found)
+    thread = threading.Thread(target=ask, name="dockless-resolve", daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if not answer:
+        raise TooSlow(f"the resolver has not answered for {host} within {seconds:.3g} s")
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return list(answer[0])
+
+
+def _is_address(host: str) -> bool:
+    """Whether no resolver needs to be asked."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, UnicodeError, ValueError):
+            socket.inet_pton(family, host)
+            return True
+    return False
 
 
 class Rate:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
+from dockless.base.later import zlib
 from dockless.base.typing import Any
 from dockless.errors import RegistryError, RegistryUnavailable
 from dockless.images.registry.errors import printable

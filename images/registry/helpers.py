@@ -13,10 +13,10 @@ import contextlib
 import json
 import os
 import re
-import signal
 import time
 from collections.abc import Mapping
 
+from dockless.base import signal
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError
 from dockless.images.registry.errors import printable

@@ -7,7 +7,6 @@ credential helper for the registry, the helper keeps the secret. Docker's own fi
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dockless.base.dataclass import dataclass
+from dockless.base.later import base64
 from dockless.base.typing import Any
 from dockless.errors import BadInput, NotFound, RegistryError
 from dockless.images.files import write_atomic

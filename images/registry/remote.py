@@ -9,7 +9,6 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -161,6 +160,8 @@ class RemoteRepository:
                 try:
                     return ask()
                 except RegistryUnavailable as error:
+                    import random
+
                     wait = _WAIT * 2**at * random.uniform(0.5, 1.5)
                     if error.status != 200 or wait >= remaining():
                         raise  # the transport has already asked often enough, or long enough

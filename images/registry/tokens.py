@@ -9,7 +9,6 @@ https://distribution.github.io/distribution/spec/auth/token/ and …/spec/auth/o
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 import time
@@ -17,13 +16,14 @@ from collections.abc import Callable
 from urllib.parse import urlencode, urlsplit
 
 from dockless.base.dataclass import dataclass
+from dockless.base.later import base64
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError, Unauthorized, UnsafeRequest
-from dockless.images.registry.challenge import Challenge, supported
 from dockless.images.registry.endpoint import Scope
 from dockless.images.registry.errors import printable
 
 if TYPE_CHECKING:
+    from dockless.images.registry.challenge import Challenge
     from dockless.images.registry.credentials import Login
 
 LIFE_DEFAULT = 60.0
@@ -77,11 +77,15 @@ class Authenticator:
 
     def learn(self, challenges: tuple[Challenge, ...]) -> None:
         """A challenge to a request that needed no answer."""
+        from dockless.images.registry.challenge import supported
+
         with self._lock:
             self._challenge = self._challenge or supported(challenges)
 
     def answer(self, challenges: tuple[Challenge, ...], scopes: tuple[Scope, ...], rejected: str | None) -> str:
         """The header for a second try, after the registry refused ``rejected``; ``Unauthorized`` where there is nothing better to offer."""
+        from dockless.images.registry.challenge import supported
+
         challenge = supported(challenges)
         if challenge is None:
             schemes = ", ".join(printable(one.scheme, 40) for one in challenges) or "none"

@@ -32,7 +32,6 @@ from dockless.errors import RegistryError, RegistryUnavailable, UnsafeRequest
 from dockless.images.registry import errors, retrying
 from dockless.images.registry.addresses import AddressGuard
 from dockless.images.registry.certificates import Certificates, places
-from dockless.images.registry.challenge import parse as parse_challenges
 from dockless.images.registry.connection import Network, NoSuchHost, NotConnected, NotTls, Timeouts, Untrusted
 from dockless.images.registry.deadline import TooSlow, within
 from dockless.images.registry.endpoint import HUB, HUB_HOST, Endpoint, Scope
@@ -44,6 +43,7 @@ from dockless.images.registry.retrying import Patience
 from dockless.images.registry.tokens import ANSWER_MAX, Authenticator, check_realm
 
 if TYPE_CHECKING:
+    from dockless.images.registry.challenge import Challenge
     from dockless.images.registry.credentials import Credentials, Login
 
 __all__ = ["Endpoint", "Registry", "Response", "Scope", "Timeouts"]
@@ -154,7 +154,7 @@ class Registry:
             raw = self._send(method, url, fields, sent, patience, what)
             if own and again and sent.rewind_possible and _wants_login(raw):
                 again = False
-                challenges = parse_challenges(raw.headers.getlist("WWW-Authenticate"))
+                challenges = _challenges(raw)
                 self._rest(raw)
                 authorization = self._authenticator.answer(challenges, scopes, authorization)
                 continue
@@ -194,7 +194,7 @@ class Registry:
                     # It speaks TLS. Whether its certificate is to be trusted is asked again, with all CAs at hand.
                 else:
                     if raw.status == 401:
-                        self._authenticator.learn(parse_challenges(raw.headers.getlist("WWW-Authenticate")))
+                        self._authenticator.learn(_challenges(raw))
                     self._rest(raw)
                 self._scheme = scheme
                 break
@@ -334,8 +334,13 @@ def _wants_login(raw: Answer) -> bool:
         return True
     if raw.status != 403:
         return False
-    challenges = parse_challenges(raw.headers.getlist("WWW-Authenticate"))
-    return any(challenge.get("error") == "insufficient_scope" for challenge in challenges)
+    return any(challenge.get("error") == "insufficient_scope" for challenge in _challenges(raw))
+
+
+def _challenges(raw: Answer) -> tuple[Challenge, ...]:
+    from dockless.images.registry.challenge import parse
+
+    return parse(raw.headers.getlist("WWW-Authenticate"))
 
 
 def _origin(parts: SplitResult) -> Origin:

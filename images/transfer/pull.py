@@ -22,40 +22,30 @@ run here anyway.
 from __future__ import annotations
 
 import contextlib
-import io
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest, BadImage, NotFound, NotRunnable, RegistryError, RegistryUnavailable, UnknownImage
-from dockless.images.archive.discover import Candidate, config_document
-from dockless.images.archive.ingest import ingest
 from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
-from dockless.images.catalog.reserving import reserved
 from dockless.images.files import explained
-from dockless.images.layers.pipeline import LayerSource
 from dockless.images.model import choose, digest, manifest, platforms
-from dockless.images.model.config import ConfigDocument
 from dockless.images.model.digest import Digest
 from dockless.images.model.manifest import Descriptor, Index, Manifest
 from dockless.images.model.platforms import Platform
 from dockless.images.model.reference import Reference
 from dockless.images.progress import Progress
 from dockless.images.registry.remote import ReceivedManifest, RemoteRepository, first_of
-from dockless.images.transfer.fetch import Fetcher, spool_path
 from dockless.images.transfer.pull_policy import PullPolicy
-from dockless.images.transfer.transfer import Pace
 
 if TYPE_CHECKING:
     from dockless.images.registry.configuration import Configuration
     from dockless.images.registry.credentials import Credentials
     from dockless.images.registry.transport import Timeouts
+    from dockless.images.transfer.transfer import Pace
 
-_TELL_BYTES = 1 << 20
-_TELL_SECONDS = 0.1
 _MIRROR = 60.0
 """Seconds that a mirror has for an answer, once in a pull: then the next one is asked."""
 
@@ -198,7 +188,7 @@ class _Pull:
         own = digest.of(document.raw)  # the store's name for it, whatever algorithm it was asked for by
         found = self._in_store(own)
         if found is None:
-            found = self._bring(document, parsed)
+            found = self._receive(document, parsed)
         self._remember(own)
         return self._retag(found)
 
@@ -245,7 +235,7 @@ class _Pull:
             return image
         if self._store.read_index()["tags"].get(self._tag) != image.digest:
             self._store.register({}, {self._tag: image.digest})
-        return self._store.image(image.digest, self._tag)
+        return replace(image, reference=self._tag)
 
     def _remember(self, name: Digest) -> None:
         """Where the image came from (push mounts its blobs there) and the indexes that led to it (they are names of it as well)."""
@@ -312,9 +302,10 @@ class _Pull:
             return raw
         return first_of(self._remotes, lambda remote: remote.blob(entry))[1]
 
-    # -- layers ----------------------------------------------------------------------------------------------------------------------
+    def _receive(self, document: ReceivedManifest, parsed: Manifest) -> Image:
+        from dockless.images.archive.discover import config_document
+        from dockless.images.transfer.receiving import Receiving
 
-    def _bring(self, document: ReceivedManifest, parsed: Manifest) -> Image:
         config_raw = self._config(parsed.config)
         configured = config_document(config_raw, self.what, len(parsed.layers))
         if self._explicit and platforms.rank(configured.platform, self._at) is None:
@@ -323,102 +314,15 @@ class _Pull:
                 subject=self.what,
                 hint="the registry has it for this platform only",
             )
-        names = (self._tag,) if self._tag is not None else ()
-        doubted: dict[Digest, set[int]] = {}
-        retried: set[Digest] = set()
-        while True:
-            fetcher = Fetcher(self._store, self._remotes, pace=self._pace, doubted=doubted)
-            try:
-                # Room first: to make some, images may have to go, and while the store is in use none does.
-                unpacked = self._unpacked(parsed, configured)
-                lacking = self._lacking(layer for layer, there in zip(parsed.layers, unpacked, strict=True) if not there)
-                with reserved(self._store, lacking, self.what), self._store.using():
-                    layers = tuple(
-                        self._layer(layer, at, len(unpacked), fetcher, there)
-                        for at, (layer, there) in enumerate(zip(parsed.layers, unpacked, strict=True), 1)
-                    )
-                    candidate = Candidate(names, document.raw, config_raw, configured, layers, self.what)
-                    image, *_ = ingest(self._store, [candidate], None, self._progress)
-                    for name, raw in self._indexes.items():
-                        self._store.put_blob(raw, name)
-                    return image
-            except BadDigest as error:
-                if not self._worth_another_try(error, fetcher, doubted, retried):
-                    raise
-            finally:
-                fetcher.close()
-
-    def _worth_another_try(self, error: BadDigest, fetcher: Fetcher, doubted: dict[Digest, set[int]], retried: set[Digest]) -> bool:
-        """Wrong bytes: torn ones that lay here since a crash, or a mirror's. The registry itself is not asked twice."""
-        try:
-            name = digest.parse(error.subject)
-        except BadDigest:
-            return False
-        download = fetcher.get(name)
-        if download is None:
-            return self._was_damaged(name)
-        wrong = download.sources - {len(self._remotes) - 1}
-        if wrong:
-            doubted.setdefault(download.digest, set()).update(wrong)
-            return True
-        if download.inherited and download.digest not in retried:
-            retried.add(download.digest)
-            return True
-        return False
-
-    def _was_damaged(self, name: Digest) -> bool:
-        """The store's own blob is not what its name says any more: it goes. (Where a manifest lies about a sound one, it stays.)"""
-        if not self._store.has_blob(name):
-            return False
-        with contextlib.suppress(BadImage):
-            hasher = name.hasher()
-            with self._store.open_blob(name) as stream:
-                while piece := stream.read(1 << 20):
-                    hasher.update(piece)
-            if hasher.hexdigest() == name.hex:
-                return False
-        self._store.blob_path(name).unlink(missing_ok=True)
-        return True
-
-    def _unpacked(self, parsed: Manifest, configured: ConfigDocument) -> list[bool]:
-        """Which layers the store has, having once seen that this very blob becomes them: the blob itself is not needed to run them."""
-        places = zip(parsed.layers, configured.diff_ids, digest.chain(configured.diff_ids), strict=True)
-        return [
-            self._store.verified(layer.digest) == diff_id and self._store.layer(chain_id, diff_id) is not None
-            for layer, diff_id, chain_id in places
-        ]
-
-    def _lacking(self, layers: Iterable[Descriptor]) -> int:
-        """Bytes to download, of the manifest's own word."""
-        return sum({layer.digest: layer.size for layer in layers if not self._store.has_blob(layer.digest)}.values())
-
-    def _layer(self, layer: Descriptor, at: int, count: int, fetcher: Fetcher, unpacked: bool) -> LayerSource:
-        what = f"{self.what}: layer {layer.digest}"
-        data = choose.inline(layer, what)
-        if data is not None:
-            held = data
-            return LayerSource(lambda: io.BytesIO(held), layer.digest, layer.size, what)
-        if self._store.has_blob(layer.digest):
-            return LayerSource(lambda: self._store.open_blob(layer.digest), layer.digest, layer.size, what)
-        report, spool = self._report(layer, at, count), spool_path(self._store, layer)
-        if unpacked:
-            return LayerSource(lambda: fetcher.add(layer, what, report).open(), layer.digest, layer.size, what, spool)
-        download = fetcher.add(layer, what, report)
-        return LayerSource(download.open, layer.digest, layer.size, what, spool, download.cancel)
-
-    def _report(self, layer: Descriptor, at: int, count: int) -> Callable[[int, int], None] | None:
-        tell = self._progress
-        if tell is None:
-            return None
-        last = [-_TELL_BYTES, 0.0]
-
-        def report(done: int, total: int) -> None:
-            now = time.monotonic()
-            if done >= total or done - last[0] >= _TELL_BYTES or now - last[1] >= _TELL_SECONDS:
-                last[:] = done, now
-                tell(Progress(self.what, at, count, str(layer.digest), done, total, "downloading"))
-
-        return report
+        receiving = Receiving(self._store, self._remotes, self.what, self._progress, self._pace)
+        return receiving.image(
+            (self._tag,) if self._tag is not None else (),
+            parsed,
+            configured,
+            manifest=document.raw,
+            config=config_raw,
+            indexes=self._indexes.items(),
+        )
 
 
 class _Holding:

@@ -42,7 +42,7 @@ def on_the_internet(monkeypatch):
     names = {"inside.test": ["127.0.0.2"], "both.test": ["127.0.0.2", "10.255.255.1"], "metadata.test": ["169.254.169.254"]}
 
     def resolved(host, port, *args, **options):
-        return [entry for where in names.get(host, [host]) for entry in resolve(where, port, *args, **options)]
+        return [entry for where in names.get(host.decode(), [host]) for entry in resolve(where, port, *args, **options)]
 
     monkeypatch.setattr(addresses, "classify", lambda where: addresses.PUBLIC if where == REGISTRY else real(where))
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
@@ -129,7 +129,7 @@ def test_a_name_is_looked_up_once_for_each_connection(on_the_internet, monkeypat
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *args, **options: asked.append(host) or resolve(host, *args, **options))
     with ScriptedHttp(lambda _: answer(200, b"ok")) as server:
         assert fetch(client(server)) == b"ok"
-        assert server.connections == 1 and asked == ["127.0.0.1"]
+        assert server.connections == 1 and asked == [b"127.0.0.1"]
 
 
 def test_a_name_with_an_address_outside_and_one_inside(on_the_internet, victim):

@@ -414,6 +414,24 @@ def test_progress(registry, image):
 # -- real registries -----------------------------------------------------------------------------------------------------------------
 
 
+SLOW = "ssl hashlib tomllib typing signal base64 subprocess shutil queue encodings.idna dockless.native dockless.images.layers.pipeline"
+
+
+@requires("program:docker-registry")
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_what_is_there_already_costs_few_imports(tmp_path, image, verb):
+    """Most of the time that it took was once theirs."""
+    with docker_registry(tmp_path) as registry:
+        name = f"{registry.netloc}/app:1"
+        Store().tag("app:1", name)
+        send(registry, "app:1")
+        program = f"import sys\nfrom dockless.cli import main\nassert main([{verb!r}, '-q', {name!r}]) == 0\nprint(*sys.modules)"
+        done = subprocess.run([sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True)
+    said, modules = done.stdout.splitlines()
+    assert said == (Store().get(name).digest if verb == "push" else name)
+    assert sorted(set(SLOW.split()) & set(modules.split())) == []
+
+
 @requires("program:docker-registry")
 @paces
 def test_there_and_back(tmp_path, image, pace):

@@ -104,7 +104,8 @@ def test_behind_a_proxy_names_are_judged_as_far_as_we_can(monkeypatch):
     guard = AddressGuard("r.test")
     known = {"inside.test": "10.0.0.1", "outside.test": "8.8.8.8", "2130706433": "127.0.0.1"}
 
-    def resolve(host, *_args, **_options):
+    def resolve(name, *_args, **_options):
+        host = name.decode()
         if host not in known:
             raise socket.gaierror(-2, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], 0))]

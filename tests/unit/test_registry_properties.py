@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dockless.errors import DocklessError
 from dockless.images.model.reference import parse as parse_reference
-from dockless.images.registry.configuration import Configuration, _check_conflicts, _merge, endpoints, short_names
+from dockless.images.registry.configuration import Configuration, _check_conflicts, _merge, endpoints, short_names, simple_toml
 from dockless.images.registry.credentials import Credentials, normal
 from dockless.images.registry.endpoint import Endpoint, split_port
 from dockless.images.registry.errors import refusal
@@ -55,6 +56,84 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )
+
+
+PIECES = st.sampled_from(
+    [
+        "[",
+        "]",
+        "[[",
+        "]]",
+        "a",
+        "b",
+        "registry",
+        "aliases",
+        " ",
+        "\t",
+        "\r",
+        "\n",
+        "=",
+        '"',
+        "'",
+        '"x"',
+        "true",
+        "1",
+        ",",
+        "#",
+        ".",
+        "\\",
+        "\x7f",
+        "é",
+        "{",
+        "}",
+    ]
+)
+LINES = st.sampled_from(
+    [
+        "# é",
+        "",
+        "  ",
+        "a=true",
+        "b = false ",
+        'a = "x#"',
+        '"a.b" = "x/y"',
+        'c = ["x", "y"]',
+        "c = []",
+        "[a]",
+        "[d]",
+        "[[a]]",
+        "[[d]]",
+        "[[c]]",
+        "a = 1",
+        "\t[a]",
+    ]
+)
+TOML = st.lists(LINES | st.lists(PIECES, max_size=8).map("".join), max_size=8).flatmap(
+    lambda lines: st.sampled_from(["\n", "\r\n", "\r"]).map(lambda end: end.join(lines))
+)
+
+
+@given(TOML)
+@example("[[c]]\na = true\n[[c]]\na = false")
+@example("c = []\n[[c]]")
+@example("[a]\na = true\n[[a]]")
+def test_a_simple_file_says_what_it_says_as_toml(text):
+    found = simple_toml(text)
+    assert found is None or found == tomllib.loads(text)
+
+
+def test_what_distributions_install_is_simple():
+    text = """# a comment
+unqualified-search-registries = ["docker.io"]
+
+[[registry]]
+location = "r.test"
+insecure = true
+
+[aliases]
+  "almalinux" = "docker.io/library/almalinux"
+"""
+    assert simple_toml(text) == tomllib.loads(text)
 
 
 @given(DOCUMENT)
