@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from functools import partial
 from types import TracebackType
 
 from dockless import _attaching
 from dockless._loop import checkpoint, in_thread, pause, readable, unless_cancelled, writable
+from dockless._opening import Opening
 from dockless.base.checks import checked
-from dockless.base.typing import TYPE_CHECKING, Any, TypeVar
+from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.base.waits import Pause
 
 if TYPE_CHECKING:
@@ -85,29 +86,28 @@ class Attachment:
         self.detach()
 
 
-class Attaching:
-    """What ``attach`` gives, to be awaited or for ``async with``. Who is cancelled meanwhile holds nothing."""
+def attaching(attach: Callable[[], _attaching.Attachment]) -> Opening[Attachment]:
+    """What ``attach`` gives."""
 
-    def __init__(self, attach: Callable[[], _attaching.Attachment]) -> None:
-        self._attach = attach
-        self._made: Attachment | None = None
+    async def detach(made: _attaching.Attachment) -> None:
+        made.detach()
 
-    def __await__(self) -> Generator[Any, None, Attachment]:
-        return self._open().__await__()
+    async def opening() -> Attachment:
+        return Attachment(await unless_cancelled(attach, detach))
 
-    async def _open(self) -> Attachment:
-        async def detach(made: _attaching.Attachment) -> None:
-            made.detach()
+    return Opening(opening())
 
-        return Attachment(await unless_cancelled(self._attach, detach))
 
-    async def __aenter__(self) -> Attachment:
-        self._made = await self
-        return self._made
+def opening_stdin(opening: Callable[[], int]) -> Opening[Stdin]:
+    """The descriptor that ``opening`` gives."""
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._made is not None:
-            self._made.detach()
+    async def close(fd: int) -> None:
+        os.close(fd)
+
+    async def opened() -> Stdin:
+        return Stdin(await unless_cancelled(opening, close))
+
+    return Opening(opened())
 
 
 class Stdin:

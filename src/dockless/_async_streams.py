@@ -19,6 +19,8 @@ _CHUNK = 1 << 16
 
 async def ended(end: Ending, pumps: Sequence[Reader | PipeWriter] = (), timeout: float | None = None) -> bool:
     """Move bytes until everything inside is dead. False if ``timeout`` seconds passed before that."""
+    if end.poll() is not None:  # its descriptor may be closed by now
+        return True
     deadline = None if timeout is None else time.monotonic() + timeout
     moving = Exchange(end, pumps)
     try:

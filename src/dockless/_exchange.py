@@ -281,6 +281,8 @@ def exchange(end: Ending, pumps: Iterable[Reader | PipeWriter], timeout: float |
             end.wait(timeout)
             return True
         return False
+    if end.poll() is not None:  # its descriptor may be closed by now
+        return True
     deadline = None if timeout is None else time.monotonic() + timeout
     moving = Exchange(end, pumps)
     try:

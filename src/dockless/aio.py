@@ -19,7 +19,6 @@ is cancelled ends what it started: nothing is left when the cancellation arrives
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,11 +28,12 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec
 
 from dockless import _box, _call, _committing, _events, _executing, _finding, _submitting
-from dockless._async_attaching import Attaching, Attachment, Stdin, stepped
+from dockless._async_attaching import Attachment, Stdin, attaching, opening_stdin, stepped
 from dockless._async_streams import AsyncInput, AsyncOutput, AsyncStreams
 from dockless._call import box_for, result_from
 from dockless._executing import RunningCommand, Size, captured
 from dockless._loop import in_thread, pause, readable, unless_cancelled
+from dockless._opening import Opening
 from dockless._stdio import Stdio
 from dockless._streams import S, StreamSettings
 from dockless.base.checks import checked
@@ -173,12 +173,12 @@ class Enterable:
         return result
 
     @overload
-    async def spawn(self, *argv: Argument, tty: bool = False, size: Size = None, **options: Unpack[TextExec]) -> Execution[str]: ...
+    def spawn(self, *argv: Argument, tty: bool = False, size: Size = None, **options: Unpack[TextExec]) -> Opening[Execution[str]]: ...
     @overload
-    async def spawn(self, *argv: Argument, tty: bool = False, size: Size = None, **options: Unpack[BytesExec]) -> Execution[bytes]: ...
-    async def spawn(self, *argv: Argument, **options: Any) -> Execution[Any]:
-        """Start a command and go on: a handle with streams, for ``async with``."""
-        return await self._spawn(argv, options)
+    def spawn(self, *argv: Argument, tty: bool = False, size: Size = None, **options: Unpack[BytesExec]) -> Opening[Execution[bytes]]: ...
+    def spawn(self, *argv: Argument, **options: Any) -> Opening[Execution[Any]]:
+        """Start a command and go on: a handle with streams, to be awaited, or for ``async with``, which ends it."""
+        return Opening(self._spawn(argv, options))
 
     async def _spawn(self, argv: tuple[Argument, ...], options: dict[str, Any]) -> Execution[Any]:
         return await unless_cancelled(partial(self._entered._spawn, Execution, *argv, **options), Execution.close)
@@ -214,9 +214,14 @@ class Sandbox(Enterable, Generic[S]):
         return made
 
     @classmethod
-    async def open(cls, id: str) -> Sandbox[bytes]:
-        """A sandbox of this user by its id, detached or of another program, running or ended. ``SandboxGone``, ``BadInput``"""
-        return Sandbox.of(await in_thread(partial(_box.Sandbox.open, id)))
+    def open(cls, id: str) -> Opening[Sandbox[bytes]]:
+        """A sandbox of this user by its id, detached or of another program, running or ended: to be awaited, or for ``async with``, which
+        lets go of it. ``SandboxGone``, ``BadInput``"""
+
+        async def opening() -> Sandbox[bytes]:
+            return Sandbox.of(await in_thread(partial(_box.Sandbox.open, id)))
+
+        return Opening(opening())
 
     # -- async with
 
@@ -390,17 +395,13 @@ class Sandbox(Enterable, Generic[S]):
     inspect = _method(_box.Sandbox.inspect)
     snapshot = _method(_box.Sandbox.snapshot)
 
-    def attach(self) -> Attaching:
+    def attach(self) -> Opening[Attachment]:
         """As that of ``dockless.Sandbox``: to be awaited, or for ``async with``."""
-        return Attaching(self.box.attach)
+        return attaching(self.box.attach)
 
-    async def open_stdin(self) -> Stdin:
-        """As that of ``dockless.Sandbox``, for ``async with``."""
-
-        async def close(fd: int) -> None:
-            os.close(fd)
-
-        return Stdin(await unless_cancelled(self.box._found.stdin, close))
+    def open_stdin(self) -> Opening[Stdin]:
+        """As that of ``dockless.Sandbox``: to be awaited, or for ``async with``."""
+        return opening_stdin(self.box._found.stdin)
 
     async def logs(self, *, follow: bool = False) -> AsyncIterator[Row]:
         """What a detached one wrote; with ``follow`` until it has ended. ``Unsupported``"""
@@ -447,12 +448,13 @@ arun = run
 """Its name in ``dockless``."""
 
 
-def _found(start: Callable[P, _box.Sandbox[bytes]]) -> Callable[P, Coroutine[Any, Any, Sandbox[bytes]]]:
-    """A function that gives a handle, to be awaited. Who is cancelled meanwhile leaves no sandbox that nobody has a handle of."""
+def _found(start: Callable[P, _box.Sandbox[bytes]]) -> Callable[P, Opening[Sandbox[bytes]]]:
+    """A function that gives a handle, to be awaited, or for ``async with``, which lets go of it. Who is cancelled meanwhile leaves no
+    sandbox that nobody has a handle of."""
 
     @wraps(start)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> Sandbox[bytes]:
-        return await unless_cancelled(lambda: Sandbox.of(start(*args, **kwargs)), partial(Sandbox.rm, force=True))
+    def call(*args: P.args, **kwargs: P.kwargs) -> Opening[Sandbox[bytes]]:
+        return Opening(unless_cancelled(lambda: Sandbox.of(start(*args, **kwargs)), partial(Sandbox.rm, force=True)))
 
     return call
 
@@ -571,9 +573,9 @@ class Submitted(Enterable):
             async for line in lines:
                 yield line
 
-    def attach(self) -> Attaching:
+    def attach(self) -> Opening[Attachment]:
         """As that of ``dockless.Submitted``: to be awaited, or for ``async with``."""
-        return Attaching(self.job.attach)
+        return attaching(self.job.attach)
 
 
 async def _asked(begin: Callable[[Client], Iterator[T | Pause]]) -> AsyncGenerator[T, None]:

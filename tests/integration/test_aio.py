@@ -195,6 +195,50 @@ def test_a_handle_of_one_that_goes_on(loop):
     loop(main)
 
 
+def test_what_is_opened_is_awaited_or_for_async_with(loop):
+    """``async with`` ends what is ours to end, lets go of what is not, and each is a coroutine that a task can be made of."""
+
+    async def main():
+        async with aio.start(["cat"], interactive=True, id="held") as box, aio.Sandbox.open("held") as found:
+            assert box.state == found.state == "running"
+            async with box.spawn("cat", stdin=PIPE, stdout=PIPE) as cat:
+                assert await cat.communicate(b"x") == (b"x", None)
+            async with box.spawn("sleep", "300", stdin=DEVNULL) as sleep:
+                assert sleep.poll() is None
+            assert (await sleep).signal == signal.SIGKILL, "leaving has ended it"
+            with pytest.raises(ZeroDivisionError):
+                async with box.spawn("sleep", "300", stdin=DEVNULL) as second:
+                    raise ZeroDivisionError
+            assert (await second).signal == signal.SIGKILL and await second.communicate() == (None, None)
+            async with await box.spawn("sleep", "300", stdin=DEVNULL) as awaited, box.open_stdin() as stdin:
+                await stdin.write(b"into cat")
+                assert awaited.poll() is None
+            with pytest.raises(CommandNotFound):
+                async with box.spawn("no-such-program"):
+                    raise AssertionError("it was not opened")
+        assert found.state == "running", "a handle is let go of"
+        await found.rm(force=True)
+        async with aio.Sandbox(["sleep", "300"]) as ended:
+            pass
+        assert (await ended).signal == signal.SIGKILL
+
+    loop(main)
+
+
+def test_what_is_opened_by_a_task():
+    async def main():
+        async with aio.Sandbox(["sleep", "300"]) as box:
+            async with await asyncio.create_task(box.spawn("true", stdin=DEVNULL)) as command:
+                assert (await command).code == 0
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(box.spawn("true", stdin=DEVNULL)) for _ in range(3)]
+            for task in tasks:
+                async with task.result() as command:
+                    assert (await command).code == 0
+
+    asyncio.run(main())
+
+
 # -- cancellation
 
 

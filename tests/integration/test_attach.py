@@ -159,7 +159,7 @@ def test_attached_from_a_loop(start, loop):
         mine = await aio.Sandbox.open(box.id)
         async with await mine.attach() as awaited:
             assert not awaited.tty
-        async with mine.attach() as one, await mine.open_stdin() as stdin:
+        async with mine.attach() as one, mine.open_stdin() as stdin:
             assert one.scrollback == b"up\n"
             await stdin.write(b"one\n")
             assert "got one" in [row.text.decode() async for row in _until(one, b"err one")]

@@ -246,7 +246,7 @@ def test_awaited(running):
         result = await job.exec("sh", "-c", "cat; echo err >&2; exit 3", input=b"in")
         assert (result.stdout, result.stderr, result.returncode) == (b"in", b"err\n", 3)
         assert (await job.shell("echo $0", text=True)).stdout == "/bin/sh\n"
-        async with await job.spawn("cat", stdin=PIPE, stdout=PIPE, text=True) as command:
+        async with job.spawn("cat", stdin=PIPE, stdout=PIPE, text=True) as command:
             await command.stdin.write("line\n")
             assert await command.stdout.readline() == "line\n"
             command.kill()

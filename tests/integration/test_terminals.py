@@ -195,7 +195,7 @@ def test_nothing_of_what_it_showed_last_is_lost(box, how):
     wanted = b"".join(b"%d\n" % number for number in range(1, 2001))
 
     async def awaited() -> bytes:
-        async with await aio.Sandbox.of(box).spawn(*script, tty=True) as command:
+        async with aio.Sandbox.of(box).spawn(*script, tty=True) as command:
             await command.wait()
             return await command.stdout.read()
 

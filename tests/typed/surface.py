@@ -56,10 +56,18 @@ async def awaited() -> None:
             assert_type(line, str | Any)
         assert_type(await box.exec("true", text=True), Result[str])
         assert_type(await box.exec("true"), Result[bytes])
-        async with await box.spawn("cat", stdout=PIPE, text=True) as command:
+        async with box.spawn("cat", stdout=PIPE, text=True) as command:
             assert_type(command, aio.Execution[str])
+        assert_type(await box.spawn("cat"), aio.Execution[bytes])
         await box.stop(1)
     assert_type(await aio.start(["sleep", "9"]), aio.Sandbox[bytes])
+    async with aio.start(["cat"], interactive=True) as cat, aio.Sandbox.open(cat.id) as found, cat.attach() as attached:
+        assert_type(cat, aio.Sandbox[bytes])
+        assert_type(found, aio.Sandbox[bytes])
+        assert_type(attached, aio.Attachment)
+        assert_type(await found.attach(), aio.Attachment)
+        async with found.open_stdin() as stdin:
+            await stdin.write(b"x")
     job = await aio.submit("host", ["true"], gpus=1)
     assert_type(job, aio.Submitted)
     assert_type(await job, dockless.Job)

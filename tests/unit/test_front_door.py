@@ -19,6 +19,7 @@ from dockless._options import image_and_args, make_spec, parse_mount
 from dockless._result import Result
 from dockless._stdio import PIPE, STDOUT, Stdio, Text
 from dockless.base.units import parse_signal
+from dockless.base.waits import readable
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Tmpfs, Volume
 
@@ -285,8 +286,8 @@ class Ends:
     def fileno(self) -> int:
         return self.reader
 
-    def poll(self) -> bytes:
-        return os.read(self.reader, 1)
+    def poll(self) -> bytes | None:
+        return os.read(self.reader, 1) if readable(self.reader, 0) else None
 
 
 def test_exchange_moves_bytes_both_ways_without_deadlock():

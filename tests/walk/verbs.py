@@ -130,7 +130,7 @@ async def slow(t: Try) -> None:
 
 async def lines(t: Try) -> None:
     reader = keyed.Reader(fresh("l"), 1 + t.n % 4000)
-    async with await t.box.spawn("sh", "-c", keyed.script(reader.key, reader.lines), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as command:
+    async with t.box.spawn("sh", "-c", keyed.script(reader.key, reader.lines), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as command:
         async for line in command.stdout:
             reader.feed(line)
         if t.went_well(await command.wait()):
@@ -140,14 +140,14 @@ async def lines(t: Try) -> None:
 async def partly(t: Try) -> None:
     """Its output is without end; who leaves ends it."""
     reader = keyed.Reader(fresh("p"), 10**9)
-    async with await t.box.spawn("sh", "-c", keyed.script(reader.key, reader.lines), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as command:
+    async with t.box.spawn("sh", "-c", keyed.script(reader.key, reader.lines), stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL) as command:
         for _ in range(t.n % 5):
             reader.feed(await command.stdout.read(1 + t.n * 7 % 100_000))
 
 
 async def conversation(t: Try) -> None:
     reader = keyed.Reader(fresh("c"), 50)
-    async with await t.box.spawn("cat", stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as command:
+    async with t.box.spawn("cat", stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as command:
         for number in range(1, 51, 10):
             await command.stdin.write(keyed.text(reader.key, 10, number))
             for _ in range(10):
@@ -158,7 +158,7 @@ async def conversation(t: Try) -> None:
 
 
 async def patience(t: Try) -> None:
-    async with await t.box.spawn("sleep", "1000", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as command:
+    async with t.box.spawn("sleep", "1000", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as command:
         try:
             await command.wait(0.01)
             assert not t.calm, "it ended"
@@ -172,7 +172,7 @@ async def patience(t: Try) -> None:
 async def terminal(t: Try) -> None:
     key, rows = fresh("y"), 2 + t.n % 90  # busybox's stty says 24 for 1
     script = f"stty -echo -opost; stty size; read word; stty size; {keyed.script(key, 500)}"
-    async with await t.box.spawn("sh", "-c", script, tty=True, size=(rows, 5)) as command:
+    async with t.box.spawn("sh", "-c", script, tty=True, size=(rows, 5)) as command:
         first = await command.stdout.readline()
         assert first.strip() == b"%d 5" % rows or not t.calm, first
         command.resize(rows + 1, 6)
