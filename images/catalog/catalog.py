@@ -9,7 +9,7 @@
       layers/<algorithm>/<hex>/      a chain id: layer.json beside fs/ (a directory) or index.erofs (over a tar); complete or not at all
       tars/<algorithm>/<hex>         the uncompressed tars that indexes point into, by diff id
       partial/                       blobs on their way from a registry: a cut transfer goes on here
-      leases/                        a file per image: locked while something runs from it, its time is the last use
+      pins/                          a file per image: locked while something runs from it, its time is the last use
       reserved/                      room that running pulls have been promised
       uploads/                       where large blobs on their way to a registry go on
       locks/                         one per layer being unpacked, one for images.json, one that says the store is being used
@@ -48,7 +48,7 @@ from dockless.images.model.config import ImageConfig
 from dockless.images.model.digest import Digest
 
 LAYER_FILE = "layer.json"
-_PRIVATE = ("layers", "tars", "partial", "leases", "reserved", "uploads", "locks", "tmp")
+_PRIVATE = ("layers", "tars", "partial", "pins", "reserved", "uploads", "locks", "tmp")
 _SHARED = ("blobs", "diffs")
 _ID = r"(?:sha256:)?([0-9a-f]{8,64})\Z"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dockless.images.catalog.image import Image
 
 
-DIRECTORY = "leases"
+DIRECTORY = "pins"
 """Of the store: a file for each image."""
 
 

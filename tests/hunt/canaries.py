@@ -44,7 +44,7 @@ _RESTLESS = (
     "compact_memory",
     "fs/quota/",
 )
-_OURS_TO_CHANGE = ("index.json", "leases", "locks", "images.json")
+_OURS_TO_CHANGE = ("index.json", "pins", "locks", "images.json")
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,6 @@ def test_a_store_on_another_file_system_is_said(tmp_path: Path, home: Path):
         subprocess.run(["umount", home / "state"], check=True)
 
 
-def test_the_lease_is_not_the_jobs(tmp_path: Path):
+def test_the_pin_is_not_the_programs(tmp_path: Path):
     ran = boxes.run(Spec(image=boxes.load(tmp_path, []), argv=("ls", "/proc/self/fd")))
     assert ran.out.split() in (["0", "1", "2", "3"], ["0", "1", "2"])

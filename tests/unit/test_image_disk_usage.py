@@ -1,4 +1,4 @@
-"""Tags, removal, leases, pruning, the bound: on a real store with small images."""
+"""Tags, removal, pins, pruning, the bound: on a real store with small images."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_with_its_last_tag_goes_what_nobody_else_needs(tmp_path):
     assert pruning.remove(Store(), "b:1").size > 0
     assert parts() == before
     assert pruning.remove(Store(), "a:1").images == ("docker.io/library/a:1",)
-    assert (parts(), names(), os.listdir(Store().root / "leases")) == (set(), [], [])
+    assert (parts(), names(), os.listdir(Store().root / "pins")) == (set(), [], [])
     with pytest.raises(UnknownImage):
         pruning.remove(Store(), "a:1")
 
@@ -302,7 +302,7 @@ def test_an_image_by_its_digest(tmp_path):
 
 def test_when_an_image_was_last_used(tmp_path):
     found = image(tmp_path, "a:1", "x")
-    place = Store().root / "leases" / found.digest.replace(":", "-")
+    place = Store().root / "pins" / found.digest.replace(":", "-")
     with Store().changing() as index:
         del index["images"][found.digest]["added"]
     place.unlink(missing_ok=True)
@@ -320,7 +320,7 @@ def test_when_an_image_was_last_used(tmp_path):
 def test_a_lease_on_a_file_that_was_removed_meanwhile(tmp_path, monkeypatch):
     """Who held the image is gone with the file; the next one of that name counts."""
     found = image(tmp_path, "a:1", "x")
-    place = Store().root / "leases" / found.digest.replace(":", "-")
+    place = Store().root / "pins" / found.digest.replace(":", "-")
     lock, removals = fcntl.flock, [place.unlink, lambda: (place.unlink(), place.touch())]
 
     def locked_late(fd, how):
@@ -366,11 +366,11 @@ def test_links_in_the_store_are_not_followed(tmp_path):
     found = image(tmp_path, "a:1", "x")
     root, victim = Store().root, tmp_path / "victim"
     victim.write_text("1")
-    leases = root / "leases" / found.digest.replace(":", "-")
+    pin = root / "pins" / found.digest.replace(":", "-")
     for place, look in (
-        (leases, lambda: pins.pin(Store(), found)),
-        (leases, lambda: pins.is_used(Store(), found.digest)),
-        (leases, lambda: pruning.prune(Store(), all_images=True)),
+        (pin, lambda: pins.pin(Store(), found)),
+        (pin, lambda: pins.is_used(Store(), found.digest)),
+        (pin, lambda: pruning.prune(Store(), all_images=True)),
         (root / "locks" / "using", lambda: pruning.prune(Store())),
         (root / "reserved" / "x", lambda: list(reserving._promises(Store()))),
     ):

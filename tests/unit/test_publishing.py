@@ -111,5 +111,5 @@ def test_an_image_from_an_archive_to_its_name(tmp_path, recorded, index):
     places = {Path(target).relative_to(store.root).parts[0] for _, target, _ in below}
     assert {"layers", "images.json"} <= places, places
     # What a lease or a scratch place names is nothing that a reader trusts.
-    lasting = [one for one in seen.unsafe if f"{store.root}/tmp" not in one and "/leases" not in one and "/links" not in one]
+    lasting = [one for one in seen.unsafe if f"{store.root}/tmp" not in one and "/pins" not in one and "/links" not in one]
     assert lasting == []
