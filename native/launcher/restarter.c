@@ -14,14 +14,14 @@
  * A sandbox whose policy is changed while it runs gets another restarter, by an errand of the launcher.
  *
  * The file `restart` in the sandbox's directory is there as long as the policy holds, and locked as long as one of us lives. In it are our pid, by which who
- * stops the sandbox ends us, and why the last try failed.
+ * stops the sandbox ends us; how long the last pause was and when it ends, in nanoseconds, 0 where there was none yet; and why the last try failed.
  */
 #include "launcher.h"
 
-enum { FOREVER = 0xffffffff, REASON_AT = 11 /* behind the pid and a newline */, REASON_ROOM = 256, NO_PROGRAM = 127 };
+enum { FOREVER = 0xffffffff, PID_SIZE = 11 /* with a newline */, PAUSE_AT = 16, REASON_AT = 32, REASON_ROOM = 256, NO_PROGRAM = 127 };
 
 struct orders {
-    uint64_t delay_ns, first_ns, most_ns, settled_ns;
+    uint64_t first_ns, most_ns, settled_ns;
     uint32_t left; /* how many times it is tried at most */
     uint32_t n_args, n_env;
     char text[]; /* the program's arguments, then its environment, each with a NUL at its end */
@@ -93,22 +93,31 @@ static int restart(void) {
     return status == 0;
 }
 
+/* Said in the file: by it the next restarter, and whoever looks, knows of it. */
 static void wait_for(uint64_t ns) {
     struct timespec_ time = {(int64_t)(ns / 1000000000), (int64_t)(ns % 1000000000)};
+    uint64_t said[2] = {ns, now_ns(0 /* REALTIME */) + ns};
+    sys(NR_pwrite64, SLOT_RESTART_LOCK, said, sizeof said, PAUSE_AT);
     sys(NR_ppoll, 0, 0, &time, 0, 8); /* every signal is blocked */
 }
 
-static void __attribute__((noreturn)) restart_until_done(uint64_t delay) {
+/* The pause that follows one of so many nanoseconds; the first, where there was none. */
+static uint64_t next_pause(uint64_t last) {
+    if (!last) return orders->first_ns;
+    return last * 2 < orders->most_ns ? last * 2 : orders->most_ns;
+}
+
+static void __attribute__((noreturn)) restart_until_done(uint64_t last) {
     for (;;) {
-        wait_for(delay);
+        wait_for(last = next_pause(last));
         if (sys(NR_faccessat, SLOT_STATE, "restart", 0) < 0 || restart()) die(0);
         if (orders->left != FOREVER && !--orders->left) die(1);
-        delay = delay * 2 < orders->most_ns ? delay * 2 : orders->most_ns;
     }
 }
 
 static void __attribute__((noreturn)) outside(struct plan_header *plan, int keeper) {
     struct pollfd_ ends = {SLOT_STATE + 1, POLL_IN, 0};
+    uint64_t last = 0;
     retitle("restarts");
     sys(NR_prctl, 15 /* NAME */, "dockless-again", 0, 0, 0);
     sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
@@ -121,7 +130,7 @@ static void __attribute__((noreturn)) outside(struct plan_header *plan, int keep
     sys(NR_close_range, SLOT_RESTART_LOCK + 1, ~0u, 0);
     while (sys(NR_ppoll, &ends, 1, 0, 0, 8) <= 0) {}
     sys(NR_close, SLOT_STATE + 1);
-    if (plan->flags & PLAN_ERRAND) restart_until_done(orders->delay_ns); /* what became of it is in its record alone */
+    if (plan->flags & PLAN_ERRAND) restart_until_done(0); /* what became of it is in its record alone */
     if (plan->phase < PHASE_READY) die(0); /* whoever started it has been told */
     if (sys(NR_faccessat, SLOT_STATE, "exit", 0) < 0 && !(plan->outcome & OUTCOME_RESTART)) { /* its keeper was killed, and nobody saw how it ended */
         plan->status = SIG_KILL;
@@ -131,7 +140,8 @@ static void __attribute__((noreturn)) outside(struct plan_header *plan, int keep
         write_exit(plan);
     }
     if (!(plan->outcome & OUTCOME_RESTART)) die(0);
-    restart_until_done(plan->ended_ns >= plan->started_ns + orders->settled_ns ? orders->first_ns : orders->delay_ns);
+    if (plan->ended_ns < plan->started_ns + orders->settled_ns) sys(NR_pread64, SLOT_RESTART_LOCK, &last, sizeof last, PAUSE_AT);
+    restart_until_done(last);
 }
 
 /* Before the first operation: from then on there is somebody who waits for our end. An errand makes one for a keeper that runs already, whose pidfd is in
@@ -139,7 +149,7 @@ static void __attribute__((noreturn)) outside(struct plan_header *plan, int keep
 int restarter_begin(struct plan_header *plan) {
     struct facts given = {0};
     struct clone_args args = {.exit_signal = SIG_CHLD};
-    char pid_line[REASON_AT];
+    char pid_line[PID_SIZE];
     int error = facts_of(SLOT_RESTART, &given);
     if (error < 0) return error;
     sysret map = sys(NR_mmap, 0, given.size, 3 /* RW */, 2 /* PRIVATE */, SLOT_RESTART, 0), self = sys(NR_getpid);
@@ -152,7 +162,7 @@ int restarter_begin(struct plan_header *plan) {
     if (pid == 0) outside(plan, (int)keeper);
     sys(NR_close, keeper);
     if (pid < 0) return (int)pid;
-    pid_line[put_number(pid_line, 0, (uint64_t)pid, REASON_AT - 1)] = '\n';
+    pid_line[put_number(pid_line, 0, (uint64_t)pid, PID_SIZE - 1)] = '\n';
     sysret done = sys(NR_pwrite64, SLOT_RESTART_LOCK, pid_line, sizeof pid_line, 0);
     sys(NR_close, SLOT_RESTART_LOCK);
     return done < 0 ? (int)done : 0;

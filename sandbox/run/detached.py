@@ -111,7 +111,6 @@ def start(
     probe()  # before anything is made that a process would be needed to remove
     made = Box(id, root(DETACHED, state_root) / id)
     asked = Document(spec, "", time.time(), owner or os.geteuid(), labels=dict(labels or {}), removed=remove, restart=restart)
-    asked = replace(asked, delay=restarting.FIRST)
     with contextlib.ExitStack() as opened:
         place = None
         if not root(FOREGROUND, state_root).joinpath(id).exists():
@@ -156,7 +155,7 @@ def start_existing(box: Box, *, spec: Spec | None = None, labels: Mapping[str, s
         asked = replace(known, spec=spec or known.spec, labels=dict(known.labels if labels is None else labels))
         held = restarting.holds(box.directory)
         try:
-            _begin(replace(asked, restarts=0, delay=restarting.FIRST), box)
+            _begin(replace(asked, restarts=0), box)
         except BaseException:
             if not held:  # it was stopped, and still is
                 restarting.forget(box.directory)
@@ -166,7 +165,7 @@ def start_existing(box: Box, *, spec: Spec | None = None, labels: Mapping[str, s
 def restart_by_policy(box: Box, lock: int) -> None:
     """The same by its restart policy, by one who holds the lock of that, and while nobody else chooses."""
     known = box.document
-    _begin(replace(known, restarts=known.restarts + 1, delay=restarting.next_delay(known.delay, box.exit())), box, lock)
+    _begin(replace(known, restarts=known.restarts + 1), box, lock)
 
 
 def set_restart(box: Box, policy: Restart) -> None:
@@ -224,7 +223,7 @@ def _start(asked: Document, made: Box, image: Image, place: Place, owner: int | 
     with paths.writing("the records of a sandbox", made.directory):
         records.reserve(made.directory)
         if asked.restart:
-            orders = restarting.orders(asked.restart, asked.restarts, asked.delay)
+            orders = restarting.orders(asked.restart, asked.restarts)
             restarting.set_when(made.directory, asked.restart, asked.restarts)
             place.slots.update(restarting.slots(orders, made.directory, opened, lock))
     group = make_cgroup(spec, group_name(made.directory))

@@ -31,7 +31,7 @@ class Document:
     an earlier version. ``keeper``, ``init``: the pids of a foreground sandbox; a detached one's are in its ``started``. ``removed``: its
     keeper removes all of it at its end. ``gpus``: how many or which are leased when it is first started; those that it has got are in
     ``spec``. ``ends``: when its time to live is over, in seconds since 1970, 0 for never. ``restart``: its restart policy, which has
-    started it ``restarts`` times since somebody did; ``delay``: seconds that it waits after this run, if that is short."""
+    started it ``restarts`` times since somebody did."""
 
     spec: Spec
     boot_id: str
@@ -50,7 +50,6 @@ class Document:
     ends: float = 0.0
     restart: Restart = field(default_factory=Restart)
     restarts: int = 0
-    delay: float = 0.0
 
     @property
     def begun(self) -> bool:

@@ -1,7 +1,8 @@
 """Restarting a sandbox when its program has ended, as its restart policy says. native/launcher/restarter.c waits, and calls ``main``.
 
 The file ``restart`` in its directory is there as long as the policy holds: ``give_up`` takes it away. It is locked as long as a restarter
-lives; in it are the restarter's pid, and why the last try failed. The link ``restart-when`` says after which ends it is restarted.
+lives; in it are the restarter's pid, the pause before the next restart, and why the last try failed. The link ``restart-when`` says after
+which ends it is restarted.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from dockless.sandbox.restart import Restart
 from dockless.sandbox.run import process
 from dockless.sandbox.run.choosing import chosen
 from dockless.sandbox.run.names import group_name, is_restarter
-from dockless.sandbox.run.process import Exit
 
 NAME = "restart"
 _WHEN = "restart-when"
 FIRST = 0.1
-"""Seconds until a program is restarted that has ended for the first time, or ran for ``SETTLED`` seconds; twice as long each time."""
+"""Seconds until a program is restarted that has ended for the first time, or ran for ``SETTLED`` seconds; the restarter waits twice as long
+each time."""
 MOST = 60.0
-"""Seconds that it takes at most."""
+"""Seconds that it waits at most."""
 SETTLED = 10.0
-_REASON_AT, _ROOM = 11, 4096
-"""Where the reason stands, behind the pid and a newline, and what the file has room for: native/launcher/restarter.c."""
+_PID_SIZE, _PAUSE_AT, _REASON_AT, _ROOM = 11, 16, 32, 4096
+"""What stands where in the file, and what it has room for: native/launcher/restarter.c."""
+_PAUSE = struct.Struct("<QQ")
 _FOREVER = 0xFFFFFFFF
-_ORDERS = struct.Struct("<QQQQIII")
+_ORDERS = struct.Struct("<QQQIII")
 _VARIABLES = ("HOME", "PATH", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS")
 _PREFIXES = ("DOCKLESS_", "XDG_")
 _MOST_SAID = 1024
@@ -55,8 +57,8 @@ except ImportError as error:
 main()"""
 
 
-def orders(policy: Restart, restarts: int, delay: float) -> bytes:
-    """What a restarter does: ``restarts`` are behind it, and it waits for ``delay`` seconds after a run that is short. ``Unsupported``"""
+def orders(policy: Restart, restarts: int) -> bytes:
+    """What a restarter does, where ``restarts`` are behind it. ``Unsupported``"""
     if not sys.executable:
         hint = "start it from a program whose sys.executable is Python, or by the command line"
         raise Unsupported("which Python could restart it is not known", subject="restart", hint=hint)
@@ -74,7 +76,7 @@ def orders(policy: Restart, restarts: int, delay: float) -> bytes:
         )
         raise Unsupported(f"{what} are more than a restart policy can keep", subject="restart", hint="start it with fewer of them")
     left = max(0, policy.most - restarts) if policy.most else _FOREVER
-    times = (int(seconds * 1e9) for seconds in (delay, FIRST, MOST, SETTLED))
+    times = (int(seconds * 1e9) for seconds in (FIRST, MOST, SETTLED))
     head = _ORDERS.pack(*times, left, len(arguments), len(environment))
     return head + b"".join(os.fsencode(text) + b"\0" for text in (*arguments, *environment))
 
@@ -94,12 +96,6 @@ def _is_roots_alone(path: str) -> bool:
             if found.st_uid or (found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)):
                 return False
     return True
-
-
-def next_delay(delay: float, ended: Exit | None) -> float:
-    """Seconds to wait after the next run, if that is short too, when it was ``delay`` after the last one."""
-    settled = ended is not None and ended.ended - ended.started >= SETTLED
-    return min(2 * (FIRST if settled else delay), MOST)
 
 
 def set_when(directory: Path, policy: Restart, restarts: int) -> None:
@@ -138,14 +134,24 @@ def waits(directory: Path) -> bool:
 
 def reason(directory: Path) -> str:
     """Why the last try to restart it failed; empty where none did."""
+    return _read(directory)[_REASON_AT:].partition(b"\0")[0].decode(errors="replace")
+
+
+def due(directory: Path) -> float | None:
+    """When the pause ends in which its restarter waits, in seconds since 1970; None where none has begun."""
+    said = _read(directory)[_PAUSE_AT:_REASON_AT]
+    return _PAUSE.unpack(said)[1] / 1e9 or None if len(said) == _PAUSE.size else None
+
+
+def _read(directory: Path) -> bytes:
     try:
         fd = os.open(directory / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return b""
     try:
-        return os.pread(fd, _ROOM, _REASON_AT).partition(b"\0")[0].decode(errors="replace")
+        return os.pread(fd, _ROOM, 0)
     except OSError:
-        return ""
+        return b""
     finally:
         os.close(fd)
 
@@ -187,7 +193,7 @@ def change(directory: Path, policy: Restart, restarts: int, keeper: int) -> None
     then: the keeper has what it was started with. Errors: ``LaunchFailed``, ``Unsupported``, ``Unwritable``; the old one then holds."""
     if not policy:
         return _end_restarter(directory)
-    given, new = orders(policy, restarts, FIRST), directory / f"{NAME}.tmp"
+    given, new = orders(policy, restarts), directory / f"{NAME}.tmp"
     with contextlib.ExitStack() as opened, paths.writing("the records of a sandbox", directory):
         new.unlink(missing_ok=True)
         state = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -205,7 +211,7 @@ def change(directory: Path, policy: Restart, restarts: int, keeper: int) -> None
 def _end(fd: int, directory: Path) -> None:
     """The restarter that holds the lock. Its pid is nobody else's as long as it does, and nobody else takes it meanwhile; whatever is
     written in the file, only a process that is called so is killed."""
-    pid = os.pread(fd, _REASON_AT - 1, 0)
+    pid = os.pread(fd, _PID_SIZE - 1, 0)
     if not pid.isdigit() or not int(pid):
         return
     try:

@@ -126,7 +126,9 @@ def update(box: Box, limits: Limits | None, restart: str | None) -> None:
 
 def described(box: Box) -> dict[str, Any] | None:
     """One sandbox as a record for scripts; None if it went away while we looked. ``reason``: why a vanished one has no exit, or what keeps
-    one from being restarted."""
+    one from being restarted. ``next_start``: when its restart policy starts it, in seconds since 1970."""
+    from dockless.sandbox.run.restarting import due
+
     state = state_of(box)
     reason = box.loss() if state == "vanished" else box.trouble() if state in ("restarting", "exited") else ""
     try:
@@ -146,6 +148,7 @@ def described(box: Box) -> dict[str, Any] | None:
         "labels": known.labels,
         "restart": str(known.restart),
         "restarts": known.restarts,
+        "next_start": due(box.directory) if state == "restarting" else None,
         **_exit(box, state),
         "health": _health(box),
         "ends": known.ends or None,
@@ -159,7 +162,7 @@ def _damaged(box: Box, state: State, reason: str) -> dict[str, Any]:
     """A sandbox of which nothing is known but that it is there."""
     known = {"id": box.id, "state": state, "reason": reason, "directory": str(box.directory), "foreground": box.foreground}
     unknown = {"image": "", "command": [], "pid": 0, "created": box.directory.stat().st_mtime, "gpus": [], "simulated": False}
-    unknown |= {"labels": {}, "restart": "no", "restarts": 0}
+    unknown |= {"labels": {}, "restart": "no", "restarts": 0, "next_start": None}
     return {**unknown, **_exit(box, state), "health": _health(box), "ends": None, **known}
 
 

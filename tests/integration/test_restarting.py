@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from dockless.errors import BadInput, ImageInUse, NotEnoughGpus, Unsupported
 from dockless.sandbox.restart import Restart, parse_restart
 from dockless.sandbox.run import restarting
 from dockless.sandbox.run.names import group_name, is_restarter
-from dockless.sandbox.run.process import Exit
 
 pytestmark = requires("userns")
 
@@ -300,12 +300,41 @@ def test_a_directory_that_was_removed_by_hand(start, monkeypatch):
         os.rmdir(group)
 
 
-def test_pauses_double_up_to_a_minute():
-    delays, short = [restarting.FIRST], Exit(1, None, started=100.0, ended=109.0)
-    for _ in range(12):
-        delays.append(restarting.next_delay(delays[-1], short))
-    assert delays[:4] == [0.1, 0.2, 0.4, 0.8] and delays[-1] == 60.0
-    assert restarting.next_delay(60.0, Exit(1, None, started=100.0, ended=110.0)) == 0.2 and restarting.next_delay(60.0, None) == 60.0
+@pytest.mark.parametrize(
+    ("settled", "last", "then"), [(1000, 0, 30.0), (1000, 20, 40.0), (1000, 40, 60.0), (1000, 60, 60.0), (0, 40, 30.0)]
+)
+def test_pauses_double_up_to_a_minute(start, monkeypatch, settled, last, then):
+    """And begin anew after a run that was long enough."""
+    monkeypatch.setattr(restarting, "SETTLED", float(settled))
+    monkeypatch.setattr(restarting, "FIRST", 30.0)
+    box = start("exec sleep 1000", restart="always")
+    file = box.inner.directory / "restart"
+    with file.open("r+b") as stream:
+        stream.seek(restarting._PAUSE_AT)
+        stream.write(restarting._PAUSE.pack(last * 10**9, 0))
+    assert box.inspect()["next_start"] is None
+    os.kill(box.inner.pid, signal.SIGKILL)
+    due = until(lambda: restarting.due(box.inner.directory), "it waits")
+    pause = restarting._PAUSE.unpack(file.read_bytes()[restarting._PAUSE_AT :][: restarting._PAUSE.size])[0] / 1e9
+    assert pause == then and box.poll().ended + then <= due == box.inspect()["next_start"] <= time.time() + then
+
+
+def test_what_is_restarted_waits_longer_each_time(start):
+    """Also by a try that fails; a start by somebody begins anew."""
+    box, seen = start("exit 1", restart="always"), set()
+    file = box.inner.directory / "restart"
+
+    def pause() -> int:
+        seen.add(restarting._PAUSE.unpack(file.read_bytes()[restarting._PAUSE_AT :][: restarting._PAUSE.size])[0] // 10**6)
+        return max(seen)
+
+    until(lambda: pause() >= 800, "it was restarted three times")
+    assert seen <= {0, 100, 200, 400, 800}
+    box.stop()
+    box.start()
+    seen.clear()
+    until(lambda: pause() >= 100, "it waits again")
+    assert seen <= {0, 100, 200}
 
 
 def test_a_python_that_is_gone_is_said(start, monkeypatch):
@@ -325,7 +354,7 @@ def test_root_keeps_no_place_for_modules_that_another_could_make(tmp_path, monke
     (tmp_path / "link").symlink_to("/usr/lib")
     good = ["/usr/lib/python3", "/usr/lib/nowhere/gone"]
     monkeypatch.setattr("sys.path", [*good, *bad])
-    said, *kept = restarting.orders(parse_restart("always"), 0, 0.1)[restarting._ORDERS.size :].split(b"\0")[4:7]
+    said, *kept = restarting.orders(parse_restart("always"), 0)[restarting._ORDERS.size :].split(b"\0")[4:7]
     assert [os.fsdecode(path) for path in kept] == good
     assert all(path in os.fsdecode(said) for path in bad)
 

@@ -75,7 +75,8 @@ def test_ps_for_scripts(boxes, say):
     assert list(rows) == list(boxes)
     place = {name: str(box.directory) for name, box in boxes.items()}
     nothing = {
-        "exit_code": None, "exit": None, "health": None, "ends": None, "reason": "", "foreground": False, "restart": "no", "restarts": 0
+        "exit_code": None, "exit": None, "health": None, "ends": None, "reason": "", "foreground": False, "restart": "no", "restarts": 0,
+        "next_start": None,
     }  # fmt: skip
     true = {"image": "img", "command": ["true"], "created": AT, "gpus": [], "simulated": False, "labels": {}, "pid": 0}
     assert rows["busy"] == {
