@@ -48,8 +48,7 @@ from dockless.base.waits import Pause, blocking, readable
 from dockless.cgroups import Cgroup, Limits, Usage
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.plan.plan import Plan, decode
-from dockless.sandbox.run import documents, ending, records, restarting
-from dockless.sandbox.run.children import collect_ended
+from dockless.sandbox.run import children, documents, ending, records, restarting
 from dockless.sandbox.run.documents import Document, boot_id
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
@@ -94,7 +93,7 @@ def get(id: str) -> Box:
 
 def everything(state_root: Path | None = None, *, kinds: tuple[str, ...] = (DETACHED, FOREGROUND)) -> Iterator[Box]:
     """Every sandbox of this state directory, by kind and id."""
-    collect_ended()
+    children.collect_ended()
     for kind in kinds:
         place = root(kind, state_root)
         with contextlib.suppress(FileNotFoundError):
@@ -227,9 +226,9 @@ class Box:
         """Whether it has not ended, or is to be restarted."""
         return self.state() in ALIVE
 
-    def paused(self) -> bool:
-        """Whether it stands still."""
-        group = self.cgroup()
+    def paused(self, known: Document | None = None) -> bool:
+        """Whether it stands still. ``known``: what is written down about it."""
+        group = self.cgroup(known)
         if group is None:
             return False
         with contextlib.closing(group):
@@ -237,7 +236,9 @@ class Box:
 
     def exit(self) -> Exit | None:
         """How it ended, from the record; None without a sound one."""
-        return self.recorded()[0]
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return self._record()
+        return None
 
     def loss(self) -> str:
         """Why nobody can say how a vanished one ended; empty where it can be said."""
@@ -256,11 +257,14 @@ class Box:
     def recorded(self) -> tuple[Exit | None, str]:
         """How it ended, by its record; or None, and why nobody can say."""
         try:
-            return records.parse_exit(records.read(self.directory / "exit")), ""
+            return self._record(), ""
         except FileNotFoundError:
             return None, self._unrecorded()
         except ValueError as error:
             return None, f"its exit record cannot be read: {error}"
+
+    def _record(self) -> Exit:
+        return records.parse_exit(records.read(self.directory / "exit"))
 
     def _unrecorded(self) -> str:
         try:
@@ -337,8 +341,7 @@ class Box:
             return
         parent = int(rest.split()[1])
         if (name, parent) == ("dockless-keeper", os.getpid()) and command in ours:
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PID, pid, os.WEXITED)
+            children.collect(pid)
 
     def poll(self) -> Exit | None:
         """How it ended, None while it runs. ``SandboxGone`` if it vanished without a record, or was removed at its end; ``BadInput`` for
@@ -514,10 +517,10 @@ class Box:
             raise
         return made
 
-    def cgroup(self) -> Cgroup | None:
-        """The cgroup of its last start, which the caller closes; None where there is none any more."""
+    def cgroup(self, known: Document | None = None) -> Cgroup | None:
+        """The cgroup of its last start, which the caller closes; None where there is none any more. ``known``: as for ``paused``."""
         try:
-            known = self.document
+            known = known or self.document
         except SandboxGone:
             return unnamed_cgroup(self.directory)
         if not known.cgroup or known.boot_id != boot_id() or not os.path.isdir(known.cgroup):

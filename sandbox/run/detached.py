@@ -246,9 +246,8 @@ def _start(asked: Document, made: Box, image: Image, place: Place, owner: int | 
     try:
         _await_started(made, running, removed=bool(place.removed))
     finally:
-        if place.removed or asked.restart:
-            collect_ended()
-            collect_later(running.keeper_pid)
+        collect_ended()
+        collect_later(running.keeper_pid)
         running.release()
 
 

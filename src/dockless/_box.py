@@ -68,7 +68,7 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     ``stdin``, ``stdout`` and ``stderr`` are file objects where ``PIPE`` was given, or it has a terminal.
     """
 
-    simulated = False
+    _simulated = False
     _spec: Spec | None = None
     _box: Inner | None = None
     _opened: Box | None = None
@@ -140,8 +140,6 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
         made: Sandbox[bytes] = Sandbox.__new__(Sandbox)
         made._held = contextlib.ExitStack()
         made._opened = box
-        with contextlib.suppress(SandboxGone):
-            made.simulated = box.labels.get("gpus") == "simulated"
         return made
 
     # -- what it is
@@ -200,6 +198,15 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
         """As ``subprocess`` has it, None while it runs."""
         ended = self.poll()
         return None if ended is None else ended.returncode
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its GPUs are simulated."""
+        if self._opened is None:
+            return self._simulated
+        with contextlib.suppress(SandboxGone):
+            return self._opened.labels.get("gpus") == "simulated"
+        return False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -300,7 +307,7 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
             spec, lease = self._held.enter_context(leased(self.spec, image, self._wanted_gpus))
             labels = self._labels
             if lease is not None:
-                self.simulated = lease.simulated
+                self._simulated = lease.simulated
                 labels = labels | ({"gpus": "simulated"} if lease.simulated else {})
             stdin, stdout, stderr = stdio.theirs
             box = Inner(spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure, labels=labels, size=self._size)

@@ -129,12 +129,14 @@ def described(box: Box) -> dict[str, Any] | None:
     one from being restarted. ``next_start``: when its restart policy starts it, in seconds since 1970."""
     from dockless.sandbox.run.restarting import due
 
-    state = state_of(box)
+    state: State = box.state()
     reason = box.loss() if state == "vanished" else box.trouble() if state in ("restarting", "exited") else ""
     try:
         known = box.document
     except SandboxGone:
-        return _damaged(box, state, reason) if box.directory.is_dir() else None
+        return _damaged(box, state_of(box), reason) if box.directory.is_dir() else None
+    if state == "running" and box.paused(known):
+        state = "paused"
     spec = known.spec
     return {
         "id": box.id,

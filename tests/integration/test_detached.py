@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from support.boxes import alive, children_of, load, log_paths, pss, until
 from support.requires import requires
 
+import dockless
 from dockless.base import paths
 from dockless.errors import BadInput, CommandNotFound, SandboxGone
 from dockless.sandbox.run import detached
@@ -215,6 +217,25 @@ def test_no_zombie_stays_where_nobody_waits(start):
     until(lambda: box.state() == "exited", "it has ended")
     box.remove()
     until(lambda: not Path(f"/proc/{pid}").exists(), "the keeper is reaped")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_no_zombie_stays_of_what_another_program_removed(start, beside):
+    """Whether or not another child has ended that is somebody else's to wait for."""
+    boxes = [start("while :; do sleep 1000; done") for _ in range(3)]
+    keepers = [box.pid for box in boxes]
+    living = start("while :; do sleep 1000; done").pid
+    with subprocess.Popen(["true"]) if beside else contextlib.nullcontext() as other:
+        if beside:
+            until(lambda: state_letter(other.pid) == "Z", "the other child has ended")
+        words = [sys.executable, "-P", "-m", "dockless", "rm", "-q", "-f", *(box.id for box in boxes)]
+        subprocess.run(words, check=True)
+        until(lambda: dockless.list() and not any(Path(f"/proc/{pid}").exists() for pid in keepers), "the keepers are reaped")
+        assert alive(living) and (not beside or other.wait() == 0)
+
+
+def state_letter(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_removal_of_a_running_one(start):
