@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dockless import native as native
     from dockless import sandbox as sandbox
     from dockless import sched as sched
+    from dockless import volumes as volumes
     from dockless._attaching import Attachment as Attachment
     from dockless._box import Sandbox as Sandbox
     from dockless._call import run as run
@@ -88,10 +89,12 @@ if TYPE_CHECKING:
     from dockless.errors import UnknownGpu as UnknownGpu
     from dockless.errors import UnknownImage as UnknownImage
     from dockless.errors import UnknownJob as UnknownJob
+    from dockless.errors import UnknownVolume as UnknownVolume
     from dockless.errors import UnsafeLayer as UnsafeLayer
     from dockless.errors import UnsafeRequest as UnsafeRequest
     from dockless.errors import Unsupported as Unsupported
     from dockless.errors import Unwritable as Unwritable
+    from dockless.errors import VolumeInUse as VolumeInUse
     from dockless.images import Image as Image
     from dockless.images import Store as Store
     from dockless.images.archive.diff import Change as Change
@@ -105,6 +108,7 @@ if TYPE_CHECKING:
     from dockless.sandbox.run.health import Health as Health
     from dockless.sandbox.run.logfile import Row as Row
     from dockless.sandbox.run.process import Exit as Exit
+    from dockless.sandbox.run.volumes import VolumeInfo as VolumeInfo
     from dockless.sandbox.spec import Bind as Bind
     from dockless.sandbox.spec import Mount as Mount
     from dockless.sandbox.spec import Namespaces as Namespaces
@@ -133,7 +137,8 @@ _HOME = {
         "GpuDriverMissing", "GpuError", "IdMapError", "ImageError", "ImageInUse", "LaunchFailed", "LimitError",
         "LimitUnavailable", "NoRoom", "NotEnded", "NotEnoughGpus", "NotFound", "NotPermitted", "NotRunnable", "OutputLost",
         "RateLimited", "Refused", "RegistryError", "RegistryUnavailable", "SandboxError", "SandboxGone", "SchedError",
-        "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnsafeLayer", "UnsafeRequest", "Unsupported", "Unwritable",
+        "Unauthorized", "UnknownGpu", "UnknownImage", "UnknownJob", "UnknownVolume", "UnsafeLayer", "UnsafeRequest", "Unsupported",
+        "Unwritable", "VolumeInUse",
     ),
     "images": ("Image", "Store"),
     "images.archive.diff": ("Change",),
@@ -148,6 +153,7 @@ _HOME = {
     "sandbox.run.health": ("Health",),
     "sandbox.run.logfile": ("Row",),
     "sandbox.run.process": ("Exit",),
+    "sandbox.run.volumes": ("VolumeInfo",),
     "sandbox.spec": ("Bind", "Mount", "Namespaces", "Rlimit", "Spec", "Tmpfs", "Volume"),
     "sandbox.state": ("State",),
     "sched": ("Job", "JobSpec"),
@@ -155,7 +161,7 @@ _HOME = {
     "_submitting": ("Submitted", "submit"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "sandbox", "sched"))
+_PACKAGES = frozenset(("aio", "cgroups", "errors", "images", "native", "sandbox", "sched", "volumes"))
 
 __all__ = sorted(_MODULE_OF)
 

@@ -27,6 +27,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Concatenate, ParamSpec
 
+from dockless import _async_volumes as volumes
 from dockless import _box, _call, _committing, _events, _executing, _finding, _submitting
 from dockless._async_attaching import Attachment, Stdin, attaching, opening_stdin, stepped
 from dockless._async_streams import AsyncInput, AsyncOutput, AsyncStreams
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
     from dockless.sched.wire.entered import EnteredJob
 
 __all__ = [
-    "Attachment", "Execution", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start", "submit"
+    "Attachment", "Execution", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start", "submit",
+    "volumes",
 ]  # fmt: skip
 
 P = ParamSpec("P")

@@ -30,6 +30,8 @@
      │    ├── Unsupported           this kernel or this user cannot do it
      │    ├── IdMapError            an id that the user namespace does not map
      │    ├── SandboxGone           no such sandbox, or it has ended
+     │    ├── UnknownVolume         no volume of that name
+     │    ├── VolumeInUse           a sandbox has it
      │    ├── NotEnded              it was killed, and still something of it lives
      │    └── BadAnswer             what a sandbox says about its own files makes no sense
      ├── GpuError
@@ -266,6 +268,18 @@ class SandboxGone(SandboxError):
     """There is no such sandbox, it has not been started, or it has ended."""
 
     code = "sandbox_gone"
+
+
+class UnknownVolume(SandboxError):
+    """This user has no volume of that name."""
+
+    code = "unknown_volume"
+
+
+class VolumeInUse(SandboxError):
+    """The volume cannot be removed while a sandbox has it, also one that has ended: it can be started again."""
+
+    code = "volume_in_use"
 
 
 class NotEnded(SandboxError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import IO, Any, assert_type
 
 import dockless
@@ -37,6 +38,14 @@ def boxes() -> None:
     assert_type(dockless.aio.Submitted(1), aio.Submitted)
 
 
+def volumes() -> None:
+    made = dockless.volumes.create("data", labels={"team": "a"})
+    assert_type(made, dockless.VolumeInfo)
+    assert_type(dockless.volumes.list(labels={"team": None}, dangling=True), Sequence[dockless.VolumeInfo])
+    assert_type(dockless.volumes.prune(), Sequence[str])
+    dockless.volumes.remove(made.name)
+
+
 def mistakes() -> None:
     """Each line is a mistake; a type checker that takes it reports the comment as unused."""
     dockless.rnu(["true"])  # type: ignore[attr-defined]
@@ -68,6 +77,8 @@ async def awaited() -> None:
         assert_type(await found.attach(), aio.Attachment)
         async with found.open_stdin() as stdin:
             await stdin.write(b"x")
+    assert_type(await aio.volumes.get("data"), dockless.VolumeInfo)
+    assert_type(await aio.volumes.list(names="data"), Sequence[dockless.VolumeInfo])
     job = await aio.submit("host", ["true"], gpus=1)
     assert_type(job, aio.Submitted)
     assert_type(await job, dockless.Job)

@@ -33,7 +33,8 @@ Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Optio
 RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 Killed OutOfMemory SandboxLost TimedOut
-UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume Watch __version__ arun commit diff events list run start submit
+UnknownVolume UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume VolumeInUse VolumeInfo
+Watch __version__ arun commit diff events list run start submit
 """
 
 
@@ -77,6 +78,14 @@ FUNCTIONS = ("commit", "create", "diff", "events", "list", "run", "start", "subm
 def test_functions_that_are_awaited_have_the_same_parameters():
     assert {name: _parameters(getattr(aio, name)) for name in FUNCTIONS} == {
         name: _parameters(getattr(dockless, name)) for name in FUNCTIONS
+    }
+
+
+def test_volumes_that_are_awaited_have_the_same_parameters():
+    from dockless import volumes
+
+    assert {name: _parameters(getattr(aio.volumes, name)) for name in volumes.__all__} == {
+        name: _parameters(getattr(volumes, name)) for name in volumes.__all__
     }
 
 

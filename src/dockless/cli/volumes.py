@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dockless.base.typing import Any
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.output import age, confirmed, each, out, print_json, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
 from dockless.errors import BadInput
+
+if TYPE_CHECKING:
+    from dockless.sandbox.run.volumes import VolumeInfo
 
 _KEYS = ("name", "label", "dangling")
 _ACTIONS = ("create", "ls", "inspect", "rm", "prune")
@@ -41,23 +44,15 @@ def _create(options: Namespace) -> int:
 
     labels = _labels(options.label)
 
+    done: list[str] = []
+
     def make(name: str) -> None:
         volumes.create(name, labels)
-        if not options.quiet and not options.json:
-            out(name)
+        done.append(name)
 
     code = each(options.names, make, as_json=options.json)
-    if options.json:
-        print_json(options.names)
+    _say(done, options)
     return code
-
-
-def _described(name: str) -> dict[str, Any]:
-    from dockless.sandbox.run.volumes import existing, labels_of, users_of
-
-    path = existing(name)
-    known = {"name": name, "directory": str(path), "created": path.stat().st_mtime, "sandboxes": users_of(name)}
-    return known | {"labels": labels_of(name)}
 
 
 def _labels(texts: list[str]) -> dict[str, str]:
@@ -69,26 +64,26 @@ def _labels(texts: list[str]) -> dict[str, str]:
 
 
 def _chosen(filters: list[str]) -> list[dict[str, Any]]:
-    """Volumes as ``_described`` has them. ``BadInput`` for a filter that cannot be read."""
-    from dockless.sandbox.run.volumes import names
+    """Volumes as --json has them. ``BadInput`` for a filter that cannot be read."""
+    from dockless.sandbox.run.volumes import chosen
 
-    wanted: dict[str, list[str]] = {}
+    wanted: dict[str, list[str]] = {key: [] for key in _KEYS}
     for text in filters:
         key, _, value = text.partition("=")
         if key not in _KEYS or not value or (key == "dangling" and value not in ("true", "false")):
             hint = f"write KEY=VALUE; keys are {', '.join(_KEYS)}; dangling is true or false"
             raise BadInput(f"--filter {text[:60]!r} cannot be read", subject="--filter", hint=hint)
-        wanted.setdefault(key, []).append(value)
-    return [row for row in map(_described, names()) if all(_fits(row, key, values) for key, values in wanted.items())]
+        wanted[key].append(value)
+    pairs = [value.partition("=") for value in wanted["label"]]
+    labels = [(name, value if equals else None) for name, equals, value in pairs]
+    dangling = None if len(set(wanted["dangling"])) != 1 else wanted["dangling"][0] == "true"
+    return [_row(volume) for volume in chosen(names=wanted["name"], labels=labels, dangling=dangling)]
 
 
-def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
-    if key == "name":
-        return any(value in row["name"] for value in values)
-    if key == "dangling":
-        return ("false" if row["sandboxes"] else "true") in values
-    pairs = [value.partition("=") for value in values]
-    return all(name in row["labels"] and (not equals or row["labels"][name] == value) for name, equals, value in pairs)
+def _row(volume: VolumeInfo) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(volume)
 
 
 def _list(options: Namespace) -> int:
@@ -102,13 +97,15 @@ def _list(options: Namespace) -> int:
     elif options.format:
         show(options.format, rows)
     else:
-        table(("VOLUME", "CHANGED", "SANDBOXES"), [(row["name"], f"{age(row['created'])} ago", " ".join(row["sandboxes"])) for row in rows])
+        table(("VOLUME", "CHANGED", "SANDBOXES"), [(row["name"], f"{age(row['changed'])} ago", " ".join(row["sandboxes"])) for row in rows])
     return 0
 
 
 def _inspect(options: Namespace) -> int:
+    from dockless.sandbox.run.volumes import get
+
     found: list[dict[str, Any]] = []
-    code = each(options.names, lambda name: found.append(_described(name)), as_json=options.json)
+    code = each(options.names, lambda name: found.append(_row(get(name))), as_json=options.json)
     if options.format:
         show(options.format, found)
     else:
