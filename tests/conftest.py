@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support import apart, residue
+from support import apart, residue, sharing
 from support import requires as requirements
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +31,12 @@ hypothesis.settings.load_profile("dockless")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/* from what the tests produce now")
     parser.addoption("--needing", metavar="WORDS", help="only tests that require one of these words; cgroup2 covers every cgroup2:…")
+    parser.addoption(
+        "--share",
+        metavar="DIRECTORY",
+        type=lambda name: Path(name).resolve(),
+        help="only files that no other run with this directory, empty at first, has taken",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,6 +90,19 @@ def _keep_needing(words: set[str], config: pytest.Config, items: list[pytest.Ite
 
     config.hook.pytest_deselected(items=[item for item in items if not kept(item)])
     items[:] = filter(kept, items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    if session.config.option.share is None or session.config.option.collectonly or session.testsfailed:
+        return None
+    for item, following in sharing.in_turn(session.items, session.config.option.share):
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
