@@ -31,6 +31,7 @@ hypothesis.settings.load_profile("dockless")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/* from what the tests produce now")
     parser.addoption("--needing", metavar="WORDS", help="only tests that require one of these words; cgroup2 covers every cgroup2:…")
+    parser.addoption("--lacking", action="store_true", help="with --needing: only tests that cannot run here for want of such a word")
     parser.addoption(
         "--share",
         metavar="DIRECTORY",
@@ -86,7 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _keep_needing(words: set[str], config: pytest.Config, items: list[pytest.Item]) -> None:
     def kept(item: pytest.Item) -> bool:
         required = {word for mark in item.iter_markers("requires") for word in mark.args}
-        return not words.isdisjoint(required | {word.partition(":")[0] for word in required})
+        among = {word for word in required if not words.isdisjoint({word, word.partition(":")[0]})}
+        return any(map(requirements.missing, among)) if config.option.lacking else bool(among)
 
     config.hook.pytest_deselected(items=[item for item in items if not kept(item)])
     items[:] = filter(kept, items)

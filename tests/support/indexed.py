@@ -49,7 +49,7 @@ def mounted(layer: Layer) -> Iterator[Path]:
 def facts(root: Path) -> dict[str, tuple[object, ...]]:
     """Everything that a program can see below ``root``: path to kind and mode, owner, time, xattrs, names of the same file, content."""
     found: dict[str, list[object]] = {}
-    same: dict[int, list[str]] = {}
+    same: dict[tuple[int, int], list[str]] = {}  # an overlay shows the numbers that its layers have, each on a device of its own
     for top, directories, files in os.walk(root):
         for name in [".", *directories, *files] if top == str(root) else [*directories, *files]:
             path = os.path.join(top, name)
@@ -65,7 +65,7 @@ def facts(root: Path) -> dict[str, tuple[object, ...]]:
             )
             found[relative] = [oct(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns, info.st_nlink, xattrs, content]
             if not stat.S_ISDIR(info.st_mode):
-                same.setdefault(info.st_ino, []).append(relative)
+                same.setdefault((info.st_dev, info.st_ino), []).append(relative)
     for names in same.values():
         for name in names:
             found[name].append(tuple(sorted(names)))
