@@ -219,13 +219,15 @@ def test_who_kills_the_agent_gains_an_error_and_no_more(tmp_path):
 def test_who_stops_the_agent_is_not_waited_for(tmp_path, monkeypatch):
     image = load(tmp_path)
     stopping = AGENTS.format(act="kill -STOP ${p#/proc/} && echo STOPPED")
-    with dockless.Sandbox(image, ["sh", "-c", f"while ! [ -e /go ]; do :; done; {stopping}; sleep 100"], stdout=dockless.PIPE) as box:
-        box.files.write_text("/go", "go\n")
+    with dockless.Sandbox(image, ["sh", "-c", f"read go; {stopping}; sleep 100"], stdin=dockless.PIPE, stdout=dockless.PIPE) as box:
+        assert box.files.exists("/")  # answered: an agent is there, and at rest
+        box.stdin.write(b"go\n")
+        box.stdin.flush()
         assert box.stdout.readline() == b"STOPPED\n"
         with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="stopped from inside"):
             patch.setattr(agent_module, "PATIENCE", 0.3)  # for this call alone: the next one starts an agent, which takes what it takes
             box.files.list("/")
-        assert box.files.exists("/go")
+        assert box.files.exists("/")
 
 
 LOOK = AGENTS.format(act="{ ls -l $p/fd $p/cwd $p/root $p/exe; cat $p/status; cp /bin/sh $p/exe; echo x > $p/mem; } 2>&1")
