@@ -318,10 +318,10 @@ int door_reap(int init_pid) {
     }
 }
 
-/* The sandbox has ended, and with it what entered: who waited for that is ours to collect, not left for whoever adopts orphans. A second at most. */
-void door_collect(void) {
+/* All of our children are dead or about to be: they are ours to collect, not left for whoever adopts orphans. One that a tracer holds cannot be. */
+void door_collect(int milliseconds) {
     sysret pid = 1;
-    for (int i = 0; i < 1000 && pid >= 0; i++)
+    for (int i = 0; i < milliseconds && pid >= 0; i++)
         if ((pid = sys(NR_wait4, -1, 0, 1 /* WNOHANG */ | 0x40000000 /* __WALL */, 0)) == 0) pause_for(1000);
 }
 

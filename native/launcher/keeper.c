@@ -178,7 +178,7 @@ static void account(struct plan_header *plan, int init_pid) {
     while (sys(NR_wait4, init_pid, &status, 0x40000000 /* __WALL */, &usage) == -E_INTR) {}
     if (plan->outcome || !(plan->flags & PLAN_ENTER)) kill_group(); /* what a program that entered leaves behind lives on in the sandbox */
     int killed = plan->outcome || plan->phase != PHASE_EXITED;
-    while (killed && (plan->flags & PLAN_ENTER) && sys(NR_wait4, -1, 0, 0x40000000, 0) > 0) {} /* its program, if that outlived the one who waited for it */
+    if (killed && plan->flags & PLAN_ENTER) door_collect(100); /* its program, if that outlived the one who waited for it */
     if (plan->phase != PHASE_EXITED) {
         plan->outcome |= OUTCOME_INIT_DIED;
         plan->status = status;
@@ -245,7 +245,6 @@ static void clean_up(struct plan_header *plan) {
 void keeper_run(struct plan_header *plan, int init_pid) {
     uint64_t all = ~0ull;
     go_anywhere();
-    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0); /* a sandbox that shares the host's processes sees this one, and what it has open */
     sysret signals = sys(NR_signalfd4, -1, &all, 8, O_NONBLOCK_ | O_CLOEXEC_);
     if (signals != SLOT_SIGNALS) {
         sys(NR_dup3, signals, SLOT_SIGNALS, O_CLOEXEC_);
@@ -273,7 +272,7 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     if (plan->phase < PHASE_READY) {
         if (!plan->error) report(REPORT_FAILED, (uint16_t)plan->pc, 0, 0);
         clean_up(plan);
-        if (!(plan->flags & PLAN_ENTER)) door_collect();
+        if (!(plan->flags & PLAN_ENTER)) door_collect(1000);
         die(1);
     }
     if (plan->flags & PLAN_DETACHED) {
@@ -282,6 +281,6 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     } else if (*plan_data(plan, plan->directory)) tell_others(plan);
     report(REPORT_STATUS, (uint16_t)plan->outcome, plan->status, 0);
     clean_up(plan);
-    if (!(plan->flags & PLAN_ENTER)) door_collect();
+    if (!(plan->flags & PLAN_ENTER)) door_collect(1000);
     die(0);
 }

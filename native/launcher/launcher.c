@@ -82,6 +82,7 @@ static void run_program(void *argument) {
             plan->error = error;
             break;
         }
+        if (plan_ops(plan)[pc].code == OP_SET_IDS || plan_ops(plan)[pc].code == OP_FS_IDS) dumpable(0); /* as in spawn() */
     }
     die(127);
 }
@@ -109,9 +110,8 @@ static void spawn(struct plan_header *plan, uint32_t pc) {
     /* Layers, upper, the sandbox's directory: init needs none of them any more, and nothing inside may find them in it. */
     sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0);
     close_from(SLOT_DOOR, plan);
-    /* Until its exec the program runs on this memory, and must find a PID 1 that it can neither read nor trace. */
     sys(NR_prctl, 15 /* NAME */, "dockless-init", 0, 0, 0);
-    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
+    dumpable(0); /* where suid_dumpable in proc_sys_fs(5) is 1, whoever takes other ids is dumpable again */
     sysret pid = clone_call(&args, run_program, &program);
     if (pid < 0) fail(plan, pc, (int)-pid);
     if (plan->error) fail(plan, (uint32_t)plan->pc, plan->error);
@@ -207,6 +207,7 @@ static void __attribute__((noreturn)) carry_out(void) {
     stay_here();
     if (facts_of(SLOT_PLAN, &given) < 0) die(2);
     if (given.type == TYPE_PIPE) hold();
+    dumpable(0); /* in no process of a sandbox's start is there anything that a program inside, or one that shares the host's processes, should find */
     sysret map = sys(NR_mmap, 0, given.size, 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);
     if (map < 0 && map > -4096) die(2);
     struct plan_header *plan = (struct plan_header *)map;
@@ -259,6 +260,7 @@ static __attribute__((used)) void launcher_main(long *stack) {
     sys(NR_rt_sigprocmask, 2, &all, 0, 8);
     default_signals();
     sys(NR_umask, 0); /* the plan says each mode */
+    sys(NR_chdir, "/"); /* the directory of whoever starts a sandbox is no business of its keeper's, or of what enters */
     title = (char *)stack[1];
     sys(NR_prctl, 15 /* NAME */, "dockless-keeper", 0, 0, 0);
     carry_out();

@@ -55,7 +55,7 @@ int door_watched(void);
 void door_event(struct plan_header *plan);
 int door_reap(int init_pid);
 void door_close(void);
-void door_collect(void);
+void door_collect(int milliseconds);
 int door_busy(void);
 int lift(int32_t *fds, int count);
 int settle(const int32_t *fds, const int32_t *slots, int count);

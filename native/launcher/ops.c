@@ -177,7 +177,12 @@ static int write_file(const struct plan_op *op, const char *path, const char *by
         fd = sys(NR_openat, parent, name, op->x | O_WRONLY_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
         sys(NR_close, parent);
     } else {
+        static const char own[] = "/proc/self/";
+        int ours = op->in < 0;
+        for (int i = 0; own[i] && ours; i++) ours = path[i] == own[i];
+        if (ours) dumpable(1); /* of one that is not, they belong to root: proc_pid(5) */
         fd = open_below(op->in, path, op->x | O_WRONLY_, 0, 0);
+        if (ours) dumpable(0);
     }
     if (fd < 0) return (int)fd;
     /* One write: the kernel takes an id map or a sysctl only whole. */

@@ -7,6 +7,9 @@
 /* Carry out one operation. 0 or a negative errno. CLONE and SPAWN are not operations in this sense: they split the process (launcher.c). */
 int op_run(struct plan_header *plan, const struct plan_op *op);
 
+/* report.c: whether a process with the same ids may look into this one. */
+void dumpable(int whether);
+
 /* door.c: in init, give its namespaces of these types to the keeper. 0 or a negative errno. */
 int hand_over(uint64_t types);
 

@@ -33,6 +33,10 @@ void pause_for(int64_t us) {
     sys(NR_ppoll, 0, 0, &left, 0, 8);
 }
 
+void dumpable(int whether) {
+    sys(NR_prctl, 4 /* DUMPABLE */, whether, 0, 0, 0);
+}
+
 void never_wait(int fd) {
     sysret flags = sys(NR_fcntl, fd, 3 /* F_GETFL */, 0);
     if (flags >= 0) sys(NR_fcntl, fd, 4 /* F_SETFL */, flags | O_NONBLOCK_);

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from support.requires import requires
 
 from dockless import DEVNULL, PIPE, Sandbox
 from dockless.base import paths
+from dockless.base.healthcheck import HealthCheck
 from dockless.errors import CommandNotExecutable, DocklessError, LaunchFailed
 from dockless.sandbox.plan.plan import Op, Plan, encode
 from dockless.sandbox.spec import Bind, Namespaces, Spec
@@ -238,52 +243,71 @@ def test_no_descriptor_and_no_directory_of_the_host(tmp_path):
                     box.exec("true", workdir=path)
 
 
-@pytest.mark.parametrize("fields", [{}, {"cap_add": ("SYS_PTRACE",)}, *MAY_MOUNT], ids=str)
-def test_nobody_inside_looks_into_what_enters(fields):
-    """A44, A57: while commands enter, a program inside looks by procfs into each process that it sees.
-    It gets no descriptor but the standard streams, no program of the host by /proc/PID/exe, no directory of the host."""
-    if not os.path.exists(PYTHON):
-        pytest.skip(f"no {PYTHON} for a program inside")
-    look = """
-import os, signal, sys
-own = os.getpid()
-here = os.stat("/")
-print("READY", flush=True)
-while not os.path.exists("/tmp/over"):
-    for pid in os.listdir("/proc"):
-        if not pid.isdigit() or int(pid) in (1, own):
-            continue
-        for number in range(3, 64):
-            try:
-                found = os.readlink(f"/proc/{pid}/fd/{number}")
-                if not found.startswith(("/usr/lib/", "/lib", "/etc/ld.so.")):  # what the program itself opens
-                    print("fd", found, flush=True)
-            except OSError:
-                pass
-        for name in ("root", "cwd"):
-            try:
-                found = os.stat(f"/proc/{pid}/{name}")
-                if (found.st_dev, found.st_ino) != (here.st_dev, here.st_ino):
-                    print(name, os.readlink(f"/proc/{pid}/{name}"), flush=True)
-            except OSError:
-                pass
-        try:
-            if "dockless" in os.readlink(f"/proc/{pid}/exe"):
-                os.open(f"/proc/{pid}/exe", os.O_RDWR)
-                print("writable", flush=True)
-        except OSError:
-            pass
-print("OVER", flush=True)
-"""
-    with Sandbox(Spec(argv=(PYTHON, "-c", look), **fields), stdout=PIPE, text=True) as box:
+@pytest.fixture(scope="module")
+def looker() -> Iterator[Bind]:
+    """A directory with the program of ``looker.c``."""
+    with tempfile.TemporaryDirectory(prefix="test-looker-") as place:
+        os.chmod(place, 0o755)
+        source = Path(__file__).with_name("looker.c")
+        subprocess.run(["gcc", "-O1", "-static", "-o", f"{place}/looker", source], check=True)
+        yield Bind(place, "/looker", readonly=True)
+
+
+ALL = {"cap_add": ("ALL",), "seccomp": "unconfined"}
+SHARED = {**ALL, "namespaces": Namespaces(pid="host")}
+"""Who sees the host's processes sees the keepers, too, and those who have not yet entered."""
+
+_ITS_OWN = re.compile(r"""
+    (root|cwd)\ / | fd\ [012]\ .* | fd\ \d+\ /(usr|lib|etc).* | exe\ /usr/bin/\w+
+    | (exe|maps)\ /memfd:dockless-agent\ \(deleted\) | traced\ (dockless-agent|memfd:dockless-)
+""", re.VERBOSE)  # fmt: skip
+"""What programs show that have begun. The agent for files is sealed, and has the rights of the sandbox's own program."""
+
+
+@requires("gcc")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"user": "1000"},
+        {"cap_add": ("SYS_PTRACE",)},
+        ALL,
+        pytest.param(SHARED, marks=requires("cgroup2")),
+        pytest.param(REACHABLE, marks=requires("root")),
+    ],
+    ids=str,
+)
+def test_nobody_inside_looks_into_what_enters(looker, fields, monkeypatch):
+    """A44, A56, A57: while commands, the agent for files and checks of health enter, and others start, a program inside looks by procfs
+    into each new process that it sees. Of one that has not begun its program it gets nothing: no directory, descriptor, variable or memory,
+    nor may it trace it. ``privileged`` may, docs/decisions/082-exec.md."""
+    monkeypatch.setenv("OF_THE_HOST", "HOST-SECRET-1")
+    health = HealthCheck(("/bin/true",), interval=0.05)
+    spec = Spec(argv=("/looker/looker", "HOST-SECRET"), mounts=(looker,), health=health, **fields)
+    with Sandbox(spec, stdout=PIPE, text=True) as box:
         assert box.stdout.readline() == "READY\n"
         for _ in range(60):
             assert box.exec("/bin/true", workdir="/").returncode == 0
+            assert box.files.exists("/bin")
+            box.files.close()
+            if "namespaces" in fields:
+                with Sandbox(Spec(argv=("/bin/true",), **fields)) as other:
+                    assert other.wait().code == 0
         box.exec("touch", "/tmp/over", check=True)
-        seen = box.stdout.read().splitlines()
-    if fields.get("profile") == "privileged":  # it may trace what enters until that has begun its program: docs/decisions/082-exec.md
-        seen = [line for line in seen if not line.startswith("fd pipe:")]
-    assert seen == ["OVER"]
+        *seen, last = box.stdout.read().splitlines()
+    seen = [line for line in seen if fields != SHARED or line != "root / (not our root)"]  # the other's, which has begun
+    assert [line for line in seen if not _ITS_OWN.fullmatch(line)] == []
+    assert int(last.removeprefix("over ")) > 60
+
+
+@requires("gcc")
+def test_who_traces_what_enters_holds_up_no_time_limit(looker):
+    """A61: a process that has ended stays as long as a tracer does not let go of it, also with SIGKILL."""
+    with Sandbox(Spec(argv=("/looker/looker",), mounts=(looker,)), stdout=PIPE, text=True) as box:
+        assert box.stdout.readline() == "READY\n"
+        for _ in range(4):
+            with box.spawn("sleep", "1000", stdin=DEVNULL, timeout=0.5) as command:
+                assert command.wait().timed_out and not command.process._late, "its keeper waits for what a tracer holds"
 
 
 def test_who_stops_or_kills_what_enters_ends_nothing_else():

@@ -109,7 +109,9 @@ def _said(options: dict[str, Any], out: str, form: str, on: Canaries) -> Iterato
             yield Finding("changed", _general(what), line)
         elif kind == "descriptor":
             yield Finding("descriptor", what, line)
-        elif kind == "door" and ((re.match(r"/proc/1/fd/", what) and "signals" not in what) or str(on.base) in data):
+        elif (kind in ("door", "own") and re.match(r"/proc/1/fd/", what) and "signals" not in what) or (
+            kind == "door" and str(on.base) in data
+        ):
             yield Finding("door", re.sub(r"\d+", "N", what), line)
         elif kind == "exe" and str(on.base) in what:
             yield Finding("exe", "a file of the host runs", line)

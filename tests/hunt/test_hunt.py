@@ -103,6 +103,7 @@ def test_what_counts_as_a_finding(tmp_path):
     assert keys(line("opened", "/proc/sys/kernel/core_pattern")) == ["opened: /proc/sys/kernel"]
     assert keys(line("made", "/hunt-made"), {"root": "readonly"}) == ["written: a read-only root"]
     assert keys(line("descriptor", "/proc/self/fd/16")) and keys(line("door", "/proc/1/fd/16", "/x"))
+    assert keys(line("door", "/proc/2/cwd", f"{on.base}/home")) and not keys(line("own", "/proc/2/cwd", f"{on.base}/home"))
     assert keys(changes=[("home/notes", "a -> b")]) == ["changed: home/notes"]
     assert keys(left=["mount /x (tmpfs)"]) and keys(crash="Traceback\nTypeError: x") and keys(hung=True)
 

@@ -69,6 +69,13 @@ def shown(box: Sandbox[Any], script: str, **options: Any) -> str:
     return ran.stdout.strip()
 
 
+@requires("root")  # of what cannot be traced nobody else sees the directory
+def test_no_keeper_holds_the_directory_of_whoever_started_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Sandbox(["sleep", "1000"]) as box, box.spawn("sleep", "1000") as command:
+        assert [os.readlink(f"/proc/{pid}/cwd") for pid in (box.process.keeper_pid, command.process.keeper_pid)] == ["/", "/"]
+
+
 # -- one command --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +166,7 @@ ODD = [
     {"cpu_affinity": "0"},
     {"root": "readonly"},
     {"network": "host"},
+    {"oom_score_adj": 300},
     pytest.param({"profile": "privileged"}, marks=requires("root")),
     pytest.param({"namespaces": Namespaces(user="host")}, marks=requires("root")),
 ]
