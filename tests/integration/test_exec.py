@@ -70,9 +70,8 @@ def shown(box: Sandbox[Any], script: str, **options: Any) -> str:
 
 
 @requires("root")  # of what cannot be traced nobody else sees the directory
-def test_no_keeper_holds_the_directory_of_whoever_started_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with Sandbox(["sleep", "1000"]) as box, box.spawn("sleep", "1000") as command:
+def test_no_keeper_holds_the_directory_of_whoever_started_it(tmp_path):
+    with contextlib.chdir(tmp_path), Sandbox(["sleep", "1000"]) as box, box.spawn("sleep", "1000") as command:
         assert [os.readlink(f"/proc/{pid}/cwd") for pid in (box.process.keeper_pid, command.process.keeper_pid)] == ["/", "/"]
 
 
