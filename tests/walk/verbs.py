@@ -153,8 +153,8 @@ async def conversation(t: Try) -> None:
             for _ in range(10):
                 reader.feed(await command.stdout.readline())
         command.stdin.close()
-        reader.end()
-        t.went_well(await command.wait())
+        if t.went_well(await command.wait()):
+            reader.end()
 
 
 async def patience(t: Try) -> None:
