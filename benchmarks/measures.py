@@ -23,7 +23,7 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How many ``starts`` of what takes milliseconds, ``slow_starts`` of what takes tenths of seconds; ``limit``: seconds for one race,
-    ``patience`` of these for quiet moments."""
+    ``patience`` of these for quiet moments. ``at_once``: sandboxes."""
 
     starts: int = 300
     slow_starts: int = 40
@@ -31,6 +31,7 @@ class Effort:
     limit: float = 110.0
     patience: float = 60.0
     resident: int = 8 * GIB
+    at_once: int = 1000
     only_peers: tuple[str, ...] = ()
 
 
@@ -205,6 +206,27 @@ def entering(scene: Scene, effort: Effort) -> Table:
     return measure(scene, max(20, effort.starts // 3))
 
 
+def many(scene: Scene, effort: Effort) -> Table:
+    """Sandboxes that run at once."""
+    from benchmarks.many import many as measure
+
+    return measure(scene, effort.at_once)
+
+
+def forks(scene: Scene, effort: Effort) -> Table:
+    """Forks of one."""
+    from benchmarks.many import forks as measure
+
+    return measure(scene, effort.at_once // 10)
+
+
+def together(scene: Scene, effort: Effort) -> Table:
+    """Commands in one sandbox from one loop."""
+    from benchmarks.many import together as measure
+
+    return measure(scene, effort.at_once // 5)
+
+
 MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "start": start,
     "memory": memory,
@@ -213,4 +235,7 @@ MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "detail": detail,
     "threads": threads,
     "exec": entering,
+    "many": many,
+    "forks": forks,
+    "together": together,
 }

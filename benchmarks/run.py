@@ -1,7 +1,7 @@
 """``make bench``: measure, print tables, write JSON.
 
-    run.py [--quick] [--starts N] [--burst N] [--only start,memory,command,keeper,detail,threads,exec] [--peers crun,bwrap] [--pin CPU]
-            [--resident 8G] [--json FILE | -]
+    run.py [--quick] [--starts N] [--burst N] [--only start,memory,command,keeper,detail,threads,exec,many,forks,together]
+            [--peers crun,bwrap] [--pin CPU] [--resident 8G] [--json FILE | -]
 
 Takes about three minutes, ``--quick`` half a minute. Results go to benchmarks/results.
 """
@@ -51,7 +51,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def effort(words: argparse.Namespace) -> measures.Effort:
     chosen = measures.Effort(burst=words.burst, resident=words.resident, only_peers=tuple(name for name in words.peers.split(",") if name))
     if words.quick:
-        chosen = replace(chosen, starts=50, slow_starts=6, limit=20.0, patience=3.0, resident=min(chosen.resident, 2 << 30))
+        chosen = replace(chosen, starts=50, slow_starts=6, limit=20.0, patience=3.0, resident=min(chosen.resident, 2 << 30), at_once=100)
     return replace(chosen, starts=words.starts) if words.starts else chosen
 
 

@@ -22,7 +22,7 @@ import dockless
 from dockless import aio
 
 Call = Callable[["Lane"], Coroutine[Any, Any, Any]]
-_AT_ONCE = frozenset(("poll", "kill", "terminate", "send_signal", "resize", "close", "watch", "as_user", "chunks", "logs"))
+_AT_ONCE = frozenset(("poll", "kill", "terminate", "send_signal", "resize", "close", "watch", "as_user", "chunks", "logs", "spawn"))
 """Methods that ``dockless.aio`` does not await either."""
 
 
