@@ -19,7 +19,7 @@ from dockless.errors import BadDigest, BadImage, DocklessError, UnsafeLayer
 from dockless.images.catalog.catalog import LAYER_FILE, Catalog
 from dockless.images.catalog.pruning import unlist
 from dockless.images.files import explained, remove_tree, temporary_directory
-from dockless.images.layers import erofs
+from dockless.images.layers import erofs, whiteouts
 from dockless.images.layers.compression import CHUNK, Decompressed
 from dockless.images.layers.layers import MERGED_FILE, Layer
 from dockless.images.layers.merging import merge
@@ -207,7 +207,7 @@ def _compare(blob: BinaryIO, root: Path) -> None:
     for name, member in members.items():
         parts = name.split(b"/")
         above = {b"/".join(parts[:depth]) for depth in range(1, len(parts))}
-        special = any(part.startswith(b".wh.") or part in (b"", b".") for part in parts)
+        special = any(part.startswith(whiteouts.IN_TAR) or part in (b"", b".") for part in parts)
         replaced = any(members[one].kind != "directory" for one in above if one in members)
         if member.kind not in ("file", "symlink") or special or replaced:
             continue

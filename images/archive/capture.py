@@ -33,6 +33,7 @@ from dockless.images.archive.diff import Upper, WrittenLayer, layer_of, open_roo
 from dockless.images.archive.entries import Data
 from dockless.images.archive.tarwriter import Writable, segments
 from dockless.images.files import check_room
+from dockless.images.layers import whiteouts
 from dockless.images.layers.layers import Layer
 from dockless.images.layers.walk import changed, too_long
 from dockless.native import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
@@ -250,16 +251,16 @@ def _write(fd: int, piece: bytes, at: int) -> bool:
 
 def _noted(last: Survey, copies: _Copies, upper: Upper) -> Iterator[Noted]:
     """As ``walk`` gives an upper."""
-    prefix = b"user.overlay." if upper.userxattr else b"trusted.overlay."
-    by_xattr: dict[bytes, bool] = {}
+    prefix = whiteouts.prefix(userxattr=upper.userxattr)
+    has_marked: set[bytes] = set()
     for path, entry in last.sorted():
-        copy, mode = copies.of(entry.info), entry.info.st_mode
-        mark = copy.xattrs.get(prefix + b"opaque") if stat.S_ISDIR(mode) else None
-        if mark == b"x":
-            by_xattr[path] = True
-        marked = stat.S_ISREG(mode) and not entry.info.st_size and prefix + b"whiteout" in copy.xattrs
-        whiteout = (stat.S_ISCHR(mode) and not entry.info.st_rdev) or (marked and path.rpartition(b"/")[0] in by_xattr)
-        yield Noted(path, entry.info, entry.name, copy, mark == b"y" and bool(path), whiteout)
+        copy = copies.of(entry.info)
+        mark = copy.xattrs.get(prefix + b"opaque") if stat.S_ISDIR(entry.info.st_mode) else None
+        if mark == whiteouts.HAS_MARKED:
+            has_marked.add(path)
+        marked = path.rpartition(b"/")[0] in has_marked and whiteouts.is_marked(entry.info, copy.xattrs, prefix)
+        whiteout = whiteouts.is_whiteout(entry.info) or marked
+        yield Noted(path, entry.info, entry.name, copy, mark == whiteouts.HIDES and bool(path), whiteout)
 
 
 def _xattrs(fd: int) -> dict[bytes, bytes]:

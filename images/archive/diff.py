@@ -34,12 +34,10 @@ from dockless.errors import ImageError
 from dockless.images.archive.entries import Data, Entries, Owners, T, Thing, opened
 from dockless.images.archive.tarwriter import TarWriter, Writable
 from dockless.images.files import explained
+from dockless.images.layers import whiteouts
 from dockless.images.layers.layers import Layer
-from dockless.images.layers.merged import Merged, Node, is_whiteout, show
+from dockless.images.layers.merged import Merged, Node, show
 from dockless.images.layers.walk import WalkedFile, walk
-
-WHITEOUT = b".wh."
-OPAQUE = b".wh..wh..opq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +126,9 @@ def layer_of(
         for step in _steps(things, upper, below):
             folder, _, name = step.found.path.rpartition(b"/")
             if step.kind == "D":
-                entries.mark((folder + b"/" if folder else b"") + WHITEOUT + name)
+                entries.mark((folder + b"/" if folder else b"") + whiteouts.IN_TAR + name)
                 continue
-            if name.startswith(WHITEOUT):
+            if name.startswith(whiteouts.IN_TAR):
                 raise ImageError(
                     f"{show(step.found.path)} cannot be in an image: a name that starts with .wh. means that something is deleted",
                     subject=show(step.found.path),
@@ -138,7 +136,7 @@ def layer_of(
                 )
             entries.add(step.found)
             if step.emptied is not None:
-                entries.mark(step.found.path + b"/" + OPAQUE)
+                entries.mark(step.found.path + b"/" + whiteouts.OPAQUE_IN_TAR)
     tar.finish()
     return WrittenLayer(entries.members, entries.size, entries.warnings)
 
@@ -215,7 +213,7 @@ def _refuse(found: Thing, userxattr: bool) -> None:
 def _has(found: WalkedFile, name: bytes) -> bool:
     """Whether the opaque directory ``found`` brings something of that name itself."""
     try:
-        return not is_whiteout(os.stat(found.place + b"/" + name, follow_symlinks=False))
+        return not whiteouts.is_whiteout(os.stat(found.place + b"/" + name, follow_symlinks=False))
     except FileNotFoundError:
         return False
 

@@ -7,8 +7,8 @@ the two reaches the host, whatever the order of members (attacks A1-A8, A15). Na
 
 A parent that this layer does not list is looked up in the layers below and made with the owner, mode and times it has there, because
 overlayfs shows the topmost directory's. A hard link to a file of a lower layer copies that file up first, as link(2) on a mounted overlay
-would. Whiteouts ``.wh.x`` become a character device 0:0, ``.wh..wh..opq`` the xattr ``trusted.overlay.opaque`` (root) or
-``user.overlay.opaque`` (ordinary user); both hide only what lies below, never what this layer brings, in whatever order they come.
+would. Whiteouts and opaque directories (``whiteouts.py``) hide only what lies below, never what this layer brings, in whatever order they
+come.
 
 As root: owners, setuid bits, capabilities, ACLs, devices and xattrs are kept. As root of a user namespace (``owned``) all but devices. As
 an ordinary user everything belongs to her, devices and what only root may set are left out, and ``warnings`` says so. Xattrs that

@@ -1,9 +1,9 @@
 """Looking up a path as the merged image shows it: whiteouts, opaque directories, symbolic links resolved inside, never out of the layers.
 
-Layers are given from top to bottom, in the form overlayfs takes: a whiteout is a character device 0:0, an opaque
-directory carries ``trusted.overlay.opaque`` or ``user.overlay.opaque`` = ``y``. A walk goes component by component on descriptors with
-``O_NOFOLLOW``; a link is expanded by hand against the merged root, ``..`` stops at the root, and 40 links are enough (attacks A2, A15,
-A35). This is as strict as ``openat2(RESOLVE_IN_ROOT)`` on one layer, and it knows what lies in the layers below.
+Layers are given from top to bottom, in the form overlayfs takes (``whiteouts.py``), as dockless writes it: no whiteout is a file that is
+marked. A walk goes component by component on descriptors with ``O_NOFOLLOW``; a link is expanded by hand against the merged root, ``..``
+stops at the root, and 40 links are enough (attacks A2, A15, A35). This is as strict as ``openat2(RESOLVE_IN_ROOT)`` on one layer, and it
+knows what lies in the layers below.
 
 https://docs.kernel.org/filesystems/overlayfs.html
 """
@@ -20,11 +20,11 @@ from types import TracebackType
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import BinaryIO
 from dockless.errors import BadImage, UnsafeLayer
+from dockless.images.layers import whiteouts
 from dockless.images.layers.layers import Layer
 
 LINKS_MAX = 40
 PATH_MAX = 4096
-OPAQUE = (b"trusted.overlay.opaque", b"user.overlay.opaque")
 Parts = tuple[bytes, ...]
 
 
@@ -84,7 +84,7 @@ class Merged:
                         continue
                     raise
                 if not stat.S_ISDIR(found.st_mode):
-                    if not layers and not is_whiteout(found):
+                    if not layers and not whiteouts.is_whiteout(found):
                         return Node((*node.parts, name), (layer,), found)
                     break
                 info = info or found
@@ -187,27 +187,12 @@ def read_file(layers: Sequence[Layer], path: str, limit: int) -> bytes | None:
     return data
 
 
-def is_whiteout(info: os.stat_result) -> bool:
-    return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
-
-
 def _is_opaque(parent: int, name: bytes) -> bool:
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        return has_opaque(fd)
+        return whiteouts.is_opaque(fd)
     finally:
         os.close(fd)
-
-
-def has_opaque(fd: int) -> bool:
-    """Whether the directory ``fd`` is marked opaque."""
-    for key in OPAQUE:
-        try:
-            if os.getxattr(fd, key) == b"y":
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def _split(path: bytes) -> list[bytes]:

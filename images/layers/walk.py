@@ -1,15 +1,12 @@
 """Walking one or several overlay layers as one tree: sorted, on descriptors, without recursion, whatever lies there.
 
 ``walk`` takes the roots of layers, top first, and gives everything of the merged tree, parents before what is in them, names in the order
-of their bytes. A whiteout (a character device 0:0, or an empty file with the xattr ``overlay.whiteout`` in a directory whose
-``overlay.opaque`` is ``x``) hides what lies below; an opaque directory hides the directories below. With ``raw`` (one root) whiteouts are
-given instead of obeyed: that is how an upper is read.
+of their bytes. A whiteout hides what lies below, an opaque directory the directories below (``whiteouts.py``). With ``raw`` (one root)
+whiteouts are given instead of obeyed: that is how an upper is read.
 
 Directories are opened one name at a time with ``O_NOFOLLOW``. A bounded number of them is held open; deeper ones let go of those above,
 which are opened anew, and checked to be the same, when the walk comes back. So neither depth nor breadth of a tree matters, and a tree that
 somebody moves about meanwhile cannot lead elsewhere.
-
-https://docs.kernel.org/filesystems/overlayfs.html
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from dockless.base.dataclass import dataclass, field
 from dockless.errors import ImageError
+from dockless.images.layers import whiteouts
 from dockless.images.layers.merged import PATH_MAX, show
 
 _OPEN_MAX = 200
@@ -81,13 +79,13 @@ class _Level:
     fds: list[int]
     ids: list[tuple[int, int]]
     todo: list[bytes] = field(default_factory=list)
-    by_xattr: tuple[bool, ...] = ()
+    has_marked: tuple[bool, ...] = ()
 
 
 def walk(roots: Sequence[int], *, userxattr: bool, raw: bool = False) -> Iterator[WalkedFile]:
     """Everything below ``roots`` (descriptors of directories, top first), the root first. ``userxattr``: the marks are ``user.overlay.*``,
     as an ordinary user's mounts have them, and not ``trusted.overlay.*``."""
-    walker = _Walker(roots, b"user.overlay." if userxattr else b"trusted.overlay.", raw)
+    walker = _Walker(roots, whiteouts.prefix(userxattr=userxattr), raw)
     try:
         yield from walker.all()
     finally:
@@ -155,25 +153,18 @@ class _Walker:
             fd = os.open(name, _DIRECTORY, dir_fd=level.fds[at])
             fds.append(fd)
             layers.append(layer)
-            opaque = self._mark(fd, b"opaque") == b"y"
+            opaque = whiteouts.opaque(fd, self._prefix) == whiteouts.HIDES
             first = first or WalkedFile(path, info, layer, level.fds[at], name, opaque)
             if opaque:
                 break
         return first, layers, fds
 
     def _is_whiteout(self, level: _Level, at: int, name: bytes, info: os.stat_result) -> bool:
-        if stat.S_ISCHR(info.st_mode):
-            return info.st_rdev == 0
-        return level.by_xattr[at] and stat.S_ISREG(info.st_mode) and info.st_size == 0 and self._has_mark(level.fds[at], name)
-
-    def _has_mark(self, parent: int, name: bytes) -> bool:
-        return self._prefix + b"whiteout" in all_xattrs(b"/proc/self/fd/%d/%s" % (parent, name))
-
-    def _mark(self, fd: int, name: bytes) -> bytes:
-        try:
-            return os.getxattr(fd, self._prefix + name)
-        except OSError:
-            return b""
+        if whiteouts.is_whiteout(info):
+            return True
+        if not level.has_marked[at] or info.st_size:
+            return False
+        return whiteouts.is_marked(info, all_xattrs(b"/proc/self/fd/%d/%s" % (level.fds[at], name)), self._prefix)
 
     # -- directories -----------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +177,7 @@ class _Walker:
         for fd in fds:
             names.update(os.fsencode(entry) for entry in os.listdir(fd))
         level.todo = sorted(names, reverse=True)
-        level.by_xattr = tuple(self._mark(fd, b"opaque") == b"x" for fd in fds)
+        level.has_marked = tuple(whiteouts.opaque(fd, self._prefix) == whiteouts.HAS_MARKED for fd in fds)
         for above in self._levels[:-1]:
             if self._open <= _OPEN_MAX:
                 break

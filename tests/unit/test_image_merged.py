@@ -13,7 +13,8 @@ from support.requires import requires
 
 from dockless.errors import BadImage, UnsafeLayer
 from dockless.images.layers.layers import Layer, opened
-from dockless.images.layers.merged import LINKS_MAX, PATH_MAX, Merged, Node, _is_opaque, has_opaque, is_whiteout, read_file, show
+from dockless.images.layers.merged import LINKS_MAX, PATH_MAX, Merged, Node, _is_opaque, read_file, show
+from dockless.images.layers.whiteouts import is_opaque, is_whiteout
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_both_marks_count(tmp_path):
         (tmp_path / name).mkdir()
         os.setxattr(tmp_path / name, name, b"y")
         fds.append(os.open(tmp_path / name, os.O_RDONLY))
-    assert [has_opaque(fd) for fd in fds] == [True, True, False]
+    assert [is_opaque(fd) for fd in fds] == [True, True, False]
     os.symlink("user.overlay.opaque", tmp_path / "link")
     with Merged([Layer(tmp_path)]) as view, view._opened(0, ()) as parent:
         assert [_is_opaque(parent, name) for name in (b"user.overlay.opaque", b"trusted.overlay.origin")] == [True, False]
