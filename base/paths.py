@@ -85,6 +85,15 @@ def config_file() -> Path:
     return _place("", "", "XDG_CONFIG_HOME", ".config") / "dockless.toml"
 
 
+def absolute(path: str, what: str) -> str:
+    """A path of the host as people write it: relative to the current directory, or with ``~``. ``BadInput`` where there is none."""
+    try:
+        return os.path.abspath(os.path.expanduser(path))
+    except FileNotFoundError:
+        hint = "go to a directory that exists, or write the whole path"
+        raise BadInput(f"{what}: {path[:80]!r} is relative, and the current directory is gone", subject=what, hint=hint) from None
+
+
 def make(directory: Path, mode: int = 0o700, parents: int = 0o711) -> Path:
     """Make a directory and what is missing above it with exactly these modes, whatever the umask is. What is there stays as it is.
     ``Unwritable`` where that cannot be."""

@@ -21,9 +21,9 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.base.idmaps import IdMap
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
+from dockless.sandbox.freezing import Freezing
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.spec import Spec
-from dockless.sandbox.standstill import Standstill
 
 if TYPE_CHECKING:
     from dockless.images import Image
@@ -59,7 +59,7 @@ class Changes:
         """Added, changed and deleted paths, as ``docker diff`` has them."""
         from dockless.images.archive import diff
 
-        with self._still(pause):
+        with self._frozen(pause):
             return diff.changes(self.upper, self.base.layers)
 
     def export(
@@ -69,7 +69,7 @@ class Changes:
         from dockless.images import Store
         from dockless.images.archive.export import export
 
-        with self._still(pause):
+        with self._frozen(pause):
             return export(self.base, destination, upper=self.upper, compression=compression, level=level, store=Store())
 
     def commit(
@@ -99,12 +99,12 @@ class Changes:
             if not self.running or not pause:
                 return write_layer(self.upper, self.base.layers, out, clamp=clamp)
             with (
-                Standstill(self.id, self.cgroup, self.path.parent) as still,
+                Freezing(self.id, self.cgroup, self.path.parent) as freezing,
                 tempfile.TemporaryFile(dir=store.root / "tmp", buffering=0) as spool,
             ):
                 what = f"the changes of sandbox {self.id}"
-                written = write_running(self.upper, self.base.layers, out, spool.fileno(), still, what=what, clamp=clamp)
-                stood = still.seconds
+                written = write_running(self.upper, self.base.layers, out, spool.fileno(), freezing, what=what, clamp=clamp)
+                stood = freezing.seconds
                 return written
 
         made = commit(
@@ -120,13 +120,13 @@ class Changes:
         )
         return replace(made, paused=stood)
 
-    def _still(self, pause: bool) -> contextlib.AbstractContextManager[None]:
-        """Nothing in it moves while the block runs. Without ``pause`` it goes on, at the caller's risk."""
-        return self._standing() if self.running and pause else contextlib.nullcontext()
-
     @contextlib.contextmanager
-    def _standing(self) -> Iterator[None]:
-        with Standstill(self.id, self.cgroup, self.path.parent) as still, still():
+    def _frozen(self, pause: bool) -> Iterator[None]:
+        """Nothing in it moves while the block runs. Without ``pause`` it goes on, at the caller's risk."""
+        if self.running and pause:
+            with Freezing(self.id, self.cgroup, self.path.parent) as freezing, freezing():
+                yield
+        else:
             yield
 
 

@@ -1,4 +1,4 @@
-"""The states of a sandbox."""
+"""The states of a sandbox, and of its health."""
 
 from dockless.base.typing import Literal, get_args
 
@@ -6,6 +6,8 @@ State = Literal["created", "starting", "running", "paused", "restarting", "exite
 """``created``: it was never started; ``starting``: no program has been exec'd yet; ``paused``: it stands still; ``restarting``: it has
 ended, and its restart policy restarts it; ``vanished``: it ended without a sound record, or before its program began."""
 STATES: tuple[State, ...] = get_args(State)
+HealthStatus = Literal["starting", "healthy", "unhealthy"]
+HEALTHS: tuple[HealthStatus, ...] = get_args(HealthStatus)
 RUNNING = ("starting", "running", "paused")
 """It has a keeper."""
 ALIVE = (*RUNNING, "restarting")

@@ -10,7 +10,6 @@ import time
 from types import TracebackType
 
 from dockless.base.dataclass import dataclass
-from dockless.base.typing import Literal, get_args
 from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone
 from dockless.native import inotify
@@ -18,13 +17,12 @@ from dockless.native.inotify import Inotify
 from dockless.sandbox.run import process, records
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.records import numbers_of, whole
+from dockless.sandbox.state import HEALTHS, HealthStatus
 
 NAME = "health"
 _ENDING = 0.05
 """Seconds between the removal of a foreground sandbox's directory and the end of its keeper."""
 _NUMBERS = ("state", "streak", "count", "status", "outcome", "began_ns", "ended_ns", "changed_ns")
-HealthStatus = Literal["starting", "healthy", "unhealthy"]
-HEALTHS: tuple[HealthStatus, ...] = get_args(HealthStatus)
 
 
 @dataclass(frozen=True, slots=True)

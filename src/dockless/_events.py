@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from dockless._filters import has_labels, is_image
 from dockless.base.checks import checked
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput
@@ -52,8 +53,8 @@ def wanted(
         return (
             (not kinds or event.kind in kinds)
             and (not ids or event.id in ids or event.details.get("old") in ids)
-            and (not images or any(event.image == name or event.image.startswith((f"{name}:", f"{name}@")) for name in images))
-            and all(name in event.labels and value in (None, event.labels[name]) for name, value in labels.items())
+            and (not images or is_image(event.image, images))
+            and has_labels(event.labels, labels)
         )
 
     return fits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dockless._box import Sandbox
+from dockless._filters import has_labels
 from dockless._life import check_labels, state_of
 from dockless._options import image_and_args, make_spec
 from dockless._pulling import Tell, leased, present
@@ -130,4 +131,4 @@ def _has(box: object, labels: Mapping[str, str | None]) -> bool:
         known = box.labels  # type: ignore[attr-defined]
     except SandboxGone:
         return False
-    return all(name in known and value in (None, known[name]) for name, value in labels.items())
+    return has_labels(known, labels)

@@ -15,7 +15,7 @@ from dockless.base.checks import annotation, check
 from dockless.base.fields import Keyword, as_it_is, filled
 from dockless.base.healthcheck import HealthCheck
 from dockless.base.later import re
-from dockless.base.paths import Argument
+from dockless.base.paths import Argument, absolute
 from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import parse_duration, parse_signal, parse_size
@@ -211,83 +211,16 @@ def _decimal(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
-def absolute(path: str, what: str) -> str:
-    """A path of the host as people write it: relative to the current directory, or with ``~``. ``BadInput`` where there is none."""
-    try:
-        return os.path.abspath(os.path.expanduser(path))
-    except FileNotFoundError:
-        hint = "go to a directory that exists, or write the whole path"
-        raise BadInput(f"{what}: {path[:80]!r} is relative, and the current directory is gone", subject=what, hint=hint) from None
-
-
 def _mounts(value: Iterable[str | Mount], name: str) -> tuple[Mount, ...]:
+    from dockless._mounts import parse_mount
+
     return tuple(parse_mount(mount) if isinstance(mount, str) else mount for mount in value)
 
 
-_ALWAYS = ("private", "rprivate", "nosuid", "nodev")
-"""What every bind and volume is: nothing mounted later travels, and it has no devices and no set-user-id programs."""
-_MOUNT_FLAGS = {
-    **dict.fromkeys(("z", "Z"), "the labels of SELinux are left as they are: leave it out, or chcon(1) the directory as root"),
-    **dict.fromkeys(("cached", "delegated", "consistent"), "that is for Docker Desktop: leave it out"),
-    **dict.fromkeys(("shared", "rshared", "slave", "rslave"), "what is mounted later does not travel: mount it before"),
-    "nocopy": "nothing of the image is copied into a volume anyway: leave it out",
-    "noexec": "a bind can be executed; --tmpfs /inside:noexec cannot",
-    "U": "idmap shifts the owners and changes no file: /on/the/host:/inside:idmap",
-    "O": "changes to a bind are changes on the host: bind it read-only (ro), or copy it with dockless cp",
-}
+def _tmpfs(value: Iterable[str], name: str) -> tuple[Mount, ...]:
+    from dockless._mounts import parse_tmpfs
 
-
-def parse_mount(text: str) -> Mount:
-    """``SOURCE:TARGET[:ro,rw,idmap,norecursive]``: a path on the host (``/…``, ``./…``, ``~/…``) or the name of a volume."""
-    from dockless.sandbox.spec import Bind, Volume
-
-    source, colon, rest = text.partition(":")
-    target, _, flags = rest.partition(":")
-    names = set(filter(None, flags.split(",")))
-    unknown = names - {"ro", "rw", "idmap", "norecursive", "rbind", "bind", *_ALWAYS}
-    if not colon or not source or not target or unknown or {"ro", "rw"} <= names:
-        what = f"has the unknown option {sorted(unknown)[0]!r}" if unknown else "cannot be read"
-        hint = "write /on/the/host:/inside, with :ro for read-only, or volume:/inside"
-        if not colon and source[:1] == "/":
-            hint = f"a volume has a name: data:{source}; memory that is thrown away: --tmpfs {source}"
-        raise BadInput(
-            f"mount {text[:80]!r} {what}",
-            subject=text[:80],
-            hint=next((_MOUNT_FLAGS[one] for one in sorted(unknown & _MOUNT_FLAGS.keys())), hint),
-        )
-    if source[0] in "/.~":
-        path = absolute(source, "mounts")
-        recursive = not names & {"norecursive", "bind"}
-        return Bind(path, target, readonly="ro" in names, recursive=recursive, idmap="idmap" in names or None)
-    if "idmap" in names:
-        raise BadInput(
-            f"mount {text[:80]!r}: a volume is never id-mapped", subject=text[:80], hint="its files belong to the sandbox already"
-        )
-    return Volume(source, target, readonly="ro" in names)
-
-
-def parse_tmpfs(text: str) -> Mount:
-    """``TARGET[:size=64M,mode=1777,uid=1000,gid=1000,noexec]``."""
-    from dockless.sandbox.spec import Tmpfs
-
-    target, _, settings = text.partition(":")
-    size, mode, noexec, ids = 0, 0o1777, False, {"uid": 0, "gid": 0}
-    for setting in filter(None, settings.split(",")):
-        key, _, value = setting.partition("=")
-        if setting in ("rw", "nosuid", "nodev", "exec", "noexec"):  # a private one can always be written, and never has devices or set ids
-            noexec = setting == "noexec" or (noexec and setting != "exec")
-        elif key == "size":
-            size = parse_size(value, "tmpfs size")
-            if not size:  # to the kernel it is no limit
-                raise BadInput(f"tmpfs {text[:80]!r}: size 0 leaves no room", subject=text[:80], hint="leave it out for half the memory")
-        elif key == "mode" and value and set(value) <= set("01234567") and len(value) <= 5:
-            mode = int(value, 8)
-        elif key in ids and value.isascii() and value.isdecimal() and len(value) < 11 and int(value) < 0xFFFFFFFF:
-            ids[key] = int(value)
-        else:
-            hint = "write /inside or /inside:size=64M,mode=1777,uid=1000,gid=1000,noexec; ids are numbers"
-            raise BadInput(f"tmpfs {text[:80]!r}: {setting[:30]!r} cannot be read", subject=text[:80], hint=hint)
-    return Tmpfs(target, size=size, mode=mode, noexec=noexec, uid=ids["uid"], gid=ids["gid"])
+    return tuple(map(parse_tmpfs, value))
 
 
 def _namespaces(value: Namespaces | Mapping[str, str], name: str) -> Namespaces:
@@ -364,7 +297,7 @@ KEYWORDS = (
     Keyword("root", "root", as_it_is),
     Keyword("root_size", "root_size", _size),
     Keyword("mounts", "mounts", _mounts),
-    Keyword("tmpfs", "mounts", lambda texts, _: tuple(map(parse_tmpfs, texts))),
+    Keyword("tmpfs", "mounts", _tmpfs),
     Keyword("shm_size", "shm_size", _size),
     Keyword("log_size", "log_size", _size),
     Keyword("keep_log", "keep_log", as_it_is),

@@ -15,7 +15,8 @@ import pytest
 import dockless
 from dockless import _async_files, aio
 from dockless._exchange import PipeWriter, Reader, exchange
-from dockless._options import image_and_args, make_spec, parse_mount
+from dockless._mounts import parse_mount
+from dockless._options import image_and_args, make_spec
 from dockless._result import Result
 from dockless._stdio import PIPE, STDOUT, Stdio, Text
 from dockless.base.units import parse_signal

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dockless import _options as options
-from dockless._options import make_spec, parse_mount
+from dockless._mounts import parse_mount
+from dockless._options import make_spec
 from dockless.base.healthcheck import HealthCheck
 from dockless.cgroups import Limits
 from dockless.errors import BadInput

@@ -5,29 +5,28 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from dockless._filters import has_labels, is_image
 from dockless._life import described, refuse_job, remove
 from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cli.filters import filter_option, filters, labels
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
-from dockless.errors import BadInput
-from dockless.sandbox.state import ALIVE, STATES
+from dockless.sandbox.state import ALIVE, HEALTHS, STATES
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.box import Box
 
 
+FILTERS = "name=, state=, image=, exited=CODE, health=, label=NAME[=VALUE]"
+
+
 def ps_options(parser: Parser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="those that have ended, too")
-    filter_option(parser, "-f")
+    filter_option(parser, FILTERS, "-f")
     format_option(parser)
     parser.quiet("ids alone")
     parser.json()
-
-
-def filter_option(parser: Parser, *also: str) -> None:
-    about = "only those: name=, state=, image=, exited=CODE, health=, label=NAME[=VALUE]; of one key any, of several all"
-    parser.add_argument(*also, "--filter", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
 def ps(options: Namespace) -> int:
@@ -49,11 +48,11 @@ def ps(options: Namespace) -> int:
     return 0
 
 
-def chosen(filters: Sequence[str], *, alive_alone: bool) -> list[dict[str, Any]]:
+def chosen(given: Sequence[str], *, alive_alone: bool) -> list[dict[str, Any]]:
     """Sandboxes as ``described`` has them, by id. ``BadInput`` for a filter that cannot be read."""
     from dockless.sandbox.run.box import everything
 
-    wanted = _filters(filters)
+    wanted = filters(given, _KEYS, {"state": STATES, "health": (*HEALTHS, "none")})
     found = []
     for box in sorted(everything(), key=lambda one: one.id):
         row = described(box)
@@ -76,38 +75,20 @@ _KEYS = {
 _LIMITS = {"": "timed out", "timeout": "timed out", "idle_timeout": "idle", "ttl": "ttl over"}
 
 
-def _filters(texts: Sequence[str]) -> dict[str, list[str]]:
-    wanted: dict[str, list[str]] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if key not in _KEYS or not equals or not value:
-            raise BadInput(
-                f"--filter {text[:60]!r} cannot be read", subject="--filter", hint=f"write KEY=VALUE; keys are {', '.join(_KEYS)}"
-            )
-        if key == "health":
-            from dockless.sandbox.run.health import HEALTHS
-
-            if value not in (known := (*HEALTHS, "none")):
-                raise BadInput(f"--filter {text[:60]!r}: there is no such health", subject="--filter", hint=f"it is {', '.join(known)}")
-        if _KEYS[key] == "state" and value not in STATES:
-            raise BadInput(f"--filter {text[:60]!r}: there is no such state", subject="--filter", hint=f"states are {', '.join(STATES)}")
-        wanted.setdefault(_KEYS[key], []).append(value)
-    return wanted
-
-
 def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
-    if key == "id":
-        return any(value in row["id"] for value in values)
-    if key == "image":
-        return any(row["image"] == value or row["image"].startswith((f"{value}:", f"{value}@")) for value in values)
-    if key == "exited":
-        return str(row["exit_code"]) in values
-    if key == "health":
-        return (row["health"]["status"] if row["health"] else "none") in values
-    if key == "label":
-        pairs = (value.partition("=") for value in values)
-        return all(name in row["labels"] and (not equals or row["labels"][name] == value) for name, equals, value in pairs)
-    return row["state"] in values
+    match key:
+        case "id":
+            return any(value in row["id"] for value in values)
+        case "image":
+            return is_image(row["image"], values)
+        case "exited":
+            return str(row["exit_code"]) in values
+        case "health":
+            return (row["health"]["status"] if row["health"] else "none") in values
+        case "label":
+            return has_labels(row["labels"], labels(values))
+        case _:
+            return row["state"] in values
 
 
 def _in_words(row: dict[str, Any]) -> dict[str, Any]:

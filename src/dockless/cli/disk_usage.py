@@ -6,7 +6,8 @@ import sys
 
 from dockless.base.typing import Any
 from dockless.base.units import format_size, parse_duration
-from dockless.cli.boxes import chosen, filter_option
+from dockless.cli.boxes import FILTERS, chosen
+from dockless.cli.filters import filter_option
 from dockless.cli.images import say_freed
 from dockless.cli.output import age, confirmed, err, out, print_json, short, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
@@ -61,7 +62,7 @@ def prune_options(parser: Parser) -> None:
     parser.add_argument("--keep-last", type=whole(0), metavar="N", help="of each repository all but the N used last")
     parser.add_argument("--blobs", action="store_true", help="layers as they came, too: only push and save need them")
     parser.add_argument("--sandboxes", action="store_true", help="sandboxes that have ended, what killed ones left, and no images")
-    filter_option(parser)
+    filter_option(parser, FILTERS)
     parser.add_argument("--dry-run", action="store_true", help="say what would go")
     parser.add_argument("-y", "--yes", "-f", "--force", action="store_true", help="do not ask")
     parser.quiet("say nothing")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 
 from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cli.filters import filter_option, filters, labels, unreadable
 from dockless.cli.logs import moment
 from dockless.cli.output import json_text, out, plain
 from dockless.cli.parser import Namespace, Parser
-from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.events import Event
@@ -21,8 +21,7 @@ def events_options(parser: Parser) -> None:
         "--since", metavar="TIME", help="first what is known of the past: 10m ago, 2026-01-31T12:00:00Z, seconds since 1970"
     )
     parser.add_argument("--until", metavar="TIME", help="no later than that (default: until Ctrl-C)")
-    about = "only those: event=, id=, image=, label=NAME[=VALUE]; of one key any, of several all"
-    parser.add_argument("-f", "--filter", action="append", default=[], metavar="KEY=VALUE", help=about)
+    filter_option(parser, "event=, id=, image=, label=NAME[=VALUE]", "-f")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -38,21 +37,13 @@ def events(options: Namespace) -> int:
 
 
 def _filters(texts: list[str]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"kinds": [], "ids": [], "images": [], "labels": {}}
     for text in texts:
-        key, _, value = text.partition("=")
-        if key not in _KEYS or not value:
-            from dockless.cli.docker_words import value as docker_has
+        from dockless.cli.docker_words import value as docker_has
 
-            word = docker_has("--filter", text)
-            hint = word.hint if word else f"write KEY=VALUE; keys are {', '.join(_KEYS)}"
-            raise BadInput(f"--filter {text[:60]!r} cannot be read", subject="--filter", hint=hint)
-        if key == "label":
-            name, equals, wanted = value.partition("=")
-            chosen["labels"][name] = wanted if equals else None
-        else:
-            chosen[_KEYS[key]].append(value)
-    return chosen
+        if word := docker_has("--filter", text):
+            raise unreadable(text, word.hint)
+    chosen = filters(texts, _KEYS)
+    return {**chosen, "labels": labels(chosen.get("labels", ()))}
 
 
 def line(event: Event) -> str:

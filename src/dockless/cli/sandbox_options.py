@@ -9,7 +9,7 @@ from dockless._pulling import present
 from dockless.base.checks import check
 from dockless.base.dataclass import dataclass
 from dockless.base.healthcheck import HealthCheck
-from dockless.base.typing import Any, NoReturn
+from dockless.base.typing import Any
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
 from dockless.images.transfer.pull_policy import PULL_POLICIES
@@ -243,64 +243,10 @@ def lines_of(flag: str, path: str) -> Iterator[tuple[str, str]]:
             yield where, line
 
 
-_MOUNT_KEYS = {
-    "bind": ("source", "target", "ro", "rw", "idmap", "bind-nonrecursive"),
-    "volume": ("source", "target", "ro", "rw"),
-    "tmpfs": ("target", "size", "mode", "uid", "gid"),
-}
-_MOUNT_ALIASES = {
-    "src": "source", "dst": "target", "destination": "target", "readonly": "ro", "tmpfs-size": "size", "tmpfs-mode": "mode",
-}  # fmt: skip
-_SWITCHES = ("ro", "rw", "idmap", "bind-nonrecursive")
-_BOOLEANS = {"": True, "true": True, "1": True, "false": False, "0": False}
-
-
 def _mounts(options: Namespace) -> list[Any]:
-    return [*options.volume, *map(_mount, options.mount)]
+    from dockless._mounts import parse_mount_settings
 
-
-def _mount(text: str) -> Any:
-    """Docker's long form: ``type=bind,source=/a,target=/b,ro``. Without a type it is a volume."""
-    from dockless._options import absolute, parse_tmpfs
-    from dockless.sandbox.spec import Bind, Volume
-
-    def refuse(why: str) -> NoReturn:
-        raise BadInput(f"--mount {text[:80]!r}: {why}", subject=text[:80], hint="write type=bind,source=/on/the/host,target=/inside,ro")
-
-    settings: dict[str, str] = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        key = _MOUNT_ALIASES.get(key, key)
-        if key in settings:
-            refuse(f"{key} is given twice")
-        if key not in _SWITCHES and not value:
-            refuse(f"{part[:30]!r} is not KEY=VALUE")
-        if key in _SWITCHES and value not in _BOOLEANS:
-            refuse(f"{key} is {value[:30]!r}, neither true nor false")
-        settings[key] = value
-    kind = settings.pop("type", "volume")
-    if kind not in _MOUNT_KEYS:
-        refuse(f"type {kind[:30]!r} is unknown, it is bind, volume or tmpfs")
-    for key in settings:
-        if key not in _MOUNT_KEYS[kind]:
-            refuse(f"{key[:30]!r} is no setting of a {kind}, which has {', '.join(_MOUNT_KEYS[kind])}")
-    if "target" not in settings:
-        refuse("there is no target")
-    if kind != "tmpfs" and "source" not in settings:
-        refuse("there is no source")
-    if kind == "tmpfs":
-        sizes = [f"{key}={settings[key]}" for key in ("size", "mode", "uid", "gid") if key in settings]
-        return parse_tmpfs(f"{settings['target']}:{','.join(sizes)}")
-    source, target = settings["source"], settings["target"]
-    on = {key: _BOOLEANS[settings.get(key, "false")] for key in _SWITCHES}
-    if on["ro"] and on["rw"]:
-        refuse("ro and rw are given")
-    if kind == "bind":
-        recursive = not on["bind-nonrecursive"]
-        return Bind(absolute(source, "--mount"), target, readonly=on["ro"], recursive=recursive, idmap=on["idmap"] or None)
-    if source[0] in "/.~":
-        refuse("a volume has a name, not a path; type=bind is for a path of the host")
-    return Volume(source, target, readonly=on["ro"])
+    return [*options.volume, *map(parse_mount_settings, options.mount)]
 
 
 _CDI = "nvidia.com/gpu="

@@ -1,4 +1,4 @@
-"""A running sandbox that stands still while it is looked at, frozen by its cgroup, for as short as can be."""
+"""A running sandbox is frozen by its cgroup while it is looked at, for as short as can be."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dockless.sandbox.run import guard
 from dockless.sandbox.run.documents import changing
 
 
-class Standstill:
+class Freezing:
     """Call it for a block in which nothing in the sandbox moves. Should we be killed meanwhile, it goes on. ``seconds``: for how long it
-    has stood still so far. ``directory``: the sandbox's own: while one lets it stand still, nobody else lets it go on. A context manager.
+    has been frozen so far. ``directory``: the sandbox's own: while one freezes it, nobody else lets it go on. A context manager.
     ``Unsupported`` for a sandbox without a cgroup v2."""
 
     def __init__(self, id: str, cgroup: Path | None, directory: Path) -> None:
@@ -30,7 +30,7 @@ class Standstill:
         self._cgroup, self._directory = cgroup, directory
         self.seconds = 0.0
 
-    def __enter__(self) -> Standstill:
+    def __enter__(self) -> Freezing:
         with contextlib.ExitStack() as opened:
             self._group = opened.enter_context(contextlib.closing(Cgroup.open(self._cgroup)))  # not removed: it is the sandbox's
             switch = os.open("cgroup.freeze", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._group.fd)
