@@ -11,6 +11,7 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.errors import BadInput, SandboxGone, UnknownVolume, VolumeInUse
+from dockless.sandbox.filters import has_labels
 from dockless.sandbox.run import records
 from dockless.sandbox.run.box import everything
 from dockless.sandbox.run.removal import remove_tree
@@ -64,7 +65,7 @@ def chosen(*, names: Iterable[str] = (), labels: Iterable[tuple[str, str | None]
         one
         for one in found
         if (not texts or any(text in one.name for text in texts))
-        and all(name in one.labels and value in (None, one.labels[name]) for name, value in wanted)
+        and has_labels(one.labels, wanted)
         and dangling in (None, not one.sandboxes)
     ]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from dockless._filters import has_labels, is_image
 from dockless.base.checks import checked
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput
+from dockless.sandbox.filters import has_labels, is_image
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.events import Event, Events
@@ -54,7 +54,7 @@ def wanted(
             (not kinds or event.kind in kinds)
             and (not ids or event.id in ids or event.details.get("old") in ids)
             and (not images or is_image(event.image, images))
-            and has_labels(event.labels, labels)
+            and has_labels(event.labels, labels.items())
         )
 
     return fits

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dockless._box import Sandbox
-from dockless._filters import has_labels
 from dockless._life import check_labels, state_of
 from dockless._options import image_and_args, make_spec
 from dockless._pulling import Tell, leased, present
@@ -16,6 +15,7 @@ from dockless.base.interrupts import held
 from dockless.base.paths import Argument
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, SandboxGone
+from dockless.sandbox.filters import has_labels
 from dockless.sandbox.restart import Restart, check_policy, parse_restart
 from dockless.sandbox.state import STATES
 
@@ -131,4 +131,4 @@ def _has(box: object, labels: Mapping[str, str | None]) -> bool:
         known = box.labels  # type: ignore[attr-defined]
     except SandboxGone:
         return False
-    return has_labels(known, labels)
+    return has_labels(known, labels.items())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from dockless._filters import has_labels, is_image
 from dockless._life import described, refuse_job, remove
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
+from dockless.sandbox.filters import has_labels, is_image
 from dockless.sandbox.state import ALIVE, HEALTHS, STATES
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def _filters(texts: list[str]) -> dict[str, Any]:
         if word := docker_has("--filter", text):
             raise unreadable(text, word.hint)
     chosen = filters(texts, _KEYS)
-    return {**chosen, "labels": labels(chosen.get("labels", ()))}
+    return {**chosen, "labels": dict(labels(chosen.get("labels", ())))}
 
 
 def line(event: Event) -> str:

@@ -24,16 +24,15 @@ def filters(texts: Sequence[str], keys: Mapping[str, str], values: Mapping[str, 
             raise unreadable(text, f"write KEY=VALUE; keys are {', '.join(keys)}")
         known = (values or {}).get(keys[key])
         if known is not None and value not in known:
-            hint = f"it is one of {', '.join(known)}"
-            raise BadInput(f"--filter {text[:60]!r}: there is no such {keys[key]}", subject="--filter", hint=hint)
+            raise unreadable(text, f"write KEY=VALUE; {key} is one of {', '.join(known)}")
         wanted.setdefault(keys[key], []).append(value)
     return wanted
 
 
-def labels(texts: Sequence[str]) -> dict[str, str | None]:
-    """Of the values of the key ``label``, ``NAME[=VALUE]``."""
-    pairs = [text.partition("=") for text in texts]
-    return {name: value if equals else None for name, equals, value in pairs}
+def labels(values: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Values of the key ``label``, ``NAME[=VALUE]``: None for any value."""
+    pairs = [value.partition("=") for value in values]
+    return [(name, value if equals else None) for name, equals, value in pairs]
 
 
 def unreadable(text: str, hint: str) -> BadInput:

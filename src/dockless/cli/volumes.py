@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cli.filters import filter_option, filters, labels
 from dockless.cli.output import age, confirmed, each, out, print_json, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
@@ -21,8 +22,7 @@ def volume_options(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="volumes")
     parser.add_argument("-f", "--force", "-y", "--yes", action="store_true", help="do not ask (prune)")
     parser.add_argument("-l", "--label", action="append", default=[], metavar="NAME=VALUE", help="a label for what is made (create)")
-    about = "only those: name=, label=NAME[=VALUE], dangling=true|false; of one key any, of several all (ls, prune)"
-    parser.add_argument("--filter", action="append", default=[], metavar="KEY=VALUE", help=about)
+    filter_option(parser, "name=, label=NAME[=VALUE], dangling=true|false (ls, prune)")
     format_option(parser)
     parser.quiet("names alone; nothing where there is nothing to tell")
     parser.json()
@@ -42,12 +42,10 @@ def volume(options: Namespace) -> int:
 def _create(options: Namespace) -> int:
     from dockless.sandbox.run import volumes
 
-    labels = _labels(options.label)
-
-    done: list[str] = []
+    given, done = _labels(options.label), []
 
     def make(name: str) -> None:
-        volumes.create(name, labels)
+        volumes.create(name, given)
         done.append(name)
 
     code = each(options.names, make, as_json=options.json)
@@ -63,21 +61,18 @@ def _labels(texts: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _chosen(filters: list[str]) -> list[dict[str, Any]]:
+def _chosen(given: list[str]) -> list[dict[str, Any]]:
     """Volumes as --json has them. ``BadInput`` for a filter that cannot be read."""
     from dockless.sandbox.run.volumes import chosen
 
-    wanted: dict[str, list[str]] = {key: [] for key in _KEYS}
-    for text in filters:
-        key, _, value = text.partition("=")
-        if key not in _KEYS or not value or (key == "dangling" and value not in ("true", "false")):
-            hint = f"write KEY=VALUE; keys are {', '.join(_KEYS)}; dangling is true or false"
-            raise BadInput(f"--filter {text[:60]!r} cannot be read", subject="--filter", hint=hint)
-        wanted[key].append(value)
-    pairs = [value.partition("=") for value in wanted["label"]]
-    labels = [(name, value if equals else None) for name, equals, value in pairs]
-    dangling = None if len(set(wanted["dangling"])) != 1 else wanted["dangling"][0] == "true"
-    return [_row(volume) for volume in chosen(names=wanted["name"], labels=labels, dangling=dangling)]
+    wanted = filters(given, {key: key for key in _KEYS}, {"dangling": ("true", "false")})
+    dangling = set(wanted.get("dangling", ()))
+    found = chosen(
+        names=wanted.get("name", ()),
+        labels=labels(wanted.get("label", ())),
+        dangling="true" in dangling if len(dangling) == 1 else None,
+    )
+    return [_row(volume) for volume in found]
 
 
 def _row(volume: VolumeInfo) -> dict[str, Any]:

@@ -1,0 +1,15 @@
+"""Whether a sandbox, an event or a volume is one of those that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def has_labels(known: Mapping[str, str], wanted: Iterable[tuple[str, str | None]]) -> bool:
+    """Whether it has all of ``wanted``; None for any value."""
+    return all(name in known and value in (None, known[name]) for name, value in wanted)
+
+
+def is_image(image: str, names: Iterable[str]) -> bool:
+    """Whether it is one of these images: ``python`` means every tag and digest of it."""
+    return any(image == name or image.startswith((f"{name}:", f"{name}@")) for name in names)
