@@ -27,6 +27,9 @@ def _home() -> Path | None:
     name = os.fsencode(value)
     if len(name) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in name.split(b"/")):
         raise BadInput(f"DOCKLESS_HOME is too long a path: {len(name)} bytes", subject="DOCKLESS_HOME", hint="set it to a shorter one")
+    if not os.path.isabs(value):
+        hint = "write the whole path: what runs later is in another directory"
+        raise BadInput(f"DOCKLESS_HOME is a relative path: {value[:80]}", subject="DOCKLESS_HOME", hint=hint)
     return Path(value)
 
 

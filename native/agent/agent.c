@@ -18,6 +18,7 @@ static char contents[CHUNK + 1] __attribute__((aligned(8)));
 static char out[CHUNK] __attribute__((aligned(8)));
 static uint32_t out_size;
 static int last = -1, watching = -1;
+static uint64_t mounted; /* whether something is mounted where we looked last */
 
 /* A path to act on: a name, which may have slashes in it, below a directory. `opened`: the directory is ours to close. */
 struct place {
@@ -99,6 +100,20 @@ static sysret look(int directory, const char *name, int follow, struct about *ab
         .mode = found.mode, .links = found.links, .uid = found.uid, .gid = found.gid, .inode = found.inode, .size = found.size,
         .modified = found.modified.sec * 1000000000 + found.modified.nsec,
     };
+    mounted = found.attributes & 0x2000 /* MOUNT_ROOT */;
+    return 0;
+}
+
+/* procfs, sysfs, devpts, mqueue, and both of cgroups; linux/magic.h */
+static int made_by_kernel(int directory, const char *name) {
+    static const uint64_t types[] = {0x9fa0, 0x62656572, 0x1cd1, 0x19800202, 0x27e0eb, 0x63677270};
+    uint64_t found[15] = {0}; /* struct statfs: its type comes first */
+    sysret fd = sys(NR_openat, directory, name, O_PATH_ | O_DIRECTORY_ | O_NOFOLLOW_ | O_CLOEXEC_, 0);
+    if (fd < 0) return 0;
+    sysret error = sys(NR_fstatfs, fd, found);
+    sys(NR_close, fd);
+    for (uint64_t i = 0; !error && i < sizeof types / sizeof *types; i++)
+        if (found[0] == types[i]) return 1;
     return 0;
 }
 
@@ -187,6 +202,7 @@ static sysret list_some(void) {
             struct about about;
             at += e->length;
             if (is_dots(e->name) || look(handle(), e->name, 0, &about) < 0) continue; /* gone since */
+            if (mounted && made_by_kernel(handle(), e->name)) about.mode |= MADE_BY_KERNEL;
             uint16_t length = (uint16_t)str_length(e->name);
             put(&about, sizeof about);
             put(&length, sizeof length);

@@ -55,6 +55,8 @@ struct answer {
     uint32_t size;  /* of the contents that follow */
 };
 
+enum { MADE_BY_KERNEL = 1 << 16 }; /* of a mode, in the answer to LIST: a file system without files of anybody is mounted there */
+
 /* As stat(2) has them, with the ids of the namespace. */
 struct about {
     uint32_t mode, links, uid, gid;

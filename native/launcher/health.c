@@ -25,6 +25,7 @@ static struct {
     uint64_t began_ns, ended_ns, changed_ns;
     uint64_t count;
     uint32_t state, streak, status, outcome;
+    uint32_t changed_streak, changed_status, changed_outcome; /* as they were when the state changed */
     int pid, memory, output;
     int events; /* cgroup.events, as it was read when the check began; -1 where there is no cgroup */
 } check = {.memory = -1, .output = -1, .events = -1};
@@ -49,6 +50,9 @@ static void note(void) {
     at = line(at, "began_ns", check.began_ns);
     at = line(at, "ended_ns", check.ended_ns);
     at = line(at, "changed_ns", check.changed_ns);
+    at = line(at, "changed_streak", check.changed_streak);
+    at = line(at, "changed_status", check.changed_status);
+    at = line(at, "changed_outcome", check.changed_outcome);
     at = put_text(buffer, at, "output ");
     for (uint64_t i = 0; i < kept; i++) {
         buffer[at++] = digits[(unsigned char)text[i] >> 4];
@@ -221,7 +225,11 @@ static void judge(const struct plan_header *seen) {
         if (check.streak >= check.how->retries) check.state = UNHEALTHY;
     }
     check.ended_ns = now_ns(0);
-    if (check.state != before) check.changed_ns = check.ended_ns;
+    if (check.state == before) return;
+    check.changed_ns = check.ended_ns;
+    check.changed_streak = check.streak;
+    check.changed_status = check.status;
+    check.changed_outcome = check.outcome;
 }
 
 int health_ended(int pid) {

@@ -17,7 +17,7 @@ enum {
     NR_exit_group = 231, NR_keyctl = 250, NR_openat = 257, NR_mkdirat = 258, NR_fchownat = 260, NR_newfstatat = 262,
     NR_renameat = 264, NR_symlinkat = 266, NR_linkat = 265, NR_unshare = 272, NR_ppoll = 271, NR_signalfd4 = 289, NR_dup3 = 292, NR_execve = 59, NR_writev = 20,
     NR_prlimit64 = 302, NR_setns = 308, NR_seccomp = 317, NR_bpf = 321, NR_execveat = 322, NR_exit = 60,
-    NR_pread64 = 17, NR_pwrite64 = 18, NR_fchmod = 91, NR_readlinkat = 267, NR_utimensat = 280, NR_statx = 332,
+    NR_pread64 = 17, NR_pwrite64 = 18, NR_fchmod = 91, NR_readlinkat = 267, NR_utimensat = 280, NR_statx = 332, NR_fstatfs = 138,
     NR_inotify_init1 = 294, NR_inotify_add_watch = 254, NR_setpgid = 109, NR_pipe2 = 293, NR_memfd_create = 319, NR_renameat2 = 316,
 };
 #elif defined(__aarch64__)
@@ -30,7 +30,7 @@ enum {
     NR_exit_group = 94, NR_keyctl = 219, NR_openat = 56, NR_mkdirat = 34, NR_fchownat = 54, NR_newfstatat = 79,
     NR_renameat = 38, NR_symlinkat = 36, NR_linkat = 37, NR_unshare = 97, NR_ppoll = 73, NR_signalfd4 = 74, NR_dup3 = 24, NR_execve = 221, NR_writev = 66,
     NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_bpf = 280, NR_execveat = 281, NR_exit = 93,
-    NR_pread64 = 67, NR_pwrite64 = 68, NR_fchmod = 52, NR_readlinkat = 78, NR_utimensat = 88, NR_statx = 291,
+    NR_pread64 = 67, NR_pwrite64 = 68, NR_fchmod = 52, NR_readlinkat = 78, NR_utimensat = 88, NR_statx = 291, NR_fstatfs = 44,
     NR_inotify_init1 = 26, NR_inotify_add_watch = 27, NR_setpgid = 154, NR_pipe2 = 59, NR_memfd_create = 279, NR_renameat2 = 276,
 };
 #else

@@ -265,7 +265,8 @@ class Files:
 
         Where it arrives: see ``copy_in``. Nothing inside can lead it elsewhere: below the target no link is followed, and files and links
         that are there are replaced. The source itself is followed, inside. Links below it are copied as links, but those that could lead
-        out of what was copied (absolute ones, and with too many ``..``) are skipped, and told; so are FIFOs, sockets and devices.
+        out of what was copied (absolute ones, and with too many ``..``) are skipped, and told; so are FIFOs, sockets and devices. What the
+        kernel shows in procfs, sysfs, devpts, mqueue and cgroups mounted below the source is left out, for it is nobody's files.
         Set-user-id, set-group-id and sticky bits are not copied. ``OSError`` (EFBIG) beyond ``max_size`` bytes or ``max_files`` files,
         links and directories.
         """

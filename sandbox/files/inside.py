@@ -21,7 +21,8 @@ def kind_of(mode: int) -> Kind:
 
 
 def items(agent: Agent, path: bytes, about: About) -> Generator[Item, None, None]:
-    """What is at an absolute path and, in a directory, below it. A link at the path itself is followed. ``about``: what was seen there."""
+    """What is at an absolute path and, in a directory, below it, but nothing in procfs, sysfs, devpts, mqueue and those of cgroups that are
+    mounted below it. A link at the path itself is followed. ``about``: what was seen there."""
     if not is_directory(about):
         yield Item(b"", kind_of(about.mode), about.mode, about.modified, about.size, content(agent, path, about.size))
         return
@@ -36,7 +37,7 @@ def items(agent: Agent, path: bytes, about: About) -> Generator[Item, None, None
             for name, about in found:
                 with below(path):
                     item = _item(agent, base, path, joined(above, name), about)
-                if item.kind == "directory":
+                if item.kind == "directory" and not about.mode & wire.MADE_BY_KERNEL:
                     waiting.append(item.path)
                 yield item
     finally:

@@ -18,6 +18,9 @@ OPEN, CLOSE, READ, WRITE, LIST, STAT, MKDIR, REMOVE, RENAME, SYMLINK, SET, WATCH
 WITH_READ, WITH_WRITE, WITH_CREATE, WITH_EXCLUSIVE, WITH_TRUNCATE, WITH_APPEND, WITH_DIRECTORY = (1 << bit for bit in range(7))
 WITH_NOFOLLOW, WITH_BENEATH, WITH_TREE, WITH_MODE, WITH_TIME, WITH_SIZE = (1 << bit for bit in range(7, 13))
 
+MADE_BY_KERNEL = 1 << 16
+"""Of a mode, in the answer to LIST: a file system without files of anybody is mounted there."""
+
 _REQUEST = struct.Struct("=IHHiIQQ")
 ANSWER = struct.Struct("=iI")
 _ABOUT = struct.Struct("=IIIIQQq")

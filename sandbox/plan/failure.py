@@ -162,6 +162,10 @@ def _special(op: Op, error: int) -> DocklessError | None:
         message = f"cannot make {op.a} to mount on: what is there is read-only"
         hint = "mount it at a path that exists, or that no link of the image leads to /proc, /sys or /dev"
         return LaunchFailed(message, index=-1, step=f"make {op.a}", errno=error, subject=op.a, hint=hint)
+    if op.name == "CHDIR" and isinstance(op.a, str) and error in (_E.ENOENT, _E.ENOTDIR, _E.EACCES):
+        what = {_E.ENOENT: "does not exist", _E.ENOTDIR: "is not a directory", _E.EACCES: "may not be entered by this user"}[error]
+        message = f"the working directory {op.a} {what} in the sandbox"
+        return LaunchFailed(message, index=-1, step=f"go to {op.a}", errno=error, subject=op.a, hint="choose another one, or make it first")
     if op.name in ("SPAWN", "STREAMS") and error == _E.EISDIR:
         message = "a standard stream is a directory, which would give the program everything around it"
         return LaunchFailed(message, index=-1, step="check 0-2", errno=error, subject="stdin", hint="give files, pipes or a terminal")

@@ -15,11 +15,15 @@ from dockless.sandbox.run.process import gone
 
 _PATIENCE = 10.0
 """Seconds to wait for whoever starts the same sandbox, or acts on its files."""
+_PATIENCE_WITH_FILES = 2.0
+"""The same for a start while somebody has the files mounted: that may be a program that keeps them open for as long as it runs."""
+FILES = "files"
+"""The directory in a sandbox's own of who has its files mounted."""
 _LOOK = 0.01
 """Seconds between looks at that lock."""
 
 
-def choose(directory: Path) -> int:
+def choose(directory: Path, *, patience: float | None = None) -> int:
     """A lock for who starts it again, or mounts its files while it does not run: one at a time. It lasts until all copies of the descriptor
     are closed. ``BadInput`` where somebody else has it for long, ``SandboxGone``"""
     id = directory.name
@@ -27,7 +31,7 @@ def choose(directory: Path) -> int:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise gone(id) from None
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
     try:
         while True:
             with contextlib.suppress(BlockingIOError):
@@ -35,16 +39,30 @@ def choose(directory: Path) -> int:
                 return fd
             if time.monotonic() > deadline:
                 hint = "try again when that has ended; in Python: box.files.close()"
-                raise BadInput(f"somebody acts on the files of sandbox {id}, or starts it", subject=id, hint=hint)
+                raise BadInput(f"{_holder(fd)} acts on the files of sandbox {id}, or starts it", subject=id, hint=hint)
             select.select([], [], [], _LOOK)
     except BaseException:
         os.close(fd)
         raise
 
 
+def _holder(directory: int) -> str:
+    """Who has the lock, as proc_locks(5) has it."""
+    found = os.fstat(directory)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with contextlib.suppress(OSError, ValueError), open("/proc/locks") as locks:
+        for line in locks:
+            words = line.split()
+            if words[1] == "FLOCK" and words[5] == place and int(words[4]) > 0:
+                with open(f"/proc/{words[4]}/comm", errors="replace") as name:
+                    return f"process {words[4]} ({name.read().strip()})"
+    return "somebody"
+
+
 @contextlib.contextmanager
 def chosen(directory: Path) -> Iterator[None]:
-    fd = choose(directory)
+    """For who starts it or ends its restarting."""
+    fd = choose(directory, patience=_PATIENCE_WITH_FILES if os.path.lexists(directory / FILES) else None)
     try:
         yield
     finally:

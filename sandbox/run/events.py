@@ -40,7 +40,7 @@ from dockless.sandbox.run.box import DETACHED, FOREGROUND, Box, root
 from dockless.sandbox.run.documents import NAME as DOCUMENT
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.health import NAME as HEALTH
-from dockless.sandbox.run.health import health_of
+from dockless.sandbox.run.health import last_change
 from dockless.sandbox.run.process import Exit
 
 Kind = Literal[
@@ -59,8 +59,8 @@ _ABOVE = inotify.CREATED | inotify.DELETED | inotify.MOVED_FROM | inotify.MOVED_
 class Event:
     """``time``: seconds since 1970. ``image``: as it was named, empty where that is not known. ``details``: of ``die`` ``exit_code``
     (None where nobody knows), ``signal``, ``limit``, ``killed``; of ``kill`` and ``stop`` ``signal``; of ``health_status`` ``status``,
-    ``streak``, ``exit_code``; of ``rename`` ``old``; of ``update`` ``changed``: names of limits, ``restart``, ``ttl``; of ``exec_start``
-    ``exec``, a number of its own, and ``argv``, cut to 200 characters; of ``exec_die`` ``exec`` and ``exit_code``."""
+    ``streak``, ``exit_code``, as they were then; of ``rename`` ``old``; of ``update`` ``changed``: names of limits, ``restart``, ``ttl``;
+    of ``exec_start`` ``exec``, a number of its own, and ``argv``, cut to 200 characters; of ``exec_die`` ``exec`` and ``exit_code``."""
 
     time: float
     kind: Kind
@@ -147,11 +147,12 @@ class _Known:
             yield self.event("update", time.time(), changed=changed)
 
     def _health(self) -> Iterator[Event]:
-        found = health_of(self.box)
-        if found is not None and found.status != self.health:
+        changed = last_change(self.box)
+        if changed is not None and changed[0].status != self.health:
+            found, streak, exit_code = changed
             self.health = found.status
             if found.status != "starting":
-                yield self.event("health_status", found.since, status=found.status, streak=found.streak, exit_code=found.exit_code)
+                yield self.event("health_status", found.since, status=found.status, streak=streak, exit_code=exit_code)
 
     def group_changed(self) -> Iterator[Event]:
         """In the files of its cgroup."""

@@ -69,8 +69,19 @@ def parse(raw: bytes) -> Health:
 
 def health_of(box: Box) -> Health | None:
     """What its checks say, after its end what they said last; None where it has none, or nothing sound is written."""
+    return None if (found := last_change(box)) is None else found[0]
+
+
+def last_change(box: Box) -> tuple[Health, int, int | None] | None:
+    """What its checks say, and ``streak`` and ``exit_code`` of the check by which ``status`` last changed."""
     try:
-        return parse(records.read(box.directory / NAME))
+        raw = records.read(box.directory / NAME)
+        found = parse(raw)
+        numbers = numbers_of(whole(raw).decode("ascii").partition("output ")[0]) if found.since else {}
+        if "changed_outcome" not in numbers:  # the keeper is of an older version
+            return found, found.streak, found.exit_code
+        exit_code = process.exit_of(numbers["changed_status"], numbers["changed_outcome"]).exit_code
+        return found, numbers["changed_streak"], exit_code
     except (FileNotFoundError, ValueError):
         return None
 

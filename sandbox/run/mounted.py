@@ -29,15 +29,13 @@ from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_LOCK
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.run import door
 from dockless.sandbox.run.box import Box
-from dockless.sandbox.run.choosing import choose
+from dockless.sandbox.run.choosing import FILES, choose
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.prepared import Prepared
 from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.run.start import Place, StartInputs, carry_out, find_image, hold_image
 from dockless.sandbox.spec import Namespaces, Spec
 
-_PLACE = "files"
-"""The directory of the door, in the sandbox's own."""
 _PROGRAM = "/proc/self/fd/2"
 """The agent, in the procfs that our plan mounts: what waits is given its program as standard error."""
 
@@ -124,7 +122,7 @@ def _mount(box: Box, opened: contextlib.ExitStack) -> door.Entrance:
 
 def _door_of(box: Box, opened: contextlib.ExitStack) -> Path:
     """A directory for the door. One that is there is of somebody who was killed."""
-    place = box.directory / _PLACE
+    place = box.directory / FILES
     remove_tree(place)
     with paths.writing("the directory of a door", place):
         place.mkdir(0o700)

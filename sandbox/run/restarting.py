@@ -37,6 +37,8 @@ SETTLED = 10.0
 _PID_SIZE, _PAUSE_AT, _REASON_AT, _ROOM = 11, 16, 32, 4096
 """What stands where in the file, and what it has room for: native/launcher/restarter.c."""
 _PAUSE = struct.Struct("<QQ")
+_NOT_EXECUTED = "cannot execute "
+"""What the restarter writes before a program and the number of an error: native/launcher/restarter.c."""
 _FOREVER = 0xFFFFFFFF
 _ORDERS = struct.Struct("<QQQIII")
 _VARIABLES = ("HOME", "PATH", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "DBUS_SESSION_BUS_ADDRESS")
@@ -134,7 +136,12 @@ def waits(directory: Path) -> bool:
 
 def reason(directory: Path) -> str:
     """Why the last try to restart it failed; empty where none did."""
-    return _read(directory)[_REASON_AT:].partition(b"\0")[0].decode(errors="replace")
+    written = _read(directory)[_REASON_AT:].partition(b"\0")[0].decode(errors="replace")
+    what, _, number = written.rpartition(": ")
+    if not what.startswith(_NOT_EXECUTED) or not number.isdigit():
+        return written
+    program = what.removeprefix(_NOT_EXECUTED)
+    return f"the Python that it was started by, {program}, cannot be executed: {os.strerror(int(number))}; start it again by another one"
 
 
 def due(directory: Path) -> float | None:

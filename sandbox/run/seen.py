@@ -15,7 +15,7 @@ from dockless.cgroups import Usage
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.process import gone
 
-_OURS = ("dockless-init", "dockless-enter")
+_OURS = ("dockless-init", "dockless-enter", "dockless-reader")
 """Names of processes that belong to the sandbox and run nothing of it."""
 
 

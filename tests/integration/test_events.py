@@ -106,6 +106,16 @@ def test_what_is_changed_while_it_runs(found):
     assert "update" not in kinds(told(found, "start"))
 
 
+def test_how_its_health_was_when_it_changed(found):
+    """Told of the past, when more checks have failed since, each with another code."""
+    check = HealthCheck(["/bin/sh", "-c", "echo x >> /tmp/checks; exit $(wc -l < /tmp/checks)"], 0.02, retries=2)
+    box = dockless.start(FOREVER, health=check)
+    until(lambda: box.health is not None and box.health.streak > 4, "it has failed more often")
+    with dockless.events(since=0, until=time.time(), kinds="health_status") as past:
+        (event,) = past
+    assert event.details == {"status": "unhealthy", "streak": 2, "exit_code": 2} and box.health.exit_code > 4
+
+
 def test_the_whole_life_of_a_detached_one(found):
     box = dockless.start(FOREVER, id="one", labels={"team": "a"}, health=HealthCheck(["test", "-e", "/tmp/well"], 0.05, retries=1))
     events = told(found, "health_status")

@@ -128,6 +128,9 @@ def test_commands_that_are_none(box):
         with pytest.raises((LaunchFailed, BadInput)) as caught:
             box.exec("true", workdir=workdir)
         assert caught.value.hint, caught.value
+    for workdir, what in (("/no/such/directory", "does not exist"), ("/etc/passwd", "is not a directory")):
+        with pytest.raises(LaunchFailed, match=f"^the working directory {workdir} {what} in the sandbox$"):
+            box.exec("true", workdir=workdir)
     assert box.exec("true").returncode == 0
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -60,6 +62,26 @@ def test_files_are_those_of_the_user(image):
         assert box.files.as_user("1000:50").stat("/home/alice").uid == 1000
         box.files.as_user("1000:50").write_text("/home/alice/g", "x")
         assert box.files.stat("/home/alice/g").gid == 50
+
+
+def test_what_the_kernel_makes_up_is_left_out(image, tmp_path):
+    """Below what is copied, not where it is named itself; a volume and a tmpfs have files."""
+    with dockless.Sandbox(image, ["sleep", "100"], tmpfs=["/tmp"], mounts=["kept:/kept"]) as box:
+        for place in ("/tmp/f", "/kept/f", "/home/f"):
+            box.files.write_text(place, "x")
+        (tmp_path / "root").mkdir()
+        box.files.copy_out("/", tmp_path / "root")
+        root = next(path for path in (tmp_path / "root", tmp_path / "root" / "root") if (path / "home").is_dir())
+        assert [os.listdir(root / name) for name in ("proc", "sys", "dev/pts", "dev/mqueue")] == [[], [], [], []]
+        assert all((root / name).read_text() == "x" for name in ("tmp/f", "kept/f", "home/f"))
+        box.files.copy_out("/proc/version", tmp_path / "version")
+        assert (tmp_path / "version").read_text() == box.files.read_text("/proc/version")
+        tar = io.BytesIO()
+        box.files.tar_out("/.", tar)
+        tar.seek(0)
+        with tarfile.open(fileobj=tar) as archive:
+            assert {"proc", "tmp/f"} <= {name.removeprefix("./") for name in archive.getnames()}
+            assert not [name for name in archive.getnames() if name.removeprefix("./").startswith(("proc/", "sys/"))]
 
 
 def test_they_are_the_sandboxs_own_user_and_umask_by_default(image):

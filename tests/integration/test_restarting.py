@@ -340,7 +340,10 @@ def test_what_is_restarted_waits_longer_each_time(start):
 def test_a_python_that_is_gone_is_said(start, monkeypatch):
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     box = start("exit 1", restart="always")
-    until(lambda: "cannot execute /nowhere/python: 2" in box.inspect()["reason"], "the reason is there")
+    until(
+        lambda: "/nowhere/python, cannot be executed: No such file or directory; start it again" in box.inspect()["reason"],
+        "the reason is there",
+    )
     assert box.state == "restarting"
 
 

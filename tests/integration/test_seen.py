@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import psutil
 import pytest
 from support.boxes import until
 from support.requires import requires
@@ -34,6 +35,16 @@ def test_top_shows_what_runs_inside_and_nothing_of_ours(box, capsys):
     assert all(os.path.exists(f"/proc/{row['pid']}") and row["memory"] > 0 for row in rows)
     shown = told(capsys, "top", "busy").splitlines()
     assert shown[0].split() == ["PID", "INSIDE", "UID", "CPU", "MEMORY", "AGE", "COMMAND"] and len(shown) == 3
+
+
+def test_what_reads_a_terminal_is_ours(capsys):
+    box = dockless.start(["sleep", "1000"], tty=True, id="shown")
+    try:
+        until(lambda: psutil.Process(box.pid).children(), "it has begun")
+        rows = json.loads(told(capsys, "top", "--json", "shown"))
+        assert [row["command"] for row in rows] == ["sleep 1000"]
+    finally:
+        box.rm(force=True)
 
 
 def test_a_process_that_calls_itself_one_of_ours_is_shown(box, capsys):

@@ -69,6 +69,16 @@ def test_how_long_a_path_may_be(monkeypatch, place, accepted):
     assert caught.value.subject == "DOCKLESS_HOME"
 
 
+@pytest.mark.parametrize("place", ["x", "./x", "../x", "~/x"])
+def test_a_relative_path_is_refused(monkeypatch, place):
+    """A keeper, a restarter or a program that changes its directory would look elsewhere."""
+    monkeypatch.setenv("DOCKLESS_HOME", place)
+    for where in (paths.store, paths.runtime, paths.state):
+        with pytest.raises(BadInput, match="DOCKLESS_HOME is a relative path") as caught:
+            where()
+        assert caught.value.subject == "DOCKLESS_HOME" and caught.value.hint
+
+
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 

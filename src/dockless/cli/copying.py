@@ -30,7 +30,8 @@ def cp_options(parser: Parser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="SANDBOX:PATH or JOB:PATH, or a path of the host; DIR/. means what is in it; -: a tar on standard input",
+        help="SANDBOX:PATH or JOB:PATH, or a path of the host; DIR/. means what is in it; "
+        "/proc, /sys and the like below it are left out; -: a tar on standard input",
     )
     parser.add_argument(
         "target",
