@@ -7,6 +7,7 @@ A run marks itself: each of its processes, down to the jobs in sandboxes, inheri
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import re
 import resource
@@ -76,8 +77,9 @@ def remove(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
+@functools.cache
 def slowness() -> float:
-    """How many times slower this machine is now than the one that TIME_LIMIT was made for; at least 1."""
+    """How many times slower this machine is, when it is first asked, than the one that TIME_LIMIT was made for; at least 1."""
     return max(1.0, min(_work() for _ in range(3)) / _REFERENCE)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from support import make_image
+from support import apart, make_image
 
 from dockless.images import Store
 from dockless.sandbox.run.box import Box
@@ -26,7 +26,7 @@ from dockless.sandbox.run.foreground import ForegroundSandbox
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 
-DEADLINE = 20.0  # seconds: an emulated processor is slow
+DEADLINE = 20.0 * apart.slowness()  # seconds
 
 
 def log_paths(box: Box) -> tuple[Path, ...]:

@@ -117,8 +117,8 @@ find "$payload/tests" "$payload/examples" -name __pycache__ -prune -exec rm -rf 
 collect() { (cd "$payload" && env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=site "$python" -m pytest -p no:cacheprovider --collect-only -q "$@"); }
 
 # An emulated processor is six times slower. Then only those tests run that need a controller, a device filter, a disk or accounts of their own, and
-# those of what an older kernel does in another way: mounts and roots. The host's own run has all others; where that was root's, her guest leaves out
-# what this machine has, too. What repeats itself does so less often.
+# those of what an older kernel does in another way: overlays and mapped mounts. The host's own run has all others; where that was root's, her guest
+# leaves out what this machine has, too. What repeats itself does so less often.
 rounds=()
 arguments() { # root or user: to stand in the file of her arguments
   printf '%s\n' "${@:2}" >"$payload/arguments-$1"
@@ -127,10 +127,13 @@ if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" 
   for name in root user; do
     lacking=()
     [ "$name$(id -u)" != root0 ] || lacking=(--lacking)
-    mapfile -t needing < <(collect --needing cgroup2,device-filter,psi,virtio-disk,two-accounts "${lacking[@]}" "$@" | sed -n 's/\(.*::[^[]*\).*/\1/p' | sort -u)
+    mapfile -t needing < <({
+      collect --needing cgroup2,device-filter,psi,virtio-disk,two-accounts "${lacking[@]}" "$@"
+      collect --needing overlay,idmap tests/integration/test_sandbox_{mounts,root,namespaces,identity}.py
+    } | sed -n 's/\(.*::[^[]*\).*/\1/p' | sort -u)
     [ "${#needing[@]}" != 0 ] || { echo "test-vm: no test was found that needs the guest" >&2; exit 1; }
-    arguments "$name" "${needing[@]}" tests/integration/test_sandbox_{mounts,root}.py
-    echo "test-vm: emulated, so as $name only $((${#needing[@]} + 2)) tests and files, which this host cannot answer for (DOCKLESS_VM_ALL=1 runs all)"
+    arguments "$name" "${needing[@]}"
+    echo "test-vm: emulated, so as $name only ${#needing[@]} tests that this host cannot answer for (DOCKLESS_VM_ALL=1 runs all)"
   done
   rounds=(DOCKLESS_STRESS_STARTS=40)
 else
