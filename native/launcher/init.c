@@ -1,6 +1,6 @@
 /* PID 1 of a sandbox: reaps, forwards signals, and ends when the program ends, which makes the kernel end the rest.
  *
- * It keeps no privilege but CAP_KILL, no fd but the report pipe, and is not dumpable, so that a program of the same user can neither trace it nor read its memory.
+ * It keeps no privilege but CAP_KILL, no fd but its program's terminal, and is not dumpable, so that a program of the same user can neither trace it nor read its memory.
  */
 #include "launcher.h"
 
@@ -41,13 +41,21 @@ static void forget_start(struct plan_header *plan) {
     if (!plan->health_size && !(plan->flags & PLAN_TIMES) && kept < plan->size) sys(NR_madvise, (char *)plan + kept, plan->size - kept, MADV_REMOVE);
 }
 
+/* Whether 0 is a terminal that was made for the program. We keep it open, because the program may close it for a moment, and who reads from its other side
+ * takes an error for the end: pty(7). */
+static int has_terminal(const struct plan_header *plan) {
+    for (uint32_t pc = 0; pc < plan->n_ops; pc++)
+        if (plan_ops(plan)[pc].code == OP_TERMINAL) return 1;
+    return 0;
+}
+
 void init_run(struct plan_header *plan, int program_pid) {
     struct { int signo, errno_, code; char rest[116]; } info;
     uint64_t all = ~0ull;
     int status = 0;
     go_anywhere();
     drop_privileges();
-    sys(NR_close_range, 0, ~0u, 0);
+    sys(NR_close_range, has_terminal(plan), ~0u, 0);
     forget_start(plan);
     for (;;) {
         sysret sig = sys(NR_rt_sigtimedwait, &all, &info, 0, 8);

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dockless.base.typing import NoReturn
+from dockless.base.waits import readable
 from dockless.errors import SandboxError, SandboxGone
 from dockless.sandbox.files.wire import ANSWER, CLOSE, AgentAnswer, Request, answer_header, nonsense
 
@@ -35,6 +36,13 @@ class Agent:
 
     @property
     def closed(self) -> bool:
+        """Whether it has been closed, or has ended by itself since the last request: whoever may kill it inside may do so."""
+        if not self._closed and self._lock.acquire(blocking=False):  # else it is just being asked
+            try:
+                if not self._closed and not self._busy and readable(self._stdout, 0):
+                    self._shut()
+            finally:
+                self._lock.release()
         return self._closed
 
     def ask(self, *requests: Request, patience: float | None = None) -> list[AgentAnswer]:

@@ -23,6 +23,7 @@ from support.make_image import fifo as a_fifo
 from support.requires import requires
 
 import dockless
+from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox.files import agent as agent_module
 from dockless.sandbox.files.files import Files
@@ -199,6 +200,16 @@ def test_a_fifo_and_a_device_neither_hang_nor_are_opened(tmp_path):
 
 
 AGENTS = 'for p in /proc/[0-9]*; do read name < $p/comm 2>/dev/null; [ "$name" = dockless-agent ] && {act}; done'
+
+
+def test_an_agent_that_was_killed_between_two_requests_is_started_again(tmp_path):
+    with dockless.Sandbox(load(tmp_path), ["sleep", "100"]) as box:
+        for _ in range(3):
+            box.files.write_text("/f", "kept")
+            agent = box.files._running._stdout
+            box.shell(AGENTS.format(act="kill -9 ${p#/proc/}") + "; true")
+            until(lambda: readable(agent, 0), "it has ended")
+            assert box.files.read_text("/f") == "kept"
 
 
 def test_who_kills_the_agent_gains_an_error_and_no_more(tmp_path):

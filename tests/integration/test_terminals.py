@@ -210,6 +210,20 @@ def test_nothing_of_what_it_showed_last_is_lost(box, how):
     assert shown == wanted
 
 
+@pytest.mark.parametrize("how", ["start", "exec"])
+def test_a_program_that_closes_its_terminal_for_a_moment(box, how):
+    """Whoever reads from our side finds an error while nobody has its side open, which is no end."""
+    script = "echo before; exec <&- >&- 2>&-; sleep 0.5; exec </dev/tty >/dev/tty 2>&1; echo after; sleep 0.1"
+    if how == "exec":
+        with box.spawn("sh", "-c", script, tty=True) as command:
+            shown = command.stdout.read()
+    else:
+        with detached(args=("sh", "-c", script), tty=True) as found:
+            found.wait(20)
+            shown = b"".join(line.text for line in found.logs())
+    assert shown.split() == [b"before", b"after"]
+
+
 def test_terminals_are_not_used_up(box):
     """Each is given back: there are more turns than the sandbox may have terminals open."""
     for _ in range(40):
