@@ -43,7 +43,11 @@ ROUNDS = 4
 FEW_BYTES, FEW_FILES = 2 << 20, 50
 """So little is copied while it stands still without another round."""
 ENTRIES_MAX = 1 << 20
-"""Names that are noted: some 600 bytes each."""
+"""Names that are noted: some 600 bytes each, with short names and without what ``HELD_MAX`` bounds."""
+HELD_MAX = 128 << 20
+"""Bytes of extended attributes and of targets of links that are noted: a program can give each file 4 KiB of either."""
+_MEANWHILE = (errno.ENXIO, errno.EACCES, errno.EPERM)
+"""Of a file that was cut while it was looked through, or of one that was put in its place."""
 _PIECE = 1 << 20
 _SMALL = 128 << 10
 _ROOM = 64 << 20
@@ -146,6 +150,7 @@ class _Copies:
         self._by_inode: dict[int, _Copy] = {}
         self._end = 0
         self._checked = 0
+        self._held = 0
 
     def of(self, info: os.stat_result) -> _Copy:
         return self._by_inode[info.st_ino]
@@ -163,7 +168,8 @@ class _Copies:
         yield Data(sparse, self._spool, tuple(pieces))
 
     def take(self, survey: Survey, *, standing: bool) -> tuple[int, int]:
-        """Copy what has changed: how many files and bytes. What changes while it is copied shows in the next survey."""
+        """Copy what has changed: how many files and bytes. What changes while it is copied shows in the next survey. ``OverflowError`` for
+        more than ``HELD_MAX``."""
         done: set[int] = set()
         size = 0
         for entry in survey.changed():
@@ -171,13 +177,26 @@ class _Copies:
                 continue
             done.add(entry.info.st_ino)
             try:
-                self._by_inode[entry.info.st_ino] = copy = self._copy(survey.path(entry), entry, standing)
-                size += copy.room
+                copy = self._copy(survey.path(entry), entry, standing)
             except _Other:
                 if standing:
                     raise changed(survey.path(entry)) from None
                 survey.forget(entry)
+            except OSError as error:
+                if standing or error.errno not in _MEANWHILE:
+                    raise
+                survey.forget(entry)
+            else:
+                self._keep(entry.info.st_ino, copy)
+                size += copy.room
         return len(done), size
+
+    def _keep(self, inode: int, copy: _Copy) -> None:
+        last = self._by_inode.get(inode)
+        self._held += _held(copy) - (0 if last is None else _held(last))
+        if self._held > HELD_MAX:
+            raise OverflowError("more than is noted of extended attributes and links")
+        self._by_inode[inode] = copy
 
     def _copy(self, path: bytes, entry: Entry, standing: bool) -> _Copy:
         """``_Other`` where something else is there by now."""
@@ -240,6 +259,10 @@ class _Copies:
 
 class _Other(Exception):
     """Something else is there by now, or less."""
+
+
+def _held(copy: _Copy) -> int:
+    return len(copy.target) + sum(len(key) + len(value) for key, value in copy.xattrs.items())
 
 
 def _write(fd: int, piece: bytes, at: int) -> bool:

@@ -208,7 +208,7 @@ def test_an_agent_that_was_killed_between_two_requests_is_started_again(tmp_path
             box.files.write_text("/f", "kept")
             agent = box.files._running._stdout
             box.shell(AGENTS.format(act="kill -9 ${p#/proc/}") + "; true")
-            until(lambda: readable(agent, 0), "it has ended")
+            until(lambda agent=agent: readable(agent, 0), "it has ended")
             assert box.files.read_text("/f") == "kept"
 
 

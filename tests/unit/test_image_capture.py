@@ -167,6 +167,56 @@ def test_more_names_than_are_noted(tree, monkeypatch):
     assert captured(tree) == at_once(tree)
 
 
+@pytest.mark.parametrize("what", ["xattrs", "links"])
+def test_more_xattrs_and_links_than_are_noted(tree, monkeypatch, what):
+    """They are bounded by their bytes: a file has 4 KiB of either, whatever its name takes."""
+    for number in range(20):
+        if what == "links":
+            os.symlink("x" * 1000, tree / f"link-{number}")
+        else:
+            (tree / f"file-{number}").touch()
+            try:
+                os.setxattr(tree / f"file-{number}", "user.x", b"x" * 1000)
+            except OSError:
+                pytest.skip("no extended attributes here")
+    frozen = []
+    monkeypatch.setattr(capture, "HELD_MAX", 15_000)
+    monkeypatch.setattr(capture, "write_layer", lambda *args, **kwargs: frozen.append("frozen") or write_layer(*args, **kwargs))
+    assert captured(tree) == at_once(tree)
+    assert frozen == ["frozen"]
+
+
+def test_a_file_that_is_cut_while_it_is_looked_through(tree, monkeypatch):
+    """lseek(2) says ENXIO then. It has changed, and is copied again."""
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    seek = os.lseek
+
+    def cutting(fd, at, how):
+        found = seek(fd, at, how)
+        if how == os.SEEK_DATA and (tree / "sparse").stat().st_size:
+            os.truncate(tree / "sparse", 0)
+        return found
+
+    monkeypatch.setattr(os, "lseek", cutting)
+    assert captured(tree) == at_once(tree)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_cannot_be_read_for_a_moment(tree):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    seen = []
+
+    @contextlib.contextmanager
+    def closing():
+        (tree / "large").chmod(0o644 if seen else 0)
+        seen.append("still")
+        yield
+
+    assert captured(tree, closing) == at_once(tree)
+
+
 def test_a_file_system_whose_times_do_not_tell_is_copied_while_it_stands_still(tree, monkeypatch):
     seen = []
     monkeypatch.setattr(capture, "trusts", lambda root: False)
