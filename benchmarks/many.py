@@ -153,7 +153,7 @@ def left() -> dict[str, set[str]]:
     import dockless
     from dockless.cgroups import find_delegation
     from dockless.sandbox.run.box import DETACHED, FOREGROUND, root
-    from dockless.sandbox.run.names import directory_of
+    from dockless.sandbox.run.host_names import directory_of
 
     dockless.list()  # collects what has ended
     home = find_delegation(ask_systemd=False)

@@ -14,12 +14,12 @@ from dockless.base.checks import check_record
 from dockless.base.dataclass import dataclass, field
 from dockless.base.healthcheck import HealthCheck
 from dockless.base.paths import StrPath
-from dockless.base.text import is_name
 from dockless.base.typing import Literal
 from dockless.base.units import NOT_FOR_STOP
 from dockless.cgroups import Limits
 from dockless.errors import BadInput
 from dockless.sandbox.hosts import check_hosts, check_name
+from dockless.sandbox.names import check_id
 
 Profile = Literal["default", "untrusted", "privileged"]
 Network = Literal["none", "host"]
@@ -201,24 +201,6 @@ class Spec:
     def __post_init__(self) -> None:
         check_record(self)
         _check(self)
-
-
-def is_job(name: str) -> bool:
-    """Whether a name means a job of the queue, never a sandbox: jobs have numbers."""
-    return name.isascii() and name.isdecimal() and len(name) < 19
-
-
-def check_id(value: str, what: str = "sandbox id") -> str:
-    """``value`` if it can name a directory and a cgroup safely (attack A37) and, for a sandbox, is no job's number; else ``BadInput``."""
-    if not is_name(value, "_.-", 64):
-        raise BadInput(
-            f"{what} {value[:80]!r} is not usable as a name",
-            subject=value[:80],
-            hint="use up to 64 letters, digits, '_', '.' and '-', starting with a letter or digit",
-        )
-    if what == "sandbox id" and is_job(value):
-        raise BadInput(f"{value} as a name would mean a job", subject=value, hint="begin the name with a letter")
-    return value
 
 
 def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: float) -> None:

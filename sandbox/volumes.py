@@ -24,7 +24,7 @@ from dockless.base import paths
 from dockless.base.idmaps import default_map
 from dockless.base.path import Path
 from dockless.errors import SandboxError
-from dockless.sandbox.spec import check_id
+from dockless.sandbox.names import check_id
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = ".new"  # no volume can be called so

@@ -36,6 +36,15 @@ class Caller:
     def root(self) -> bool:
         return self.uid == 0
 
+    def may_manage(self, uid: int) -> bool:
+        """Whether she may see all of that user's jobs, and end them."""
+        return self.uid == uid or self.admin
+
+    def may_enter(self, uid: int) -> bool:
+        """Whether she may run what she likes in that user's jobs: what enters has their owner's rights, which an administrator who is not
+        root has not."""
+        return self.uid == uid or self.root
+
 
 class Callers:
     """Turns connected sockets into callers."""

@@ -37,14 +37,17 @@ static int copy_path(char *to, const char *from, uint64_t length) {
     return 0;
 }
 
-/* The parent directory of a path below a root, made where it is missing; *name becomes the last component. */
-static sysret open_parent(int root, const char *path, const char **name) {
+enum { NAME_SIZE = 256 };
+
+/* The parent directory of a path below a root, made where it is missing; `last` becomes the last component, of less than NAME_SIZE bytes. */
+static sysret open_parent(int root, const char *path, char *last) {
     char prefix[MAX_PATH_BYTES];
     uint64_t length = str_length(path);
     while (length > 1 && path[length - 1] == '/') length--;
     uint64_t cut = length;
     while (cut && path[cut - 1] != '/') cut--;
-    *name = path + cut;
+    if (length - cut >= NAME_SIZE) return -E_NAMETOOLONG;
+    copy_path(last, path + cut, length - cut);
     int err = copy_path(prefix, path, cut);
     if (err) return err;
     sysret fd = open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);
@@ -57,13 +60,13 @@ static sysret open_parent(int root, const char *path, const char **name) {
         start = end;
         while (start && path[start - 1] != '/') start--;
         if (start == end) continue;
-        char name_only[256];
-        if (end - start >= sizeof name_only) return -E_NAMETOOLONG;
+        char name[NAME_SIZE];
+        if (end - start >= sizeof name) return -E_NAMETOOLONG;
         copy_path(prefix, path, start);
-        copy_path(name_only, path + start, end - start);
+        copy_path(name, path + start, end - start);
         sysret parent = open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);
         if (parent < 0) return parent;
-        sysret made = sys(NR_mkdirat, parent, name_only, 0755);
+        sysret made = sys(NR_mkdirat, parent, name, 0755);
         sys(NR_close, parent);
         if (made < 0 && made != -E_EXIST) return made;
     }
@@ -71,24 +74,12 @@ static sysret open_parent(int root, const char *path, const char **name) {
     return open_below(root, prefix, O_PATH_ | O_DIRECTORY_, 0, 0);
 }
 
-static uint64_t trimmed(char *to, const char *name) {
-    uint64_t n = 0;
-    while (name[n] && name[n] != '/' && n < 255) {
-        to[n] = name[n];
-        n++;
-    }
-    to[n] = 0;
-    return n;
-}
-
 static int make_directory(const struct plan_op *op, const char *path) {
     sysret fd = open_below(op->in, path, O_PATH_ | O_DIRECTORY_, 0, 0);
     if (fd == -E_NOENT) {
-        const char *last;
-        char name[256];
-        sysret parent = open_parent(op->in, path, &last);
+        char name[NAME_SIZE];
+        sysret parent = open_parent(op->in, path, name);
         if (parent < 0) return (int)parent;
-        trimmed(name, last);
         sysret made = sys(NR_mkdirat, parent, name, op->x);
         sys(NR_close, parent);
         if (made < 0 && made != -E_EXIST) return (int)made;
@@ -111,11 +102,9 @@ static int make_target(const struct plan_op *op, const char *path) {
     }
     sysret fd = open_below(op->in, path, O_PATH_, 0, 0);
     if (fd == -E_NOENT) {
-        const char *last;
-        char name[256];
-        sysret parent = open_parent(op->in, path, &last);
+        char name[NAME_SIZE];
+        sysret parent = open_parent(op->in, path, name);
         if (parent < 0) return (int)parent;
-        trimmed(name, last);
         fd = sys(NR_openat, parent, name, O_WRONLY_ | O_CREAT_ | O_EXCL_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
         if (fd == -E_EXIST) { /* a link to nothing: make what it names, or a file in its place */
             fd = open_below(op->in, path, O_WRONLY_ | O_CREAT_, 0644, 0);
@@ -156,11 +145,9 @@ static int null_streams(const struct plan_op *op, const char *path) {
 }
 
 static int make_link(const struct plan_op *op, const char *path, const char *target) {
-    const char *last;
-    char name[256];
-    sysret parent = open_parent(op->in, path, &last);
+    char name[NAME_SIZE];
+    sysret parent = open_parent(op->in, path, name);
     if (parent < 0) return (int)parent;
-    trimmed(name, last);
     sysret err = sys(NR_symlinkat, target, parent, name);
     sys(NR_close, parent);
     return (int)err;
@@ -169,11 +156,9 @@ static int make_link(const struct plan_op *op, const char *path, const char *tar
 static int write_file(const struct plan_op *op, const char *path, const char *bytes) {
     sysret fd;
     if (op->x & O_CREAT_) {
-        const char *last;
-        char name[256];
-        sysret parent = open_parent(op->in, path, &last);
+        char name[NAME_SIZE];
+        sysret parent = open_parent(op->in, path, name);
         if (parent < 0) return (int)parent;
-        trimmed(name, last);
         fd = sys(NR_openat, parent, name, op->x | O_WRONLY_ | O_NOFOLLOW_ | O_CLOEXEC_, 0644);
         sys(NR_close, parent);
     } else {

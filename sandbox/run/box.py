@@ -47,17 +47,18 @@ from dockless.base.path import Path
 from dockless.base.waits import Pause, blocking, readable
 from dockless.cgroups import Cgroup, Limits, Usage
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone, Unsupported
+from dockless.sandbox.names import check_id, is_job
 from dockless.sandbox.plan.plan import Plan, decode
 from dockless.sandbox.run import children, documents, ending, records, restarting
 from dockless.sandbox.run.documents import Document, boot_id
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
+from dockless.sandbox.run.host_names import keeper_by_name, keeper_name
 from dockless.sandbox.run.logfile import Log, Row, open_log
-from dockless.sandbox.run.names import keeper_by_name, keeper_name
 from dockless.sandbox.run.process import Exit, gone
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
-from dockless.sandbox.spec import Spec, check_id, is_job
+from dockless.sandbox.spec import Spec
 from dockless.sandbox.state import ALIVE, State
 
 DETACHED, FOREGROUND = "sandboxes", "running"

@@ -14,6 +14,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone, Unsupported
 from dockless.sandbox.features import probe
+from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import SLOT_STDERR, SLOT_STDOUT
 from dockless.sandbox.restart import Restart, check_policy
 from dockless.sandbox.run import documents, ending, process, records, restarting
@@ -31,7 +32,7 @@ from dockless.sandbox.run.children import collect_ended, collect_later
 from dockless.sandbox.run.choosing import chosen
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.ending import STDIN
-from dockless.sandbox.run.names import group_name, keeper_name
+from dockless.sandbox.run.host_names import group_name, keeper_name
 from dockless.sandbox.run.start import (
     Place,
     carry_out,
@@ -45,7 +46,7 @@ from dockless.sandbox.run.start import (
     occupy,
     warnings_of,
 )
-from dockless.sandbox.spec import Spec, check_id
+from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
     from dockless.images import Image

@@ -19,6 +19,7 @@ from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.cgroups import Cgroup
 from dockless.errors import BadInput, CgroupError, SandboxGone, Unsupported, Unwritable
 from dockless.sandbox.features import probe
+from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import documents, ending
@@ -28,7 +29,7 @@ from dockless.sandbox.run.process import Exit, Process, with_usage
 from dockless.sandbox.run.reconcile import PREFIX, reconcile
 from dockless.sandbox.run.removal import end, remove_tree
 from dockless.sandbox.run.start import Place, StartInputs, carry_out, collect, find_image, make_cgroup, new_id, occupy, warnings_of
-from dockless.sandbox.spec import Spec, check_id
+from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
     from dockless.images import Image

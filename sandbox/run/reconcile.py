@@ -18,7 +18,7 @@ from dockless.base.path import Path
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import CgroupError, DocklessError
 from dockless.sandbox.run.box import DETACHED, root
-from dockless.sandbox.run.names import directory_of
+from dockless.sandbox.run.host_names import directory_of
 from dockless.sandbox.run.removal import end, remove_tree
 
 PREFIX = "run-"

@@ -12,7 +12,7 @@ from dockless.native.userns import namespace_fd
 from dockless.sandbox.plan.builder import NEW_NS, Section
 from dockless.sandbox.plan.plan import SLOT_FREE, Plan
 from dockless.sandbox.run import process
-from dockless.sandbox.run.names import group_name
+from dockless.sandbox.run.host_names import group_name
 
 
 def remove_tree(directory: Path) -> None:

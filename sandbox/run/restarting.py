@@ -24,7 +24,7 @@ from dockless.sandbox.plan.plan import SLOT_LOG, SLOT_RESTART, SLOT_RESTART_LOCK
 from dockless.sandbox.restart import Restart
 from dockless.sandbox.run import process
 from dockless.sandbox.run.choosing import chosen
-from dockless.sandbox.run.names import group_name, is_restarter
+from dockless.sandbox.run.host_names import group_name, is_restarter
 
 NAME = "restart"
 _WHEN = "restart-when"

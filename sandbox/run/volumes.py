@@ -12,10 +12,10 @@ from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.errors import BadInput, SandboxGone, UnknownVolume, VolumeInUse
 from dockless.sandbox.filters import has_labels
+from dockless.sandbox.names import check_id
 from dockless.sandbox.run import records
 from dockless.sandbox.run.box import everything
 from dockless.sandbox.run.removal import remove_tree
-from dockless.sandbox.spec import check_id
 from dockless.sandbox.volumes import LABELS, NEW, volume_path
 
 

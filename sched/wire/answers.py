@@ -34,15 +34,14 @@ class Answers:
             raise UnknownJob(
                 f"there is no job {number}", subject=str(number), hint="`dockless queue --all` lists them; old ones are forgotten"
             )
-        if job.uid != caller.uid and not caller.admin:
+        if not caller.may_manage(job.uid):
             raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="ask its owner or the administrator")
         return self.view(caller, job)
 
     def enterable(self, caller: Caller, number: int) -> Job:
-        """The job, if the caller may run what she likes in it: what enters has its owner's rights, which an administrator who is not root
-        has not. Raises UnknownJob, NotPermitted."""
+        """The job, if the caller may enter it. Raises UnknownJob, NotPermitted."""
         job = self.own(caller, number)
-        if job.uid != caller.uid and not caller.root:
+        if not caller.may_enter(job.uid):
             raise NotPermitted(f"job {number} belongs to {job.user}", subject=str(number), hint="its owner and root can enter it")
         return job
 
@@ -58,7 +57,7 @@ class Answers:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
         if job.state is State.PENDING and not job.reason:
             job = replace(job, reason=self._why(job.id))
-        if job.uid != caller.uid and not caller.admin:
+        if not caller.may_manage(job.uid):
             job = replace(job, name="", image="", command="", reason=job.reason if job.state is State.PENDING else "")
         return job
 

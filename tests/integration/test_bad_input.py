@@ -32,9 +32,10 @@ from dockless.errors import (
 from dockless.sandbox import features
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.features import Features
+from dockless.sandbox.names import check_id
 from dockless.sandbox.run import detached
 from dockless.sandbox.run.foreground import ForegroundSandbox
-from dockless.sandbox.spec import Bind, Mount, Rlimit, Spec, Tmpfs, Volume, check_id
+from dockless.sandbox.spec import Bind, Mount, Rlimit, Spec, Tmpfs, Volume
 
 pytestmark = requires("userns")
 

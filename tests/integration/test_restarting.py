@@ -21,7 +21,7 @@ from dockless.cli import main
 from dockless.errors import BadInput, ImageInUse, Killed, NotEnoughGpus, Unsupported
 from dockless.sandbox.restart import Restart, parse_restart
 from dockless.sandbox.run import restarting
-from dockless.sandbox.run.names import group_name, is_restarter
+from dockless.sandbox.run.host_names import group_name, is_restarter
 
 pytestmark = requires("userns")
 

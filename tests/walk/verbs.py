@@ -28,7 +28,7 @@ import dockless
 from dockless import DEVNULL, PIPE, Sandbox
 from dockless.errors import BadInput, DocklessError, LaunchFailed, LimitUnavailable, SandboxGone, Unsupported
 from dockless.sandbox.run.ending import send_to
-from dockless.sandbox.run.names import is_restarter
+from dockless.sandbox.run.host_names import is_restarter
 from dockless.sandbox.run.process import Exit
 
 _numbers = itertools.count()

@@ -36,7 +36,7 @@ def attach_options(parser: Parser) -> None:
 
 def attach(options: Namespace) -> int:
     from dockless.cli import terminal
-    from dockless.sandbox.spec import is_job
+    from dockless.sandbox.names import is_job
 
     keys = terminal.keys(options.detach_keys)
     return _to_job(int(options.id), keys) if is_job(options.id) else _to_box(options, keys)

@@ -54,7 +54,7 @@ def exec_in(options: Namespace) -> int:
 
 def opened(id: str) -> Enterable:
     """The sandbox or the job of that name."""
-    from dockless.sandbox.spec import is_job
+    from dockless.sandbox.names import is_job
 
     if is_job(id):
         from dockless._submitting import Submitted

@@ -33,8 +33,8 @@ def inspect(options: Namespace) -> int:
 
 def _about(name: str, kind: str | None) -> dict[str, Any]:
     from dockless._life import described
+    from dockless.sandbox.names import is_job
     from dockless.sandbox.run.box import get
-    from dockless.sandbox.spec import is_job
 
     paths.store()  # without a home directory nothing can be looked up: that is the error then, not an unknown name
     if kind != "sandbox":

@@ -82,7 +82,7 @@ def queue_options(parser: Parser) -> None:
 
 def _number(name: str) -> int:
     """The number of a job. ``BadInput``"""
-    from dockless.sandbox.spec import is_job
+    from dockless.sandbox.names import is_job
 
     if not is_job(name):
         hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
@@ -182,7 +182,7 @@ def wait_options(parser: Parser) -> None:
 
 def wait(options: Namespace) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
-    from dockless.sandbox.spec import is_job
+    from dockless.sandbox.names import is_job
 
     numbers = [int(name) for name in options.ids if is_job(name)]
     names = [name for name in options.ids if not is_job(name)]

@@ -14,8 +14,8 @@ from dockless.base.units import parse_duration
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
+from dockless.sandbox.names import is_job
 from dockless.sandbox.run.logfile import Row
-from dockless.sandbox.spec import is_job
 
 if TYPE_CHECKING:
     pass

@@ -193,8 +193,8 @@ def export_options(parser: Parser) -> None:
 def export(options: Namespace) -> int:
     from dockless.images import Store
     from dockless.images.archive.export import export as write
+    from dockless.sandbox.names import is_job
     from dockless.sandbox.run import detached
-    from dockless.sandbox.spec import is_job
 
     how: dict[str, Any] = {"compression": options.compression, "level": options.level}
     with _destination(options, "dockless export -o FILE") as destination:
