@@ -9,7 +9,8 @@ import sys
 import time
 
 import pytest
-from support.boxes import until
+from support.boxes import load, until
+from support.make_image import file
 from support.requires import requires
 
 import dockless
@@ -211,3 +212,24 @@ def test_two_words(say):
         "container", "inspect", "box", code=125
     )
     assert "usage: dockless ps" in say("help", "container", "ls")
+
+
+def test_formats_of_lists(say, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_HOME", str(tmp_path / "home"))
+    (tmp_path / "image").mkdir()
+    reference = load(tmp_path / "image", [file("a", "x")])
+    named = say("images", "--format", "{{.Repository}}:{{.Tag}} {{.Size}}").split()
+    assert named[0] == reference.removeprefix("docker.io/library/") and int(named[1]) > 0
+    for given, found in {"dangling=false": 1, "dangling=true": 0, "reference=nosuch": 0, "label=none": 0, "reference=*": 1}.items():
+        assert len(say("images", "-q", "-f", given).split()) == found, given
+    for wrong in ("size=3", "dangling=perhaps", "label="):
+        assert "KEY=VALUE" in say("images", "--filter", wrong, code=125)
+    assert "neither" in say("images", "--shared", "--format", "json", code=125)
+    assert all(line.isdigit() for line in say("history", "--format", "{{.Size}}", reference).split())
+    box = dockless.start(reference, ["sh", "-c", "echo x > /made; sleep 1000"], id="box")
+    until(lambda: box.files.exists("/made"), "it is made")
+    assert "A=/made\n" in say("diff", "--no-pause", "--format", "{{.Kind}}={{.Path}}", "box")
+    assert say("stats", "--no-stream", "--format", "{{.ID}}", "box") == "box\n"
+    assert say("events", "--since", "1h", "--until", "0s", "--format", "{{.Kind}} {{.ID}}") == "create box\nstart box\n"
+    assert "no field .Nope" in say("events", "--since", "1h", "--until", "0s", "--format", "{{.Nope}}", code=125)
+    box.rm(force=True)

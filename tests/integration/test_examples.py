@@ -44,6 +44,14 @@ def test_the_agents_tool(capsys):
     assert said.endswith('{"total": 200}\n')
 
 
+def test_what_is_served(capsys):
+    asyncio.run(example("served").main("host"))
+    assert capsys.readouterr().out.splitlines() == [
+        "[2, 40, 600]", "kept: 2", "kept: 40", "kept: 600", "create ", "start ", "health_status healthy", "True",
+    ]  # fmt: skip
+    assert not dockless.list(labels={"example": "served"}) and not dockless.volumes.list(labels={"example": "served"})
+
+
 def test_what_a_hostile_step_does_stays_inside():
     agent = example("agent")
     with agent.workspace("host") as box:

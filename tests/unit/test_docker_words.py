@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from dockless.cli.docker_words import BEFORE, FLAGS, HOST_NAME, VALUES, Word, va
 from dockless.cli.docker_words import VERBS as ELSEWHERE
 from dockless.cli.sandbox_options import image_and_command, keywords
 
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "docker-words.md"
 ROWS = [*((f"verb {name}", word) for name, word in ELSEWHERE.items())]
 for table in (FLAGS, VALUES):
     ROWS += [(f"{where} {names}", word) for where, rows in table.items() for names, word in rows.items()]
@@ -292,3 +294,34 @@ def test_a_slip_of_the_pen_is_still_found(capsys):
     assert "did you mean --memory?" in capsys.readouterr().err
     assert main(["ruN"]) == 125
     assert "did you mean `dockless run`?" in capsys.readouterr().err
+
+
+def table_of_words():
+    """What each word of docker's command line does here, as Markdown; pipes are not for columns."""
+
+    def cell(word):
+        return f"{word.say}: `dockless {word.use}`" if word.use else word.say
+
+    lines = ["# Docker's words", "", "What the verbs and options of docker's command line (28.2) do here. A test keeps it true.", ""]
+    lines += ["## Verbs", "", "| docker | here |", "|---|---|"]
+    for verb in DOCKER_VERBS:
+        if verb in ALIASES:
+            lines += [f"| `{verb} {second}` | `{ours}` |" for second, ours in sorted(ALIASES[verb].items())]
+        else:
+            lines.append(f"| `{verb}` | {VERBS[verb].about if verb in VERBS else cell(ELSEWHERE[verb])} |")
+    for verb, names in DOCKER_FLAGS.items():
+        known = parser_of(verb).full()._option_string_actions
+        rows = {one: word for words, word in FLAGS.get(verb, {}).items() for one in words.split()}
+        taken = [name for name in names if name in known]
+        lines += ["", f"## {verb}", "", "Taken: " + " ".join(f"`{name}`" for name in taken)]
+        if others := [name for name in names if name not in known]:
+            lines += ["", "| instead of | |", "|---|---|", *(f"| `{name}` | {cell(rows[name])} |" for name in others)]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_of_words_is_true(request):
+    if not TABLE.parent.is_dir():
+        pytest.skip("only the installed package is here, not the sources")
+    if request.config.getoption("--update-golden"):
+        TABLE.write_text(table_of_words())
+    assert TABLE.read_text() == table_of_words(), "if that is meant, run pytest --update-golden and review the change"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.cli.images import print_images, record
-from dockless.cli.output import out, print_json
+from dockless.cli.output import out, plain, print_json
 from dockless.cli.parser import Namespace, Parser, whole
+from dockless.cli.template import format_option, show
 from dockless.cli.transfer import change_options, edit_of
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 def diff_options(parser: Parser) -> None:
     parser.add_argument("sandbox", metavar="SANDBOX", help="a detached sandbox of `dockless ps -a`")
     parser.add_argument("--no-pause", action="store_true", help="let it go on while it is read")
+    format_option(parser)
     parser.quiet("the paths alone")
     parser.json()
 
@@ -25,6 +27,9 @@ def diff(options: Namespace) -> int:
     found = find(options.sandbox).changes(pause=not options.no_pause)
     if options.json:
         print_json(found)
+        return 0
+    if options.format:
+        show(options.format, [plain(change) for change in found])
         return 0
     out(*(change.path if options.quiet else f"{change.kind} {change.path}" for change in found))
     return 0

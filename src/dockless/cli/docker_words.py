@@ -127,13 +127,14 @@ HOST_NAME = Word("-h alone lists the options; the host name inside is", "run --h
 _RUN: dict[str, Word] = {
     "--annotation": Word("there are labels instead", "run --label NAME=VALUE IMAGE"),
     "-a --attach": Word("without -d all three standard streams are yours", "run IMAGE"),
-    "--arch": Word(_PLATFORM, "run --platform linux/amd64 IMAGE"),
+    "--arch --variant": Word(_PLATFORM, "run --platform linux/amd64 IMAGE"),
     "--authfile": Word("logins are read from where login keeps them", "login REGISTRY"),
     "--blkio-weight": Word("the share of a disk is", "run --io-weight 100 IMAGE"),
     "--blkio-weight-device": Word("the share holds for all disks", "run --io-weight 100 IMAGE"),
     "--cert-dir": Word(_TLS),
     "--cgroup-conf": Word("the limits have names of their own", "run --help"),
     "--cgroup-parent": Word("dockless chooses the control group; what this host offers", "doctor"),
+    "--chrootdirs": Word(NOT_YET),
     "--cgroups": Word("a control group is used where there is one", "doctor"),
     "--conmon-pidfile": Word("the first process is in", "ps --json"),
     "--cpu-count": Word("cores are", "run --cpus 2 IMAGE"),
@@ -161,6 +162,9 @@ _RUN: dict[str, Word] = {
     "--health-on-failure": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
     "--health-start-interval": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
     "--health-startup-cmd": Word(_HEALTH, "run --health-cmd COMMAND IMAGE"),
+    "--hostuser": Word("ids are those of the image's own /etc/passwd", "run --user NAME IMAGE"),
+    "--init-ctr": Word("there are no pods; run it first", "run IMAGE"),
+    "--init-path": Word("every sandbox has an init process of dockless's own; leave it out", "run IMAGE"),
     "--hooks-dir": Word("there are no hooks"),
     "--hosts-file": Word("bind it", "run -v ./hosts:/etc/hosts:ro IMAGE"),
     "--http-proxy": Word("name the variables that are to be taken along", "run -e http_proxy IMAGE"),
@@ -181,15 +185,17 @@ _RUN: dict[str, Word] = {
     "--no-hostname": Word("the image's own /etc/hostname stays as it is; leave it out", "run IMAGE"),
     "--oom-kill-disable": Word("cgroup v2 cannot; slow it down before instead", "run --memory-high 3G IMAGE"),
     "--os": Word(_PLATFORM, "run --platform linux/amd64 IMAGE"),
-    "--passwd": Word("the image's own /etc/passwd stays as it is"),
+    "--passwd --passwd-entry": Word("the image's own /etc/passwd stays as it is"),
     "--personality": Word(NOT_YET),
     "--pidfile": Word("the first process is in", "ps --json"),
-    "--pod": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
+    "--pod --pod-id-file": Word("there are no pods; one sandbox may hold several processes", "run IMAGE -- sh -c COMMANDS"),
     "--preserve-fds": Word("standard input, output and error alone are passed on"),
     "--privileged": Word("every capability and device is a profile", "run --profile privileged IMAGE"),
     "-p --publish": Word(_PORTS, "run --network host IMAGE"),
     "-P --publish-all": Word(_PORTS, "run --network host IMAGE"),
     "--rdt-class": Word(NOT_YET),
+    "--read-only-tmpfs": Word("memory that can be written below a read-only root", "run --read-only --tmpfs /tmp IMAGE"),
+    "--seccomp-policy": Word("a profile is a file", "run --security-opt seccomp=FILE IMAGE"),
     "--replace": Word("remove the old one first", "rm -f NAME"),
     "--requires": Word("wait for the other one first", "wait NAME"),
     "--rmi": Word("remove the image afterwards", "rmi IMAGE"),
@@ -213,10 +219,6 @@ _RUN: dict[str, Word] = {
 }  # fmt: skip
 
 
-def _listed(verb: str) -> dict[str, Word]:
-    return {"-f --filter": Word(_FILTER, f"{verb} --json"), "--format": Word(_FORMAT, f"{verb} --json")}
-
-
 FLAGS: dict[str, dict[str, Word]] = {
     "run": _RUN,
     "create": _RUN,
@@ -238,7 +240,6 @@ FLAGS: dict[str, dict[str, Word]] = {
         "--external --pod -p --sync --noheading --ns": Word(NOT_YET),
     },
     "images": {
-        **_listed("images"),
         "-a --all": Word("all of them are listed anyway; leave it out", "images"),
         "--digests": Word("the digests are in", "images --json"),
         "--no-trunc": Word("nothing is cut in", "images --json"),
@@ -285,7 +286,6 @@ FLAGS: dict[str, dict[str, Word]] = {
     "save": {"--platform": Word("an image of the store has one platform; leave it out", "save IMAGE -o FILE")},
     "load": {"--platform": Word("what runs here is taken; leave it out", "load FILE")},
     "history": {
-        "--format": Word(_FORMAT, "history --json IMAGE"),
         "-H --human": Word("sizes are shown so anyway; bytes are in", "history --json IMAGE"),
         "--platform": Word("an image of the store has one platform; leave it out", "history IMAGE"),
     },
@@ -311,11 +311,10 @@ FLAGS: dict[str, dict[str, Word]] = {
         "-L --follow-link": Word("the source itself is followed anyway; leave it out", "cp NAME:/there here"),
         "--overwrite --pause": Word("leave it out", "cp NAME:/there here"),
     },
-    "diff": {"--format": Word(_FORMAT, "diff --json NAME")},
+    "diff": {"-l --latest": Word("name it", "diff NAME")},
     "top": {"-l --latest": Word("name it", "top NAME")},
     "stats": {
         "-a --all": Word("what has ended takes nothing; leave it out", "stats"),
-        "--format": Word(_FORMAT, "stats --json"),
         "--no-trunc --no-reset -i --interval -l --latest": Word("leave it out", "stats"),
     },
     "start": {
@@ -343,6 +342,7 @@ FLAGS: dict[str, dict[str, Word]] = {
         "-d --driver --availability --scope --type": Word("there are no drivers; a named volume is a directory", "volume create NAME"),
         "-o --opt": Word("a volume is a directory on dockless's own disk; other places are bound", "run -v /on/the/host:/inside IMAGE"),
         "-a --all": Word("all that no sandbox has go anyway; leave it out", "volume prune"),
+        "--cluster --group --limit-bytes --required-bytes --secret --sharing --topology-preferred --topology-required": Word(_SERVICES),
     },
     "exec": {
         "--detach-keys": _DETACH,
@@ -358,11 +358,11 @@ FLAGS: dict[str, dict[str, Word]] = {
         "-f --format": Word("the image has the OCI format; a docker archive comes from", "save IMAGE -o FILE"),
     },
     "events": {
-        "--format": Word(_FORMAT, "events --json"),
         "--no-trunc --stream": Word("leave it out", "events"),
     },
     "wait": {
         "-i --interval": Word("nothing is polled", "wait NAME"),
+        "-l --latest": Word("name it", "wait NAME"),
     },
 }  # fmt: skip
 

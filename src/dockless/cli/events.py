@@ -9,6 +9,7 @@ from dockless.cli.filters import filter_option, filters, labels, unreadable
 from dockless.cli.logs import moment
 from dockless.cli.output import json_text, out, plain
 from dockless.cli.parser import Namespace, Parser
+from dockless.cli.template import format_option, show
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.events import Event
@@ -22,6 +23,7 @@ def events_options(parser: Parser) -> None:
     )
     parser.add_argument("--until", metavar="TIME", help="no later than that (default: until Ctrl-C)")
     filter_option(parser, "event=, id=, image=, label=NAME[=VALUE]", "-f")
+    format_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -32,7 +34,10 @@ def events(options: Namespace) -> int:
     until = None if options.until is None else moment(options.until, "--until")
     with happening(since=since, until=until, **_filters(options.filter)) as found:
         for event in found:
-            out(json_text(plain(event)) if options.json else line(event))
+            if options.format:
+                show(options.format, [plain(event)])
+            else:
+                out(json_text(plain(event)) if options.json else line(event))
     return 0
 
 

@@ -6,8 +6,10 @@ import sys
 
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
+from dockless.cli.filters import filter_option, filters, labels
 from dockless.cli.output import age, each, err, out, print_json, short, status, table, warn
 from dockless.cli.parser import Namespace, Parser
+from dockless.cli.template import format_option, show
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ def images_options(parser: Parser) -> None:
     parser.usage = "dockless images [options] [PATTERN …]\n       dockless images check [--repair] [options]"
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="only names that match: busybox, '*/library/*', 'python:3.*'")
     parser.add_argument("--shared", action="store_true", help="those of root's store: run takes them from there, without a network")
+    filter_option(parser, "dangling=true|false (without a name), reference=PATTERN, label=NAME[=VALUE]", "-f")
+    format_option(parser)
     parser.add_argument("--repair", action="store_true", help="with check: remove what is damaged, make again what can be made again")
     parser.quiet("references alone; with check: problems alone")
     parser.json()
@@ -31,9 +35,12 @@ def images(options: Namespace) -> int:
         if len(options.patterns) > 1:
             raise BadInput("check looks at the whole store, not at one image", subject=options.patterns[1], hint="dockless images check")
         return _check(options)
+    wanted = filters(options.filter, {key: key for key in _FILTERS}, {"dangling": ("true", "false")})
     if options.repair:
         raise BadInput("--repair without check", subject="--repair", hint="dockless images check --repair")
     if options.shared:
+        if options.filter or options.format:
+            raise BadInput("--shared takes neither --filter nor --format", subject="--shared", hint="take what is wanted from --json")
         return _shared(options)
     store = Store()
     if left_out := len(store.unusable()):
@@ -41,7 +48,7 @@ def images(options: Namespace) -> int:
         warn(
             f"{what} left out: damaged, or of a form that this version refuses", hint="dockless images check says why; dockless rmi removes"
         )
-    found = [image for image in store.list() if matches(image.reference, image.digest, options.patterns)]
+    found = [image for image in store.list() if matches(image.reference, image.digest, options.patterns) and _fits(image, wanted)]
     if options.quiet:
         for image in found:
             out(image.name)
@@ -49,6 +56,9 @@ def images(options: Namespace) -> int:
     usage = {one.digest: one for one in store.disk_usage().images}
     if options.json:
         print_json([record(image, usage.get(image.digest)) for image in found])
+        return 0
+    if options.format:
+        show(options.format, [_in_words(image, usage.get(image.digest)) for image in found])
         return 0
     rows = []
     for image in found:
@@ -58,6 +68,29 @@ def images(options: Namespace) -> int:
         rows.append((image.reference or "<none>", short(image.digest), platform, format_size(image.size), image.created[:10], used))
     table(("IMAGE", "ID", "PLATFORM", "SIZE", "CREATED", "USED"), rows)
     return 0
+
+
+_FILTERS = ("dangling", "reference", "label")
+
+
+def _fits(image: Image, wanted: dict[str, list[str]]) -> bool:
+    from dockless.sandbox.filters import has_labels
+
+    return (
+        ("dangling" not in wanted or str(image.reference is None).lower() in wanted["dangling"])
+        and matches(image.reference, image.digest, wanted.get("reference", []))
+        and ("label" not in wanted or has_labels(dict(image.config.labels), labels(wanted["label"])))
+    )
+
+
+def _in_words(image: Image, usage: ImageUsage | None) -> dict[str, Any]:
+    """With what Docker's templates name beside the fields of --json."""
+    from dockless.images.model.reference import parse
+
+    named = None if image.reference is None else parse(image.reference)
+    repository, tag = ("<none>", "<none>") if named is None else (named.familiar.rpartition(":")[0], named.tag or "<none>")
+    names = {"repository": repository, "tag": tag, "id": short(image.digest), "labels": dict(image.config.labels)}
+    return record(image, usage) | names | {"created_at": image.created}
 
 
 def _shared(options: Namespace) -> int:

@@ -127,6 +127,7 @@ def _raw(options: Namespace) -> int:
 def history_options(parser: Parser) -> None:
     parser.add_argument("image", metavar="IMAGE", help="an image of the store")
     parser.add_argument("--no-trunc", action="store_true", help="the whole commands")
+    format_option(parser)
     parser.quiet("the layers' digests alone, newest first")
     parser.json()
 
@@ -145,6 +146,8 @@ def history(options: Namespace) -> int:
     rows.reverse()
     if options.json:
         print_json(rows)
+    elif options.format:
+        show(options.format, [{"created": "", "created_by": "", "comment": "", "author": ""} | row for row in rows])
     elif options.quiet:
         for row in rows:
             if row["layer"]:

@@ -8,6 +8,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
 from dockless.cli.output import age, cut, json_text, out, over, plain, print_json, span, table
 from dockless.cli.parser import Namespace, Parser
+from dockless.cli.template import format_option, show
 from dockless.errors import SandboxGone
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def top(options: Namespace) -> int:
 def stats_options(parser: Parser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="sandboxes of `dockless ps`; all of them if left out")
     parser.add_argument("--no-stream", action="store_true", help="once, and stop")
+    format_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for each sandbox and second")
 
 
@@ -55,6 +57,8 @@ def stats(options: Namespace) -> int:
         if options.json:
             for row in rows:
                 out(json_text(row))
+        elif options.format:
+            show(options.format, rows)
         else:
             over(lines)
             shown = [
