@@ -227,6 +227,13 @@ def together(scene: Scene, effort: Effort) -> Table:
     return measure(scene, effort.at_once // 5)
 
 
+def streams(scene: Scene, effort: Effort) -> Table:
+    """Wanted: each way of reading a sandbox's output at 0.9 of the rate of ``subprocess``, at least."""
+    from benchmarks.streams import streams as measure
+
+    return measure(scene, max(3, effort.slow_starts // 4), 1 << 28)
+
+
 MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "start": start,
     "memory": memory,
@@ -238,4 +245,5 @@ MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "many": many,
     "forks": forks,
     "together": together,
+    "streams": streams,
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from dockless._exchange import Ending, Exchange, PipeWriter, Reader, Splitter, lying_in, say, taken
+from dockless._exchange import AT_ONCE, READ_SIZE, Ending, Exchange, Pace, PipeWriter, Reader, Splitter, lying_in, say, taken
 from dockless._loop import checkpoint, readable
 from dockless._stdio import Stdio, Text
 from dockless._streams import Ends, S, StreamSettings
@@ -177,6 +178,8 @@ class AsyncOutput(_End, Generic[S]):
     def __init__(self, fd: int, streams: AsyncStreams[Any]) -> None:
         super().__init__(fd, streams)
         self._splitter = Splitter(streams.text.decoder())
+        self._pace = Pace(fd)
+        self._reads = 0
         self._left: int | None = None
 
     def __aiter__(self) -> AsyncIterator[S]:
@@ -194,35 +197,37 @@ class AsyncOutput(_End, Generic[S]):
             await self._more()
         return line  # type: ignore[no-any-return]
 
-    async def chunks(self, size: int = _CHUNK) -> AsyncIterator[S]:
+    async def chunks(self, size: int = READ_SIZE) -> AsyncIterator[S]:
         """What is there, as soon as it is there, ``size`` bytes or characters at most."""
         while chunk := await self._piece(size):
             yield chunk
 
     async def read(self, size: int = -1) -> S:
         """``size`` bytes or characters, or everything to the end; fewer only at the end."""
-        parts: list[Any] = []
+        parts: Any = io.StringIO(newline="") if self._streams.text.on else io.BytesIO()
         left = size
         while left and (part := await self._piece(left if left > 0 else 1 << 30)):
-            parts.append(part)
+            parts.write(part)
             left -= len(part) if left > 0 else 0
-        return self._splitter.nothing.join(parts)  # type: ignore[no-any-return]
+        return parts.getvalue()  # type: ignore[no-any-return]
 
     async def _piece(self, size: int) -> Any:
         while (piece := self._splitter.piece(size)) is None:
-            await self._more()
+            await self._more(min(size, self._pace.size))
         return piece
 
-    async def _more(self) -> None:
+    async def _more(self, size: int = _CHUNK) -> None:
         """Feed what is there, or wait until there is something."""
-        await checkpoint()
+        self._reads += 1
+        if self._reads % AT_ONCE == 1:
+            await checkpoint()
         while True:
             fd = self.fileno()
             os.set_blocking(fd, False)
             if self._left is None and self._streams.over:
                 self._left = lying_in(fd)  # of whatever somebody outside writes later, nothing is read
             try:
-                chunk = taken(fd, _CHUNK if self._left is None else min(_CHUNK, self._left))
+                chunk = taken(fd, size if self._left is None else min(size, self._left))
             except BlockingIOError:
                 if self._left is None:
                     await self._until(select.EPOLLIN)
@@ -230,6 +235,7 @@ class AsyncOutput(_End, Generic[S]):
                 chunk = b""
             if self._left is not None:
                 self._left = self._left - len(chunk) if chunk else 0
+            self._pace.took(len(chunk))
             self._splitter.feed(chunk)
             return
 

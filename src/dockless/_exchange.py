@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dockless.base.interrupts import waiting
 from dockless.base.typing import Any, Protocol
 
-_SMALL, _LARGE = 1 << 16, 1 << 17
+_SMALL, READ_SIZE = 1 << 16, 1 << 17
 """Bytes of one read, at first and of a busy pipe."""
 _BUSY = 1 << 20
 """Bytes after which a pipe is busy: it is then made so large, where the kernel allows it, pipe(7)."""
-_AT_ONCE = 16
+AT_ONCE = 16
 """Reads or writes of one pipe before the others have their turn."""
 _SETPIPE_SZ, _FIONREAD = 1031, 0x541B
 _TERMINAL = 1 << 18
@@ -114,6 +114,22 @@ def taken(fd: int, size: int) -> bytes:
         return b""
 
 
+class Pace:
+    """How one pipe is read: once it is busy it is made larger, and read in larger pieces."""
+
+    def __init__(self, fd: int) -> None:
+        self.size = _SMALL
+        self._fd = fd
+        self._seen = 0
+
+    def took(self, count: int) -> None:
+        """``count`` bytes were read."""
+        self._seen += count
+        if self._seen >= _BUSY and self.size == _SMALL:
+            self.size = READ_SIZE
+            grow(self._fd)
+
+
 class Reader:
     """Takes what comes out of a pipe. ``keep``: for the end, but no more than ``most`` bytes. ``tell``: a function that is to hear of it, a
     line at a time where ``decoder`` makes it text, else as it comes; whoever drives the reader calls it."""
@@ -129,22 +145,22 @@ class Reader:
         self._most = most
         self._splitter = None if tell is None else Splitter(decoder)
         self._lines = decoder is not None
-        self._seen = 0
-        self._size = _SMALL
+        self._pace = Pace(fd)
 
     def step(self) -> bool:
         """Read what is there, a little; whether there may be more some time."""
         if self.fd < 0:  # another task has come to its end
             return False
-        for _ in range(_AT_ONCE if self.tell is None else 1):
+        for _ in range(AT_ONCE if self.tell is None else 1):
             try:
-                chunk = taken(self.fd, self._size)
+                size = self._pace.size
+                chunk = taken(self.fd, size)
             except BlockingIOError:
                 return True
             self._take(chunk)
             if not chunk:
                 return False
-            if len(chunk) < self._size:
+            if len(chunk) < size:
                 return True
         return True
 
@@ -155,16 +171,13 @@ class Reader:
             self.dropped += max(0, len(chunk) - room)
         if self._splitter is not None:
             self._splitter.feed(chunk)
-        self._seen += len(chunk)
-        if self._seen >= _BUSY and self._size == _SMALL:
-            self._size = _LARGE
-            grow(self.fd)
+        self._pace.took(len(chunk))
 
     def told(self) -> Iterator[Any]:
         """What ``tell`` has not heard yet."""
         if self._splitter is None:
             return
-        while piece := self._splitter.line() if self._lines else self._splitter.piece(_LARGE):
+        while piece := self._splitter.line() if self._lines else self._splitter.piece(READ_SIZE):
             yield piece
 
     def finish(self) -> None:
@@ -174,7 +187,7 @@ class Reader:
         left = lying_in(self.fd)
         while left > 0:
             try:
-                chunk = taken(self.fd, min(left, _LARGE))
+                chunk = taken(self.fd, min(left, READ_SIZE))
             except BlockingIOError:
                 break
             if not chunk:
@@ -209,7 +222,7 @@ class PipeWriter:
     def step(self) -> bool:
         """Write what goes; whether there is more to write."""
         try:
-            for _ in range(_AT_ONCE):
+            for _ in range(AT_ONCE):
                 if not self._rest:
                     return False
                 self._rest = self._rest[os.write(self.fd, self._rest[:_BUSY]) :]

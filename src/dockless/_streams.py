@@ -23,7 +23,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from dockless._exchange import Ending, PipeWriter, Reader, exchange, lying_in, say
+from dockless._exchange import READ_SIZE, Ending, Pace, PipeWriter, Reader, exchange, lying_in, say
 from dockless._stdio import DEVNULL, PIPE, Stdio, Stream, Text
 from dockless.base.interrupts import held
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     class Output(IO[S]):
         """Our end of stdout or stderr: a file as ``subprocess.Popen`` has it, which ends when everything inside is dead."""
 
-        def chunks(self, size: int = 65536) -> Iterator[S]:
+        def chunks(self, size: int = 131072) -> Iterator[S]:
             """What is there, as soon as it is there, ``size`` bytes at most. Take either lines or chunks of one stream."""
             ...
 
@@ -292,6 +292,8 @@ class Streams(Ends, Generic[S]):
         """Wait until a pipe is ready; False: everything inside is dead before that. Meanwhile those who listen hear of theirs."""
         while True:
             readers = self._listening()
+            if not readers:
+                return self._until_one_is_ready(fd, event)
             mine = bool(readers) and self._turn.acquire(blocking=False)  # else another thread does, or it is they who called us
             try:
                 poller = select.poll()
@@ -315,6 +317,19 @@ class Streams(Ends, Generic[S]):
                 if mine:
                     self._whose = 0
                     self._turn.release()
+
+    def _until_one_is_ready(self, fd: int, event: int) -> bool:
+        """The same where nobody listens."""
+        end = self._process.fileno()
+        poller = select.poll()
+        poller.register(fd, event)
+        poller.register(end, select.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if end in ready and self._process.poll() is not None:
+                return False
+            if fd in ready:
+                return True
 
     def close(self) -> None:
         super().close()
@@ -374,46 +389,76 @@ class _RawInput(_Raw):
 
 
 class _RawOutput(_Raw):
+    _sure = 0
+    """Bytes that lie in the pipe, so that nobody has to wait for them."""
     _left: int | None = None
     _served: io.BytesIO | None = None
 
+    def __init__(self, fd: int, ready: Callable[[int, int], bool]) -> None:
+        super().__init__(fd, ready)
+        self._pace = Pace(fd)
+        self._is_a_terminal = os.isatty(fd)
+
     def readable(self) -> bool:
         return True
+
+    def detach(self) -> int:
+        self._sure = 0
+        return super().detach()
 
     def serve(self, data: bytes) -> None:
         """Go on with this instead of the pipe."""
         self._served = io.BytesIO(data)
 
     def readinto(self, buffer: Any) -> int:
+        if self._sure > 0:
+            got = os.readv(self._fd, (buffer,))
+            self._sure -= got
+            return got
         if self._served is not None:
             return self._served.readinto(buffer)
-        fd = self.fileno()
-        if self._left is None and not self._ready(fd, select.POLLIN):
-            self._left = lying_in(fd)  # of whatever somebody outside writes later, nothing is read
-            os.set_blocking(fd, False)
-        if self._left is None:
-            return _into(fd, buffer)
+        return self._first(buffer) if self._wait(self.fileno()) else self._rest(buffer)
+
+    def _first(self, buffer: Any) -> int:
+        got = _into(self._fd, buffer)
+        if got == len(buffer) and not self._is_a_terminal:  # there may be more
+            self._sure = lying_in(self._fd)
+        self._pace.took(got + self._sure)
+        return got
+
+    def _wait(self, fd: int) -> bool:
+        """Wait until something can be read, or the end of it. False: everything inside is dead, and what is left is known."""
+        if self._left is not None:
+            return False
+        if self._ready(fd, select.POLLIN):
+            return True
+        self._left = lying_in(fd)  # of whatever somebody outside writes later, nothing is read
+        os.set_blocking(fd, False)
+        return False
+
+    def _rest(self, buffer: Any) -> int:
         got = 0
         with contextlib.suppress(BlockingIOError):
-            got = _into(fd, memoryview(buffer)[: self._left])
-        self._left = self._left - got if got else 0
+            got = _into(self.fileno(), memoryview(buffer)[: self._left])
+        self._left = self._left - got if self._left and got else 0
         return got
 
     def readall(self) -> bytes:
         if self._served is not None:
             return self._served.read()
         kept = io.BytesIO()
-        while chunk := self.read(_CHUNK):
-            kept.write(chunk)
+        with memoryview(bytearray(READ_SIZE)) as buffer:
+            while got := self.readinto(buffer):
+                kept.write(buffer[:got])
         return kept.getvalue()
 
-    def chunks(self, size: int = _CHUNK) -> Iterator[bytes]:
+    def chunks(self, size: int = READ_SIZE) -> Iterator[bytes]:
         while chunk := self.read(size):
             yield chunk
 
 
 class _Buffered(io.BufferedReader):
-    def chunks(self, size: int = _CHUNK) -> Iterator[bytes]:
+    def chunks(self, size: int = READ_SIZE) -> Iterator[bytes]:
         while chunk := self.read1(size):
             yield chunk
 
@@ -421,7 +466,7 @@ class _Buffered(io.BufferedReader):
 class _TextOutput(io.TextIOWrapper):
     decoder: Any
 
-    def chunks(self, size: int = _CHUNK) -> Iterator[str]:
+    def chunks(self, size: int = READ_SIZE) -> Iterator[str]:
         buffer: Any = self.buffer
         for chunk in buffer.chunks(size):
             if piece := self.decoder.decode(chunk):
