@@ -2,7 +2,7 @@
 
 The standard ``dataclass`` writes the source of some eight functions and compiles them, which is a millisecond for each class, and
 importing it takes longer than a sandbox lives. Here these functions are closures over the names of the fields. What is left to the
-standard one is made when somebody asks: ``__dataclass_fields__`` (for ``fields``, ``replace``, ``asdict``, msgspec), the signature (for
+standard one is made when somebody asks: ``__dataclass_fields__`` (for ``fields``, ``replace``, ``asdict``), the signature (for
 ``help``), the words of a ``TypeError``, and a compiled ``__init__`` for a class of which many instances are made.
 
 All have slots, and none inherits the fields of another.
@@ -57,6 +57,13 @@ def fields_of(kind: type) -> list[tuple[str, Any, str]]:
     """Name, default and annotation of each field. What stands for a default that is missing, or made anew each time, is no value."""
     fields: Mapping[str, _Field] = kind.__dict__["__made_of__"][0]
     return [(name, found.default, str(kind.__annotations__[name])) for name, found in fields.items()]
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """The defaults of those fields that have one, made anew where each record has its own."""
+    fields: Mapping[str, _Field] = kind.__dict__["__made_of__"][0]
+    made = {name: found.default_factory() for name, found in fields.items() if found.default_factory is not _Missing}
+    return {name: found.default for name, found in fields.items() if found.default is not _Missing} | made
 
 
 def _standard(kind: type) -> Any:

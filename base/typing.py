@@ -1,7 +1,6 @@
 """What programs need of ``typing`` while they run, quick to import.
 
-Importing the standard module takes as long as a sandbox lives, and nearly all that it has is for type checkers: those see it. What our own
-checks and msgspec read at run time is made of it when somebody reads it.
+Importing the standard module takes as long as a sandbox lives, and nearly all that it has is for type checkers: those see it.
 """
 
 from __future__ import annotations

@@ -111,13 +111,11 @@ class Box:
     @property
     def document(self) -> Document:
         """What ``spec.json`` says. ``SandboxGone`` if the directory is gone, was left before it was whole, or holds no sound one."""
-        import msgspec
-
         try:
             return documents.parse(records.read(self.directory / documents.NAME))
         except FileNotFoundError:
             raise gone(self.id) from None
-        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        except (ValueError, RecursionError) as error:
             raise gone(self.id, f"its spec.json cannot be read: {error}") from None
 
     def change(self, changed: Callable[[Document], Document]) -> Document:

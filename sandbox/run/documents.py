@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import fcntl
 import functools
 import os
 from collections.abc import Iterator
 
-from dockless.base import paths, signal
-from dockless.base.as_json import as_json
+from dockless.base import json, paths, signal
 from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
+from dockless.base.records import read
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.restart import Restart
 from dockless.sandbox.spec import Spec
@@ -57,19 +56,9 @@ class Document:
         return self.boot_id != ""
 
 
-_converting = _thread.allocate_lock()
-
-
 def parse(raw: bytes) -> Document:
-    """One thread at a time: msgspec crashes when two look at a new dataclass at the same time (seen: SIGSEGV of a daemon that started jobs
-    in parallel). ``ValueError``, ``RecursionError``, ``msgspec.MsgspecError`` for what is no sound one."""
-    import json
-
-    import msgspec
-
-    data = json.loads(raw.partition(b"\0")[0])
-    with _converting:
-        document = msgspec.convert(data, Document)
+    """``ValueError``, ``RecursionError`` for what is no sound one."""
+    document = read(Document, json.loads(raw.partition(b"\0")[0]))
     if not 0 <= document.created < _LATEST:
         raise ValueError(f"{document.created} is no time of creation")
     return document
@@ -112,9 +101,8 @@ def note(directory: Path, name: str, content: bytes) -> None:
 
 
 def members(**fields: object) -> str:
-    """Fields of a ``Document`` as JSON, without the braces. ASCII alone: what is not UTF-8 travels as lone surrogates, which msgspec's own
-    refuses."""
-    return as_json(fields, default=_fields)[1:-1]
+    """Fields of a ``Document`` as JSON, without the braces. ASCII alone: what is not UTF-8 travels as lone surrogates."""
+    return json.dumps(fields, separators=(",", ":"), default=_fields)[1:-1]
 
 
 def with_plan(text: str, plan: bytes) -> bytes:

@@ -11,9 +11,9 @@ import re
 import shlex
 from collections.abc import Callable
 
+from dockless.base.records import differences
 from dockless.errors import NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers
-from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
@@ -81,7 +81,7 @@ class Admission:
             priority=job.priority,
             time_limit=job.time_limit,
             on_reboot=job.on_reboot,
-            spec=json.dumps(job_to_plain(job), separators=(",", ":")),
+            spec=json.dumps(differences(job), separators=(",", ":")),
         )
 
     def _rights(self, caller: Caller, job: JobSpec) -> None:

@@ -16,7 +16,6 @@ Whether something lives is told by the lock that its keeper holds, never by a pr
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import stat
 import time
@@ -24,6 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.records import plain
 from dockless.base.typing import Any, Protocol
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.door import Entrance
@@ -128,14 +128,8 @@ def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -
 
 def exit_record(exit: Any) -> dict[str, Any]:
     """An ``Exit`` as plain JSON values."""
-    import msgspec
-
     fields = ("code", "signal", "oom_killed", "timed_out", "started", "ended", "usage")
-    record: dict[str, Any] = {}
-    for name in fields:
-        value = getattr(exit, name, None)
-        record[name] = msgspec.to_builtins(value) if dataclasses.is_dataclass(value) else value
-    return record
+    return {name: plain(getattr(exit, name, None)) for name in fields}
 
 
 def wait_gone(handle: Handle) -> int | None:

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from dockless.base import exit_codes, paths
 from dockless.base.dataclass import replace
+from dockless.base.records import read
 from dockless.base.typing import Any
 from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
-from dockless.sched.codec import job_from_plain
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, remains, stopping
 from dockless.sched.engine.admission import Admission
@@ -39,7 +39,7 @@ from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.wants import is_the_hosts, waited_out
-from dockless.sched.jobs import State, final_state, sandbox_id, shell_code
+from dockless.sched.jobs import JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store import queue
@@ -221,7 +221,7 @@ class Engine:
             for index, plain in enumerate(specs):
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
-                new.append(self.admission.admit(caller, job_from_plain(plain)))
+                new.append(self.admission.admit(caller, read(JobSpec, plain, "job")))
             size = sum(map(len, {job.spec for job in new}))
             self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:
@@ -303,7 +303,7 @@ class Engine:
 
     def _spec(self, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
         """What is launched; notes what of it concerns the end."""
-        submitted = job_from_plain(json.loads(queue.spec(self.reader, entry.job.id))).spec
+        submitted = read(JobSpec, json.loads(queue.spec(self.reader, entry.job.id)), "job").spec
         submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
         spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
         entry.grace = spec.grace or GRACE

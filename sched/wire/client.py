@@ -19,6 +19,7 @@ from types import TracebackType
 from dockless.base import paths
 from dockless.base.checks import check, checked
 from dockless.base.dataclass import replace
+from dockless.base.records import differences
 from dockless.base.typing import Any, Literal
 from dockless.base.waits import Pause, blocking
 from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
@@ -384,6 +385,4 @@ def _in_order(ids: Iterable[int], found: dict[int, Job]) -> list[Job]:
 
 def _plain(job: JobSpec) -> dict[str, Any]:
     """As it travels. A disk that is named by a path is looked up here, with the rights of whoever asks."""
-    from dockless.sched.codec import job_to_plain
-
-    return job_to_plain(replace(job, spec=replace(job.spec, limits=job.spec.limits.by_number())))
+    return differences(replace(job, spec=replace(job.spec, limits=job.spec.limits.by_number())))

@@ -8,11 +8,11 @@ import select
 import socket
 import threading
 
+from dockless.base.records import differences, read
 from dockless.base.typing import Any
 from dockless.errors import SandboxGone, SchedError
 from dockless.sandbox.enter import Entry
 from dockless.sandbox.run.process import Exit, check_signal
-from dockless.sched.codec import entry_to_plain
 from dockless.sched.wire.client import Client
 
 _START = 60.0
@@ -39,10 +39,10 @@ def enter(
     client = Client(timeout=_START)
     if alone:
         with client:
-            return Left(client.leave(job, entry_to_plain(entry)))
+            return Left(client.leave(job, differences(entry)))
     try:
         given = [] if entry.tty else list(stdio)
-        with client.exec(job, entry_to_plain(entry), size) as channel:
+        with client.exec(job, differences(entry), size) as channel:
             if given:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused meanwhile: the answer says why
                     socket.send_fds(channel, [_MARK], given)
@@ -125,10 +125,8 @@ class EnteredJob:
         return bool(poller.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
     def _told(self) -> Exit:
-        import msgspec
-
         try:
-            return msgspec.convert(self._client.answer()["exit"], Exit)
+            return read(Exit, self._client.answer()["exit"], "exit", newer=True)
         except SchedError:
             return Exit(code=None, signal=9, killed=True, lost=True)
 

@@ -34,12 +34,12 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from dockless.base.dataclass import replace
+from dockless.base.records import plain, read
 from dockless.base.typing import Any
 from dockless.errors import BadInput, Refused, SandboxGone, SchedError
 from dockless.sandbox.enter import Entry
 from dockless.sandbox.run.door import Entered
 from dockless.sched.callers import Caller
-from dockless.sched.codec import entry_from_plain
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.engine.engine import Engine
 from dockless.sched.jobs import Job, State
@@ -183,8 +183,6 @@ class Entering:
                 await asyncio.wait([ended])
 
     async def _ended(self, entered: Entered) -> dict[str, Any]:
-        import msgspec
-
         loop = asyncio.get_running_loop()
         fd = entered.process.fileno()
         while True:
@@ -196,7 +194,7 @@ class Entering:
                 loop.remove_reader(fd)
             if await asyncio.shield(self._in_thread(entered.process.poll)) is not None:
                 exit = await asyncio.shield(self._in_thread(entered.wait))
-                return dict(msgspec.to_builtins(exit))
+                return dict(plain(exit))
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -264,7 +262,7 @@ async def _hand_over(fd: int, message: dict[str, Any], writer: asyncio.StreamWri
 
 def _asked(request: dict[str, Any]) -> tuple[Entry, tuple[int, int] | None, bool]:
     """What enters, the size of its terminal, and whether it goes on by itself."""
-    entry, alone = replace(entry_from_plain(request.get("program")), handed=True), request.get("alone", False)
+    entry, alone = replace(read(Entry, request.get("program"), "program"), handed=True), request.get("alone", False)
     if not isinstance(alone, bool) or (alone and (entry.tty or entry.given)):
         raise BadInput("'alone' is not for this program", subject="alone", hint="nobody would see its terminal, or speak to it")
     size = request.get("size")

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from dockless.base.checks import checked
+from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any, cast
 from dockless.base.units import parse_duration
 from dockless.errors import BadInput, SandboxGone, Unsupported
@@ -171,19 +172,15 @@ def _damaged(box: Box, state: State, reason: str) -> dict[str, Any]:
 def _health(box: Box) -> dict[str, Any] | None:
     if not os.path.lexists(box.directory / "health"):
         return None
-    from dataclasses import asdict
-
     from dockless.sandbox.run.health import health_of
 
     found = health_of(box)
-    return None if found is None else asdict(found)
+    return None if found is None else plain(found)
 
 
 def _exit(box: Box, state: State) -> dict[str, Any]:
-    from dataclasses import asdict
-
     ended = box.exit() if state in ("exited", "restarting") else None
-    return {"exit_code": None if ended is None else ended.exit_code, "exit": None if ended is None else asdict(ended)}
+    return {"exit_code": None if ended is None else ended.exit_code, "exit": None if ended is None else plain(ended)}
 
 
 def _simulated() -> bool:

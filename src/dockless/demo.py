@@ -310,13 +310,13 @@ def _job(stage: Stage, name: str, gpus: int, code: int) -> JobSpec:
 
 def _submit_as(uid: int, gid: int, job: JobSpec) -> int:
     """Submit through the socket from a child process of that user: the daemon believes the kernel about who asks, nobody else."""
+    from dockless.base.records import differences
     from dockless.sched import connect
-    from dockless.sched.codec import job_to_plain
 
     if uid == os.geteuid():
         with connect() as queue:
             return queue.submit(job)
-    job_to_plain(job)  # everything that the child will need is imported here, where it can be read
+    differences(job)  # everything that the child will need is imported here, where it can be read
     reader, writer = os.pipe()
     sys.stdout.flush()
     pid = os.fork()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 from dataclasses import replace
 
-import msgspec
 import pytest
 from support.boxes import until
 from support.requires import requires
@@ -54,7 +53,7 @@ def rename_pids(box: detached.Box, pid: int) -> None:
 
 def no_cgroup(box: detached.Box) -> None:
     document = replace(box.document, cgroup="")
-    (box.directory / "spec.json").write_bytes(msgspec.json.encode(document))
+    documents.write(box.directory, document)
 
 
 def test_a_pid_that_was_reused_is_not_taken_for_the_keeper(ended, stranger):
@@ -99,7 +98,7 @@ def test_a_cgroup_of_another_boot_is_somebody_elses(ended, stranger):
         group.add(stranger.pid)
         document = replace(ended.document, cgroup=str(group.path))
         for boot, dies in (("00000000-0000-0000-0000-000000000000", False), (documents.boot_id(), True)):
-            (ended.directory / "spec.json").write_bytes(msgspec.json.encode(replace(document, boot_id=boot)))
+            documents.write(ended.directory, replace(document, boot_id=boot))
             ended.kill()
             if dies:
                 until(lambda: stranger.poll() is not None, "its own group is killed")

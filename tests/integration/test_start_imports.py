@@ -16,7 +16,7 @@ import dockless
 pytestmark = requires("userns")
 
 NOT_NEEDED = """
-    dataclasses inspect decimal base64 msgspec subprocess asyncio locale shutil tempfile importlib.metadata dockless.sched
+    dataclasses inspect decimal base64 subprocess asyncio locale shutil tempfile importlib.metadata dockless.sched
     dockless.sandbox.seccomp.seccomp dockless.sandbox.plan.operations dockless.sandbox.gpus.nvml dockless.images.transfer.pull
 """
 
@@ -42,7 +42,7 @@ def test_the_first_run_from_python_imports_what_it_needs():
 def test_awaiting_a_run_imports_asyncio_beside_that_and_no_queue():
     modules = _imported("from dockless import aio\nimport asyncio\nasyncio.run(aio.run(['true']))")
     assert "dockless.aio" in modules
-    assert sorted({name for name in NOT_NEEDED.split() if name.startswith(("dockless.", "msgspec"))} & modules) == []
+    assert sorted({name for name in NOT_NEEDED.split() if name.startswith("dockless.")} & modules) == []
 
 
 @pytest.mark.parametrize("image", ["host", "busybox"])

@@ -6,9 +6,10 @@ import errno
 import io
 import os
 
-import msgspec
 import pytest
 
+from dockless.base import json
+from dockless.base.records import plain, read
 from dockless.cgroups import Cgroup, Delegation, Limits, Rounding, Usage, unavailable, watch
 from dockless.cgroups import apply as apply_module
 from dockless.cgroups import group as module
@@ -68,7 +69,7 @@ def test_torn_files_are_passed_over(text):
 
 def test_usage_travels_as_json():
     usage = Usage.from_files(FILES)
-    assert msgspec.json.decode(msgspec.json.encode(usage), type=Usage) == usage
+    assert read(Usage, json.loads(json.dumps(plain(usage)))) == usage
 
 
 def test_flat_files():

@@ -8,7 +8,6 @@ import inspect
 import pickle
 from typing import Any
 
-import msgspec
 import pytest
 
 from dockless.base import dataclass as ours
@@ -123,14 +122,6 @@ def test_replace(replace):
         replace(Point(1), x=-1)
     with pytest.raises(TypeError, match="unknown"):
         replace(Point(1), unknown=1)
-
-
-def test_msgspec_takes_them_for_dataclasses():
-    place = Point(1, "n", more={"a": 1})
-    assert msgspec.json.decode(msgspec.json.encode(place), type=Point) == place
-    assert msgspec.to_builtins(place) == dataclasses.asdict(place)
-    with pytest.raises(msgspec.ValidationError, match="x is -1"):
-        msgspec.convert({"x": -1}, Point)
 
 
 def test_the_many_are_like_the_first():

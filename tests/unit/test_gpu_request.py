@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,16 +117,6 @@ def test_any_text_parses_or_is_bad_input(text):
     except BadInput:
         return
     assert (request.count == 0) == bool(request.devices)
-
-
-@given(st.builds(GpuRequest, st.integers(1, 16), st.just(()), st.just(("compute",))))
-def test_a_request_survives_json(request_):
-    assert msgspec.json.decode(msgspec.json.encode(request_), type=GpuRequest) == request_
-
-
-def test_a_gpu_survives_json():
-    gpus = host(3, mig=2, foreign=frozenset({1}))
-    assert msgspec.json.decode(msgspec.json.encode(gpus), type=tuple[Gpu, ...]) == gpus
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------------------------

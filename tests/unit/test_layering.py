@@ -27,7 +27,6 @@ HEAVY = (
     "asyncio",
     "isal",
     "jeepney",
-    "msgspec",
     "psutil",
     "pynvml",
     "pyroute2",

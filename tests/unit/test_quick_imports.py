@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
+from dockless.base import json as ours
 from dockless.base import signal
-from dockless.base.as_json import as_json
 from dockless.base.path import Path
 from dockless.base.text import is_name
 
@@ -66,9 +66,28 @@ PLAIN = some.none() | some.booleans() | some.integers() | some.floats() | some.t
 
 
 @given(some.recursive(PLAIN, lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner) | some.tuples(inner)))
-def test_json_is_that_of_the_standard_encoder(value):
-    assert as_json(value, repr) == json.dumps(value, separators=(",", ":"))
-    assert as_json([b"x"], repr) == json.dumps([b"x"], separators=(",", ":"), default=repr)
+def test_json_is_as_the_standard_module_writes_and_reads_it(value):
+    written = json.dumps(value)
+    assert ours.dumps(value) == written and ours.dumps(value, separators=(",", ":")) == json.dumps(value, separators=(",", ":"))
+    assert ours.dumps([b"x"], default=repr) == json.dumps([b"x"], default=repr)
+    for text in (written, f" {written}\r\n", written.encode(), written.encode("utf-16"), b"\xef\xbb\xbf" + written.encode()):
+        assert json.dumps(ours.loads(text)) == written
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "{", '{"a": 1}}', "[1,]", "1 2", "\ufeff1", b"\xff", "nan", '"\n"', "'a'", '{"a"}', "9" * 5000, "[" * 99999]
+)
+def test_what_is_no_json_is_said_as_by_the_standard_module(text):
+    with pytest.raises((ValueError, RecursionError)) as standard:
+        json.loads(text)
+    with pytest.raises(standard.type) as caught:
+        ours.loads(text)
+    assert str(caught.value) == str(standard.value)
+
+
+def test_what_json_does_not_have_is_refused_as_by_the_standard_module():
+    with pytest.raises(TypeError, match="Object of type bytes is not JSON serializable"):
+        ours.dumps([b"x"])
 
 
 def test_signals_are_the_same():

@@ -15,11 +15,11 @@ import pytest
 from support.desk import ANN, BEN, PEOPLE, play
 from support.stand_in import DEADLINE, until
 
+from dockless.base.records import differences
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
 from dockless.sched import JobSpec, State
-from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.policy.policy import Quotas
 from dockless.sched.wire import client, protocol, server
@@ -542,7 +542,7 @@ def test_how_much_one_user_may_have_in_the_queue(tmp_path):
     def of_size(size: int) -> JobSpec:
         return JobSpec(Spec(argv=("true",), env=(("A", "x" * size),)), gpus="2")
 
-    empty = len(json.dumps(job_to_plain(of_size(0)), separators=(",", ":")))
+    empty = len(json.dumps(differences(of_size(0)), separators=(",", ":")))
 
     async def story(desk):
         await desk.submit(BEN, job(gpus="2"))

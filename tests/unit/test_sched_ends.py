@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from support.stand_in import DEADLINE, StandIn, engine, until
 
+from dockless.base.records import differences
 from dockless.errors import BadInput, CommandNotFound, NotEnoughGpus, SandboxGone, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine import outage, stopping
@@ -43,7 +43,7 @@ TRUE = Spec(argv=("true",))
 
 
 def plain(spec=TRUE, **fields):
-    return job_to_plain(JobSpec(spec, **fields))
+    return differences(JobSpec(spec, **fields))
 
 
 async def started(running, launcher, *jobs, caller=ME):

@@ -9,12 +9,12 @@ import time
 import pytest
 from support.stand_in import DEADLINE, Box, StandIn, check, engine, left_running, until
 
+from dockless.base.records import differences
 from dockless.errors import CommandNotFound, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, outage
 from dockless.sched.engine import engine as engine_module
@@ -38,7 +38,7 @@ def launcher(tmp_path):
 
 
 def plain(**fields):
-    return job_to_plain(JobSpec(Spec(argv=("true",)), **fields))
+    return differences(JobSpec(Spec(argv=("true",)), **fields))
 
 
 def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):

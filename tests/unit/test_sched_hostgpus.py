@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from support.stand_in import StandIn, engine, until
 
+from dockless.base.records import differences
 from dockless.errors import GpuDriverMissing, NotEnoughGpus
 from dockless.sandbox.gpus import gpu
 from dockless.sandbox.gpus import lease as gpu_lease
@@ -18,7 +19,6 @@ from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.codec import job_to_plain
 from dockless.sched.engine import hostgpus
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
@@ -95,7 +95,7 @@ def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
 
     async def play():
         async with engine(tmp_path, StandIn(tmp_path / "boxes")) as running:
-            job = job_to_plain(JobSpec(Spec(argv=("true",)), gpus="all"))
+            job = differences(JobSpec(Spec(argv=("true",)), gpus="all"))
             (number,) = await running.submit(Caller(0, "root", frozenset(), True), [job], None)
             await until(lambda: running.entries[number].job.state is State.RUNNING)
             assert sorted(running.entries[number].job.devices) == sorted(running.gpus.uuids)

@@ -9,12 +9,12 @@ import threading
 import pytest
 from support.stand_in import DEADLINE, Box, StandIn, engine, until
 
+from dockless.base.records import differences
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.codec import job_to_plain
 from dockless.sched.config import Config
 from dockless.sched.engine import remains, stopping
 from dockless.sched.jobs import JobSpec
@@ -36,7 +36,7 @@ def launcher(tmp_path):
 
 async def run(running, launcher):
     """A job that runs: its number and its sandbox."""
-    (number,) = await running.submit(ME, [job_to_plain(JobSpec(Spec(argv=("true",))))], None)
+    (number,) = await running.submit(ME, [differences(JobSpec(Spec(argv=("true",))))], None)
     await until(lambda: running.entries[number].pidfd >= 0)
     return number, launcher.boxes[running.name(number, 1)]
 
@@ -204,7 +204,7 @@ def test_one_that_is_just_being_launched_is_found_by_its_name(tmp_path, launcher
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            (number,) = await running.submit(ME, [job_to_plain(JobSpec(Spec(argv=("true",))))], None)
+            (number,) = await running.submit(ME, [differences(JobSpec(Spec(argv=("true",))))], None)
             try:
                 await until(lambda: launcher.boxes)
                 (box,) = launcher.boxes.values()
@@ -232,7 +232,7 @@ def test_one_that_is_nowhere_yet_is_not_killed(tmp_path, launcher, monkeypatch, 
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            (number,) = await running.submit(ME, [job_to_plain(JobSpec(Spec(argv=("true",))))], None)
+            (number,) = await running.submit(ME, [differences(JobSpec(Spec(argv=("true",))))], None)
             try:
                 await until(asked.is_set)
                 await running.cancel(number, "root", 0.0)

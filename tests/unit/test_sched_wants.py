@@ -9,12 +9,12 @@ import os
 import pytest
 from support.stand_in import StandIn, engine, until
 
+from dockless.base.records import differences
 from dockless.errors import LaunchFailed, Unwritable
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.codec import job_to_plain
 from dockless.sched.engine import engine as engine_module
 from dockless.sched.engine import housekeeping, stopping, wants
 from dockless.sched.jobs import JobSpec
@@ -36,7 +36,7 @@ def launcher(tmp_path):
 
 
 def plain(**fields):
-    return job_to_plain(JobSpec(Spec(argv=("true",)), **fields))
+    return differences(JobSpec(Spec(argv=("true",)), **fields))
 
 
 def failed(index: int, code: int) -> LaunchFailed:

@@ -28,7 +28,7 @@ def df(options: Namespace) -> int:
         out(usage.used)
         return 0
     if options.json:
-        from dockless.cli.output import plain
+        from dockless.base.records import plain
 
         print_json({"store": str(store.root), "used": usage.used} | plain(usage))
         return 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 
+from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels, unreadable
 from dockless.cli.logs import moment
-from dockless.cli.output import json_text, out, plain
+from dockless.cli.output import json_text, out
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
 

@@ -66,7 +66,8 @@ def opened(id: str) -> Enterable:
 
 
 def _told(options: Namespace, ended: Exit, command: Execution[Any]) -> int:
-    from dockless.cli.output import err, json_text, plain, warn
+    from dockless.base.records import plain
+    from dockless.cli.output import err, json_text, warn
 
     if options.json:
         err(json_text({"command": list(command.args), "exit_code": ended.exit_code, **plain(ended)}))

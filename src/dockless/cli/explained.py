@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 
+from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.base.units import format_duration
-from dockless.cli.output import out, plain, print_json, raw
+from dockless.cli.output import out, print_json, raw
 from dockless.sandbox.plan.explain import ExplainedStep, rows, text
 from dockless.sandbox.plan.wording import IMPOSSIBLE
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration
 from dockless.cli.host import warn_of_outage
-from dockless.cli.output import age, cut, out, plain, print_json, span, table, warn
+from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput

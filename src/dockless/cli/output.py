@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from dockless.base.dataclass import fields_of, is_dataclass
+from dockless.base import json
+from dockless.base.records import plain
 from dockless.base.text import escaped
 from dockless.base.typing import Any, TextIO
 from dockless.base.units import format_duration
@@ -135,21 +136,13 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """ASCII alone, so that it drives no terminal either."""
-    import json
+    if indent is None:
+        text = json.dumps(plain(value), default=str)
+    else:
+        import json as indenting
 
-    text = json.dumps(plain(value), indent=indent, separators=(",", ": ") if indent else (", ", ": "), default=str)
+        text = indenting.dumps(plain(value), indent=indent, default=str)
     return text.replace("\x7f", "\\u007f")
-
-
-def plain(value: Any) -> Any:
-    """Records as dicts, all the way down."""
-    if is_dataclass(type(value)):
-        return {name: plain(getattr(value, name)) for name, _, _ in fields_of(type(value))}
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    return value
 
 
 def each(items: Iterable[Any], do: Callable[[Any], None], *, as_json: bool = False) -> int:

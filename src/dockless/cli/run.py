@@ -177,7 +177,8 @@ def used_of(box: Sandbox[Any]) -> Callable[[], object]:
 
 
 def print_exit(image: str, command: list[str], ended: Exit, box: Sandbox[Any]) -> None:
-    from dockless.cli.output import err, json_text, plain
+    from dockless.base.records import plain
+    from dockless.cli.output import err, json_text
 
     document = {
         "image": image,

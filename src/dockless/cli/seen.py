@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
-from dockless.cli.output import age, cut, json_text, out, over, plain, print_json, span, table
+from dockless.cli.output import age, cut, json_text, out, over, print_json, span, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.template import format_option, show
 from dockless.errors import SandboxGone

@@ -7,8 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from dockless.base.records import plain
 from dockless.base.typing import Any, NoReturn
-from dockless.cli.output import json_text, out, out_columns, plain, table
+from dockless.cli.output import json_text, out, out_columns, table
 from dockless.cli.parser import Parser
 from dockless.errors import BadInput
 

@@ -1,0 +1,99 @@
+"""Records, which are dataclasses, as plain values that JSON has, and back: by their annotations, and strictly. A wrong type or an unknown
+name is an error, never a guess.
+
+::
+
+    plain(record)                 all of its fields
+    differences(record)           those that differ from their defaults
+    read(Spec, values, "spec")    the record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from types import UnionType
+
+from dockless.base.checks import annotation, check
+from dockless.base.dataclass import defaults_of, fields_of, is_dataclass
+from dockless.base.text import shown
+from dockless.base.typing import Any, TypeVar, parts
+from dockless.errors import BadInput
+
+T = TypeVar("T")
+_defaults: Callable[[Any], dict[str, Any]] = lru_cache(maxsize=64)(defaults_of)
+_AS_THEY_ARE = (str, bool, int, float, type(None))
+_VERSIONS = "it may be of another version of dockless"
+
+
+def plain(value: Any) -> Any:
+    """Records as dicts, all the way down; tuples and sets as lists."""
+    if is_dataclass(type(value)):
+        return {name: plain(getattr(value, name)) for name, _, _ in fields_of(type(value))}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return value
+
+
+def differences(record: Any) -> dict[str, Any]:
+    """The same, without what ``read`` fills in by itself."""
+    kind = type(record)
+    items = [(name, getattr(record, name)) for name, _, _ in fields_of(kind)]
+    return {name: _different(item) for name, item in items if item != _defaults(kind).get(name, ...)}
+
+
+def _different(value: Any) -> Any:
+    if is_dataclass(type(value)):
+        return differences(value)
+    if isinstance(value, dict):
+        return {key: _different(item) for key, item in value.items()}
+    return [_different(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def read(kind: type[T], values: Any, where: str = "", *, newer: bool = False) -> T:
+    """The record of that kind. ``where``: what ``values`` are called in errors. ``newer``: of a newer version, maybe, whose further fields
+    are passed over.
+
+    ``BadInput`` that names the field, for what is unknown, missing or of another type, and for what the record itself refuses.
+    """
+    if not isinstance(values, dict):
+        name = where or kind.__name__
+        raise BadInput(f"{name} is {shown(values)}, not an object", subject=name, hint="give a JSON object")
+    texts, defaults = {name: text for name, _, text in fields_of(kind)}, _defaults(kind)
+    given = {}
+    for name, value in values.items():
+        place = _below(where, name)
+        if name in texts:
+            default = defaults.get(name, ...)
+            same = type(value) is type(default) and type(value) in _AS_THEY_ARE and value == default
+            given[name] = value if same else _read(value, annotation(texts[name], kind.__module__), place, newer)
+        elif not newer:
+            raise BadInput(f"{place} is unknown", subject=place, hint=_VERSIONS)
+    for name in texts:
+        if name not in given and name not in defaults:
+            raise BadInput(f"{_below(where, name)} is missing", subject=_below(where, name), hint=_VERSIONS)
+    return kind(**given)
+
+
+def _below(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _read(value: Any, hint: Any, place: str, newer: bool) -> Any:
+    origin, inner = parts(hint)
+    either = inner if origin is UnionType else (hint,)
+    for one in either:
+        origin, inner = parts(one)
+        if isinstance(one, type) and is_dataclass(one) and (value is not None or one is hint):
+            return read(one, value, place, newer=newer)
+        if isinstance(value, dict) and origin is dict:
+            return {key: _read(item, inner[1], f"{place}[{shown(key)}]", newer) for key, item in value.items()}
+        if isinstance(value, list) and origin in (tuple, Sequence):
+            value = tuple(value)
+            kinds = inner if origin is tuple and inner[-1] is not Ellipsis else inner[:1] * len(value)
+            if len(kinds) == len(value):
+                return tuple(_read(item, each, f"{place}[{at}]", newer) for at, (item, each) in enumerate(zip(value, kinds, strict=True)))
+    check(place, value, hint)
+    return float(value) if type(value) is int and float in either and int not in either else value
