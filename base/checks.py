@@ -59,7 +59,7 @@ def _meant(text: str, module: str) -> tuple[Any, tuple[type, ...]]:
 
 @lru_cache(maxsize=512)
 def _types_of(hint: Any) -> tuple[type, ...]:
-    origin, inner = _parts(hint)
+    origin, inner = typing.parts(hint)
     either = inner if origin is types.UnionType else (hint,)
     return tuple(one for one in either if isinstance(one, type))
 
@@ -107,15 +107,10 @@ def annotation(text: str, module: str) -> Any:
     return eval(text, {"__builtins__": {}}, _Names(vars(sys.modules[module])))  # our own annotations, never a caller's
 
 
-@lru_cache(maxsize=512)
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.parts(hint)
-
-
 def _problem(name: str, value: object, hint: Any) -> str | None:
     if type(value) is hint:
         return _bounds_problem(name, value)
-    origin, inner = _parts(hint)
+    origin, inner = typing.parts(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return None
     if hint is None:
@@ -197,7 +192,7 @@ def _bounds_problem(name: str, value: object) -> str | None:
 
 
 def _words(hint: Any) -> str:
-    origin, inner = _parts(hint)
+    origin, inner = typing.parts(hint)
     if origin is types.UnionType:
         return " or ".join(dict.fromkeys(_words(one) for one in inner if one is not type(None)))
     if origin is typing.Literal:

@@ -10,7 +10,7 @@ name is an error, never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from types import UnionType
 
@@ -21,8 +21,6 @@ from dockless.base.typing import Any, TypeVar, parts
 from dockless.errors import BadInput
 
 T = TypeVar("T")
-_defaults: Callable[[Any], dict[str, Any]] = lru_cache(maxsize=64)(defaults_of)
-_AS_THEY_ARE = (str, bool, int, float, type(None))
 _VERSIONS = "it may be of another version of dockless"
 
 
@@ -39,9 +37,16 @@ def plain(value: Any) -> Any:
 
 def differences(record: Any) -> dict[str, Any]:
     """The same, without what ``read`` fills in by itself."""
-    kind = type(record)
-    items = [(name, getattr(record, name)) for name, _, _ in fields_of(kind)]
-    return {name: _different(item) for name, item in items if item != _defaults(kind).get(name, ...)}
+    kind: Any = type(record)
+    items = [(name, getattr(record, name), default) for name, (default, _) in _known(kind).items()]
+    return {name: _different(item) for name, item, default in items if item != default}
+
+
+@lru_cache(maxsize=64)
+def _known(kind: Any) -> dict[str, tuple[Any, str]]:
+    """The default of each field, ``...`` for none, and its annotation."""
+    defaults = defaults_of(kind)
+    return {name: (defaults.get(name, ...), text) for name, _, text in fields_of(kind)}
 
 
 def _different(value: Any) -> Any:
@@ -61,18 +66,22 @@ def read(kind: type[T], values: Any, where: str = "", *, newer: bool = False) ->
     if not isinstance(values, dict):
         name = where or kind.__name__
         raise BadInput(f"{name} is {shown(values)}, not an object", subject=name, hint="give a JSON object")
-    texts, defaults = {name: text for name, _, text in fields_of(kind)}, _defaults(kind)
+    known = _known(kind)  # type: ignore[arg-type]  # a class is hashable, whatever T is
     given = {}
     for name, value in values.items():
-        place = _below(where, name)
-        if name in texts:
-            default = defaults.get(name, ...)
-            same = type(value) is type(default) and type(value) in _AS_THEY_ARE and value == default
-            given[name] = value if same else _read(value, annotation(texts[name], kind.__module__), place, newer)
+        place = _below(where, name[:60])
+        if name in known:
+            default, text = known[name]
+            if value == default and type(value) is type(default):
+                given[name] = value
+            elif value == [] and default == ():
+                given[name] = ()
+            else:
+                given[name] = _read(value, annotation(text, kind.__module__), place, newer)
         elif not newer:
             raise BadInput(f"{place} is unknown", subject=place, hint=_VERSIONS)
-    for name in texts:
-        if name not in given and name not in defaults:
+    for name, (default, _) in known.items():
+        if default is ... and name not in given:
             raise BadInput(f"{_below(where, name)} is missing", subject=_below(where, name), hint=_VERSIONS)
     return kind(**given)
 

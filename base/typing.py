@@ -6,6 +6,7 @@ Importing the standard module takes as long as a sandbox lives, and nearly all t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from types import GenericAlias, UnionType
 
 TYPE_CHECKING = False
@@ -85,6 +86,7 @@ class _IO(_Generic):
     """A file."""
 
 
+@lru_cache(maxsize=512)
 def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """The origin of an annotation, ``UnionType`` for what is one of several, and what it was made with."""
     if isinstance(hint, _Choice):

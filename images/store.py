@@ -15,7 +15,7 @@ from dockless.images.catalog.catalog import Catalog
 from dockless.images.catalog.image import Image
 from dockless.images.files import explained
 from dockless.images.progress import Progress
-from dockless.images.transfer.pull_policy import PullPolicy
+from dockless.images.pull_policy import PullPolicy
 
 if TYPE_CHECKING:
     from dockless.images.catalog.disk_usage import DiskUsage, ImageUse

@@ -16,7 +16,6 @@ import struct
 
 from dockless.base.dataclass import replace
 from dockless.sandbox import rootfs
-from dockless.sandbox.enter import Entry, compile_entry
 from dockless.sandbox.plan.builder import NEW_NS, PRIVATE, RDONLY, RECURSIVE, Builder, Section
 from dockless.sandbox.plan.plan import PTMX, SLOT_CGROUP, SLOT_DOOR, Check, Op, Plan
 from dockless.sandbox.resolved import Resolved
@@ -77,6 +76,8 @@ def compile_plan(r: Resolved) -> Plan:
 
 def _check(plan: Plan, r: Resolved) -> Check:
     assert r.health is not None
+    from dockless.sandbox.enter import Entry, compile_entry
+
     entry = Entry(tuple(r.health.argv), timeout=r.health.timeout)
     return Check(compile_entry(plan, entry, has_cgroup=r.has_cgroup), r.health.interval, r.health.start_period, r.health.retries)
 

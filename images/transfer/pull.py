@@ -37,8 +37,8 @@ from dockless.images.model.manifest import Descriptor, Index, Manifest
 from dockless.images.model.platforms import Platform
 from dockless.images.model.reference import Reference
 from dockless.images.progress import Progress
+from dockless.images.pull_policy import PullPolicy
 from dockless.images.registry.remote import ReceivedManifest, RemoteRepository, first_of
-from dockless.images.transfer.pull_policy import PullPolicy
 
 if TYPE_CHECKING:
     from dockless.images.registry.configuration import Configuration

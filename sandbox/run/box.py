@@ -55,21 +55,15 @@ from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import keeper_by_name, keeper_name
 from dockless.sandbox.run.logfile import Log, Row, open_log
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, root, taken
 from dockless.sandbox.run.process import Exit, gone
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
 from dockless.sandbox.spec import Spec
 from dockless.sandbox.state import ALIVE, State
 
-DETACHED, FOREGROUND = "sandboxes", "running"
-"""The directories of detached and foreground sandboxes, below the state directory."""
 _POLL = 0.1
 """Seconds between looks for new output."""
-
-
-def root(kind: str, state_root: Path | None = None) -> Path:
-    """The directory of all detached or foreground ones."""
-    return (state_root or paths.state()) / kind
 
 
 def find(id: str, state_root: Path | None = None) -> Box | None:
@@ -528,8 +522,3 @@ class Box:
             return Cgroup.open(known.cgroup)
         except CgroupError:  # it has gone just now, or the document names something else
             return None
-
-
-def taken(id: str) -> BadInput:
-    """The error of a name that another sandbox has."""
-    return BadInput(f"there is a sandbox {id} already", subject=id, hint=f"choose another name, or remove that one: dockless rm {id}")

@@ -18,21 +18,13 @@ from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import SLOT_STDERR, SLOT_STDOUT
 from dockless.sandbox.restart import Restart, check_policy
 from dockless.sandbox.run import documents, ending, process, records, restarting
-from dockless.sandbox.run.box import (
-    DETACHED,
-    FOREGROUND,
-    Box,
-    everything,
-    find,
-    get,
-    root,
-    taken,
-)
+from dockless.sandbox.run.box import Box, everything, find, get
 from dockless.sandbox.run.children import collect_ended, collect_later
 from dockless.sandbox.run.choosing import chosen
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.ending import STDIN
 from dockless.sandbox.run.host_names import group_name, keeper_name
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, root, taken
 from dockless.sandbox.run.start import (
     Place,
     carry_out,

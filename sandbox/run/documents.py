@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dockless.base import json, paths, signal
 from dockless.base.dataclass import dataclass, field
 from dockless.base.path import Path
-from dockless.base.records import read
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.restart import Restart
 from dockless.sandbox.spec import Spec
@@ -58,6 +57,8 @@ class Document:
 
 def parse(raw: bytes) -> Document:
     """``ValueError``, ``RecursionError`` for what is no sound one."""
+    from dockless.base.records import read
+
     document = read(Document, json.loads(raw.partition(b"\0")[0]))
     if not 0 <= document.created < _LATEST:
         raise ValueError(f"{document.created} is no time of creation")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
 from dockless import native
-from dockless.base import paths, signal
+from dockless.base import signal
 from dockless.base.dataclass import dataclass, field, replace
 from dockless.base.path import Path
 from dockless.base.typing import TypeVar
@@ -28,10 +28,10 @@ from dockless.sandbox.enter import Entry, compile_way, same_way, with_command
 from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_LEASH, SLOT_PROGRAM, SLOT_TERMINAL, Plan, Rows, encode, filled_in, rows_of
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import executed, process
+from dockless.sandbox.run.places import at_its_door
 from dockless.sandbox.run.process import Process, gone
 from dockless.sandbox.run.removal import end
 
-NAME = "door"
 T = TypeVar("T")
 _BEGINNING = 10.0
 """Seconds in which a program has to begin, for whoever enters."""
@@ -42,8 +42,6 @@ _AT_THE_END = (0, errno.ENOMEM, errno.ENODEV)
 _KILLED = 128 + signal.SIGKILL
 _WAYS = 64
 """How many ways to enter one sandbox are kept: by directories and users."""
-_ADDRESS = 108
-"""Bytes of an address, with its NUL. unix(7)"""
 _MOMENT = 1.0
 """Seconds until a keeper whose init was killed has ended."""
 
@@ -61,24 +59,6 @@ class Entrance:
     keeper_pid: int
     pidfd: Callable[[], int]
     ways: dict[Hashable, tuple[Plan, Rows]] = field(default_factory=dict, repr=False)
-
-
-def make(directory: Path) -> int:
-    """The socket of a new sandbox's door, for ``SLOT_DOOR`` of its keeper. ``Unwritable``"""
-    with paths.writing("the door of a sandbox", directory):
-        return _at_its_path(directory, native.door)
-
-
-def _at_its_path(directory: Path, request: Callable[[str], T]) -> T:
-    """What ``request`` says, called with the path of the door in so few bytes that an address can hold it. unix(7)"""
-    path = f"{directory}/{NAME}"
-    if len(os.fsencode(path)) < _ADDRESS:
-        return request(path)
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return request(f"/proc/self/fd/{fd}/{NAME}")
-    finally:
-        os.close(fd)
 
 
 class Entered:
@@ -309,7 +289,7 @@ def _ask(box: Entrance, request: Callable[[str, int], T]) -> T:
     try:
         while True:
             try:
-                return _at_its_path(box.directory, lambda path: request(path, keeper))
+                return at_its_door(box.directory, lambda path: request(path, keeper))
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET):
                     raise gone(box.id) from error

@@ -15,9 +15,10 @@ from dockless.base import signal
 from dockless.base.locks import is_locked
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, SandboxError, SandboxGone
-from dockless.sandbox.run import documents, door, process, records, restarting
+from dockless.sandbox.run import documents, process, records, restarting
 from dockless.sandbox.run.children import collect_ended
 from dockless.sandbox.run.marks import KILL, STOP, mark
+from dockless.sandbox.run.places import DOOR
 from dockless.sandbox.run.process import gone
 from dockless.sandbox.run.removal import end as end_group
 from dockless.sandbox.run.removal import remove_tree, unnamed_cgroup
@@ -161,7 +162,7 @@ def clear(box: Box) -> None:
     if group is not None:
         with group:
             end_group(group)
-    for name in (*records.ROOM, *records.HEALTH_ROOM, documents.PLAN, door.NAME, STDIN):
+    for name in (*records.ROOM, *records.HEALTH_ROOM, documents.PLAN, DOOR, STDIN):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(box.directory / name)
     remove_tree(box.directory / "work")  # a volatile overlay is mounted with it once

@@ -36,11 +36,12 @@ from dockless.errors import SandboxError, SandboxGone
 from dockless.native import inotify
 from dockless.native.inotify import Happened, Inotify
 from dockless.sandbox.run import executed, marks, records
-from dockless.sandbox.run.box import DETACHED, FOREGROUND, Box, root
+from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.documents import NAME as DOCUMENT
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.health import NAME as HEALTH
 from dockless.sandbox.run.health import last_change
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 from dockless.sandbox.run.process import Exit
 
 Kind = Literal[

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from dockless.base.locks import mark_in_use
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.cgroups import Cgroup
 from dockless.errors import BadInput, CgroupError, SandboxGone, Unsupported, Unwritable
@@ -22,17 +23,17 @@ from dockless.sandbox.features import probe
 from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.resolved import Identity
-from dockless.sandbox.run import documents, ending
-from dockless.sandbox.run.box import DETACHED, FOREGROUND, Box, root, taken
-from dockless.sandbox.run.door import Entrance
+from dockless.sandbox.run import documents
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
 from dockless.sandbox.run.process import Exit, Process, with_usage
-from dockless.sandbox.run.reconcile import PREFIX, reconcile
 from dockless.sandbox.run.removal import end, remove_tree
 from dockless.sandbox.run.start import Place, StartInputs, carry_out, collect, find_image, make_cgroup, new_id, occupy, warnings_of
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
     from dockless.images import Image
+    from dockless.sandbox.run.box import Box
+    from dockless.sandbox.run.door import Entrance
 
 T = TypeVar("T")
 
@@ -79,7 +80,13 @@ class ForegroundSandbox:
     @property
     def box(self) -> Box:
         """The same as others find it."""
-        return Box(self.id, root(FOREGROUND) / self.id)
+        from dockless.sandbox.run.box import Box
+
+        return Box(self.id, self.directory)
+
+    @property
+    def directory(self) -> Path:
+        return root(FOREGROUND) / self.id
 
     @property
     def cgroup(self) -> Cgroup | None:
@@ -106,7 +113,7 @@ class ForegroundSandbox:
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened)
             self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
             self.warnings = warnings_of(self.spec, self._cgroup) + start.ready.resolved.warnings
-            group = PREFIX + self.id if self._cgroup else ""
+            group = GROUP + self.id if self._cgroup else ""
             self._process = carry_out(start, f"dockless {self.id}", cgroup=group, times=self._times, size=self._size)
         self._stack.callback(self._process.close)
         self._note(start, image)
@@ -139,7 +146,7 @@ class ForegroundSandbox:
 
     def _place(self, image: Image, opened: contextlib.ExitStack) -> Place:
         """Its directory. The host's own system needs none, so it also runs where none can be made; nobody then finds such a sandbox."""
-        directory = self.box.directory
+        directory = self.directory
         if self._named and root(DETACHED).joinpath(self.id).exists():
             raise taken(self.id)
         probe()  # before anything is made that a process would be needed to remove
@@ -154,7 +161,11 @@ class ForegroundSandbox:
 
     def _claim(self, make: Callable[[], T | None]) -> T:
         """Make what bears this sandbox's name. What a crash left by that name is removed first. ``BadInput``: another one has it."""
-        made = make() or (make() if reconcile() else None)
+        made = make()
+        if made is None:
+            from dockless.sandbox.run.reconcile import reconcile
+
+            made = make() if reconcile() else None
         if made is None:
             hint = "choose another name, or wait until it has ended"
             raise BadInput(f"a sandbox {self.id} runs already", subject=self.id, hint=hint)
@@ -163,7 +174,7 @@ class ForegroundSandbox:
     def _make_group(self) -> bool | None:
         """None where there is such a cgroup. ``LimitUnavailable``"""
         try:
-            self._cgroup = make_cgroup(self.spec, PREFIX + self.id)
+            self._cgroup = make_cgroup(self.spec, GROUP + self.id)
         except CgroupError as error:
             if isinstance(error.__cause__, FileExistsError):
                 return None
@@ -185,14 +196,17 @@ class ForegroundSandbox:
     def entrance(self) -> Entrance:
         """What ``sandbox.run.door`` needs."""
         if self._entrance is None:
+            from dockless.sandbox.run.door import Entrance
+
             running, group = self.process, str(self._cgroup.path) if self._cgroup else ""
             assert self.plan is not None and self.identity is not None
-            place = self.box.directory
-            self._entrance = Entrance(self.id, place, self.plan, self.identity, group, running.keeper_pid, running.keeper_pidfd)
+            self._entrance = Entrance(self.id, self.directory, self.plan, self.identity, group, running.keeper_pid, running.keeper_pidfd)
         return self._entrance
 
     def stop(self, grace: float | None = None) -> None:
         """As ``Box.stop``."""
+        from dockless.sandbox.run import ending
+
         with contextlib.suppress(TimeoutError, SandboxGone):
             ending.ask(self, grace)
         self.kill()

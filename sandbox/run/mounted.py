@@ -31,6 +31,7 @@ from dockless.sandbox.run import door
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.choosing import FILES, choose
 from dockless.sandbox.run.documents import Document
+from dockless.sandbox.run.places import make_door
 from dockless.sandbox.run.prepared import Prepared
 from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.run.start import Place, StartInputs, carry_out, find_image, hold_image
@@ -98,7 +99,7 @@ def _mount(box: Box, opened: contextlib.ExitStack) -> door.Entrance:
     known = box.document
     with contextlib.ExitStack() as ours:  # the keeper has them then
         place = Place(_door_of(box, opened), {SLOT_LOCK: lock})
-        place.slots[SLOT_DOOR] = door.make(place.directory)
+        place.slots[SLOT_DOOR] = make_door(place.directory)
         ours.callback(os.close, place.slots[SLOT_DOOR])
         image = find_image(known.image if known.spec.image != "host" else "host")
         owner = None if known.owner == os.geteuid() else known.owner

@@ -13,15 +13,13 @@ import fcntl
 import os
 import time
 
-from dockless.base import paths
 from dockless.base.path import Path
 from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import CgroupError, DocklessError
-from dockless.sandbox.run.box import DETACHED, root
 from dockless.sandbox.run.host_names import directory_of
+from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root
 from dockless.sandbox.run.removal import end, remove_tree
 
-PREFIX = "run-"
 _SETTLED = 10.0
 """Seconds after which a sandbox that is being started has taken its locks."""
 
@@ -59,7 +57,7 @@ def _groups() -> list[str]:
     if place.path is None or not place.home.is_dir():
         return []
     removed = []
-    unheld = [path for path in place.home.glob(f"{PREFIX}*") if _abandoned(path)]
+    unheld = [path for path in place.home.glob(f"{GROUP}*") if _abandoned(path)]
     for path in [*unheld, *_without_directory(place.home)]:
         try:
             with Cgroup.open(path) as group:
@@ -86,7 +84,7 @@ def _numbers(place: Path) -> set[int]:
 
 
 def _directories() -> list[str]:
-    running = paths.state() / "running"
+    running = root(FOREGROUND)
     removed = []
     for path in sorted(running.iterdir()) if running.is_dir() else ():
         if _abandoned(path):

@@ -28,8 +28,9 @@ from dockless.cgroups import Cgroup, Delegation, Limits, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
 from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_IMAGE, SLOT_LOCK, SLOT_RESTART, SLOT_STATE, filled_in
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
-from dockless.sandbox.run import door, process
+from dockless.sandbox.run import process
 from dockless.sandbox.run.documents import Document, boot_id
+from dockless.sandbox.run.places import DOOR, make_door
 from dockless.sandbox.run.prepared import Prepared, prepared
 from dockless.sandbox.run.process import Process
 from dockless.sandbox.spec import Spec
@@ -77,7 +78,7 @@ def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed
         return hold(directory, opened, kept=kept, removed=removed)
     except BaseException:
         with contextlib.suppress(OSError):  # by their names: there may be no descriptor to be had
-            for name in ("lock", door.NAME):
+            for name in ("lock", DOOR):
                 (directory / name).unlink(missing_ok=True)
             directory.rmdir()
         raise
@@ -97,7 +98,7 @@ def hold(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: 
         fcntl.flock(slots[SLOT_LOCK], fcntl.LOCK_EX)
         slots[SLOT_STATE] = os.open(directory if kept else directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, slots[SLOT_STATE])
-    slots[SLOT_DOOR] = door.make(directory)
+    slots[SLOT_DOOR] = make_door(directory)
     opened.callback(os.close, slots[SLOT_DOOR])
     return Place(directory, slots, directory.name if removed or not kept else "")
 

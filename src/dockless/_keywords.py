@@ -10,7 +10,7 @@ from dockless.base.healthcheck import HealthCheck
 from dockless.base.paths import Argument, StrPath
 from dockless.base.typing import TYPE_CHECKING, Any, Literal, Required
 from dockless.cgroups import IoMax, Limits
-from dockless.images.transfer.pull_policy import PullPolicy
+from dockless.images.pull_policy import PullPolicy
 from dockless.sandbox.spec import Mount, Namespaces, Network, Profile, Rlimit, RootMode
 
 if TYPE_CHECKING:

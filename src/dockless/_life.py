@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator, Mapping
 
 from dockless.base.checks import checked
-from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any, cast
 from dockless.base.units import parse_duration
 from dockless.errors import BadInput, SandboxGone, Unsupported
@@ -172,6 +171,7 @@ def _damaged(box: Box, state: State, reason: str) -> dict[str, Any]:
 def _health(box: Box) -> dict[str, Any] | None:
     if not os.path.lexists(box.directory / "health"):
         return None
+    from dockless.base.records import plain
     from dockless.sandbox.run.health import health_of
 
     found = health_of(box)
@@ -179,6 +179,8 @@ def _health(box: Box) -> dict[str, Any] | None:
 
 
 def _exit(box: Box, state: State) -> dict[str, Any]:
+    from dockless.base.records import plain
+
     ended = box.exit() if state in ("exited", "restarting") else None
     return {"exit_code": None if ended is None else ended.exit_code, "exit": None if ended is None else plain(ended)}
 

@@ -16,7 +16,7 @@ from dockless.errors import BadInput, DocklessError, NotRunnable, UnknownImage
 if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.images.progress import Progress
-    from dockless.images.transfer.pull_policy import PullPolicy
+    from dockless.images.pull_policy import PullPolicy
     from dockless.sandbox.gpus.lease import GpuLease
     from dockless.sandbox.spec import Spec
     from dockless.sched.wire.protocol import DaemonInfo

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.images.archive.diff import Change
     from dockless.images.progress import Progress
-    from dockless.images.transfer.pull_policy import PullPolicy
+    from dockless.images.pull_policy import PullPolicy
     from dockless.sandbox.run.door import Entered
     from dockless.sandbox.run.events import Event, Events
     from dockless.sandbox.run.health import Health

@@ -12,7 +12,7 @@ from dockless.cli.output import ask, each, out, print_json, short, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import ProgressLine, resumable
 from dockless.errors import BadInput, Unauthorized
-from dockless.images.transfer.pull_policy import PULL_POLICIES
+from dockless.images.pull_policy import PULL_POLICIES
 
 if TYPE_CHECKING:
     from dockless.images import Image

@@ -12,7 +12,7 @@ from dockless.base.healthcheck import HealthCheck
 from dockless.base.typing import Any
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
-from dockless.images.transfer.pull_policy import PULL_POLICIES
+from dockless.images.pull_policy import PULL_POLICIES
 
 _LARGEST_FILE = 4 << 20
 """Characters of an --env-file or a --label-file at most: more than execve(2) takes."""
