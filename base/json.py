@@ -3,7 +3,7 @@ lives. What they do not take is given to the standard module, which says best wh
 
 from __future__ import annotations
 
-from _json import encode_basestring_ascii, make_encoder, make_scanner
+from _json import encode_basestring, encode_basestring_ascii, make_encoder, make_scanner
 from collections.abc import Callable
 
 from dockless.base.typing import Any
@@ -15,36 +15,43 @@ class _Standard:
     """What the scanner asks of ``json.JSONDecoder()``."""
 
     strict = True
-    object_hook = object_pairs_hook = None
+    object_hook = None
+    object_pairs_hook: Any = None
     parse_float, parse_int = float, int
     parse_constant = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.__getitem__
+
+
+def _hooked(hook: Callable[[list[tuple[str, Any]]], Any]) -> Any:
+    context = _Standard()
+    context.object_pairs_hook = hook
+    return context
 
 
 _scan = make_scanner(_Standard)  # type: ignore[arg-type]  # it has what is asked for
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """``json.loads``. ``ValueError``, ``RecursionError``"""
+    scan = _scan if object_pairs_hook is None else make_scanner(_hooked(object_pairs_hook))
     try:
         whole = (text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")).strip(_BLANKS)
-        value, end = _scan(whole, 0)
+        value, end = scan(whole, 0)
+        if end == len(whole):
+            return value
     except (StopIteration, ValueError):
-        return _asked(text)
-    return value if end == len(whole) else _asked(text)
+        pass
+    import json
+
+    return json.loads(text, object_pairs_hook=object_pairs_hook)
 
 
 def dumps(
-    value: object, *, separators: tuple[str, str] = (", ", ": "), default: Callable[[Any], object] | None = None, sort_keys: bool = False
+    value: object, *, separators: tuple[str, str] = (", ", ": "), default: Callable[[Any], object] | None = None, ensure_ascii: bool = True
 ) -> str:
-    """``json.dumps``: in one line, of ASCII alone."""
+    """``json.dumps``, in one line."""
     between, behind = separators
-    return "".join(make_encoder({}, default or _unknown, encode_basestring_ascii, None, behind, between, sort_keys, False, True)(value, 0))
-
-
-def _asked(text: str | bytes) -> Any:
-    import json
-
-    return json.loads(text)
+    text = encode_basestring_ascii if ensure_ascii else encode_basestring
+    return "".join(make_encoder({}, default or _unknown, text, None, behind, between, False, False, True)(value, 0))
 
 
 def _unknown(value: object) -> object:

@@ -79,6 +79,15 @@ else:
         def is_dir(self) -> bool:
             return os.path.isdir(self._text)
 
+        def is_file(self) -> bool:
+            return os.path.isfile(self._text)
+
+        def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+            return os.stat(self._text, follow_symlinks=follow_symlinks)
+
+        def absolute(self) -> Path:
+            return self if self._text[:1] == "/" else Path(os.getcwd(), self._text)
+
         def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
             if parents:
                 return self._standard.mkdir(mode, parents, exist_ok)

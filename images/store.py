@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from dockless.base import paths
 from dockless.base.checks import checked
+from dockless.base.path import Path
 from dockless.base.paths import StrPath
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage

@@ -27,15 +27,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
-import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
-from dockless.base import paths
+from dockless.base import json, paths
 from dockless.base.checks import checked
+from dockless.base.later import re
+from dockless.base.path import Path
 from dockless.base.paths import StrPath
 from dockless.base.typing import Any, BinaryIO
 from dockless.errors import BadDigest, BadImage, BadInput, UnknownImage
@@ -271,10 +270,12 @@ class Catalog:
     @contextlib.contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
         """The list of images and tags, to be changed in the block and written at its end."""
+        from json import dumps
+
         with locked(self.root / "locks" / "images"):
             index = self.read_index()
             yield index
-            self._replace(Path(self.list_path), json.dumps(index, indent=1, sort_keys=True).encode())
+            self._replace(Path(self.list_path), dumps(index, indent=1, sort_keys=True).encode())
 
     def read_index(self) -> dict[str, Any]:
         try:

@@ -11,8 +11,8 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import UnknownImage
 

@@ -15,16 +15,15 @@ https://docs.kernel.org/filesystems/erofs.html
 
 from __future__ import annotations
 
+import _thread
 import errno
 import functools
 import os
-import resource
-import threading
 import time
-from pathlib import Path
 
 from dockless import native
-from dockless.base.paths import HINTS
+from dockless.base.path import Path
+from dockless.base.paths import HINTS, StrPath
 from dockless.errors import ImageError
 from dockless.images.files import temporary_directory
 
@@ -35,7 +34,7 @@ READ_ONLY, NODEV = 0x1, 0x4
 HELD_MAX = 256
 """Mounts that a process holds, unless that is more than a quarter of the descriptors it may have."""
 
-_Key = tuple[tuple[Path, ...], tuple[tuple[int, ...], ...]]
+_Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
 
 
 def mount(index: Path, *tars: Path) -> int:
@@ -57,7 +56,7 @@ def held(index: Path, *tars: Path) -> int:
                 _release(everything=False)
             fd, identity = _held.pop(key, (-1, (0, 0)))
             if _identity(fd) != identity:  # none yet; or somebody closed what is not his, as a daemon does after a fork
-                while len(_held) >= min(HELD_MAX, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)):
+                while _held and len(_held) >= _most():
                     _close(next(iter(_held)))
                 fd = _mount(index, *tars)
                 identity = _identity(fd)
@@ -76,22 +75,28 @@ def release(*, everything: bool = False) -> None:
 
 _held: dict[_Key, tuple[int, tuple[int, int]]] = {}  # layer → descriptor and its identity, the longest unused first
 _look_again = 0.0  # when to look whether some were removed, by whomever; a second after the last time
-_lock = threading.Lock()
+_lock = _thread.allocate_lock()
 
 
 def _after_fork() -> None:
     """The descriptors are the child's as well; a lock that another thread held is not going to be released here."""
     global _lock
-    _lock = threading.Lock()
+    _lock = _thread.allocate_lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _key(*paths: Path) -> _Key:
+def _most() -> int:
+    import resource
+
+    return min(HELD_MAX, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
+def _key(*paths: StrPath) -> _Key:
     """The files at these paths, not the paths: a layer may be removed and made again. No number comes twice as long as we hold it."""
     # An index of several layers goes with the topmost one, and the others with it: two looks are enough.
-    return paths, tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, paths[:2]))
+    return tuple(map(str, paths)), tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, paths[:2]))
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -8,11 +8,11 @@ https://github.com/opencontainers/image-spec/blob/main/manifest.md, https://dist
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass
+from dockless.base.later import re
 from dockless.base.typing import Any
 from dockless.errors import BadImage
 from dockless.images.model.config import LAYERS_MAX

@@ -8,8 +8,6 @@ https://github.com/distribution/reference (reference.go, normalize.go)
 
 from __future__ import annotations
 
-import re
-
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadDigest, BadInput
 from dockless.images.model.digest import Digest
@@ -18,23 +16,37 @@ from dockless.images.model.digest import parse as parse_digest
 DEFAULT_DOMAIN = "docker.io"
 DEFAULT_TAG = "latest"
 
-_LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
-_DOMAIN = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?\Z"
-_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_PATH = rf"{_COMPONENT}(?:/{_COMPONENT})*\Z"
-_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z"
-_ID = r"[a-f0-9]{64}\Z"
-_NAME_MAX = 255
+_DIGITS = frozenset("0123456789")
+_HEX = _DIGITS | frozenset("abcdef")
+_LOWER = _DIGITS | frozenset("abcdefghijklmnopqrstuvwxyz")
+_ALNUM = _LOWER | frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_ADDRESS = _HEX | frozenset("ABCDEF:")
+_TAG = _ALNUM | frozenset("_.-")
+_NAME_MAX, _TAG_MAX = 255, 128
 
 
 def is_domain(text: str) -> bool:
     """Whether a registry can be called that: a name or address, with a port or without."""
-    return re.match(_DOMAIN, text) is not None
+    host, colon, port = text.rpartition(":") if text[-1:] != "]" and ":" in text else (text, "", "")
+    if colon and not (port and _DIGITS.issuperset(port)):
+        return False
+    if host[:1] == "[":
+        return len(host) > 2 and host[-1] == "]" and _ADDRESS.issuperset(host[1:-1])
+    return all(_ALNUM.issuperset(label.replace("-", "")) and label[:1] not in ("", "-") and label[-1] != "-" for label in host.split("."))
 
 
 def is_path(text: str) -> bool:
-    """Whether a repository can be called that."""
-    return re.match(_PATH, text) is not None
+    """Whether a repository can be called that: components of lower-case letters and digits, between which stand ``.``, ``_``, ``__`` or
+    hyphens."""
+    while "--" in text:
+        text = text.replace("--", "-")
+    for between in ("__", "_", "-", "/"):
+        text = text.replace(between, ".")
+    return all(word and _LOWER.issuperset(word) for word in text.split("."))
+
+
+def _is_tag(text: str) -> bool:
+    return 0 < len(text) <= _TAG_MAX and text[0] not in ".-" and _TAG.issuperset(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class Reference:
 
 def parse(text: str) -> Reference:
     """``text`` as a reference, with the defaults filled in, else ``BadInput``."""
-    if re.match(_ID, text):
+    if len(text) == 64 and _HEX.issuperset(text):
         raise _bad(text, "64 hexadecimal digits look like an image id", hint=f"write sha256:{text} for the id, or choose another name")
     rest, at, digest_text = text.partition("@")
     try:
@@ -72,7 +84,7 @@ def parse(text: str) -> Reference:
     except BadDigest as error:
         raise _bad(text, str(error)) from None
     name, colon, tag = _split_tag(rest)
-    if colon and not re.match(_TAG, tag):
+    if colon and not _is_tag(tag):
         raise _bad(text, f"the tag {tag[:140]!r} is not up to 128 letters, digits, '_', '.' and '-'")
     domain, path = _split_domain(name)
     if not is_domain(domain):

@@ -8,16 +8,15 @@ https://github.com/opencontainers/image-spec/tree/main/schema
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from dockless.base.dataclass import dataclass
 from dockless.base.later import base64
+from dockless.base.text import is_name
 from dockless.base.typing import Any
 
 _SIZE_MAX = (1 << 63) - 1
-_MEDIA_TYPE = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}\Z"
-_DATE = r"(?a)\d{4}-(0\d|1[0-2])-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z"
+_ZEROS = str.maketrans("123456789", "000000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,30 @@ def _is_base64(value: Any) -> bool:
         return False
 
 
+def _is_media_type(value: Any) -> bool:
+    """RFC 6838, 4.2"""
+    return isinstance(value, str) and value.count("/") == 1 and all(is_name(part, "!#$&^_.+-", 127) for part in value.split("/"))
+
+
+def _is_date(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    moment, rest = value[:19], value[19:]
+    fraction, zone = (rest[:-1], "Z") if rest.endswith("Z") else (rest[:-6], rest[-6:].translate(_ZEROS))
+    return (
+        moment.translate(_ZEROS) == "0000-00-00T00:00:00"
+        and (moment[5:7] <= "12" and moment[8] <= "3" and moment[11] <= "2" and moment[14] <= "5" and moment[17] <= "6")
+        and zone in ("Z", "+00:00", "-00:00")
+        and (not fraction or (len(fraction) > 1 and fraction[0] == "." and not fraction[1:].translate(_ZEROS).strip("0")))
+    )
+
+
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 SIZE = Kind("a sound size", lambda value: type(value) is int and 0 <= value <= _SIZE_MAX)
 COUNT = Kind("a whole number", SIZE.holds)
-DATE = Kind("a date and time (RFC 3339)", lambda value: isinstance(value, str) and re.match(_DATE, value) is not None)
-MEDIA_TYPE = Kind("a media type", lambda value: isinstance(value, str) and re.match(_MEDIA_TYPE, value) is not None)
+DATE = Kind("a date and time (RFC 3339)", _is_date)
+MEDIA_TYPE = Kind("a media type", _is_media_type)
 BASE64 = Kind("base64", _is_base64)
 
 PLATFORM: Shape = {

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dockless.base import json
-from dockless.base.records import plain
 from dockless.base.text import escaped
 from dockless.base.typing import Any, TextIO
 from dockless.base.units import format_duration
@@ -136,6 +135,8 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """ASCII alone, so that it drives no terminal either."""
+    from dockless.base.records import plain
+
     if indent is None:
         text = json.dumps(plain(value), default=str)
     else:

@@ -5,8 +5,8 @@ The drawing itself (and with it rich) is imported at the first event on a termin
 
 from __future__ import annotations
 
+import _thread
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ class ProgressLine:
     def __init__(self, quiet: bool, *, verb: str = "read") -> None:
         self._quiet = quiet
         self._verb = verb
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._bars: Any = None
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._over: set[tuple[str, int]] = set()
