@@ -8,6 +8,7 @@ of its own. Both are equal, have one hash, and go together in every expression.
 from __future__ import annotations
 
 import os
+import sys
 
 from dockless.base.typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,11 @@ else:
             return self._text == other._text if isinstance(other, Path) else self._standard == other
 
         def __hash__(self) -> int:
-            return hash(self._standard)
+            if sys.version_info >= (3, 12):
+                return hash(self._text)
+            root = self._text[: len(self._text) - len(self._text.lstrip("/"))]
+            parts = self._text[len(root) :].split("/") if self._text not in (root, ".") else []
+            return hash((root, *parts) if root else tuple(parts))
 
         def __lt__(self, other: Any) -> bool:
             return self._standard < _standard(other)

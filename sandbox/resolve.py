@@ -86,7 +86,7 @@ def _skeleton_in(store: Path) -> Path:
         for folder in ("etc", "proc", "sys", "dev"):
             paths.make(store / "skeleton" / folder, 0o755, 0o755)
         for name in ("hostname", "hosts", "resolv.conf"):
-            (store / "skeleton" / "etc" / name).touch(mode=0o644)
+            os.close(os.open(store / "skeleton" / "etc" / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
     return store / "skeleton"
 
 

@@ -6,10 +6,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from dockless.base import paths, settings
 from dockless.base.dataclass import replace
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone, Unsupported

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.sandbox.run import records
@@ -36,9 +37,7 @@ class Executed:
 
 def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> None:
     """What cannot be written is not noted: nobody is kept from executing something by a full disk."""
-    from json.encoder import encode_basestring_ascii as quoted
-
-    _note(directory, f"start {id} [{', '.join(map(quoted, _cut(argv)))}]", os.O_CREAT)
+    _note(directory, f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT)
 
 
 def note_end(directory: Path, id: str, exit_code: int) -> None:
@@ -95,8 +94,6 @@ class Notes:
 
 
 def _parse(line: bytes) -> Executed:
-    import json
-
     at, what, id, rest = line.decode("ascii").split(" ", 3)
     if what == "die":
         return Executed(int(at[:20]) / 1e9, id[:40], exit_code=int(rest[:4]))

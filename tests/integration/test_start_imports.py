@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support.make_image import busybox_image
+from support.make_image import busybox_image, config, file, make_oci_layout, rootfs_entries
 from support.requires import requires
 
 import dockless
@@ -21,7 +21,7 @@ NOT_NEEDED = """
 """
 
 
-SLOW = "typing re enum signal threading pathlib urllib.parse ipaddress json argparse"
+SLOW = "typing re enum signal threading pathlib urllib.parse ipaddress json argparse datetime hashlib"
 """Of the standard library: dockless.base has what stands for them."""
 
 if os.geteuid():  # newuidmap and newgidmap are run
@@ -53,8 +53,27 @@ def test_a_start_imports_what_it_needs(image, tmp_path):
     assert sorted(set(NOT_NEEDED.split()) & modules) == []
 
 
+@pytest.fixture
+def box():
+    found = dockless.start(["sleep", "1000"])
+    yield found.id
+    found.rm(force=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="newuidmap and newgidmap are run, by subprocess")
-def test_a_start_imports_nothing_slow_of_the_standard_library():
-    code = "import sys; sys.argv[1:] = ['run', 'host', '--', 'true']; had = set(sys.modules)\nfrom dockless.cli import main\n"
+@pytest.mark.parametrize("line", ["run host -- true", "run busybox -- true", "exec BOX -- true", "ps", "logs BOX", "stop BOX"])
+def test_a_command_imports_nothing_slow(line, box, tmp_path):
+    if "busybox" in line:
+        dockless.Store().load(busybox_image(tmp_path))
+    words = line.replace("BOX", box).split()
+    code = f"import sys; sys.argv[1:] = {words!r}; had = set(sys.modules)\nfrom dockless.cli import main\n"
     modules = _imported(f"{code}assert main(sys.argv[1:]) == 0\nfor name in had: sys.modules.pop(name)")
-    assert sorted(set(SLOW.split()) & modules) == []
+    assert sorted({*SLOW.split(), *NOT_NEEDED.split()} & modules) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a user's start asks for ids")
+def test_an_image_of_many_layers_imports_no_more(tmp_path):
+    layers = [rootfs_entries(), *([file(f"f{number}", b"x")] for number in range(400))]
+    dockless.Store().load(make_oci_layout(tmp_path / "many", layers, config(), "many:latest", compression="none"))
+    modules = _imported("from dockless.cli import main\nassert main(['run', 'many', '--', 'true']) == 0")
+    assert sorted(set(NOT_NEEDED.split()) & modules) == []

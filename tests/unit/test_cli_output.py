@@ -11,6 +11,7 @@ import pytest
 from support.streams import Stream
 
 from dockless.base.dataclass import dataclass
+from dockless.base.records import plain
 from dockless.base.text import escaped, shown
 from dockless.cli import inspecting, output
 from dockless.cli.progress import ProgressLine
@@ -155,7 +156,7 @@ def test_json(stdout):
     output.print_json({"a": [1]}, indent=1)
     assert here.said() == b'{"a": [1, "\\u007f\\u00e9"]}\n[]\n{\n "a": [\n  1\n ]\n}\n'
     record = Record("x", {5: (Record("y"), {"z"}), "type": Record})
-    assert output.plain(record) == {"name": "x", "more": {"5": [{"name": "y", "more": None}, ["z"]], "type": Record}}
+    assert plain(record) == {"name": "x", "more": {"5": [{"name": "y", "more": None}, ["z"]], "type": Record}}
     assert json.loads(output.json_text({"path": output})) == {"path": str(output)}
 
 

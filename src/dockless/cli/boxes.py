@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 
 from dockless._life import described, refuse_job, remove
@@ -93,6 +92,8 @@ def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
 
 def _in_words(row: dict[str, Any]) -> dict[str, Any]:
     """With what Docker's templates name beside the fields of --json."""
+    import datetime
+
     created = datetime.datetime.fromtimestamp(row["created"], datetime.UTC).isoformat(timespec="seconds")
     return row | {"name": row["id"], "names": row["id"], "status": _state(row), "running_for": age(row["created"]), "created_at": created}
 
@@ -144,8 +145,7 @@ def kill_options(parser: Parser) -> None:
 
 
 def kill(options: Namespace) -> int:
-    import signal
-
+    from dockless.base import signal
     from dockless.base.units import parse_signal
 
     number = parse_signal(options.signal)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-
 from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.filters import filter_option, filters, labels, unreadable
@@ -54,6 +52,8 @@ def _filters(texts: list[str]) -> dict[str, Any]:
 
 def line(event: Event) -> str:
     """``TIME KIND ID (image=…, details, labels)``."""
+    import datetime
+
     at = datetime.datetime.fromtimestamp(event.time, datetime.UTC).isoformat(timespec="microseconds")
     said = {"image": event.image} | event.details | event.labels
     more = ", ".join(

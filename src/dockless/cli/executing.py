@@ -29,7 +29,6 @@ def exec_in_options(parser: Parser) -> None:
 
 
 def exec_in(options: Namespace) -> int:
-    from dockless.cli import terminal
     from dockless.cli.sandbox_options import environment_of
     from dockless.cli.signals import Signals, on_terminals
 
@@ -46,6 +45,8 @@ def exec_in(options: Namespace) -> int:
         box.spawn_alone(*options.command, **wanted)
         return 0
     if with_terminal:
+        from dockless.cli import terminal
+
         with box.spawn(*options.command, tty=True, size=terminal.size(), **{**wanted, "env": terminal.named(wanted["env"])}) as command:
             return _told(options, terminal.converse(command), command)
     with Signals() as signals, box.spawn(*options.command, **wanted) as command:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.later import re
 from dockless.base.units import parse_duration
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
 from dockless.sandbox.names import is_job
 from dockless.sandbox.run.logfile import Row
-
-if TYPE_CHECKING:
-    pass
 
 _POLL = 0.1
 
@@ -37,7 +32,7 @@ def logs_options(parser: Parser) -> None:
 
 
 def logs(options: Namespace) -> int:
-    from dockless.sandbox.run import detached
+    from dockless.sandbox.run.box import get
 
     if is_job(options.id):
         theirs = _foreign(int(options.id))
@@ -47,7 +42,7 @@ def logs(options: Namespace) -> int:
     else:
         if options.attempt:
             raise BadInput(f"--attempt for the sandbox {options.id}", subject="--attempt", hint="leave it out: only jobs have attempts")
-        box = detached.get(options.id)
+        box = get(options.id)
         theirs = os.geteuid() == 0 and not box.foreground and "queue" in box.labels
 
         def lines(follow: bool) -> Iterator[Row]:
@@ -63,6 +58,8 @@ def _wanted(lines: Callable[[bool], Iterator[Row]], options: Namespace) -> Itera
     until = None if options.until is None else moment(options.until, "--until")
 
     def asked_for(row: Row) -> bool:
+        if since is None and until is None:
+            return True
         at = _seconds(row.at)
         return at is None or ((since is None or at >= since) and (until is None or at < until))
 
@@ -94,6 +91,8 @@ def moment(text: str, what: str) -> float:
 
 def _seconds(text: str) -> float | None:
     """Of an RFC 3339 time; None for what is none."""
+    import datetime
+
     try:
         at = datetime.datetime.fromisoformat(re.sub(r"(\.[0-9]{6})[0-9]*", r"\1", text.replace("Z", "+00:00")))
     except ValueError:

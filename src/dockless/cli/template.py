@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
+from dockless.base.later import re
 from dockless.base.records import plain
 from dockless.base.typing import Any, NoReturn
 from dockless.cli.output import json_text, out, out_columns, table
 from dockless.cli.parser import Parser
 from dockless.errors import BadInput
 
-_FIELD = re.compile(r"\{\{\s*(json\s+)?(\.[A-Za-z0-9_.]*)\s*\}\}")
+_FIELD = r"\{\{\s*(json\s+)?(\.[A-Za-z0-9_.]*)\s*\}\}"
 _ESCAPES = {r"\t": "\t", r"\n": "\n"}
 
 
@@ -32,13 +32,13 @@ def show(template: str, rows: Iterable[Mapping[str, Any]]) -> None:
     text = template
     for word, character in _ESCAPES.items():
         text = text.replace(word, character)
-    left = _FIELD.sub("", text)
+    left = re.sub(_FIELD, "", text)
     if "{{" in left or "}}" in left:
         hint = "only fields are known, {{.ID}}, and their JSON, {{json .Labels}}; for more take the fields from --json"
         raise BadInput(f"the template {template[:80]!r} cannot be read", subject="--format", hint=hint)
     if text == "table" or text.startswith("table "):
         columns = text.removeprefix("table").strip(" ").split("\t")
-        heads = [_FIELD.sub(lambda found: found[2].rpartition(".")[2].upper(), column) for column in columns]
+        heads = [re.sub(_FIELD, lambda found: found[2].rpartition(".")[2].upper(), column) for column in columns]
         table(heads, [[_filled(column, row) for column in columns] for row in rows])
         return
     for row in rows:
@@ -47,7 +47,7 @@ def show(template: str, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _filled(text: str, row: Mapping[str, Any]) -> str:
-    return _FIELD.sub(lambda found: _shown(_value(found[2], row), bool(found[1])), text)
+    return re.sub(_FIELD, lambda found: _shown(_value(found[2], row), bool(found[1])), text)
 
 
 def _value(path: str, row: Mapping[str, Any]) -> Any:

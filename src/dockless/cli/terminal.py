@@ -10,9 +10,9 @@ import contextlib
 import errno
 import os
 import select
-import signal
 from collections.abc import Callable, Iterator
 
+from dockless.base import signal
 from dockless.base.typing import TYPE_CHECKING, Any, Protocol
 from dockless.errors import BadInput
 
