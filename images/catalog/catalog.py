@@ -354,8 +354,8 @@ class Catalog:
         entry = index["images"].get(name, {})
         what = f"image {tag or name}"
         _, parsed, document = self.documents(name, what)
-        layers = []
-        for chain_id, diff_id in zip(digest.chain(document.diff_ids), document.diff_ids, strict=True):
+        layers, chain = [], digest.chain(document.diff_ids)
+        for chain_id, diff_id in zip(chain, document.diff_ids, strict=True):
             layer = self.layer(chain_id, diff_id)
             if layer is None:
                 raise BadImage(
@@ -369,7 +369,7 @@ class Catalog:
             digest=name,
             config=document.config,
             layers=tuple(layers),
-            merged=self._merged(document.diff_ids, layers),
+            merged=self._merged(chain, layers),
             architecture=document.platform.architecture,
             os=document.platform.os,
             variant=document.platform.variant,
@@ -379,11 +379,11 @@ class Catalog:
             warnings=tuple(entry.get("warnings", ())),
         )
 
-    def _merged(self, diff_ids: tuple[Digest, ...], layers: Sequence[Layer]) -> Layer | None:
+    def _merged(self, chain: Sequence[Digest], layers: Sequence[Layer]) -> Layer | None:
         tars = [layer.tar for layer in layers if layer.tar is not None]
         if len(tars) < MERGED_FROM or len(tars) < len(layers):
             return None
-        path = self.merged_path(digest.chain(diff_ids)[-1])
+        path = self.merged_path(chain[-1])
         return Layer(path, tars[0], tuple(tars[1:])) if path.is_file() else None
 
 

@@ -76,7 +76,9 @@ class Image:
             from dockless.images.layers import merged
 
             with explained(f"cannot read {path} in image {self.name}", self.name, "dockless images check"):
-                return merged.read_file(tuple(reversed(self.layers)), path, limit)
+                one = self.merged  # mounted once for all, where there is such an index: this is asked at each start
+                layers = (one,) if one is not None and one.path.is_file() else tuple(reversed(self.layers))
+                return merged.read_file(layers, path, limit)
         if path not in _HOST_FILES:
             return None
         try:

@@ -23,7 +23,7 @@ import time
 
 from dockless import native
 from dockless.base.path import Path
-from dockless.base.paths import HINTS, StrPath
+from dockless.base.paths import HINTS
 from dockless.errors import ImageError
 from dockless.images.files import temporary_directory
 
@@ -34,7 +34,7 @@ READ_ONLY, NODEV = 0x1, 0x4
 HELD_MAX = 256
 """Mounts that a process holds, unless that is more than a quarter of the descriptors it may have."""
 
-_Key = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]
+_Key = tuple[tuple[Path, ...], tuple[tuple[int, ...], ...]]
 
 
 def mount(index: Path, *tars: Path) -> int:
@@ -93,10 +93,10 @@ def _most() -> int:
     return min(HELD_MAX, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
-def _key(*paths: StrPath) -> _Key:
+def _key(*paths: Path) -> _Key:
     """The files at these paths, not the paths: a layer may be removed and made again. No number comes twice as long as we hold it."""
     # An index of several layers goes with the topmost one, and the others with it: two looks are enough.
-    return tuple(map(str, paths)), tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, paths[:2]))
+    return paths, tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, paths[:2]))
 
 
 def _identity(fd: int) -> tuple[int, int]:
