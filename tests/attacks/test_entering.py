@@ -173,6 +173,25 @@ time.sleep(1000)
         until(lambda: _children(keeper) == [box.pid], "the keeper has no child but init")
 
 
+def test_nobody_inside_moves_its_own_end(home):
+    """A71: the keeper takes a new end, and word that somebody is there, from outside alone."""
+    spec = _stranger(
+        """
+print("begun", flush=True)
+while True:
+    for proof in (null, os.pidfd_open(os.getpid())):
+        for later in ([0, 0], [0, 1 << 30]):
+            ask([proof, space, theirs.fileno()], later)
+    time.sleep(0.01)
+""",
+        ttl=4.0,
+        idle_timeout=30.0,
+    )
+    with running(spec) as (box, said):
+        until(lambda: "begun" in said(), "it asks")
+        assert box.wait(60).limit == "ttl"
+
+
 # -- what it finds inside ------------------------------------------------------------------------------------------------------------------
 
 
@@ -308,6 +327,15 @@ def test_who_traces_what_enters_holds_up_no_time_limit(looker):
         for _ in range(4):
             with box.spawn("sleep", "1000", stdin=DEVNULL, timeout=0.5) as command:
                 assert command.wait().timed_out and not command.process._late, "its keeper waits for what a tracer holds"
+
+
+@requires("gcc")
+def test_who_traces_a_check_of_its_health_holds_up_no_check(looker):
+    """A61, A72: it fails at its time limit, and the next one comes."""
+    health = HealthCheck(("/bin/sleep", "1000"), interval=0.05, timeout=0.2, retries=2)
+    with Sandbox(Spec(argv=("/looker/looker",), mounts=(looker,), health=health), stdout=PIPE, text=True) as box:
+        assert box.stdout.readline() == "READY\n"
+        until(lambda: (found := box.health) and found.count >= 3 and found.status == "unhealthy", "three checks have failed")
 
 
 def test_who_stops_or_kills_what_enters_ends_nothing_else():

@@ -68,8 +68,11 @@ def _try(rng: random.Random, form: str, root: bool) -> Case:
     elif rng.random() < 0.1:
         one["options"]["entrypoint"] = rng.choice(["/bin/probe", "probe", *PROGRAMS, door(rng, "home/bin/tool"), "/proc/self/exe"])
     if one["detached"]:
-        one["after"] = [name for name in ("diff", "commit", "export") if rng.random() < 0.3]
-        one["meanwhile"] = [name for name in ("exec", "terminal", "files") if rng.random() < 0.3]
+        one["after"] = [name for name in ("diff", "commit", "export", "files", "tars", "events", "restart") if rng.random() < 0.25]
+        one["meanwhile"] = [name for name in ("exec", "terminal", "files", "tars", "events") if rng.random() < 0.25]
+        if rng.random() < 0.25:
+            program = "/mnt/probe" if form == "host" else "/bin/probe"
+            one["options"]["health"] = {"argv": [program], "interval": 0.05, "timeout": rng.choice([0.2, 5.0])}
     else:
         one["tty"] = rng.random() < 0.1
     return one
@@ -242,6 +245,8 @@ def _options(rng: random.Random, root: bool) -> dict[str, Any]:
     sometimes(0.1, "gpus", [1])
     sometimes(0.1, "env", [{"LD_PRELOAD": "/bin/probe"}, {"PATH": "/bin:/proc/self/fd/16"}, {"HUNT": "x" * 3000}])
     sometimes(0.1, "hostname", ["hunted"])
+    sometimes(0.1, "ttl", [0.3, 2])
+    sometimes(0.1, "idle_timeout", [0.3, 2])
     sometimes(0.05, "ulimits", [{"nofile": 16}, {"nproc": 10}, {"core": "unlimited"}])
     if rng.random() < 0.25:
         kinds = ["ipc", "uts", "cgroup", *(["user", "user", "user"] if root else [])]

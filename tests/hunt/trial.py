@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -26,11 +28,14 @@ from support.boxes import log_paths
 import dockless
 from dockless import DEVNULL, PIPE, STDOUT
 from dockless import _gpus as gpus
+from dockless import _life as life
 from dockless._options import make_spec
-from dockless.errors import DocklessError
+from dockless.base.healthcheck import HealthCheck
+from dockless.errors import BadInput, DocklessError
 from dockless.images import Store
 from dockless.sandbox.run import detached
 from dockless.sandbox.run import foreground as sandbox
+from dockless.sandbox.run.health import health_of
 from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.spec import Spec
 
@@ -129,6 +134,8 @@ def _entry(entry: list[Any], probe: bytes) -> make_image.Entry:
 def _spec(case: Case, image: str, **more: Any) -> tuple[Spec, Any]:
     options = {"timeout": LIMIT, "best_effort": True, "grace": 0.2, **case.get("options", {}), **more}
     wanted = options.pop("gpus", None)
+    if "health" in options:
+        options["health"] = HealthCheck(**options["health"])
     return make_spec(image, case.get("args", ()), **options), wanted
 
 
@@ -176,13 +183,20 @@ def _detached(case: Case, on: Canaries, spec: Spec, id: str, record: dict[str, A
                     _MEANWHILE[step](box, on, record)
             box.wait(2 * LIMIT)
         finally:
-            record["out"] += "".join(path.read_text(errors="replace") for path in log_paths(box))
-            record["log"] = sum(path.stat().st_size for path in log_paths(box))
+            _said(box, record)
         for step in case.get("after", ()):
             with _told(record):
-                _AFTER[step](box, on)
+                _AFTER[step](box, on, record)
     finally:
         box.remove()
+
+
+def _said(box: detached.Box, record: dict[str, Any]) -> None:
+    """What its program wrote, and its last check of health."""
+    record["out"] += "".join(path.read_text(errors="replace") for path in log_paths(box))
+    record["log"] = sum(path.stat().st_size for path in log_paths(box))
+    checked = health_of(box)
+    record["out"] += checked.output if checked is not None else ""
 
 
 def _exec(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
@@ -210,15 +224,42 @@ def _files(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
         record["out"] += found.stdout
 
 
-def _commit(box: detached.Box, on: Canaries) -> None:
+def _tars(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
+    """The same with tars: what one sandbox gave goes back to where the links are."""
+    with dockless.Sandbox.of(box) as handle:
+        for name in ("/link0", "/chain0", "/data", "/v", "/tmp", "/etc", "/odd"):
+            tar = io.BytesIO()
+            with contextlib.suppress(OSError):
+                handle.files.tar_out(name, tar, max_size="4M", max_files=200)
+            record["out"] += "".join(re.findall("HUNT-CANARY-[0-9a-f]+", tar.getvalue().decode(errors="replace")))
+            tar.seek(0)
+            with contextlib.suppress(OSError, BadInput):  # one that has no end is none
+                handle.files.tar_in(tar, name, max_size="4M", max_files=200)
+
+
+def _events(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
+    with dockless.events(since=0.0, until=time.time(), ids=box.id) as events:
+        record["out"] += "".join(f"{event}\n" for event in events)
+
+
+def _restart(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
+    life.restart(box)
+    try:
+        _exec(box, on, record)
+        box.wait(2 * LIMIT)
+    finally:
+        _said(box, record)
+
+
+def _commit(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
     image = dockless.commit(box, "hunt/committed:latest", created=0)
     try:
-        _export(box, on)
+        _export(box, on, record)
     finally:
         Store().remove(image.name or "hunt/committed:latest", force=True)
 
 
-def _export(box: detached.Box, on: Canaries) -> None:
+def _export(box: detached.Box, on: Canaries, record: dict[str, Any]) -> None:
     from dockless.sandbox.commit import changes_of
 
     target = on.base / "work/export.tar"
@@ -229,11 +270,16 @@ def _export(box: detached.Box, on: Canaries) -> None:
             raise AssertionError(f"an export holds {place}: {token}")
 
 
-_MEANWHILE: dict[str, Callable[[detached.Box, Canaries, dict[str, Any]], None]] = {"exec": _exec, "terminal": _terminal, "files": _files}
-_AFTER: dict[str, Callable[[detached.Box, Canaries], None]] = {
-    "diff": lambda box, on: [str(change) for change in dockless.diff(box)] and None,
+_Step = Callable[[detached.Box, Canaries, dict[str, Any]], None]
+_MEANWHILE: dict[str, _Step] = {"exec": _exec, "terminal": _terminal, "files": _files, "tars": _tars, "events": _events}
+_AFTER: dict[str, _Step] = {
+    "diff": lambda box, on, record: [str(change) for change in dockless.diff(box)] and None,
     "commit": _commit,
     "export": _export,
+    "files": _files,
+    "tars": _tars,
+    "events": _events,
+    "restart": _restart,
 }
 
 
