@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING
 from dockless.cli.images import print_images, record
-from dockless.cli.output import out, plain, print_json
+from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.template import format_option, show
 from dockless.cli.transfer import change_options, edit_of
