@@ -64,6 +64,30 @@ def test_what_it_left_is_read_and_changed_and_the_next_start_sees_it(ended):
     assert [row.text for row in box.logs()][-2:] == [b"new", b"hers"]
 
 
+@pytest.mark.parametrize("how", ["stop", "kill", "inside", "keeper", "agent"])
+def test_a_handle_that_was_at_its_files_before_the_end_goes_on(image, how):
+    box = dockless.start(image, ["sleep", "1000"])
+    try:
+        box.files.write_text("/kept", "kept")
+        box.files.as_user("alice").read_text("/kept")
+        if how == "stop":
+            box.stop(1)
+        elif how == "kill":
+            box.kill()
+        elif how == "keeper":
+            os.kill(box.inspect()["pid"], signal.SIGKILL)
+        else:
+            names = "*" if how == "inside" else "dockless-agent"
+            box.exec("sh", "-c", f"for p in /proc/[0-9]*; do case $(cat $p/comm) in {names}) kill -9 ${{p#/proc/}};; esac; done", user="0")
+        if how == "agent":
+            assert box.state == "running"
+        else:
+            until(lambda: box.state in ("exited", "vanished"), "it has ended")
+        assert box.files.read_text("/kept") == "kept" == box.files.as_user("alice").read_text("/kept")
+    finally:
+        box.rm(force=True)
+
+
 def test_one_that_was_only_created_gets_its_files_first(image, tmp_path, say):
     box = dockless.create(image, ["cat", "/in"], user="alice", mounts=[dockless.Bind(tmp_path / "gone", "/gone")])
     (tmp_path / "in").write_text("from here\n")
