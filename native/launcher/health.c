@@ -247,11 +247,11 @@ int health_ended(int pid) {
     close_slot(&check.output);
     close_slot(&check.memory);
     check.due = now_ns(1) + check.how->interval_ns;
-    /* It may have been killed or held with all the rest, and be the first to be seen. */
-    int killed = seen.phase != PHASE_EXITED && !(seen.outcome & OUTCOME_TIMED_OUT) && (!seen.error || seen.error == E_NOMEM || seen.error == E_NODEV);
+    /* Who killed its keeper said nothing of the sandbox's health. What it could not do may come of the sandbox's end, which is seen later. */
+    int lost = seen.phase != PHASE_EXITED && !(seen.outcome & OUTCOME_TIMED_OUT) && !seen.error;
     int held = was_frozen();
     close_slot(&check.events);
-    if (ending(killed ? 100000000 : 0) || held) return 1;
+    if (lost || held || ending(seen.error == E_NOMEM || seen.error == E_NODEV ? 100000000 : 0)) return 1;
     judge(&seen);
     note();
     return 1;

@@ -294,6 +294,15 @@ def test_nothing_of_a_check_outlives_its_sandbox(kind):
         until(lambda: not any(map(alive, checking)), "the end of the check")
 
 
+def test_a_check_whose_keeper_is_killed_says_nothing():
+    with begun("detached", health=script("sleep 1000", timeout=1000, retries=1)) as box:
+        keeper = box.inner.pid
+        [killed] = until(lambda: _named(keeper, "dockless-enter"), "a check")
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: [pid for pid in _named(keeper, "dockless-enter") if pid != killed], "another check")
+        assert box.health.status == "starting" and box.health.count == 0
+
+
 def _named(parent: int, name: str) -> list[int]:
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name]
