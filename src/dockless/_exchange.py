@@ -78,11 +78,7 @@ class Splitter:
     def piece(self, size: int) -> Any:
         """What is there, ``size`` at most; None where more has to be fed first, empty at the end."""
         if self._begun:
-            begun = self._whole(self.nothing)
-            if self._at:
-                self._pieces[0] = self._pieces[0][self._at :]
-                self._at = 0
-            self._pieces.appendleft(begun)
+            self._pieces.appendleft(self._whole(self.nothing))  # the pieces that it was in were taken whole
         if self._pieces:
             return self._advance(min(len(self._pieces[0]), self._at + size))
         return self.nothing if self.ended else None

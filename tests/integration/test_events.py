@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -166,6 +167,22 @@ def test_how_it_ended_is_told_also_of_what_is_gone_at_once(way, found):
         events += [] if "remove" in kinds(events) else told(found, "remove")
     assert kinds(events) == ["create", "start", "die", *(["remove"] if way != "detached" else [])]
     assert events[2].details["exit_code"] == 5 and {event.image for event in events} == {"host"}
+
+
+def test_each_run_counts_its_own_kills_for_memory(found):
+    """By records that a keeper would write: one was killed in the first run, one in the second."""
+    box = dockless.create(["true"])
+    place = Path(box.inspect()["directory"])
+    numbers = "".join(f"{name} 1\n" for name in ("status", "outcome", "user_us", "system_us", "max_rss_kb", "started_ns", "ended_ns"))
+    body = f"{numbers}\n[memory.events]\noom_kill 1\n[end]\n".encode()
+    for _ in range(2):
+        (place / "exit").unlink(missing_ok=True)
+        (place / "started.tmp").write_text("1")
+        (place / "started.tmp").rename(place / "started")
+        assert "start" in kinds(told(found, "start"))
+        (place / "exit.tmp").write_bytes(body + b"crc32 %d\n" % zlib.crc32(body))
+        (place / "exit.tmp").rename(place / "exit")
+        assert kinds(told(found, "die"))[-2:] == ["oom", "die"]
 
 
 def test_a_limit_and_a_keeper_that_was_killed(found):

@@ -15,6 +15,7 @@ import pytest
 from support.agents import saying
 
 from dockless.errors import BadInput
+from dockless.sandbox.files.archive import Archive
 from dockless.sandbox.files.wire import CHUNK
 
 OLD = 1_234_567_890
@@ -93,6 +94,19 @@ def test_a_name_that_leads_upwards_is_refused(files, place, name):
         with pytest.raises(BadInput, match="leads upwards"):
             files.tar_in(tar(member), place)
     assert not os.listdir(place) and os.listdir(place.parent) == around
+
+
+def test_the_longest_name(files, place):
+    above = "/".join(["n" * 254] * 16)
+    assert files.tar_in(tar((f"{above}/{'x' * 15}", b"")), place).files == 1
+    with pytest.raises(OSError, match="too long") as caught:
+        files.tar_in(tar((f"{above}/{'x' * 16}", b"")), place)
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_contents_that_nobody_wants_are_passed_over():
+    items = Archive(tar(("large", bytes(3 * CHUNK + 5)), ("small", b"x")), "the tar").items()
+    assert [b"".join(item.content) for item in items if item.path == b"small"] == [b"x"]
 
 
 @pytest.mark.parametrize("linked", ["a", "a/b"])

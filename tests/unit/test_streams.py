@@ -294,6 +294,7 @@ def test_a_busy_pipe_is_made_larger_and_an_idle_one_is_not():
     [
         ({"stdout": DEVNULL, "on_stdout": print}, "on_stdout and a stdout that goes elsewhere"),
         ({"stderr": STDOUT, "on_stderr": print}, "on_stderr and a stderr that goes elsewhere"),
+        ({"tty": True, "on_stderr": print}, "on_stderr with a terminal"),
         ({"bufsize": -2}, "bufsize is -2"), ({"bufsize": 1}, "bufsize is 1"),
         ({"max_output": "much"}, "max_output"), ({"max_output": -1}, "max_output"),
     ],
