@@ -211,10 +211,9 @@ static void end_group(void) {
 static void judge(const struct plan_header *seen) {
     uint64_t now = now_ns(1);
     uint32_t before = check.state;
-    int began = seen->phase >= PHASE_READY, told = seen->phase == PHASE_EXITED || seen->outcome || seen->error;
+    int began = seen->phase >= PHASE_READY;
     check.outcome = seen->outcome;
     check.status = began ? (uint32_t)seen->status : (seen->error == E_NOENT ? 127u : 126u) << 8;
-    if (!told) check.status = SIG_KILL; /* who waited for its program was killed, and that went with it */
     if (!began && seen->outcome & OUTCOME_TIMED_OUT) check.status = SIG_KILL;
     int well = began && !check.status && !(seen->outcome & OUTCOME_TIMED_OUT);
     check.count++;

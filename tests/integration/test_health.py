@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support import disks
-from support.boxes import alive, children_of, load, until
+from support.boxes import alive, load, until
 from support.make_image import file
 from support.requires import requires
 
@@ -157,23 +157,6 @@ def test_no_more_than_a_megabyte_of_what_it_writes_is_read():
 
 
 @requires("cgroup2")
-@both
-def test_one_whose_process_was_killed_by_the_host_has_failed(kind):
-    """Who waits for its program is a child of the keeper."""
-    with begun(kind, health=script("echo > /tmp/begun; exec sleep 1000", timeout=1000, retries=1)) as box:
-        until(lambda: box.exec("test", "-e", "/tmp/begun").returncode == 0, "its program has begun")
-        keeper = box.inspect()["pid"]
-        for pid in children_of(keeper) - {box.pid}:
-            if _parent(pid) == keeper:
-                os.kill(pid, signal.SIGKILL)
-        found = until(lambda: (found := box.health) and found.count and found, "that it has ended")
-        assert (found.exit_code, found.status, found.streak) == (137, "unhealthy", 1)
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_what_it_leaves_running_is_killed_and_its_group_is_gone():
     """Every time, or a check in the background would be another process every interval."""
     with begun("detached", health=script("sleep 1000 >/dev/null 2>&1 & echo $!")) as box:
