@@ -411,6 +411,20 @@ while True: ask([null, space, theirs.fileno(), given, null], [3, 4])
                         seen += 1
 
 
+@requires("root")
+def test_a_stranger_keeps_no_sandbox_that_is_idle(canary):
+    """A68: neither does the end of whoever took its request count."""
+    spec = _stranger(
+        """
+print("begun", flush=True)
+while True: ask([null, space, theirs.fileno(), plan(), null], [3, 4])
+""",
+        idle_timeout=2.0,
+    )
+    with running(spec) as (box, _):
+        assert box.wait(20).limit == "idle_timeout"
+
+
 def test_a_socket_that_takes_for_ever_to_close(canary):
     """A61, A68: closing it would wait for data to be read that nobody reads; the keeper still ends the sandbox at its time limit."""
     body = """

@@ -77,6 +77,29 @@ def start():
         box.rm(force=True)
 
 
+def test_what_it_wrote_before_is_bounded_and_what_it_writes_at_its_end_is_not(start):
+    """16 KiB of what was there; of what it writes afterwards all, though it has ended meanwhile."""
+    box = start("seq 20000; echo up; read line; seq 50000")
+    with box.attach() as attachment:
+        before = "".join(f"{number}\n" for number in range(1, 20001)).encode() + b"up\n"
+        assert attachment.scrollback == before[-(1 << 14) :]
+        attachment.write(b"\n")
+        box.wait(20)
+        came = []
+        while True:
+            came += attachment.come()
+            if attachment.output.over:
+                break
+        assert b"".join(row.written for row in came) == "".join(f"{number}\n" for number in range(1, 50001)).encode()
+
+
+def test_what_a_full_pipe_does_not_take_comes_back(start):
+    box = start("echo up; exec sleep 1000")
+    with box.attach() as attachment:
+        rest = attachment.put(memoryview(bytes(1 << 20)))
+        assert 0 < len(rest) < 1 << 20 and attachment.put(rest) == rest
+
+
 def test_what_is_typed_goes_in_and_what_comes_is_shown_each_to_its_own(start):
     box = start()
     with attached(box.id) as client:

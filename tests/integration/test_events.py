@@ -256,6 +256,11 @@ def test_those_that_were_asked_for(found):
         told(found, "die", 2)
         assert [(event.id, event.kind) for event in told(some, "die")] == [("a", "die")] and some.read() == []
         assert {event.id for event in told(named, "die", 2)} == {"a", "b"}
+        dockless.Sandbox.open("a").rename("c")
+        assert [event.id for event in told(named, "rename")] == ["c"], "what the one of that id is called now"
+        dockless.Sandbox.open("c").rm()
+        told(found, "remove")
+        assert named.read() == []
     with pytest.raises(BadInput, match="no events 'dies'"):
         dockless.events(kinds="dies")
 

@@ -244,6 +244,20 @@ def test_leaving_the_block_ends_all_that_it_started(box):
         until(lambda: _sleepers(box) == 0, "nothing of it is left")
 
 
+def test_a_child_that_was_forked_from_us_ends_nothing_of_ours(box):
+    with box.spawn("sleep", "1000") as command:
+        child = os.fork()
+        if child == 0:
+            try:
+                command.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0 and command.poll() is None
+        command.kill()
+        assert command.wait(20).signal == signal.SIGKILL
+
+
 def test_a_time_limit_ends_what_forks_all_the_time(box):
     """Processes whose parents have ended, more of them every moment, none for long."""
     storm = "f() { sleep 0.01; (f &) ; (sleep 778 &) ; }; n=0; while [ $n -lt 4 ]; do (f &) ; n=$((n+1)); done; exec sleep 778"

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -462,3 +463,12 @@ def test_who_enters_while_it_is_restarted_waits_for_its_program(start):
         os.kill(before, signal.SIGKILL)
         until(lambda before=before: box.inner.pid not in (0, before), "it has a keeper again")
         assert box.exec("echo", "in", text=True, check=True).stdout == "in\n"
+
+
+@requires("root")
+@pytest.mark.parametrize(("mode", "alone"), [(0o755, True), (0o775, False), (0o757, False)])
+def test_who_else_may_write_there(mode, alone):
+    """What root's restarter is to import belongs to root alone: no group may write there, either."""
+    with tempfile.TemporaryDirectory(dir="/run") as place:
+        os.chmod(place, mode)
+        assert restarting._is_roots_alone(place) is restarting._is_roots_alone(f"{place}/new") is alone

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dockless.base.locks import is_locked
-from dockless.sandbox.run import records
+from dockless.sandbox.run import health, records
+from dockless.sandbox.state import HEALTHS
 
 NUMBERS = (
     b"status 768\noutcome 0\nuser_us 12\nsystem_us 3\nmax_rss_kb 400\nstarted_ns 1700000000000000000\nended_ns 1700000001000000000\n"
@@ -228,3 +229,14 @@ def test_ends_that_are_none(raw):
         records.parse_exit(raw)
     with pytest.raises(ValueError, match=r"it has no end|its checksum is wrong"):
         records.parse_started(raw if b"[end]" in raw else raw + b"[end]\n")
+
+
+@pytest.mark.parametrize("state", [0, 1, 2, 3])
+def test_a_state_of_health_that_there_is_not(state: int):
+    names = "streak", "count", "status", "outcome", "began_ns", "ended_ns", "changed_ns"
+    raw = _sealed(f"format 1\nstate {state}\n{''.join(f'{name} 0{chr(10)}' for name in names)}output \n".encode())
+    if state < len(HEALTHS):
+        assert health.parse(raw).status == HEALTHS[state]
+    else:
+        with pytest.raises(ValueError, match="what no check can be"):
+            health.parse(raw)
