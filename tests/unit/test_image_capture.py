@@ -262,3 +262,17 @@ def test_a_file_that_is_forgotten_is_forgotten_by_all_its_names(tree):
         now = Survey(root, before, 1000)
         assert {now.path(found) for found in now.changed()} == {b"linked", "0/x/é0".encode()}
     os.close(root)
+
+
+def test_what_has_grown_overwrites_no_other_copy(tree):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+
+    @contextlib.contextmanager
+    def growing():
+        for number in range(1, 60):
+            with open(tree / str(number % 7) / "x" / f"é{number}", "ab") as file:
+                file.write(bytes([number]) * 500)
+        yield
+
+    assert captured(tree, growing) == at_once(tree)
