@@ -194,6 +194,7 @@ void health_tick(struct plan_header *plan) {
     if (!check.due) return;
     check.due = now_ns(1) + check.how->interval_ns;
     if (plan->phase != PHASE_READY || plan->outcome || ending(0)) return;
+    door_take(); /* init handed its namespaces over before its program began */
     kept = taken = 0;
     check.began_ns = now_ns(0);
     if (!watch_freezer() && begin() == 0) check.due = 0; /* a host that has no process to spare says nothing about the sandbox */

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,17 @@ def test_on_a_full_disk_the_record_has_its_room(tmp_path, monkeypatch):
             disks.fill(disk)
             box.exec("touch", "/dev/shm/well", check=True)
             assert box.wait_healthy(20).status == "healthy"
+
+
+def test_the_first_check_enters_also_where_many_start_at_once():
+    """Its keeper may come to it before it has looked at what init handed over."""
+
+    def first(_: int) -> int | None:
+        with begun("detached", health=script("sleep 0.3", interval=0.01, retries=1)) as box:
+            return until(lambda: (found := box.health) and found.count and found, "a check").exit_code
+
+    with ThreadPoolExecutor(16) as threads:
+        assert set(threads.map(first, range(48))) == {0}
 
 
 @both
