@@ -294,7 +294,7 @@ class Events:
                 yield from known.group_changed()
             elif happened.name == DOCUMENT and known.document is not None:
                 yield from known.read_document()
-            elif happened.name in (DOCUMENT, executed.NAME, "started", "exit", "lock", HEALTH, *marks.NAMES):
+            elif happened.name in (DOCUMENT, executed.NAME, executed.OLDER, "started", "exit", "lock", HEALTH, *marks.NAMES):
                 yield from self._look(known, lock=happened.name == "lock")
             elif happened.name == ("door" if known.box.foreground else "exit.tmp"):
                 self._hold(known)

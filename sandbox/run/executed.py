@@ -37,25 +37,27 @@ class Executed:
 
 def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> None:
     """What cannot be written is not noted: nobody is kept from executing something by a full disk."""
-    _note(directory, f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT)
+    with contextlib.suppress(OSError):
+        if _note(directory / NAME, f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT) > _FULL:
+            os.rename(directory / NAME, directory / OLDER)
 
 
 def note_end(directory: Path, id: str, exit_code: int) -> None:
-    """The same; nothing where the sandbox is being removed."""
-    _note(directory, f"die {id} {exit_code}", 0)
+    """The same; nothing where the sandbox is being removed. The file of its start may just have become the older one."""
+    for name in (NAME, OLDER):
+        with contextlib.suppress(OSError):
+            _note(directory / name, f"die {id} {exit_code}", 0)
+            return
 
 
-def _note(directory: Path, text: str, create: int) -> None:
+def _note(path: Path, text: str, create: int) -> int:
+    """Bytes in the file behind it."""
+    fd = os.open(path, _APPEND | create, 0o600)
     try:
-        fd = os.open(f"{directory}/{NAME}", _APPEND | create, 0o600)
-        try:
-            os.write(fd, f"{time.time_ns()} {text}\n".encode("ascii"))
-            if create and os.lseek(fd, 0, os.SEEK_CUR) > _FULL:
-                os.rename(directory / NAME, directory / OLDER)
-        finally:
-            os.close(fd)
-    except OSError:
-        pass
+        os.write(fd, f"{time.time_ns()} {text}\n".encode("ascii"))
+        return os.lseek(fd, 0, os.SEEK_CUR)
+    finally:
+        os.close(fd)
 
 
 def _cut(argv: tuple[str, ...]) -> Sequence[str]:

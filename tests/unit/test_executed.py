@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dockless.sandbox.run.executed import NAME, Notes, note_end, note_start
+from dockless.sandbox.run.executed import NAME, OLDER, Notes, note_end, note_start
 
 ONE, TWO = "0123456789", "abcdefghij"
 
@@ -42,3 +42,15 @@ def test_a_line_is_read_when_its_end_is_there(place):
         assert len([*notes.read()]) == 1
         file.write(line[-1:])
     assert len([*notes.read()]) == 1 and not [*notes.read()]
+
+
+def test_an_end_behind_a_full_file_is_noted(place):
+    notes = Notes(place)
+    note_start(place, ONE, ("true",))
+    [_] = notes.read()
+    os.rename(place / NAME, place / OLDER)
+    note_end(place, ONE, 3)
+    assert [note.exit_code for note in notes.read()] == [3]
+    note_start(place, TWO, ("true",))
+    note_end(place, TWO, 4)
+    assert [note.exit_code for note in notes.read()] == [None, 4]
