@@ -79,7 +79,7 @@ def end_of(error):
         (f"({EATS}); exit 3", {}, (OutOfMemory, True, "", None, False, 3)),
         ("kill -9 $$", {}, (Killed, False, "", 9, False, 137)),
         ("while :; do :; done", {"timeout": 4}, (TimedOut, False, "timeout", 9, False, 124)),
-        (f"({EATS}); while :; do :; done", {"idle_timeout": 4}, (TimedOut, True, "idle_timeout", 9, False, 124)),
+        (f"({EATS}); while :; do :; done", {"idle_timeout": 15}, (TimedOut, True, "idle_timeout", 9, False, 124)),
         ("exit 3", {}, (CheckFailed, False, "", None, False, 3)),
     ],
 )
