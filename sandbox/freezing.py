@@ -1,4 +1,4 @@
-"""A running sandbox is frozen by its cgroup while it is looked at, for as short as can be."""
+"""A running sandbox, frozen by its cgroup while it is looked at, as briefly as can be. Who looks, and when: images/archive/capture.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Freezing:
     def __call__(self) -> Iterator[None]:
         with contextlib.ExitStack() as alone:
             with contextlib.suppress(FileNotFoundError):  # without a record nobody else finds it
-                alone.enter_context(changing(self._directory))  # its cgroup is not for a lock: everybody may open that, and its programs
+                alone.enter_context(changing(self._directory))  # not its cgroup: anybody could open that and hold the lock
             if self._group.frozen:  # by somebody who wants it to stay so
                 yield
                 return

@@ -1,7 +1,7 @@
-/* The end of what entered a sandbox where there is no cgroup to end it by: everything below its own process, found by procfs.
+/* The end of what entered a sandbox where there is no cgroup to end it by: everything below its own process, found by procfs. kill_tree() in keeper.c calls it.
  *
  * That process adopts the orphans among its descendants (SUBREAPER in its plan), and it is stopped first, so nothing leaves the tree meanwhile: once it has
- * ended, they are the sandbox's. So is the one above it, which passes on to it what its keeper is sent: a SIGCONT, too. What a process forks while it is
+ * ended, they are the sandbox's. Its parent is stopped too, because that forwards signals, and a SIGCONT would wake it. What a process forks while it is
  * being killed is found in the next round. proc(5), /proc/PID/task/TID/children
  */
 #include "launcher.h"

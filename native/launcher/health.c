@@ -247,7 +247,7 @@ int health_ended(int pid) {
     close_slot(&check.output);
     close_slot(&check.memory);
     check.due = now_ns(1) + check.how->interval_ns;
-    /* Who killed its keeper said nothing of the sandbox's health. What it could not do may come of the sandbox's end, which is seen later. */
+    /* A check whose own keeper was killed proves nothing. Nor does one that failed because the sandbox is ending: wait a moment to see whether it is. */
     int lost = seen.phase != PHASE_EXITED && !(seen.outcome & OUTCOME_TIMED_OUT) && !seen.error;
     int held = was_frozen();
     close_slot(&check.events);

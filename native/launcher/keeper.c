@@ -1,8 +1,8 @@
-/* The keeper of a sandbox: outside of it, in C, some 50 KB. It waits for init, forwards signals, ends the tree when the time is up or the host is
+/* The keeper of a sandbox: outside of it, in C, some 50 KB. It waits for init, forwards signals, ends the tree when the time is up or its starter is
  * gone, and says how it ended. For a detached sandbox it also pumps the logs and writes the records `started` and `exit`; its lock on the state
  * directory lasts exactly as long as it lives. What it cannot write whole it does not publish.
  *
- *   leash     end of file: the host died. A byte 'K': kill now
+ *   leash     end of file: the starter, the process that started the sandbox, died. A byte 'K': kill now
  *   init      its pidfd: readable when it has ended
  *   signals   what was sent to the keeper goes to init, and from there to the program
  *   door      requests to enter the sandbox: door.c
@@ -143,7 +143,7 @@ static int forward(int init_pid) {
     return left;
 }
 
-/* The host let go, or sent a byte. 1: keep listening. */
+/* The starter let go, or sent a byte. 1: keep listening. */
 static int read_leash(struct plan_header *plan) {
     char order = 0;
     sysret n = sys(NR_read, SLOT_LEASH, &order, 1);
@@ -230,8 +230,8 @@ static void watch(struct plan_header *plan, int init_pid) {
     log_end();
 }
 
-/* What the host would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. A detached
- * sandbox that is to be removed has no host any more, and lies below its own directory's parent. */
+/* What the starter would have removed, had it lived, and the private upper in any case: nobody but the keeper has the rights over all owners in it. A detached
+ * sandbox that is to be removed has no starter any more, and lies below its own directory's parent. */
 static void clean_up(struct plan_header *plan) {
     const char *directory = plan_data(plan, plan->directory), *cgroup = plan_data(plan, plan->cgroup);
     int detached = (plan->flags & PLAN_DETACHED) != 0;

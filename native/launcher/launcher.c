@@ -1,11 +1,11 @@
 /* The launcher: a small static program without a libc that carries out a plan.
  *
- *   host        clone3(VM | VFORK), fds to their slots, exec of this program                        clone.c
+ *   starter     clone3(VM | VFORK), fds to their slots, exec of this program                        clone.c
  *   keeper      the operations before CLONE, in the host's namespaces; then waits for init          keeper.c
  *     init      the operations up to SPAWN: the root file system, the namespaces' insides           init.c
  *       program the operations up to EXEC: ids, limits, capabilities, seccomp, the program
  *
- * Everything the host learns comes as records on one pipe: FAILED(operation, errno) or READY, later STATUS. The program runs on init's memory until its exec
+ * Everything the starter learns comes as messages on one pipe: FAILED(operation, errno) or READY, later STATUS. The program runs on init's memory until its exec
  * (CLONE_VM | CLONE_VFORK), so init knows by memory, not by guessing, whether the exec succeeded.
  */
 #include "launcher.h"
@@ -17,7 +17,7 @@ static char *title; /* what the host shows as our command line */
 static uint64_t allowed[16];
 static sysret allowed_size;
 
-/* A start is a relay: host, keeper, init, program, each waiting for the next. Spread over processors, every hand-over to a busy one waits there for a time
+/* A start is a relay: starter, keeper, init, program, each waiting for the next. Spread over processors, every hand-over to a busy one waits there for a time
  * slice, so the whole relay is run on one, and each runner is let go when it is done. Measured: a few per cent on a quiet machine, half on a loud one. */
 static void stay_here(void) {
     uint64_t here[16] = {0};
@@ -193,7 +193,7 @@ static void split(struct plan_header *plan, uint32_t pc) {
     keeper_run(plan, (int)pid);
 }
 
-/* Started on a pipe instead of a plan: keep a new user namespace alive until the other end closes, while the host writes its id maps. */
+/* Started on a pipe instead of a plan: keep a new user namespace alive until the other end closes, while the starter writes its id maps. */
 static void hold(void) {
     char byte;
     while (sys(NR_read, SLOT_PLAN, &byte, 1) == -E_INTR) {}

@@ -3,7 +3,7 @@
 
 #include "ops.h"
 
-/* Bytes that a record of a detached sandbox takes at most, and that the host sets aside before the start (sandbox/run/records.py). The five cgroup files take
+/* Bytes that a record of a detached sandbox takes at most, and that the starter sets aside before the start (sandbox/run/records.py). The five cgroup files take
  * 2000 each. */
 enum { RECORD_ROOM = 16384 };
 

@@ -47,7 +47,7 @@ void limits_used(void) {
     limited->active_ns = now_ns(1);
 }
 
-/* In a child that took the request, on the plan that it shares with the keeper, who looks when that child has ended. 0: somebody is there, no more. */
+/* Runs in the child that took the request; the plan is shared, and the keeper reads it when that child has ended. `ns` 0 only counts as activity. */
 int limits_move(struct plan_header *plan, uint64_t ns) {
     if (ns) plan->ends_ns = after(now_ns(1), ns);
     return 0;

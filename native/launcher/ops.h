@@ -13,7 +13,7 @@ void dumpable(int whether);
 /* door.c: in init, give its namespaces of these types to the keeper. 0 or a negative errno. */
 int hand_over(uint64_t types);
 
-/* door.c: the keeper's or the host's side of a terminal, over a socket. 0 or a negative errno. */
+/* door.c: the keeper's or the starter's side of a terminal, over a socket. 0 or a negative errno. */
 int send_terminal(int to, int terminal);
 
 /* door.c: the three standard streams, over the socket on 0. 0 or a negative errno. */

@@ -6,7 +6,7 @@
  *
  *   header (176 bytes) | operations (32 bytes each) | data (strings and blobs) | times (8 bytes per operation, optional)
  *
- * The plan travels in a memfd that the host and the launcher both map, so `pc` and the times are a flight recorder: a start that hangs or is killed
+ * The plan travels in a memfd that the starter and the launcher both map, so `pc` and the times are a flight recorder: a start that hangs or is killed
  * still names its step.
  */
 #ifndef DOCKLESS_PLAN_H
@@ -69,12 +69,12 @@ struct plan_header {
     uint64_t ttl_ns;  /* until the end that can be moved, 0 for none */
     uint32_t stop_signal;
     uint32_t directory; /* string: the sandbox's directory in SLOT_STATE, removed at the end; empty for none */
-    uint32_t cgroup;    /* string: the name of its cgroup, removed if the host is gone; empty for none */
+    uint32_t cgroup;    /* string: the name of its cgroup, removed if the starter is gone; empty for none */
     uint32_t terminal;  /* its size: rows | columns << 16 */
     uint32_t health;    /* a struct health_check, and behind it the plan of what enters; health_size 0 for none */
     uint32_t health_size;
     uint64_t outside_dev, outside_ino; /* the user namespace of who started it, and of who may come to the door */
-    /* below: written by the interpreter */
+    /* below: written by the launcher */
     int32_t pc;
     uint32_t phase;
     int32_t error;

@@ -1,4 +1,4 @@
-/* What every part of the launcher needs: records to the host, memory without a libc. */
+/* What every part of the launcher needs: messages to the starter, memory without a libc. */
 #include "launcher.h"
 
 void *memcpy(void *to, const void *from, unsigned long n) {
@@ -23,7 +23,7 @@ void report(uint16_t kind, uint16_t op, int32_t value, uint64_t x) {
     struct report record = {kind, op, value, x};
     uint64_t sigpipe = 1ull << (SIG_PIPE - 1);
     int64_t zero[2] = {0, 0};
-    /* A host that died does not read. Its SIGPIPE is blocked but pending here, and would be forwarded to the program: take it back. */
+    /* A starter that died does not read. Its SIGPIPE is blocked but pending here, and would be forwarded to the program: take it back. */
     if (sys(NR_write, SLOT_REPORT, &record, sizeof record) == -E_PIPE)
         sys(NR_rt_sigtimedwait, &sigpipe, 0, zero, 8);
 }

@@ -30,7 +30,7 @@ struct orders {
 static struct orders *orders;
 
 /* The policy's answer, given once, by the keeper. The policy is where a link points to, which can be changed while it runs and needs no rights to be read:
- * always, failure or never. A time to live that is over ends it for good; what could not be written down at its start is an error of that. */
+ * always, failure or never. A time to live that is over ends it for good. If `started` could not be written, the start itself has failed. */
 int restart_due(const struct plan_header *plan) {
     char when = 0;
     if (plan->outcome & (OUTCOME_KILLED | OUTCOME_IDLE | OUTCOME_EXPIRED)) return 0;

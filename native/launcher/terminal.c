@@ -1,4 +1,4 @@
-/* The output of a detached sandbox that has a terminal.
+/* The output of a detached sandbox that has a terminal. How much of it is shown again to who attaches: src/dockless/_attaching.py.
  *
  *   program ─► terminal ─► reader, a child of the keeper ─► pipe ─► keeper ─► log
  *

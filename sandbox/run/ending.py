@@ -1,7 +1,7 @@
 """Ending a sandbox: its stop signal, SIGKILL to everything inside, and the removal of what it had.
 
 Whoever finds a sandbox by its directory may end it, also where its keeper does not answer or its records are torn. A signal goes to a
-process only while the sandbox's lock is held: so no pid was reused.
+process only while its keeper holds the sandbox's lock: so no pid was reused. Which signal is the stop signal: sandbox/resolve.py.
 """
 
 from __future__ import annotations

@@ -215,8 +215,10 @@ class _Known:
 
 
 class Events:
-    """Events as they happen, and before them those of ``since`` that records still tell of: of sandboxes that are gone none does. An
-    iterator and a context manager; without ``until`` it has no end. Times: seconds since 1970. ``wanted``: which of them are given.
+    """First the past since ``since``, by time, as far as records still tell it (nothing of removed sandboxes); then events as they are
+    noticed: of one look start, health, exec, stop and kill, end, so ``time`` may be earlier than that of the one before.
+
+    An iterator and a context manager; without ``until`` it has no end. Times: seconds since 1970. ``wanted``: which of them are given.
 
     ``SandboxError`` where this user has too many of the kernel's watches, with what to raise."""
 

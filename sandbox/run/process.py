@@ -2,7 +2,7 @@
 
 ::
 
-    host                                launcher (keeper)
+    starter                             launcher (keeper)
      │ plan in a memfd, clone3 + exec      │
      │────────────────────────────────────►│ operations …
      │◄──────────────── FAILED(op, errno) ─│   or

@@ -308,8 +308,12 @@ def test_a_check_whose_keeper_is_killed_says_nothing():
 
 
 def _named(parent: int, name: str) -> list[int]:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    found = []
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(int(pid))
+    return found
 
 
 def cli(*arguments: str, code: int = 0) -> str:

@@ -184,7 +184,7 @@ def test_labels_of_our_own_are_refused(start):
 def test_what_needs_a_cgroup_says_so(start, monkeypatch):
     box = start("sleep 1000")
     with monkeypatch.context() as patched:
-        patched.setattr(Box, "cgroup", lambda self: None)
+        patched.setattr(Box, "cgroup", lambda self, known=None: None)
         for change in (box.pause, box.resume, lambda: box.update(pids=5)):
             with pytest.raises(Unsupported, match="it has no cgroup"):
                 change()

@@ -215,7 +215,7 @@ def history(stdout, monkeypatch):
     def history(about, **how):
         monkeypatch.setattr(inspecting, "about_image", lambda name: about)
         here = stdout()
-        options = SimpleNamespace(**{"image": "img", "json": False, "quiet": False, "no_trunc": False, **how})
+        options = SimpleNamespace(**{"image": "img", "json": False, "quiet": False, "no_trunc": False, "format": None, **how})
         assert inspecting.history(options) == 0
         return here.said().decode()
 
