@@ -98,7 +98,7 @@ def test_more_than_was_asked_for_is_an_error():
 
 
 def test_one_that_ends_is_said_and_the_next_request_asks_another():
-    with agents.saying(said(0, facts(size=7))) as files:
+    with agents.saying(said(0, facts(size=7)), b"") as files:
         assert files.stat("/x").size == 7
         with pytest.raises(SandboxGone):
             files.stat("/x")
