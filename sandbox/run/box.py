@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import math
 import os
 import select
@@ -50,12 +51,13 @@ from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone, U
 from dockless.sandbox.names import check_id, is_job
 from dockless.sandbox.plan.plan import Plan, decode
 from dockless.sandbox.run import children, documents, ending, records, restarting
+from dockless.sandbox.run.choosing import chosen
 from dockless.sandbox.run.documents import Document, boot_id
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
-from dockless.sandbox.run.host_names import keeper_by_name, keeper_name
+from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
 from dockless.sandbox.run.logfile import Log, Row, open_log
-from dockless.sandbox.run.places import DETACHED, FOREGROUND, root, taken
+from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, by_name, names_stay, open_directory, root, taken
 from dockless.sandbox.run.process import Exit, gone
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
@@ -101,6 +103,31 @@ class Box:
 
     id: str
     directory: Path
+    held_as: Path | None = None
+    """The name that its directory had when ``held`` opened it, which ``directory`` is then by its descriptor."""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Box]:
+        """The same for one call, which then means this sandbox to its end, whatever it is called meanwhile. ``SandboxGone``"""
+        if self.foreground:  # it keeps its name
+            yield self
+            return
+        try:
+            fd = open_directory(self.directory, os.O_PATH)
+        except FileNotFoundError:
+            raise gone(self.id) from None
+        try:
+            yield Box(self.id, Path(f"{DESCRIPTORS}/{fd}"), self.held_as or self.directory)
+        finally:
+            os.close(fd)
+
+    @property
+    def present(self) -> Box:
+        """A held one by the name that it has now."""
+        if self.held_as is None:
+            return self
+        name = by_name(self.directory).name
+        return Box(name, self.held_as.parent / name)
 
     @property
     def document(self) -> Document:
@@ -158,6 +185,11 @@ class Box:
 
     def reading(self, *, follow: bool = False) -> Iterator[Row | Pause]:
         """The same for who waits in a way of their own."""
+        self.check_logged()
+        return self.rows(follow)
+
+    def check_logged(self) -> None:
+        """``Unsupported`` for one whose output is not kept."""
         if self.foreground:
             hint = "begin detached to have it kept: dockless run -d"
             raise Unsupported(f"the output of sandbox {self.id} goes to the program that started it", subject=self.id, hint=hint)
@@ -165,9 +197,9 @@ class Box:
             if not self.spec.keep_log:
                 hint = "start it without --log-driver none (keep_log=False)"
                 raise Unsupported(f"the output of sandbox {self.id} is not kept", subject=self.id, hint=hint)
-        return self._rows(follow)
 
-    def _rows(self, follow: bool) -> Iterator[Row | Pause]:
+    def rows(self, follow: bool) -> Iterator[Row | Pause]:
+        """What ``reading`` reads."""
         alive = self._ends() if follow else -1
         log = Log(lambda name: open_log(self.directory, name))
         try:
@@ -326,14 +358,14 @@ class Box:
         else's."""
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as stream:
-                command = stream.read().rstrip(b"\0").decode()
+                command = stream.read().rstrip(b"\0")
             with open(f"/proc/{pid}/stat") as stream:
                 name, _, rest = stream.read().partition(" (")[2].rpartition(") ")
-            ours = ("", keeper_name(self.directory))  # a zombie has no command line
+            ours = not command or is_keeper(command, self.directory)  # a zombie has no command line
         except OSError:  # it is gone; or its directory is, and the next who lists sandboxes collects it
             return
         parent = int(rest.split()[1])
-        if (name, parent) == ("dockless-keeper", os.getpid()) and command in ours:
+        if (name, parent) == ("dockless-keeper", os.getpid()) and ours:
             children.collect(pid)
 
     def poll(self) -> Exit | None:
@@ -382,7 +414,7 @@ class Box:
             begun = os.stat(self.directory / (documents.NAME if self.foreground else "started"))
         except OSError:
             raise gone(self.id) from None
-        return self, begun.st_ino, begun.st_mtime_ns
+        return self.present, begun.st_ino, begun.st_mtime_ns
 
     def entrance(self) -> Entrance:
         """What ``sandbox.run.door`` needs while ``this_run`` goes on. ``SandboxGone``, ``Unsupported`` for one that an earlier version
@@ -393,7 +425,8 @@ class Box:
         if known.identity is None:
             hint = "start it again with this version"
             raise Unsupported(f"sandbox {self.id} was started by an earlier version and cannot be entered", subject=self.id, hint=hint)
-        return Entrance(self.id, self.directory, self._plan(), known.identity, known.cgroup, self.pid, self.pidfd)
+        named = self.present
+        return Entrance(named.id, named.directory, self._plan(), known.identity, known.cgroup, self.pid, named.pidfd)
 
     def _plan(self) -> Plan:
         try:
@@ -494,21 +527,22 @@ class Box:
         if self.foreground or self.document.removed:
             kind = "in the foreground" if self.foreground else "removed at its end"
             raise Unsupported(f"sandbox {self.id} is {kind}, and keeps its name", subject=self.id, hint="name it when you start it: --name")
-        if name == self.id:
-            return self
-        made = Box(name, self.directory.with_name(name))
-        if os.path.lexists(self.directory.parent.with_name(FOREGROUND) / name) or not paths.make_new(made.directory):
-            raise taken(name)
-        try:
-            with paths.writing("the directory of a sandbox", made.directory):
-                os.rename(self.directory, made.directory)  # in the place of the empty one, which nobody else can have made
-        except DocklessError:
-            with contextlib.suppress(OSError):
-                os.rmdir(made.directory)
+        with chosen(self.directory), names_stay(self.directory.parent, fcntl.LOCK_EX):
+            if name == self.id:
+                return self
             if not os.path.lexists(self.directory):
-                raise gone(self.id) from None
-            raise
-        return made
+                raise gone(self.id)
+            made = Box(name, self.directory.with_name(name))
+            if os.path.lexists(self.directory.parent.with_name(FOREGROUND) / name) or not paths.make_new(made.directory):
+                raise taken(name)
+            try:
+                with paths.writing("the directory of a sandbox", made.directory):
+                    os.rename(self.directory, made.directory)  # in the place of the empty one, which nobody else can have made
+            except DocklessError:
+                with contextlib.suppress(OSError):
+                    os.rmdir(made.directory)
+                raise
+            return made
 
     def cgroup(self, known: Document | None = None) -> Cgroup | None:
         """The cgroup of its last start, which the caller closes; None where there is none any more. ``known``: as for ``paused``."""

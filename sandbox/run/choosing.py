@@ -1,4 +1,4 @@
-"""Who starts a sandbox, restarts it, or mounts its files while it does not run: one at a time."""
+"""Who starts a sandbox, restarts it, renames it, or mounts its files while it does not run: one at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from dockless.base.path import Path
 from dockless.errors import BadInput
+from dockless.sandbox.run.places import by_name
 from dockless.sandbox.run.process import gone
 
 _PATIENCE = 10.0
@@ -24,9 +25,10 @@ _LOOK = 0.01
 
 
 def choose(directory: Path, *, patience: float | None = None) -> int:
-    """A lock for who starts it again, or mounts its files while it does not run: one at a time. It lasts until all copies of the descriptor
-    are closed. ``BadInput`` where somebody else has it for long, ``SandboxGone``"""
-    id = directory.name
+    """A lock for who starts it again, renames it, or mounts its files while it does not run: one at a time. It lasts until all copies of
+    the descriptor are closed. ``BadInput`` where somebody else has it for long, ``SandboxGone`` where it was removed or
+    renamed meanwhile."""
+    id = by_name(directory).name
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -36,11 +38,16 @@ def choose(directory: Path, *, patience: float | None = None) -> int:
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(fd), os.stat(directory)):
+                    raise gone(id)
                 return fd
             if time.monotonic() > deadline:
                 hint = "try again when that has ended; in Python: box.files.close()"
                 raise BadInput(f"{_holder(fd)} acts on the files of sandbox {id}, or starts it", subject=id, hint=hint)
             select.select([], [], [], _LOOK)
+    except FileNotFoundError:
+        os.close(fd)
+        raise gone(id) from None
     except BaseException:
         os.close(fd)
         raise
@@ -61,7 +68,7 @@ def _holder(directory: int) -> str:
 
 @contextlib.contextmanager
 def chosen(directory: Path) -> Iterator[None]:
-    """For who starts it or ends its restarting."""
+    """For who starts it, renames it or ends its restarting."""
     fd = choose(directory, patience=_PATIENCE_WITH_FILES if os.path.lexists(directory / FILES) else None)
     try:
         yield

@@ -111,6 +111,7 @@ def start(
         if place is None:
             raise taken(id)
         try:
+            opened.enter_context(chosen(made.directory))
             _start(asked, made, image, place, owner, opened)
         except BaseException as error:
             opened.close()  # the lock, or it would be taken for one that lives
@@ -143,6 +144,7 @@ def start_existing(box: Box, *, spec: Spec | None = None, labels: Mapping[str, s
     as it was before. How it ended before is forgotten when it runs."""
     check_startable(box)
     with chosen(box.directory):
+        box = box.present  # nobody renames it any more
         check_startable(box)
         known = box.document
         asked = replace(known, spec=spec or known.spec, labels=dict(known.labels if labels is None else labels))

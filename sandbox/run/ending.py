@@ -18,7 +18,7 @@ from dockless.errors import DocklessError, SandboxError, SandboxGone
 from dockless.sandbox.run import documents, process, records, restarting
 from dockless.sandbox.run.children import collect_ended
 from dockless.sandbox.run.marks import KILL, STOP, mark
-from dockless.sandbox.run.places import DOOR
+from dockless.sandbox.run.places import DOOR, names_stay
 from dockless.sandbox.run.process import gone
 from dockless.sandbox.run.removal import end as end_group
 from dockless.sandbox.run.removal import remove_tree, unnamed_cgroup
@@ -180,4 +180,5 @@ def remove(box: Box) -> None:
     if group is not None:
         with group:
             end_group(group)
-    remove_tree(box.directory)
+    with contextlib.suppress(FileNotFoundError), names_stay(box.present.directory.parent):
+        remove_tree(box.present.directory)

@@ -7,21 +7,22 @@ import os
 
 from dockless.base.later import zlib
 from dockless.base.path import Path
+from dockless.sandbox.run.places import by_name
 
 
 def group_name(directory: Path) -> str:
     """Ids are unique in one state directory, cgroups on the host: two programs with homes of their own may both have a sandbox ``box``, and
     after a renaming one home may have had two."""
-    return f"{directory.name}.{_mark(directory)}"
+    return f"{by_name(directory).name}.{_mark(directory)}"
 
 
 def _mark(directory: Path) -> str:
     """What stays when a directory gets another name."""
-    return f"{os.stat(directory).st_ino:x}.{_place(directory.parent)}"
+    return f"{os.stat(directory).st_ino:x}.{_place(by_name(directory).parent)}"
 
 
 def _place(parent: Path) -> str:
-    return f"{zlib.crc32(os.fsencode(parent)):08x}"
+    return f"{zlib.crc32(os.fsencode(os.path.realpath(parent))):08x}"
 
 
 def directory_of(group: str, parent: Path) -> int:
@@ -36,6 +37,11 @@ def keeper_name(directory: Path) -> str:
     return f"dockless {group_name(directory)}"
 
 
+def is_keeper(command: bytes, directory: Path) -> bool:
+    """Whether that is the command line of its keeper, which has the name that it had at its start. The same error."""
+    return command.startswith(b"dockless ") and command.endswith(f".{_mark(directory)}".encode())
+
+
 def is_restarter(pid: int, directory: Path) -> bool:
     """Whether the host shows that process as the sandbox's restarter, which has the keeper's name with another first word."""
     try:
@@ -47,13 +53,11 @@ def is_restarter(pid: int, directory: Path) -> bool:
 
 def keeper_by_name(directory: Path) -> int:
     """The living keeper of a sandbox whose ``started`` is no use, by the name that the host gave it; 0 if there is none."""
-    try:
-        mark = f".{_mark(directory)}".encode()
-    except OSError:
+    if not os.path.exists(directory):
         return 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
-            if command.startswith(b"dockless ") and command.endswith(mark) and os.stat(f"/proc/{pid}").st_uid in (os.geteuid(), 0):
+            if is_keeper(command, directory) and os.stat(f"/proc/{pid}").st_uid in (os.geteuid(), 0):
                 return int(pid)
     return 0

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
+from dockless.sandbox.run.places import open_directory
 
 _CHUNK = 1 << 16
 _DIGITS = 20
@@ -60,7 +61,7 @@ def open_log(directory: Path, name: str) -> int | None:
     """A descriptor of a plain file with one name in a plain directory, None if there is none such: a link that somebody put there leads
     nowhere, and a FIFO keeps nobody waiting (attack A55). ``OSError`` where it is there and cannot be opened."""
     try:
-        parent = os.open(directory, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        parent = open_directory(directory)
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dockless import native
 from dockless.base import paths
@@ -14,6 +16,7 @@ from dockless.errors import BadInput
 T = TypeVar("T")
 DETACHED, FOREGROUND = "sandboxes", "running"
 """The directories of detached and foreground sandboxes, below the state directory."""
+DESCRIPTORS = "/proc/self/fd"
 GROUP = "run-"
 """What the cgroups of foreground sandboxes begin with."""
 DOOR = "door"
@@ -24,6 +27,29 @@ _ADDRESS = 108
 def root(kind: str, state_root: Path | None = None) -> Path:
     """The directory of all detached or foreground ones."""
     return (state_root or paths.state()) / kind
+
+
+def by_name(directory: Path) -> Path:
+    """The path of a sandbox's directory, also of one that is given by a descriptor, ``/proc/self/fd/N``: by the name that it has now. What
+    is removed has one that no sandbox can have. proc_pid_fd(5)"""
+    return Path(os.readlink(directory)) if os.fspath(directory.parent) == DESCRIPTORS else directory
+
+
+def open_directory(directory: Path, how: int = 0) -> int:
+    """Of a sandbox, also by a descriptor; a link that somebody put in its place is not followed. ``OSError``"""
+    follow = 0 if os.fspath(directory.parent) == DESCRIPTORS else os.O_NOFOLLOW
+    return os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC | follow | how)
+
+
+@contextlib.contextmanager
+def names_stay(parent: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
+    """Nobody renames a sandbox meanwhile. ``how``: ``LOCK_EX`` for who does. ``OSError``"""
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
 
 
 def taken(id: str) -> BadInput:

@@ -25,6 +25,7 @@ from dockless.sandbox.restart import Restart
 from dockless.sandbox.run import process
 from dockless.sandbox.run.choosing import chosen
 from dockless.sandbox.run.host_names import group_name, is_restarter
+from dockless.sandbox.run.places import DESCRIPTORS, by_name, open_directory
 
 NAME = "restart"
 _WHEN = "restart-when"
@@ -203,7 +204,7 @@ def change(directory: Path, policy: Restart, restarts: int, keeper: int) -> None
     given, new = orders(policy, restarts), directory / f"{NAME}.tmp"
     with contextlib.ExitStack() as opened, paths.writing("the records of a sandbox", directory):
         new.unlink(missing_ok=True)
-        state = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        state = open_directory(directory)
         opened.callback(os.close, state)
         fds = slots(given, directory, opened, name=new.name) | {SLOT_STATE: state, SLOT_LOG: keeper}
         process.errand(_NOTHING, fds, name=f"restarts {group_name(directory)}", restarts=True)
@@ -241,7 +242,7 @@ def main() -> NoReturn:
         os.set_inheritable(fd, False)
     code = 0
     try:
-        _restart(Path(os.readlink(f"/proc/self/fd/{SLOT_STATE}")))
+        _restart(Path(f"{DESCRIPTORS}/{SLOT_STATE}"))
     except BaseException as error:
         set_reason(SLOT_RESTART_LOCK, str(error) or type(error).__name__)
         code = 1
@@ -254,7 +255,8 @@ def _restart(directory: Path) -> None:
 
     if not _is_ours(directory):  # or it was removed
         return
-    with chosen(directory):
+    with chosen(directory):  # nobody renames it any more
+        directory = by_name(directory)
         box = Box(directory.name, directory)
         ended = box.exit()
         if _is_ours(directory) and (ended is None or ended.restarting):

@@ -156,7 +156,7 @@ class Attachment(WithTerminal):
 
 
 def to_box(box: Box) -> Attachment:
-    """To a detached sandbox. Errors: ``BadInput`` for a foreground one, or whose output is not kept,
+    """To a detached sandbox, whatever it is called meanwhile. Errors: ``BadInput`` for a foreground one, or whose output is not kept,
     ``SandboxGone`` for one that does not run."""
     from dockless.sandbox.run import door
 
@@ -168,6 +168,7 @@ def to_box(box: Box) -> Attachment:
         hint = f"a shell in it: dockless exec {box.id} -- sh"
         raise BadInput(f"the output of sandbox {box.id} is not kept, so there is none to show", subject=box.id, hint=hint)
     with contextlib.ExitStack() as opened:
+        box = opened.enter_context(box.held())
         output = opened.enter_context(_Written(box))
         before = output.so_far()
         place = box.entrance()

@@ -17,9 +17,10 @@ streams, and leaving a ``with`` of one lets go of the handle alone: the sandbox 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import TracebackType
 
 from dockless._executing import Enterable, WithTerminal
@@ -32,7 +33,7 @@ from dockless.base import signal
 from dockless.base.checks import checked
 from dockless.base.interrupts import held, waiting
 from dockless.base.paths import Argument
-from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, overload
+from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, cast, overload
 from dockless.base.units import parse_duration
 from dockless.errors import BadInput, SandboxGone, Unsupported
 from dockless.sandbox.spec import Spec
@@ -125,6 +126,7 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
         self._id = id
         self._measure = measure
         self._held = contextlib.ExitStack()
+        self._rename_lock = _thread.allocate_lock()
 
     @classmethod
     @checked
@@ -139,6 +141,7 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
         """The same for one that was found already."""
         made: Sandbox[bytes] = Sandbox.__new__(Sandbox)
         made._held = contextlib.ExitStack()
+        made._rename_lock = _thread.allocate_lock()
         made._opened = box
         return made
 
@@ -166,11 +169,24 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     @property
     def labels(self) -> dict[str, str]:
         """Those that it was started with. ``SandboxGone``"""
-        return self._found.labels if self._opened is not None else self._labels
+        return super().labels if self._opened is not None else self._labels
 
     @property
     def _found(self) -> Box:
         return self._opened if self._opened is not None else self._running.box
+
+    @property
+    def _renaming(self) -> _thread.LockType:
+        return self._rename_lock
+
+    @contextlib.contextmanager
+    def _acted_on(self) -> Iterator[Inner | Box]:
+        """``inner`` for one call, as ``_now``."""
+        if self._opened is None:
+            yield self._running
+        else:
+            with self._now() as box:
+                yield box
 
     def _renamed(self, box: Box) -> None:
         self._opened = box
@@ -183,7 +199,10 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     @property
     def pid(self) -> int:
         """The sandbox's init, as the host numbers it."""
-        return self._opened.init_pid if self._opened is not None else self.process.pid
+        if self._opened is None:
+            return self.process.pid
+        with self._now() as box:
+            return box.init_pid
 
     @property
     def process(self) -> Process:
@@ -259,23 +278,29 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     def open_stdin(self) -> IO[bytes]:
         """A file to write to the standard input of a detached one that was started with ``interactive=True``; close it. That input stays
         open for others. ``BadInput`` for one without, ``SandboxGone``"""
-        fd = self._found.stdin()
+        fd = self._stdin()
         os.set_blocking(fd, True)
         return open(fd, "wb", buffering=0)
+
+    def _stdin(self) -> int:
+        with self._now() as box:
+            return box.stdin()
 
     def attach(self) -> Attachment:
         """Back to a detached one that runs: what it writes from now on, and its terminal or standard input. Leaving the ``with`` of it
         leaves the sandbox running. ``BadInput`` for one that is attached, or whose output is not kept; ``SandboxGone``"""
         from dockless._attaching import to_box
 
-        return to_box(self._found)
+        with self._now() as box:
+            return to_box(box)
 
     def fileno(self) -> int:
         """Readable when everything inside has ended, or ``poll`` has to see to it that it does: for select and event loops."""
         if self._opened is None:
             return self.process.fileno()
         if self._ends is None:
-            self._ends = open(self._opened.pidfd(), "rb", buffering=0)  # noqa: SIM115 - closed when the handle is let go of
+            with self._now() as box:
+                self._ends = open(box.pidfd(), "rb", buffering=0)  # noqa: SIM115 - closed when the handle is let go of
         return self._ends.fileno()
 
     # -- with
@@ -339,30 +364,41 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
         return self._terminal
 
     def _about(self) -> tuple[str, str]:
-        return f"sandbox {self.id}", self._place[1]
+        with self._acted_on() as box:
+            return f"sandbox {self.id}", self._place(box)[1]
 
     def _enter(self, entry: Entry, stdio: tuple[int, int, int], **how: Any) -> Entered:
         from dockless.sandbox.run import door
 
-        return door.enter(self._place[0], entry, stdio, **how)
+        while True:
+            with self._acted_on() as box:
+                place = self._place(box)[0]
+                try:
+                    return door.enter(place, entry, stdio, **how)
+                except SandboxGone:
+                    if self._opened is None or cast("Box", box).present.directory == place.directory:
+                        raise
+                    # it was renamed just now
 
-    @property
-    def _place(self) -> tuple[Entrance, str]:
+    def _place(self, box: Inner | Box) -> tuple[Entrance, str]:
         """Where it is entered, and its image, both of the run that goes on. ``SandboxGone``"""
-        run = self._running.id if self._opened is None else self._opened.this_run()
+        run = self._running.id if self._opened is None else cast("Box", box).this_run()
         if self._known is None or self._known[0] != run:
-            self._known = run, self.inner.entrance(), self.spec.image
+            self._known = run, box.entrance(), (self._spec or box.spec).image
         return self._known[1:]
 
     def _enter_files(self, entry: Entry, stdio: tuple[int, int, int], *, program: int) -> Entered | Guest:
         """Also into one that does not run, if it keeps its files."""
-        box = self._opened
-        if box is None or box.foreground or box.alive:
+        if self._opened is None:
+            return self._enter(entry, stdio, program=program)
+        with self._now() as box:
+            runs, named = box.foreground or box.alive, box.present
+        if runs:
             return self._enter(entry, stdio, program=program)
         if self._mounted is None:
             from dockless.sandbox.run.mounted import Mounted
 
-            self._mounted = Mounted(box)
+            self._mounted = Mounted(named)
         return self._mounted.enter(entry, stdio, program=program)
 
     def _pulling(self, step: Progress) -> None:
@@ -393,7 +429,8 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     def poll(self) -> Exit | None:
         """How it ended, None while it runs. ``SandboxGone`` for a handle of one that vanished, or was removed at its end."""
         if self._opened is not None:
-            return self._opened.poll()
+            with self._now() as box:
+                return box.poll()
         return self._running.wait() if self.process.poll() is not None else None
 
     @checked
@@ -401,7 +438,8 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
         """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on. Reads no pipe but those that ``on_stdout`` and
         ``on_stderr`` hear of: see ``communicate``."""
         if self._opened is not None:
-            return self._opened.wait(timeout)
+            with self._now() as box:
+                return box.wait(timeout)
         if self._streaming.listening:
             self.process.check_owner()
             self._streaming.wait(timeout)
@@ -425,7 +463,8 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     @checked
     def send_signal(self, number: int) -> None:
         """A signal to the program itself."""
-        self.inner.send_signal(number)
+        with self._acted_on() as box:
+            box.send_signal(number)
 
     def terminate(self) -> None:
         """SIGTERM to the program itself."""
@@ -433,12 +472,16 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
 
     def kill(self) -> None:
         """SIGKILL to everything inside."""
-        self.inner.kill()
+        with self._acted_on() as box:
+            box.kill()
 
     @checked
     def stop(self, grace: str | float | None = None) -> None:
         """The image's stop signal, and after ``grace`` SIGKILL to everything inside. Left out it is the sandbox's own grace, or 10 seconds.
         Returns when it has ended. ``NotEnded`` where it does not."""
-        if self._opened is not None:
-            refuse_job(self._opened)
-        self.inner.stop(None if grace is None else parse_duration(grace, "grace"))
+        seconds = None if grace is None else parse_duration(grace, "grace")
+        if self._opened is None:
+            return self._running.stop(seconds)
+        with self._now() as box:
+            refuse_job(box)
+            box.stop(seconds)

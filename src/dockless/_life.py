@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dockless.base.checks import checked
 from dockless.base.typing import TYPE_CHECKING, Any, cast
 from dockless.base.units import parse_duration
+from dockless.base.waits import Pause, blocking
 from dockless.errors import BadInput, SandboxGone, Unsupported
 from dockless.sandbox.state import RUNNING, State
 
@@ -155,14 +157,14 @@ def described(box: Box) -> dict[str, Any] | None:
         "health": _health(box),
         "ends": known.ends or None,
         "reason": reason,
-        "directory": str(box.directory),
+        "directory": str(box.present.directory),
         "foreground": box.foreground,
     }
 
 
 def _damaged(box: Box, state: State, reason: str) -> dict[str, Any]:
     """A sandbox of which nothing is known but that it is there."""
-    known = {"id": box.id, "state": state, "reason": reason, "directory": str(box.directory), "foreground": box.foreground}
+    known = {"id": box.id, "state": state, "reason": reason, "directory": str(box.present.directory), "foreground": box.foreground}
     unknown = {"image": "", "command": [], "pid": 0, "created": box.directory.stat().st_mtime, "gpus": [], "simulated": False}
     unknown |= {"labels": {}, "restart": "no", "restarts": 0, "next_start": None}
     return {**unknown, **_exit(box, state), "health": _health(box), "ends": None, **known}
@@ -198,6 +200,23 @@ class LifeCycle:
         raise NotImplementedError
 
     @property
+    def _renaming(self) -> _thread.LockType:
+        """Of who renames it by this handle."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _now(self) -> Iterator[Box]:
+        """The sandbox for one call, which means it to its end, whatever it is called meanwhile. Where it is gone it is found to be so."""
+        with contextlib.ExitStack() as opened:
+            try:
+                box = opened.enter_context(self._found.held())
+            except SandboxGone:
+                with self._renaming, contextlib.suppress(SandboxGone):  # perhaps it is called something else just now
+                    box = self._found
+                    box = opened.enter_context(box.held())
+            yield box
+
+    @property
     def id(self) -> str:
         return self._found.id
 
@@ -209,20 +228,23 @@ class LifeCycle:
     @property
     def labels(self) -> dict[str, str]:
         """Those that it was started with. ``SandboxGone``"""
-        return self._found.labels
+        with self._now() as box:
+            return box.labels
 
     @property
     def state(self) -> State:
         """``created``, ``starting``, ``running``, ``paused``, ``exited``; ``restarting`` where it has ended and its restart policy starts
         it anew; ``vanished`` where nobody can say how it ended."""
-        return state_of(self._found)
+        with self._now() as box:
+            return state_of(box)
 
     @property
     def health(self) -> Health | None:
         """What the checks of its health say, after its end what they said last; None where it has none."""
         from dockless.sandbox.run.health import health_of
 
-        return health_of(self._found)
+        with self._now() as box:
+            return health_of(box)
 
     @checked
     def wait_healthy(self, timeout: float | None = None) -> Health:
@@ -230,7 +252,7 @@ class LifeCycle:
         ``BadInput`` where it has no checks."""
         from dockless.sandbox.run.health import HealthWatch
 
-        with HealthWatch(self._found) as watch:
+        with self._now() as box, HealthWatch(box) as watch:
             return watch.wait(timeout)
 
     @checked
@@ -242,22 +264,26 @@ class LifeCycle:
         itself, what it is given on a pipe, its checks and looking at it count for nothing. ``SandboxGone``"""
         from dockless.sandbox.run.ttl import extend
 
-        return extend(self._found, parse_duration(seconds, "seconds"))
+        with self._now() as box:
+            return extend(box, parse_duration(seconds, "seconds"))
 
     def inspect(self) -> dict[str, Any]:
         """All that ``dockless inspect`` says of it. ``SandboxGone``"""
-        found = described(self._found)
+        with self._now() as box:
+            found = described(box)
         if found is None:
             raise SandboxGone(f"there is no sandbox {self.id}", subject=self.id, hint="dockless.list() has those that there are")
         return found
 
     def pause(self) -> None:
         """Stop every process inside where it stands, until ``resume``. ``Unsupported`` without a cgroup v2 of its own, ``SandboxGone``"""
-        self._found.pause()
+        with self._now() as box:
+            box.pause()
 
     def resume(self) -> None:
         """Let them go on."""
-        self._found.resume()
+        with self._now() as box:
+            box.resume()
 
     def update(self, *, restart: str | None = None, **limits: Any) -> None:
         """Other limits while it runs, by the keywords of ``Options`` for limits: ``update(memory="2G", cpus=1.5)``. The rest stay.
@@ -268,13 +294,19 @@ class LifeCycle:
         from dockless.cgroups import Limits
 
         asked = Limits.parse(**limits)
-        update(self._found, asked if limits else None, restart)
+        with self._now() as box:
+            update(box, asked if limits else None, restart)
 
     def rename(self, name: str) -> None:
-        """Another id, also while it runs. ``BadInput`` where it is taken; ``Unsupported`` for a foreground one, or one that is removed at
-        its end: its keeper removes it by its name."""
-        refuse_job(self._found)
-        self._renamed(self._found.rename(name))
+        """Another id, also while it runs. ``BadInput`` where it is taken, while somebody starts it, or acts on its files and it does
+        not run; ``Unsupported`` for a foreground one, or one that is removed at its end: its keeper removes it by its name."""
+        with self._now() as box:
+            runs = box.alive
+        if not runs:  # its files are mounted by its name
+            self._let_go()
+        with self._renaming:
+            refuse_job(self._found)
+            self._renamed(self._found.rename(name))
 
     def _renamed(self, box: Box) -> None:
         raise NotImplementedError
@@ -288,17 +320,20 @@ class LifeCycle:
         ``BadInput`` for one that runs, ``Unsupported`` for one in the foreground, and what ``dockless.start`` raises: it is then as it was
         before."""
         self._let_go()
-        start(self._found)
+        with self._now() as box:
+            start(box)
 
     def restart(self, grace: str | float | None = None) -> None:
         """``stop``, and ``start``. Also one that has ended. ``Unsupported`` for one that runs in the foreground, or removed at its end."""
         self._let_go()
-        restart(self._found, None if grace is None else parse_duration(grace, "grace"))
+        with self._now() as box:
+            restart(box, None if grace is None else parse_duration(grace, "grace"))
 
     def rm(self, *, force: bool = False) -> None:
         """Remove all of it: output, records, private files. ``BadInput`` while it runs, unless by force."""
         self._let_go()
-        remove(self._found, force=force)
+        with self._now() as box:
+            remove(box, force=force)
 
     @property
     def inner(self) -> Inner | Box:
@@ -330,4 +365,14 @@ class LifeCycle:
 
     def logs(self, *, follow: bool = False) -> Iterator[Row]:
         """What a detached one wrote; with ``follow`` until it has ended. ``Unsupported`` for a foreground one: its starter has it."""
-        return self._found.logs(follow=follow)
+        return blocking(self._reading(follow))
+
+    def _reading(self, follow: bool) -> Iterator[Row | Pause]:
+        """The same for who waits in a way of their own."""
+        with self._now() as box:
+            box.check_logged()
+        return self._rows(follow)
+
+    def _rows(self, follow: bool) -> Iterator[Row | Pause]:
+        with self._now() as box:
+            yield from box.rows(follow)

@@ -354,7 +354,7 @@ class Sandbox(Enterable, Generic[S]):
             return self.box.inner.wait()
         deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         while True:
-            with self.box._found.waiting() as waiting:
+            with self.box._now() as found, found.waiting() as waiting:
                 left = None if timeout is None else max(0.0, deadline - time.monotonic())
                 if not waiting.over and not await readable(waiting.fileno(), left):
                     raise waiting.too_long(timeout)
@@ -379,7 +379,7 @@ class Sandbox(Enterable, Generic[S]):
         from dockless.sandbox.run.health import HealthWatch
 
         deadline = None if timeout is None else time.monotonic() + timeout
-        with HealthWatch(self.box._found) as watch:
+        with self.box._now() as box, HealthWatch(box) as watch:
             while (found := watch.look()) is None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not await readable(watch.fileno(), left):
@@ -403,11 +403,11 @@ class Sandbox(Enterable, Generic[S]):
 
     def open_stdin(self) -> Opening[Stdin]:
         """As that of ``dockless.Sandbox``: to be awaited, or for ``async with``."""
-        return opening_stdin(self.box._found.stdin)
+        return opening_stdin(self.box._stdin)
 
     async def logs(self, *, follow: bool = False) -> AsyncIterator[Row]:
         """What a detached one wrote; with ``follow`` until it has ended. ``Unsupported``"""
-        async with aclosing(stepped(self.box._found.reading(follow=follow))) as rows:
+        async with aclosing(stepped(self.box._reading(follow))) as rows:
             async for row in rows:
                 yield row
 
