@@ -7,6 +7,7 @@ right.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import io
 import os
@@ -61,6 +62,7 @@ class Walked:
     refused: Counter[str] = field(default_factory=Counter)
     trace: list[str] = field(default_factory=list)
     failure: BaseException | None = None
+    hangs: bool = False
     tell: bool = False
 
     def note(self, what: str, *with_: object) -> None:
@@ -133,7 +135,10 @@ class Walk(RuleBasedStateMachine):
         return self.lanes[at].start(lambda _: verb(one), cancel)
 
     def _judge(self, what: str, calm: bool, done: Future[Any]) -> None:
-        assert wait([done], PATIENCE).done, f"{what} hangs"
+        if not wait([done], PATIENCE).done:
+            walked.hangs = True
+            faulthandler.dump_traceback()
+            raise AssertionError(f"{what} hangs")
         try:
             done.result()
         except Cancelled:
@@ -444,6 +449,8 @@ class Walk(RuleBasedStateMachine):
     # -- the end
 
     def teardown(self) -> None:
+        if walked.hangs:  # so would this
+            return
         try:
             self._end_all()
         finally:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,8 +110,16 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is deaf to it, and so are its children
     print(f"walk: seed {options.seed}", flush=True)
     began = time.monotonic()
+    walked: machine.Walked | None
     with own_surroundings() as place, queue(place / "h") as daemon:
-        walked = walk(options.steps, options.seed, place, daemon, tell=options.tell)
+        try:
+            walked = walk(options.steps, options.seed, place, daemon, tell=options.tell)
+        except (Exception, KeyboardInterrupt):
+            walked = None
+            traceback.print_exc()
+    if walked is None:
+        sys.stdout.flush()
+        os._exit(1)  # a thread whose call hangs is not waited for
     print(f"walk: {walked.steps} operations in {time.monotonic() - began:.0f} s, nothing left")
     for name, count in sorted((walked.operations + walked.refused).items()):
         print(f"  {count:6} {name}")

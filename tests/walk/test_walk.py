@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,30 @@ def test_walk():
     )
     assert walked.returncode == 0, f"{_wrong(walked.stderr)}\n\n{walked.stdout}{walked.stderr}"
     assert "operations" in walked.stdout and "nothing left" in walked.stdout
+
+
+HANGS = """import threading
+from walk import lanes, machine, run, verbs
+
+async def hang(t):
+    if type(t.lane) is not lanes.Lane:
+        await t.lane.blocking(threading.Event().wait)
+
+machine.PATIENCE = 5.0
+verbs.CALM.update(dict.fromkeys(verbs.CALM, hang))
+run.main()
+"""
+
+
+@requires("userns", "overlay", "busybox")
+@pytest.mark.timeout(120)
+def test_a_call_that_hangs_is_told():
+    """Where it does, and what was done before; and the walk ends."""
+    words = [sys.executable, "-P", "-c", HANGS, "--steps", "200", "--seed", "hangs"]
+    walked = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)})
+    assert walked.returncode == 1
+    assert re.search(r"^AssertionError: \w+ hangs$", walked.stderr, re.MULTILINE), walked.stderr
+    assert "most recent call first" in walked.stderr and "what was done before:" in walked.stderr
 
 
 def _wrong(said: str) -> str:
