@@ -340,6 +340,10 @@ class LifeCycle:
         """The object of ``dockless.sandbox``."""
         raise NotImplementedError
 
+    def _acted_on(self) -> contextlib.AbstractContextManager[Inner | Box]:
+        """The same for one call, as ``_now``."""
+        raise NotImplementedError
+
     @checked
     def snapshot(self, name: str | None = None) -> Image:
         """Its files as they are now as an image, tagged ``name`` if that is given: ``dockless.Sandbox(box.snapshot().name, …)``.
@@ -350,7 +354,8 @@ class LifeCycle:
         and nothing is left."""
         from dockless.sandbox.commit import changes_of
 
-        return changes_of(self.inner).commit(name, compression="none")
+        with self._acted_on() as box:
+            return changes_of(box).commit(name, compression="none")
 
     @checked
     def fork(self, n: int = 1) -> list[Sandbox[bytes]]:

@@ -10,7 +10,7 @@ import signal
 import threading
 
 import pytest
-from support.boxes import until
+from support.boxes import load, until
 from support.requires import requires
 
 import dockless
@@ -32,9 +32,9 @@ def renamed():
                     return
                 box.rename(f"{first}-{number}")
 
-    def begin(script="sleep 1000", **options):
+    def begin(script="sleep 1000", image="host", **options):
         first = f"r{next(numbers)}"
-        box = dockless.start(["/bin/sh", "-c", script], id=first, **options)
+        box = dockless.start(image, ["/bin/sh", "-c", script], id=first, **options)
         boxes.append(box)
         threads.append(threading.Thread(target=rename, args=(box, first)))
         threads[-1].start()
@@ -129,6 +129,15 @@ def test_it_gets_another_policy(renamed):
     for policy in ("always", "no") * ROUNDS:
         box.update(restart=policy)
         assert box.inspect()["restart"] == policy
+
+
+@requires("overlay", "busybox")
+def test_a_snapshot_is_taken_of_it(renamed, tmp_path):
+    box = renamed(image=load(tmp_path))
+    box.files.write_text("/given", "here")
+    for _ in range(ROUNDS):
+        made = box.snapshot()
+        assert dockless.run(made.digest, ["cat", "/given"], capture_output=True).stdout == b"here"
 
 
 def test_a_loop_waits_for_it(renamed):
