@@ -131,7 +131,7 @@ def test_it_gets_another_policy(renamed):
         assert box.inspect()["restart"] == policy
 
 
-@requires("overlay", "busybox")
+@requires("overlay", "busybox", "cgroup2")
 def test_a_snapshot_is_taken_of_it(renamed, tmp_path):
     box = renamed(image=load(tmp_path))
     box.files.write_text("/given", "here")

@@ -44,7 +44,8 @@ run.main()
 def test_a_call_that_hangs_is_told():
     """Where it does, and what was done before; and the walk ends."""
     words = [sys.executable, "-P", "-c", HANGS, "--steps", "200", "--seed", "hangs"]
-    walked = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)})
+    paths = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+    walked = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
     assert walked.returncode == 1
     assert re.search(r"^AssertionError: \w+ hangs$", walked.stderr, re.MULTILINE), walked.stderr
     assert "most recent call first" in walked.stderr and "what was done before:" in walked.stderr
