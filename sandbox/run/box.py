@@ -541,6 +541,8 @@ class Box:
             except DocklessError:
                 with contextlib.suppress(OSError):
                     os.rmdir(made.directory)
+                if not os.path.lexists(self.directory):  # removed by hand
+                    raise gone(self.id) from None
                 raise
             return made
 
