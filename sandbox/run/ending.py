@@ -10,13 +10,15 @@ import contextlib
 import os
 import select
 import time
+from collections.abc import Iterator
 
 from dockless.base import signal
 from dockless.base.locks import is_locked
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import DocklessError, SandboxError, SandboxGone
+from dockless.errors import BadInput, DocklessError, SandboxError, SandboxGone
 from dockless.sandbox.run import documents, process, records, restarting
 from dockless.sandbox.run.children import collect_ended
+from dockless.sandbox.run.choosing import FILES, choose
 from dockless.sandbox.run.marks import KILL, STOP, mark
 from dockless.sandbox.run.places import DOOR, names_stay
 from dockless.sandbox.run.process import gone
@@ -170,12 +172,30 @@ def clear(box: Box) -> None:
 
 def remove(box: Box) -> None:
     """See ``Box.remove``."""
-    _give_up(box)
-    keeper = box.keeper()
-    end(box)
-    if not box.foreground:
-        box.collect(keeper)
-        collect_ended()
+    while True:
+        _give_up(box)
+        keeper = box.keeper()
+        end(box)
+        if not box.foreground:
+            box.collect(keeper)
+            collect_ended()
+        with _nobody_starts(box):
+            if not box.alive:
+                return _remove(box)
+        # Somebody has started it meanwhile: once more.
+
+
+@contextlib.contextmanager
+def _nobody_starts(box: Box) -> Iterator[None]:
+    with contextlib.ExitStack() as opened:
+        if not box.foreground:
+            has_files_mounted = os.path.lexists(box.directory / FILES)  # by one who keeps others from starting it
+            with contextlib.suppress(SandboxGone, *[BadInput] * has_files_mounted):
+                opened.callback(os.close, choose(box.directory, patience=0 if has_files_mounted else None))
+        yield
+
+
+def _remove(box: Box) -> None:
     group = box.cgroup()
     if group is not None:
         with group:

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from support.requires import missing, requires
 
 import dockless
 from dockless.base import paths
-from dockless.errors import BadInput, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
-from dockless.sandbox.run import children
+from dockless.errors import BadInput, DocklessError, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
+from dockless.sandbox.run import children, detached
 from dockless.sandbox.run.box import Box
 
 pytestmark = requires("userns")
@@ -53,6 +54,33 @@ def test_a_handle_of_one_that_goes_on(start):
     again.rm()
     with pytest.raises(SandboxGone):
         dockless.Sandbox.open("box")
+
+
+def test_one_that_is_removed_while_it_is_started_again_is_not_left_half(start, monkeypatch):
+    """Nobody could find what ran in a directory that has been removed."""
+    box = start("echo ran; sleep 1000")
+    box.kill()
+    box.wait(20)
+    begun, begin, errors = threading.Event(), detached._begin, []
+
+    def slowly(*arguments):
+        begun.set()
+        time.sleep(0.5)
+        begin(*arguments)
+
+    def again():
+        try:
+            box.start()
+        except DocklessError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(detached, "_begin", slowly)
+    starting = threading.Thread(target=again)
+    starting.start()
+    assert begun.wait(20)
+    dockless.Sandbox.open(box.id).rm(force=True)
+    starting.join(20)
+    assert not errors and not dockless.list() and not os.path.exists(box._found.directory)
 
 
 def test_one_of_our_own_is_listed_while_it_runs(start):
