@@ -194,7 +194,8 @@ def _bounds_problem(name: str, value: object) -> str | None:
 def _words(hint: Any) -> str:
     origin, inner = typing.parts(hint)
     if origin is types.UnionType:
-        return " or ".join(dict.fromkeys(_words(one) for one in inner if one is not type(None)))
+        words = {_words(one) for one in inner if one is not type(None)}
+        return " or ".join(sorted(words, key=lambda text: (len(text), text)))  # ``int | str`` and ``str | int`` are one
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, inner))
     if (origin or hint) in _LISTS:

@@ -13,6 +13,7 @@ import fcntl
 import io
 import os
 import select
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -314,10 +315,15 @@ def say(pump: Reader | PipeWriter) -> None:
                 pump.tell(piece)
 
 
+def is_terminal(fd: int) -> bool:
+    """Whether a stream of ours is a terminal and no pipe. isatty(3) says no for a moment when all programs have left the other side."""
+    return stat.S_ISCHR(os.fstat(fd).st_mode)
+
+
 def lying_in(fd: int) -> int:
     """Bytes that lie in a pipe, pipe(7). Of a terminal nobody knows more than that the kernel keeps no more: who reads so many, without
     blocking, comes to an end before."""
-    if os.isatty(fd):
+    if is_terminal(fd):
         return _TERMINAL
     return int.from_bytes(fcntl.ioctl(fd, _FIONREAD, bytes(4)), "little")
 

@@ -23,7 +23,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from dockless._exchange import READ_SIZE, Ending, Pace, PipeWriter, Reader, exchange, lying_in, say
+from dockless._exchange import READ_SIZE, Ending, Pace, PipeWriter, Reader, exchange, is_terminal, lying_in, say
 from dockless._stdio import DEVNULL, PIPE, Stdio, Stream, Text
 from dockless.base.interrupts import held
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic
@@ -397,7 +397,7 @@ class _RawOutput(_Raw):
     def __init__(self, fd: int, ready: Callable[[int, int], bool]) -> None:
         super().__init__(fd, ready)
         self._pace = Pace(fd)
-        self._is_a_terminal = os.isatty(fd)
+        self._is_a_terminal = is_terminal(fd)
 
     def readable(self) -> bool:
         return True
