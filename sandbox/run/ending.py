@@ -188,10 +188,15 @@ def remove(box: Box) -> None:
 @contextlib.contextmanager
 def _nobody_starts(box: Box) -> Iterator[None]:
     with contextlib.ExitStack() as opened:
-        if not box.foreground:
-            has_files_mounted = os.path.lexists(box.directory / FILES)  # by one who keeps others from starting it
-            with contextlib.suppress(SandboxGone, *[BadInput] * has_files_mounted):
+        has_files_mounted = os.path.lexists(box.directory / FILES)  # by one who keeps others from starting it
+        try:
+            if not box.foreground:
                 opened.callback(os.close, choose(box.directory, patience=0 if has_files_mounted else None))
+        except SandboxGone:
+            pass
+        except BadInput:
+            if not has_files_mounted:
+                raise
         yield
 
 
