@@ -191,11 +191,17 @@ def _bounds_problem(name: str, value: object) -> str | None:
     return None
 
 
+def _place(hint: Any) -> int:
+    """Where an alternative is named: ``int | str`` and ``str | int`` are one for a cache of annotations, so they must read alike."""
+    kind = typing.parts(hint)[0] or hint
+    return list(_WORDS).index(kind) if kind in _WORDS else len(_WORDS)
+
+
 def _words(hint: Any) -> str:
     origin, inner = typing.parts(hint)
     if origin is types.UnionType:
-        words = {_words(one) for one in inner if one is not type(None)}
-        return " or ".join(sorted(words, key=lambda text: (len(text), text)))  # ``int | str`` and ``str | int`` are one
+        words = {_words(one): None for one in sorted(inner, key=_place) if one is not type(None)}
+        return " or ".join(words)
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, inner))
     if (origin or hint) in _LISTS:

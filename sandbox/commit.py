@@ -23,6 +23,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
 from dockless.sandbox.freezing import Freezing
 from dockless.sandbox.resolved import Identity
+from dockless.sandbox.run.places import by_name
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Changes:
     def upper(self) -> Upper:
         from dockless.images.archive.diff import Upper
 
-        return Upper(self.path, self.idmap, userxattr=os.geteuid() != 0)
+        return Upper(self.path, self.idmap, userxattr=os.geteuid() != 0, name=f"what sandbox {self.id} changed")
 
     def changes(self, *, pause: bool = True) -> list[Change]:
         """Added, changed and deleted paths, as ``docker diff`` has them."""
@@ -184,14 +185,16 @@ def _changes(id: str, path: Path, spec: Spec, identity: Identity | None, digest:
         raise Unsupported(
             f"sandbox {id} was started by an earlier version, which did not note its id map",
             subject=id,
-            hint=f"what it changed lies in {path}",
+            hint=f"what it changed lies in {by_name(path.parent) / path.name}",
         )
     command = " ".join((*(spec.entrypoint or ()), *spec.argv))
     return Changes(id, path, base, command, identity.idmap, running, cgroup)
 
 
-def find(id: str) -> Changes:
-    """The changes of the sandbox of that id, the daemon's jobs among them. ``BadInput``, ``SandboxGone``"""
+@contextlib.contextmanager
+def find(id: str) -> Iterator[Changes]:
+    """The changes of the sandbox of that id, jobs among them, whatever it is called meanwhile. ``BadInput``, ``SandboxGone``"""
     from dockless.sandbox.run import box
 
-    return changes_of(box.get(id))
+    with box.get(id).held() as held:
+        yield changes_of(held)

@@ -43,7 +43,7 @@ from dockless.images.layers.walk import WalkedFile, walk
 @dataclass(frozen=True, slots=True)
 class Upper:
     """``path``: an overlay's upper directory that nobody writes to now. ``idmap``: the sandbox's; None where it had none. ``userxattr``: it
-    was mounted by an ordinary user, so the marks are ``user.overlay.*``.
+    was mounted by an ordinary user, so the marks are ``user.overlay.*``. ``name``: what errors call it; left out: its path.
 
     Root reads it as it lies there and shifts the owners. An ordinary user has no rights over what the sandbox's other ids own, so her
     uppers are read from inside a user namespace with that map."""
@@ -51,6 +51,7 @@ class Upper:
     path: Path
     idmap: IdMap | None = None
     userxattr: bool = False
+    name: str = ""
 
     @property
     def owners(self) -> Owners:
@@ -223,4 +224,5 @@ def _absolute(path: bytes) -> str:
 
 
 def reading(upper: Upper) -> AbstractContextManager[None]:
-    return explained(f"cannot read the upper {upper.path}", str(upper.path), "only its owner can: run it as whoever ran the sandbox")
+    what = upper.name or f"the upper {upper.path}"
+    return explained(f"cannot read {what}", what, "only its owner can: run it as whoever ran the sandbox")

@@ -116,21 +116,20 @@ def _ask(
     fds: Sequence[int] = (),
 ) -> dict[str, Any]:
     assert idmap is not None
+    what = (upper.name or f"the upper {upper.path}") if upper is not None else "the image"
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    request = {
-        "answer": writer,
-        "kind": kind,
-        "upper": str(upper.path) if upper is not None else None,
-        "layers": [str(layer.path) for layer in layers],
-        "clamp": clamp,
-        **more,
-    }
-    what = str(upper.path) if upper is not None else "the image"
     with open(reader, "rb") as answer:
-        try:
-            process = start(namespace_fd(idmap), __name__, request, fds=(writer, *fds), stdout=subprocess.PIPE)
-        finally:
-            os.close(writer)
+        with open(writer, "wb"), _parent_of(upper) as parent:
+            request = {
+                "answer": writer,
+                "kind": kind,
+                "upper": (parent, upper.path.name, what) if upper is not None else None,
+                "layers": [str(layer.path) for layer in layers],
+                "clamp": clamp,
+                **more,
+            }
+            inherited = (writer, *fds, *([parent] if upper is not None else ()))
+            process = start(namespace_fd(idmap), __name__, request, fds=inherited, stdout=subprocess.PIPE)
         with process:
             try:
                 assert process.stdout is not None
@@ -145,6 +144,20 @@ def _ask(
     if process.returncode != 0 or not result:
         raise ImageError(f"the reader of {what} ended with {process.returncode}", subject=what)
     return result
+
+
+@contextlib.contextmanager
+def _parent_of(upper: Upper | None) -> Iterator[int]:
+    """The directory that an upper lies in: the reader is given no paths that mean something to this process alone, or not for long."""
+    if upper is None:
+        yield -1
+        return
+    with diff.reading(upper):
+        fd = os.open(upper.path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 # -- the reader ----------------------------------------------------------------------------------------------------------------------
@@ -166,7 +179,10 @@ def main(request: dict[str, Any]) -> None:
 def _read(request: dict[str, Any]) -> dict[str, Any]:
     layers = [Layer(Path(path)) for path in request["layers"]]
     # Ids are the sandbox's own here, so there is nothing to shift.
-    upper = Upper(Path(request["upper"]), userxattr=True) if request["upper"] is not None else None
+    upper = None
+    if request["upper"] is not None:
+        parent, directory, name = request["upper"]
+        upper = Upper(Path(f"/proc/self/fd/{parent}/{directory}"), name=name, userxattr=True)
     if request["kind"] == "changes":
         assert upper is not None
         return {"changes": [(change.kind, change.path) for change in diff.changes(upper, layers)]}

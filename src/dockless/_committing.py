@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dockless._box import Sandbox
 from dockless.base.checks import checked
@@ -30,7 +31,8 @@ def diff(sandbox: str | Box | Sandbox[Any], *, pause: bool = True) -> list[Chang
 
     ``sandbox``: a detached one or its id, also after its end; or a ``Sandbox`` that runs. ``pause``: it stands still meanwhile, if it runs.
     Raises ``SandboxGone``, ``Unsupported`` where there is no private root on disk, ``ImageError``."""
-    return _changes(sandbox).changes(pause=pause)
+    with _changes(sandbox) as of_it:
+        return of_it.changes(pause=pause)
 
 
 @checked
@@ -55,12 +57,20 @@ def commit(
     from dockless.images.archive.assemble import Edit
 
     edit = Edit.parse(changes, author=author, comment=message)
-    return _changes(sandbox).commit(reference, edit=edit, compression=compression, level=level, created=created, pause=pause)
+    with _changes(sandbox) as of_it:
+        return of_it.commit(reference, edit=edit, compression=compression, level=level, created=created, pause=pause)
 
 
-def _changes(sandbox: str | Box | Sandbox[Any]) -> Changes:
+def _changes(sandbox: str | Box | Sandbox[Any]) -> contextlib.AbstractContextManager[Changes]:
     from dockless.sandbox import commit
 
-    if isinstance(sandbox, str):
-        return commit.find(sandbox)
-    return commit.changes_of(sandbox.inner if isinstance(sandbox, Sandbox) else sandbox)
+    return commit.find(sandbox) if isinstance(sandbox, str) else _of(sandbox)
+
+
+@contextlib.contextmanager
+def _of(sandbox: Box | Sandbox[Any]) -> Iterator[Changes]:
+    """Of this one, whatever it is called meanwhile."""
+    from dockless.sandbox.commit import changes_of
+
+    with sandbox._acted_on() if isinstance(sandbox, Sandbox) else sandbox.held() as held:
+        yield changes_of(held)

@@ -140,6 +140,15 @@ def test_a_snapshot_is_taken_of_it(renamed, tmp_path):
         assert dockless.run(made.digest, ["cat", "/given"], capture_output=True).stdout == b"here"
 
 
+@requires("overlay", "busybox")
+def test_its_changes_are_listed_and_committed(renamed, tmp_path):
+    box = renamed(image=load(tmp_path))
+    box.files.write_text("/given", "here")
+    for _ in range(ROUNDS):
+        assert "/given" in [change.path for change in dockless.diff(box, pause=False)]
+        assert dockless.run(dockless.commit(box, pause=False).digest, ["cat", "/given"], capture_output=True).stdout == b"here"
+
+
 def test_a_loop_waits_for_it(renamed):
     async def waited():
         box = aio.Sandbox.of(renamed())

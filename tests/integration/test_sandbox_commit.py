@@ -56,7 +56,7 @@ def ended(start, script: str, **fields) -> detached.Box:
 
 
 def test_the_changes_of_a_sandbox_that_has_ended(start):
-    changes = commit.find(ended(start, SCRIPT).id).changes()
+    changes = commit.changes_of(ended(start, SCRIPT)).changes()
     assert [f"{change.kind} {change.path}" for change in changes if not change.path.startswith("/usr/")] == [
         "C /etc", "A /etc/new", "D /etc/os-release", "A /opt", "A /opt/link", "A /opt/old", "A /opt/x", "C /usr",
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def test_the_changes_of_a_sandbox_that_has_ended(start):
 
 
 def test_a_commit_runs_and_has_everything(start, image):
-    made = commit.find(ended(start, SCRIPT).id).commit("made:1", edit=Edit(env={"B": "2"}))
+    made = commit.changes_of(ended(start, SCRIPT)).commit("made:1", edit=Edit(env={"B": "2"}))
     assert made.reference == "docker.io/library/made:1" and made.warnings == () and dict(made.config.env)["A"] == "1"
     said = ok(
         "cat /etc/new /usr/again; ls /opt /usr; test -e /etc/os-release || echo gone; cat /opt/x; "
@@ -186,7 +186,7 @@ def test_where_there_is_nothing_to_commit(start, image):
         with pytest.raises(Unsupported, match=why):
             commit.changes_of(box)
     with pytest.raises(SandboxGone):
-        commit.find("none")
+        dockless.diff("none")
 
 
 def test_an_image_that_is_gone(start, image):

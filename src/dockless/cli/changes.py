@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dockless.base.records import plain
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.images import print_images, record
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser, whole
@@ -25,7 +25,8 @@ def diff_options(parser: Parser) -> None:
 def diff(options: Namespace) -> int:
     from dockless.sandbox.commit import find
 
-    found = find(options.sandbox).changes(pause=not options.no_pause)
+    with find(options.sandbox) as changes:
+        found = changes.changes(pause=not options.no_pause)
     if options.json:
         print_json(found)
         return 0
@@ -50,9 +51,9 @@ def commit_options(parser: Parser) -> None:
 def commit(options: Namespace) -> int:
     from dockless.sandbox.commit import find
 
-    image = find(options.sandbox).commit(
-        options.name, edit=edit_of(options), compression=options.compression, level=options.level, pause=not options.no_pause
-    )
+    how: dict[str, Any] = {"compression": options.compression, "level": options.level, "pause": not options.no_pause}
+    with find(options.sandbox) as changes:
+        image = changes.commit(options.name, edit=edit_of(options), **how)
     _print_made(image, options)
     return 0
 

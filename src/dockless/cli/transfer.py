@@ -202,7 +202,8 @@ def export(options: Namespace) -> int:
         if box is not None:
             from dockless.sandbox.commit import changes_of
 
-            written = changes_of(box).export(destination, pause=not options.no_pause, **how)
+            with box.held() as held:
+                written = changes_of(held).export(destination, pause=not options.no_pause, **how)
         else:
             try:
                 image = Store().get(options.source)
