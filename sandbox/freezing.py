@@ -35,10 +35,10 @@ class Freezing:
             self._group = opened.enter_context(contextlib.closing(Cgroup.open(self._cgroup)))  # not removed: it is the sandbox's
             switch = os.open("cgroup.freeze", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._group.fd)
             try:
-                watches = guard.frozen(switch)
+                thaws = guard.thaws_cgroup(switch)
             finally:
                 os.close(switch)
-            opened.callback(watches.release)
+            opened.callback(thaws.release)
             self._held = opened.pop_all()
         return self
 

@@ -16,7 +16,7 @@ _TCGETS, _MODES = 0x5401, 36
 """And the bytes of the kernel's struct termios, ioctl_tty(2)."""
 
 
-class TerminalGuard:
+class Guard:
     """Carries out ``op`` with ``fd`` when we are killed. ``release`` when there is nothing to put back. ``OSError``"""
 
     def __init__(self, op: Op, fd: int, name: str) -> None:
@@ -40,12 +40,12 @@ class TerminalGuard:
         os.close(self._launched.pidfd)
 
 
-def terminal(fd: int) -> TerminalGuard:
-    """Over a terminal's modes as they are now. ``OSError`` for what is no terminal."""
+def restores_terminal(fd: int) -> Guard:
+    """Gives a terminal the modes back that it has now. ``OSError`` for what is no terminal."""
     modes = fcntl.ioctl(fd, _TCGETS, bytes(_MODES))
-    return TerminalGuard(Op("RESTORE", SLOT_FREE, a=modes), fd, "dockless-terminal")
+    return Guard(Op("RESTORE", SLOT_FREE, a=modes), fd, "dockless-terminal")
 
 
-def frozen(fd: int) -> TerminalGuard:
-    """Over a cgroup that is to go on: ``fd`` is its cgroup.freeze, open for writing."""
-    return TerminalGuard(Op("THAW", SLOT_FREE), fd, "dockless-thaw")
+def thaws_cgroup(fd: int) -> Guard:
+    """Thaws a cgroup: ``fd`` is its cgroup.freeze, open for writing. ``OSError``"""
+    return Guard(Op("THAW", SLOT_FREE), fd, "dockless-thaw")

@@ -70,10 +70,10 @@ def raw(fd: int = 0) -> Iterator[None]:
     import termios
     import tty
 
-    from dockless.sandbox.run.guard import terminal
+    from dockless.sandbox.run.guard import restores_terminal
 
     before = termios.tcgetattr(fd)
-    guard = terminal(fd)
+    guard = restores_terminal(fd)
     try:
         tty.setraw(fd, termios.TCSADRAIN)  # what has been typed already is for the program inside, too
         yield
