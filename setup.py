@@ -19,7 +19,7 @@ LAUNCHER_SOURCES = [
     "launcher.c",
     "init.c",
     "keeper.c",
-    "limits.c",
+    "deadlines.c",
     "health.c",
     "door.c",
     "terminal.c",

@@ -222,7 +222,7 @@ static void __attribute__((noreturn)) serve(struct plan_header *plan, int taken)
     if (n < 0 || wanted < 0 || m.head.flags & MSG_CTRUNC_ || (!limit && n != wanted * (sysret)sizeof *slots) || !outside(plan, fds)) die(2);
     plan->active_ns = now_ns(1);
     if (limit) {
-        answer(to, limits_move(plan, *(uint64_t *)slots), -1);
+        answer(to, deadlines_move(plan, *(uint64_t *)slots), -1);
         die(0);
     }
     if (!wanted) { /* who attaches wants the terminal */
@@ -313,7 +313,7 @@ int door_reap(int init_pid) {
         if (sys(NR_waitid, P_ALL_, 0, info, FLAGS, 0) < 0 || !info[SI_PID] || info[SI_PID] == init_pid) return came;
         sys(NR_wait4, info[SI_PID], &status, 0x40000000, 0);
         if (health_ended(info[SI_PID]) || terminal_ended(info[SI_PID]) || status >> 8 == 2 /* a stranger's request */ || status >> 8 == NOBODY_CAME) continue;
-        limits_used();
+        deadlines_active();
         came = 1;
     }
 }

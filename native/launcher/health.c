@@ -2,12 +2,12 @@
  *
  *   keeper                                       child: a keeper of its own
  *    │ the plan in a memfd, pipes, a cgroup         │
- *    │─────────────────────────────────────────────►│ into the namespaces, the program; kills it at its time limit
+ *    │─────────────────────────────────────────────►│ into the namespaces, the program; kills it at its timeout
  *    │◄──────────────────────────────── output ─────│
  *    │◄── SIGCHLD; how it ended is in the memfd ────│
  *
  * One at a time. What it leaves running is killed with its cgroup, where there is one. The image says what runs, so its output is read up to a bound.
- * While the sandbox is frozen none begins, and one that was held by the freezer, however shortly, says nothing: its time limit went on.
+ * While the sandbox is frozen none begins, and one that was held by the freezer, however shortly, says nothing: its timeout ran on.
  */
 #include "launcher.h"
 

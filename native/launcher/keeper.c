@@ -8,7 +8,7 @@
  *   door      requests to enter the sandbox: door.c
  *   output    of a detached one: two pipes, or one from terminal.c
  *
- * What it does by its own clock: limits.c, health.c.
+ * What it does by its own clock: deadlines.c, health.c.
  */
 #include "launcher.h"
 
@@ -159,7 +159,7 @@ struct deadline {
 };
 
 static void time_is_up(struct plan_header *plan, struct deadline *d) {
-    uint32_t passed = d->final ? 0 : limits_passed(plan);
+    uint32_t passed = d->final ? 0 : deadlines_passed(plan);
     if (!d->final && !passed) return; /* it has moved meanwhile */
     plan->outcome |= passed;
     if (!d->final && plan->grace_ns && plan->stop_signal) {
@@ -198,10 +198,10 @@ static void watch(struct plan_header *plan, int init_pid) {
         {detached ? -1 : SLOT_LEASH, POLL_IN, 0},  {SLOT_HANDOVER, POLL_IN, 0},
         {plan->flags & PLAN_ENTER ? -1 : SLOT_DOOR, POLL_IN, 0}, {-1, POLL_IN, 0},
     };
-    limits_start(plan);
+    deadlines_start(plan);
     for (;;) {
         struct timespec_ wait, *limit = 0;
-        if (!deadline.final) deadline.at = limits_next(plan);
+        if (!deadline.final) deadline.at = deadlines_next(plan);
         uint64_t check = health_due(), next = check && (!deadline.at || check < deadline.at) ? check : deadline.at;
         if (!shown && terminal_begin()) fds[0].fd = SLOT_STDERR, shown = 1;
         if (fds[6].fd >= 0) fds[6].fd = door_watched();

@@ -15,12 +15,12 @@ extern char buffer[RECORD_ROOM];
 uint64_t line(uint64_t at, const char *key, uint64_t value);
 uint64_t end_mark(uint64_t at);
 
-/* limits.c: when a sandbox ends by its time. */
-void limits_start(struct plan_header *plan);
-uint64_t limits_next(const struct plan_header *plan); /* monotonic nanoseconds, 0 for never */
-uint32_t limits_passed(struct plan_header *plan);     /* the outcome, 0 where none has */
-void limits_used(void);
-int limits_move(struct plan_header *plan, uint64_t ns);
+/* deadlines.c: what ends a sandbox after a time. */
+void deadlines_start(struct plan_header *plan);
+uint64_t deadlines_next(const struct plan_header *plan); /* monotonic nanoseconds, 0 for never */
+uint32_t deadlines_passed(struct plan_header *plan);     /* the outcome, 0 where none has */
+void deadlines_active(void);
+int deadlines_move(struct plan_header *plan, uint64_t ns);
 
 /* health.c: whether a sandbox that runs does what it is there for. */
 void health_start(struct plan_header *plan);

@@ -65,7 +65,7 @@ struct plan_header {
     uint64_t timeout_ns;
     uint64_t grace_ns;
     uint64_t log_limit;
-    uint64_t idle_ns; /* without anybody, 0 for ever: limits.c */
+    uint64_t idle_ns; /* without anybody, 0 for ever: deadlines.c */
     uint64_t ttl_ns;  /* until the end that can be moved, 0 for none */
     uint32_t stop_signal;
     uint32_t directory; /* string: the sandbox's directory in SLOT_STATE, removed at the end; empty for none */

@@ -65,17 +65,16 @@ def not_started(error: OSError) -> LaunchFailed:
     )
 
 
-def too_late(plan: Plan, index: int, limit: str = "timeout") -> SandboxError:
-    """A limit of its life, by its keyword, ended the start itself, or whoever waited for it did."""
-    seconds = {"timeout": plan.timeout, "idle_timeout": plan.idle, "ttl": plan.ttl}[limit]
-    name = "time limit" if limit == "timeout" else limit
+def too_late(plan: Plan, index: int, deadline: str = "timeout") -> SandboxError:
+    """A deadline, by its keyword, ended the start itself, or whoever waited for it did."""
+    seconds = {"timeout": plan.timeout, "idle_timeout": plan.idle, "ttl": plan.ttl}[deadline]
     return LaunchFailed(
-        f"{f'the {name} of {seconds:g} s' if seconds else 'the time in which it had to start'} passed before the program was started",
+        f"{f'the {deadline} of {seconds:g} s' if seconds else 'the time in which it had to start'} passed before the program was started",
         index=index,
         step="start",
         errno=0,
-        subject=limit,
-        hint=f"raise the {limit}, and look with --explain --time at what takes so long",
+        subject=deadline,
+        hint=f"raise the {deadline}, and look with --explain --time at what takes so long",
     )
 
 

@@ -83,7 +83,7 @@ class Check:
 class Plan:
     """``slots`` names what lives in each slot, for people. Times are seconds, ``log_limit`` bytes. ``command`` None: an errand,
     operations for the keeper alone. ``held``: slots in which the launcher finds mounts of layers, put there anew at each start.
-    ``maps``: slots in which it finds user namespaces with these maps. ``idle``, ``ttl``: seconds, 0 for none, native/launcher/limits.c.
+    ``maps``: slots in which it finds user namespaces with these maps. ``idle``, ``ttl``: seconds, 0 for none, native/launcher/deadlines.c.
     """
 
     ops: tuple[Op, ...]

@@ -156,7 +156,7 @@ def terminal(box: Entrance) -> int:
 
 class Used:
     """Call it when somebody uses a sandbox otherwise than by entering: its keeper, who ends one that is idle for too long, does not see
-    that. It is told eight times in that span at most, and only where there is such a limit."""
+    that. It is told eight times in that span at most, and only where there is such a deadline."""
 
     def __init__(self, box: Entrance) -> None:
         self._box = box

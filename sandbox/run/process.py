@@ -10,7 +10,7 @@
      │ ── a byte, or the end of the leash ►│ kills the tree
      │◄───────────── STATUS(raw status) ───│ after everything inside is dead
 
-The keeper ends what is past its time limit. Where it does not, because somebody stopped it or the kernel does not wake it, whoever waits
+The keeper ends what is past its deadline. Where it does not, because somebody stopped it or the kernel does not wake it, whoever waits
 here does: first by the leash and SIGCONT, then with SIGKILL for the keeper and init. What survives that is said, ``NotEnded``.
 """
 
@@ -51,9 +51,9 @@ from dockless.sandbox.plan.plan import (
 _REPORT = struct.Struct("<HHiQ")
 _READY, _FAILED, _STATUS = 1, 2, 3
 TIMED_OUT, KILLED, INIT_DIED, LEASH, IDLE, EXPIRED, LOST, RESTART = 1, 2, 4, 8, 16, 32, 64, 128
-Limit = Literal["", "timeout", "idle_timeout", "ttl"]
+Deadline = Literal["", "timeout", "idle_timeout", "ttl"]
 LATE = 1.0
-"""Seconds that a keeper may be late in ending what is past its time limit."""
+"""Seconds that a keeper may be late in ending what is past its deadline."""
 KILLED_FOR = 10.0
 """Seconds from a kill until the keeper is killed too: it is stopped or stuck, or much memory is given back."""
 AT_LAST = 20.0
@@ -87,7 +87,7 @@ class Exit:
     max_rss: int = 0
     usage: Usage | None = None
     lost: bool = False
-    limit: Limit = ""
+    limit: Deadline = ""
     restarting: bool = False
 
     @property
@@ -101,7 +101,7 @@ class Exit:
         return exit_code(self.returncode, self.timed_out)
 
 
-def limit_of(outcome: int) -> Limit:
+def deadline_of(outcome: int) -> Deadline:
     """Which limit has passed, from the keeper's outcome bits."""
     if not outcome & TIMED_OUT:
         return ""
@@ -115,7 +115,7 @@ def exit_of(status: int, outcome: int, *, lost: bool = False, **more: object) ->
         code=None if signalled else os.WEXITSTATUS(status),
         signal=os.WTERMSIG(status) if signalled else None,
         timed_out=bool(outcome & TIMED_OUT),
-        limit=limit_of(outcome),
+        limit=deadline_of(outcome),
         killed=bool(outcome & (KILLED | LEASH)),
         lost=bool(outcome & LOST) or lost,
         restarting=bool(outcome & RESTART),
@@ -224,7 +224,7 @@ class Process:
         if raw is None or raw[0] != _READY:
             record = self.record()
             if self._late or (not record.error and record.outcome & TIMED_OUT):
-                raise failure.too_late(self._plan, record.pc, limit_of(record.outcome) or "timeout")
+                raise failure.too_late(self._plan, record.pc, deadline_of(record.outcome) or "timeout")
             raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
         try:

@@ -198,7 +198,7 @@ def explain(spec: Spec) -> Prepared:
 
 
 def besides(ready: Prepared) -> list[str]:
-    """What holds such a sandbox and is no operation of its plan, in plain words: limits, the device filter, the time limit."""
+    """What holds such a sandbox and is no operation of its plan, in plain words: limits, the device filter, the timeout."""
     resolved, plan, spec = ready.resolved, ready.plan, ready.resolved.spec
     said = [f"limit {w.file} to {w.value}" for w in _limits(resolved.spec, find_delegation(ask_systemd=False)).writes()]
     if ready.rules and resolved.has_cgroup:

@@ -1,4 +1,4 @@
-"""A sandbox's time to live: its end, which its owner moves while it runs. What carries it out is native/launcher/limits.c."""
+"""A sandbox's time to live: its end, which its owner moves while it runs. What carries it out is native/launcher/deadlines.c."""
 
 from __future__ import annotations
 

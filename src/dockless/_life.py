@@ -259,8 +259,8 @@ class LifeCycle:
     def extend(self, seconds: str | float) -> float:
         """It ends in so many seconds, later or earlier than its ``ttl`` or an ``extend`` before said: when that is, in seconds since 1970.
 
-        The other limits stay: its ``timeout``, which nothing moves, and its ``idle_timeout``, which begins anew with each ``exec``, file
-        call, ``attach``, key typed at its terminal and ``extend``, and does not pass while something that was executed runs. What it does
+        The other deadlines stay: its ``timeout``, which nothing moves, and its ``idle_timeout``, which begins anew with each ``exec``, file
+        call, ``attach``, key typed at its terminal and ``extend``, and does not pass while an ``exec`` runs. What it does
         itself, what it is given on a pipe, its checks and looking at it count for nothing. ``SandboxGone``"""
         from dockless.sandbox.run.ttl import extend
 

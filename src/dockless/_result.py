@@ -10,10 +10,10 @@ from dockless.errors import CheckFailed, Killed, OutOfMemory, SandboxLost, Timed
 
 if TYPE_CHECKING:
     from dockless.cgroups import Usage
-    from dockless.sandbox.run.process import Exit, Limit
+    from dockless.sandbox.run.process import Deadline, Exit
 
 T = TypeVar("T")
-LIMITS = {"": "timed out", "timeout": "timed out", "idle_timeout": "was idle for too long", "ttl": "came to the end of its time to live"}
+DEADLINES = {"": "timed out", "timeout": "timed out", "idle_timeout": "was idle for too long", "ttl": "came to the end of its time to live"}
 """By ``Exit.limit``, what happened."""
 _SHOWN = 1000
 """Characters or bytes of an output in the text of a result."""
@@ -23,7 +23,7 @@ _SHOWN = 1000
 class Result(Generic[T]):
     """``returncode``: the exit code, or minus the signal that ended the command. ``stdout``, ``stderr``: what was captured, None otherwise.
 
-    ``oom_killed``: the kernel killed something inside for memory. ``timed_out``: a limit of its life passed and the whole tree was killed;
+    ``oom_killed``: the kernel killed something inside for memory. ``timed_out``: a deadline passed and the whole tree was killed;
     ``limit``: ``timeout``, ``idle_timeout`` or ``ttl`` then.
     ``usage``: seconds and bytes, each None where this host does not count it. ``started``, ``ended``: seconds since the epoch.
     ``max_rss``: bytes of the largest process. ``gpus``: UUIDs of the leased GPUs. ``warnings``: what ``best_effort`` could not keep.
@@ -49,7 +49,7 @@ class Result(Generic[T]):
     lost: bool = False
     stdout_dropped: int = 0
     stderr_dropped: int = 0
-    limit: Limit = ""
+    limit: Deadline = ""
 
     def __repr__(self) -> str:
         """Long output is cut: a loop of asyncio's makes a text of what its first task returns, and does nothing with it."""
@@ -92,7 +92,7 @@ class Result(Generic[T]):
     def why(self) -> str:
         """How it ended, in words."""
         if self.timed_out:
-            return LIMITS[self.limit] + " and was killed"
+            return DEADLINES[self.limit] + " and was killed"
         if self.lost:
             return "the process that watched the sandbox was killed, and so was everything inside"
         how = f"exit code {self.returncode}" if self.signal is None else f"killed by signal {self.signal}"

@@ -44,7 +44,7 @@
      │    ├── NotPermitted          another user's job
      │    └── Refused               a submit the policy can never start
      └── CheckFailed                ``run(check=True)`` and the command did not return 0
-          ├── TimedOut              its time limit passed
+          ├── TimedOut              a deadline passed: timeout, idle_timeout, ttl
           ├── OutOfMemory           the kernel killed something inside for memory
           ├── Killed                a signal ended it
           └── SandboxLost           nobody saw how it ended: its keeper was killed
@@ -359,7 +359,7 @@ class CheckFailed(DocklessError):
 
 
 class TimedOut(CheckFailed):
-    """``run(check=True)``: a limit of its life passed and everything inside was killed; ``result.timed_out``, and ``limit`` says which:
+    """``run(check=True)``: a deadline passed and everything inside was killed; ``result.timed_out``, and ``limit`` says which:
     ``timeout``, ``idle_timeout`` or ``ttl``. Its exit code may be 0 all the same, where it caught the stop signal."""
 
     code = "timed_out"

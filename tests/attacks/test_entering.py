@@ -331,7 +331,7 @@ def test_who_traces_what_enters_holds_up_no_time_limit(looker):
 
 @requires("gcc")
 def test_who_traces_a_check_of_its_health_holds_up_no_check(looker):
-    """A61, A72: it fails at its time limit, and the next one comes."""
+    """A61, A72: it fails at its timeout, and the next one comes."""
     health = HealthCheck(("/bin/sleep", "1000"), interval=0.05, timeout=0.2, retries=2)
     with Sandbox(Spec(argv=("/looker/looker",), mounts=(looker,), health=health), stdout=PIPE, text=True) as box:
         assert box.stdout.readline() == "READY\n"
@@ -340,7 +340,7 @@ def test_who_traces_a_check_of_its_health_holds_up_no_check(looker):
 
 def test_who_stops_or_kills_what_enters_ends_nothing_else():
     """A61: a program inside has the same ids: it may stop or kill what enters before its exec.
-    That is an error or the time limit, never a hang."""
+    That is an error or the timeout, never a hang."""
     script = "echo READY; while :; do kill -STOP -1; kill -KILL -1; done"
     with Sandbox(Spec(argv=("/bin/sh", "-c", script)), stdout=PIPE, text=True, stdin=DEVNULL) as box:
         assert box.stdout.readline() == "READY\n"
@@ -426,7 +426,7 @@ while True: ask([null, space, theirs.fileno(), plan(), null], [3, 4])
 
 
 def test_a_socket_that_takes_for_ever_to_close(canary):
-    """A61, A68: closing it would wait for data to be read that nobody reads; the keeper still ends the sandbox at its time limit."""
+    """A61, A68: closing it would wait for data to be read that nobody reads; the keeper still ends the sandbox at its timeout."""
     body = """
 listening = socket.create_server(("127.0.0.1", 0))
 for _ in range(8):

@@ -1,4 +1,4 @@
-"""Whoever holds the other end of what a keeper has open makes it wait: it would keep no time limit.
+"""Whoever holds the other end of what a keeper has open makes it wait: it would keep no deadline.
 
 Row A70 of the list of attacks. A keeper sleeps in its poll and nowhere else, whatever others do meanwhile.
 """

@@ -39,7 +39,7 @@ from dockless.sandbox.run.health import health_of
 from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.spec import Spec
 
-LIMIT = 15.0  # seconds that a sandbox may take: its own time limit ends it
+LIMIT = 15.0  # seconds that a sandbox may take: its own timeout ends it
 REFERENCE = "hunt/case:latest"
 _KINDS = {"link": make_image.symlink, "white": make_image.whiteout, "opaque": make_image.opaque, "node": make_image.device}
 

@@ -251,12 +251,12 @@ def test_a_clock_before_the_boot():
 
 
 def test_a_time_limit_that_passes_during_the_start():
-    """Not "killed, probably for want of memory": the sentence names the time limit. A start that wins the race just times out."""
+    """Not "killed, probably for want of memory": the sentence names the timeout. A start that wins the race just times out."""
     for _ in range(20):
         try:
             ended = sh("sleep 5", timeout=0.000_001).exit
         except DocklessError as error:
-            assert "time limit" in str(error) and "memory" not in error.hint, (error, error.hint)
+            assert "the timeout" in str(error) and "memory" not in error.hint, (error, error.hint)
         else:
             assert ended.timed_out
 

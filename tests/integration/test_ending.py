@@ -1,4 +1,4 @@
-"""Stop, cancel and the time limit arrive, whatever goes wrong on the way; the stop signal is the image's."""
+"""Stop, cancel and deadlines arrive, whatever goes wrong on the way; the stop signal is the image's."""
 
 from __future__ import annotations
 

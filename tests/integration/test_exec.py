@@ -455,7 +455,7 @@ def test_a_detached_sandbox(tmp_path):
         until(lambda: again.exec("cat", "/w/there", text=True).stdout == "x\n", "it runs without us")
         assert _sleepers(box, 781) == 1
         again.spawn_alone("sleep", "782", timeout=0.3)
-        until(lambda: _sleepers(box, 782) == 0, "its time limit is the keeper's to keep")
+        until(lambda: _sleepers(box, 782) == 0, "its timeout is the keeper's to keep")
         box.kill()
         box.wait(20)
         with pytest.raises(SandboxGone):

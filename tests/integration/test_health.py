@@ -151,7 +151,7 @@ def test_one_that_writes_without_end_fails_at_its_time_limit():
 
 
 def test_no_more_than_a_megabyte_of_what_it_writes_is_read():
-    """It waits then, as its pipe is full, until its time limit: the keeper does not work for it."""
+    """It waits then, as its pipe is full, until its timeout: the keeper does not work for it."""
     with begun("foreground", health=script("head -c 1200000 /dev/zero", timeout=2, retries=1)) as box:
         found = until(lambda: (found := box.health) and found.count and found, "a check")
         assert found.timed_out
@@ -197,7 +197,7 @@ def test_nothing_is_checked_while_it_stands_still():
 @requires("cgroup2")
 @pytest.mark.parametrize("over", ["while it stands still", "after it went on"])
 def test_a_check_that_was_held_says_nothing(over):
-    """Its time limit goes on while the sandbox stands still."""
+    """Its timeout goes on while the sandbox stands still."""
     line = "test ! -e /tmp/hold || { rm /tmp/hold; touch /tmp/held; sleep 1000; }"
     with begun("detached", health=script(line, timeout=3, retries=1)) as box:
         box.wait_healthy(20)

@@ -1,4 +1,4 @@
-"""A keeper that does nothing more, since somebody stopped it: whoever waits is back at the time limit, and nothing is left behind."""
+"""A keeper that does nothing more, since somebody stopped it: whoever waits is back at the deadline, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_start_that_hangs(monkeypatch):
             with running(Spec(argv=SLEEP, timeout=0.2)) as (box, _):
                 assert over(box.wait(60))
         except LaunchFailed as error:
-            assert "time limit" in str(error)
+            assert "the timeout" in str(error)
             return
     pytest.skip(f"always ready before it was stopped, {time.monotonic() - before:.1f} s")
 

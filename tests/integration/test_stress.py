@@ -82,7 +82,7 @@ class Stress:
         try:
             ended = self.foreground(rng, spec, what, null)
         except LaunchFailed as error:
-            if what != "timeout" or "time limit" not in str(error):
+            if what != "timeout" or "the timeout" not in str(error):
                 raise
             self.count("timeout-at-once")
             return

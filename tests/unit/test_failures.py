@@ -88,7 +88,7 @@ def test_a_launcher_that_could_not_be_started():
 def test_a_time_limit_that_passed_before_the_start():
     plan = Plan((), PROGRAM, timeout=1.5, idle=2, ttl=3)
     error = failure.too_late(plan, 3)
-    assert error.args[0] == "the time limit of 1.5 s passed before the program was started"
+    assert error.args[0] == "the timeout of 1.5 s passed before the program was started"
     assert (error.index, error.step, error.errno, error.subject) == (3, "start", 0, "timeout")
     assert failure.too_late(plan, 3, "idle_timeout").args[0] == "the idle_timeout of 2 s passed before the program was started"
     assert failure.too_late(plan, 3, "ttl").subject == "ttl"

@@ -123,7 +123,7 @@ async def slow(t: Try) -> None:
     try:
         ran = await t.box.shell("sleep 1000 & sleep 1000", timeout=0.02 + t.n % 100 / 1000)
     except LaunchFailed as error:
-        assert "time limit" in str(error) or not t.calm  # it passed before the program began
+        assert "the timeout" in str(error) or not t.calm  # it passed before the program began
         return
     assert ran.timed_out or not t.calm, ran
 
@@ -185,11 +185,11 @@ async def terminal(t: Try) -> None:
 
 
 async def alone(t: Try) -> None:
-    """It goes on, and ends at its time limit or with the sandbox."""
+    """It goes on, and ends at its timeout or with the sandbox."""
     try:
         await t.lane.blocking(lambda: t.known.box.spawn_alone("sleep", "1000", timeout=0.05 + t.n % 50 / 100))
     except LaunchFailed as error:
-        assert "time limit" in str(error) or not t.calm  # it passed before the program began
+        assert "the timeout" in str(error) or not t.calm  # it passed before the program began
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What begins and ends within one step: runs, sandboxes with limits of life, a program that is attached to, jobs of the queue.
+"""What begins and ends within one step: runs, sandboxes with deadlines, a program that is attached to, jobs of the queue.
 
 Each is a coroutine over a lane, a fresh key and a number to vary it by. What it makes is called by its key, and is gone when it is over, or
 cancelled.
@@ -24,13 +24,13 @@ Whole = Callable[[Lane, str, str, int], Coroutine[Any, Any, None]]
 
 
 async def run(lane: Lane, image: str, key: str, n: int) -> None:
-    """It says what it was told; its time limit may pass before."""
+    """It says what it was told; its timeout may pass before."""
     lines = n % 7000
     how: dict[str, Any] = {"timeout": 0.05} if n % 7 == 0 else {}
     try:
         ran = await lane.run(image, ["sh", "-c", "cat; true"], input=keyed.text(key, lines), capture_output=True, **how)
     except LaunchFailed as error:
-        assert how and "time limit" in str(error)  # it passed before the program began
+        assert how and "the timeout" in str(error)  # it passed before the program began
         return
     assert ran.returncode == 0 or ran.timed_out, ran
     keyed.check(key, lines, ran.stdout, whole=ran.returncode == 0)

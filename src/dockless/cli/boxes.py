@@ -71,7 +71,7 @@ _KEYS = {
     "label": "label",
     "health": "health",
 }
-_LIMITS = {"": "timed out", "timeout": "timed out", "idle_timeout": "idle", "ttl": "ttl over"}
+_DEADLINES = {"": "timed out", "timeout": "timed out", "idle_timeout": "idle", "ttl": "ttl over"}
 
 
 def _fits(row: dict[str, Any], key: str, values: list[str]) -> bool:
@@ -104,7 +104,7 @@ def _state(row: dict[str, Any]) -> str:
         said[-1] += f" ({row['health']['status']})"
     ended = row["exit"]
     if ended is not None:
-        how = "oom" if ended["oom_killed"] else _LIMITS[ended["limit"]] if ended["timed_out"] else f"exit {row['exit_code']}"
+        how = "oom" if ended["oom_killed"] else _DEADLINES[ended["limit"]] if ended["timed_out"] else f"exit {row['exit_code']}"
         said.append(f"{how}, {span(ended['ended'] - ended['started'])}")
     return ": ".join([*said, row["reason"]] if row["reason"] else said)
 

@@ -154,12 +154,12 @@ def _foreground(image: str, command: list[str], wanted: dict[str, Any], options:
         from dockless.cli.output import warn
 
         if ended.timed_out:
-            from dockless._result import LIMITS
+            from dockless._result import DEADLINES
             from dockless.base.units import format_duration
 
             seconds = getattr(box.spec, ended.limit or "timeout")
             after = "" if ended.limit == "ttl" else f" after {format_duration(seconds)}"  # which may have been moved
-            warn(f"{LIMITS[ended.limit]}{after}, everything inside was killed")
+            warn(f"{DEADLINES[ended.limit]}{after}, everything inside was killed")
         else:
             warn("the kernel killed something inside for memory", hint="raise --memory")
     return ended.exit_code

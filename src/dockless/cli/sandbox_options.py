@@ -321,7 +321,7 @@ COMMAND = (
     Option("oom_score_adj", "--oom-score-adj", "N", "-1000 to 1000", type=int),
     Option("cpu_affinity", "--cpu-affinity", "LIST", "processors to run on, without a limit: 0-3,8"),
     Option("timeout", "--timeout", "TIME", "kill everything inside after that: 90s, 1h30m (exit code 124)"),
-    Option("grace", "--grace --stop-timeout", "TIME", "between stop signal and kill (default: at the time limit none, else 10s)"),
+    Option("grace", "--grace --stop-timeout", "TIME", "between stop signal and kill (default: at a deadline none, else 10s)"),
     Option("idle_timeout", "--idle-timeout", "TIME", "end it after this time without exec, cp, attach or typing (exit code 124)"),
     Option("ttl", "--ttl", "TIME", "end it after this time; update --ttl moves the end"),
     Option(

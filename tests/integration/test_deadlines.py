@@ -1,4 +1,4 @@
-"""How long a sandbox may live: a time limit, a time without anybody, a time to live whose end moves; and how each is told."""
+"""When a sandbox ends: after a timeout, a time without anybody, a time to live whose end moves; and how each is told."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_which_limit_it_was_is_told(options, limit):
     box.rm()
 
 
-@pytest.mark.parametrize(("limit", "name"), [("timeout", "time limit"), ("ttl", "ttl"), ("idle_timeout", "idle_timeout")])
-def test_the_limit_that_ended_the_start_itself_is_told(limit, name):
+@pytest.mark.parametrize("limit", ["timeout", "ttl", "idle_timeout"])
+def test_the_deadline_that_ended_the_start_itself_is_named(limit):
     def refused() -> LaunchFailed | None:
         try:
             dockless.run(["true"], **{limit: 1e-6})
@@ -53,7 +53,7 @@ def test_the_limit_that_ended_the_start_itself_is_told(limit, name):
         return None  # its program was quicker than its keeper
 
     error = until(refused, "that a start is ended")
-    assert str(error).startswith(f"the {name} of 1e-06 s passed before the program was started") and error.subject == limit
+    assert str(error).startswith(f"the {limit} of 1e-06 s passed before the program was started") and error.subject == limit
 
 
 def test_the_stop_signal_comes_first_where_there_is_a_grace():
@@ -124,7 +124,7 @@ def test_an_end_that_moves(kind):
         assert box.wait(20).limit == "ttl", "a time to live can be given to one that has none"
     with begin(timeout=0.5) as box:
         box.extend(1000)
-        assert box.wait(20).limit == "timeout", "a time to live does not move the time limit"
+        assert box.wait(20).limit == "timeout", "a time to live does not move the timeout"
     for box in dockless.list():
         box.rm()
 
