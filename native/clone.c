@@ -16,19 +16,20 @@ struct start {
     int error;
 };
 
+/* fcntl(2) says EINVAL where RLIMIT_NOFILE is not above ``above``. */
+static int copy_above(int fd, int above) {
+    sysret copy = sys(NR_fcntl, fd, 1030 /* F_DUPFD_CLOEXEC */, above);
+    return copy == -E_INVAL ? -E_MFILE : (int)copy;
+}
+
 /* First all copies above the highest slot, then each to its place: a source may be another one's slot. */
 static int arrange_fds(struct start *s, int *launcher) {
     int copies[MAX_FDS], above = 0;
     for (int i = 0; i < s->count; i++)
         if (s->slots[i] >= above) above = s->slots[i] + 1;
-    for (int i = 0; i < s->count; i++) {
-        sysret fd = sys(NR_fcntl, s->sources[i], 1030 /* F_DUPFD_CLOEXEC */, above);
-        if (fd < 0) return (int)fd;
-        copies[i] = (int)fd;
-    }
-    sysret fd = sys(NR_fcntl, s->launcher, 1030, above);
-    if (fd < 0) return (int)fd;
-    *launcher = (int)fd;
+    for (int i = 0; i < s->count; i++)
+        if ((copies[i] = copy_above(s->sources[i], above)) < 0) return copies[i];
+    if ((*launcher = copy_above(s->launcher, above)) < 0) return *launcher;
     int next = 0; /* slots come sorted: close what lies between them */
     for (int i = 0; i < s->count; i++) {
         if (s->slots[i] > next) sys(NR_close_range, next, s->slots[i] - 1, 0);

@@ -60,12 +60,13 @@ static void close_all(const int32_t *fds, int count) {
         if (fds[i] >= 0) sys(NR_close, fds[i]);
 }
 
-/* Move descriptors above every slot: one may lie where another belongs. 0 or a negative errno, and then all are closed. */
+/* Move descriptors above every slot: one may lie where another belongs. 0 or a negative errno, and then all are closed. fcntl(2) says EINVAL where
+ * RLIMIT_NOFILE is lower than that. */
 int lift(int32_t *fds, int count) {
     int error = 0;
     for (int i = 0; i < count; i++) {
         sysret copy = sys(NR_fcntl, fds[i], FCNTL_DUPFD_CLOEXEC, SLOT_TERMINAL + 1);
-        if (copy < 0) error = (int)copy;
+        if (copy < 0) error = copy == -E_INVAL ? -E_MFILE : (int)copy;
         sys(NR_close, fds[i]);
         fds[i] = (int32_t)copy;
     }

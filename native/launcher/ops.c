@@ -12,13 +12,13 @@ static int at(int slot) {
     return slot < 0 ? AT_FDCWD_ : slot;
 }
 
-/* Put a new fd where the plan says it lives. */
+/* Put a new fd where the plan says it lives. dup3(2) says EBADF of a slot beyond RLIMIT_NOFILE. */
 static int place(sysret fd, int slot) {
     if (fd < 0) return (int)fd;
     if (fd == slot) return 0;
     sysret moved = sys(NR_dup3, fd, slot, O_CLOEXEC_);
     sys(NR_close, fd);
-    return moved < 0 ? (int)moved : 0;
+    return moved == -E_BADF ? -E_MFILE : moved < 0 ? (int)moved : 0;
 }
 
 /* openat2 repeats what raced with a rename; -EAGAIN says so. Paths without a root slot are the host's own and are not confined. */

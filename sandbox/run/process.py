@@ -216,7 +216,7 @@ class Process:
         if self._timer_fd >= 0:
             native.timer(due - time.monotonic(), self._timer_fd)
 
-    def _await_ready(self) -> None:
+    def _await_ready(self, detached: bool) -> None:
         """Until the program has been exec'd; else the error of the operation that failed."""
         with waiting():
             self._await(self._report_fd, math.inf)
@@ -227,10 +227,13 @@ class Process:
                 raise failure.too_late(self._plan, record.pc, deadline_of(record.outcome) or "timeout")
             raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
         self.pid = raw[2]
-        try:
-            self._init_fd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            pass  # it has ended already
+        if not detached:  # that one is about to be released, and must not end for want of a descriptor now that it runs
+            try:
+                self._init_fd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                pass  # it has ended already
+            except OSError as error:
+                raise failure.not_started(error) from error
         self.setup = time.monotonic() - self._clock
         self._due = self._limit()
 
@@ -398,9 +401,11 @@ def start(
     launch: Launch = native.launch,
     within: float = math.inf,
     counted: Counted = nobody,
+    detached: bool = False,
 ) -> Process:
     """Carry out a plan, encoded in ``raw``, with these fds in its slots (0-2 are the program's). Returns when the program has been exec'd.
     ``launch`` starts the keeper with all its fds. ``within``: seconds after which it is given up. ``counted``: see ``Process``.
+    ``detached``: it is released next.
 
     Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.
     """
@@ -424,7 +429,7 @@ def start(
     process = Process(launched, plan, plan_fd, report, leash, started, counted)
     process._due = min(process._due, time.monotonic() + within)
     try:
-        process._await_ready()
+        process._await_ready(detached)
     except BaseException:
         process.kill()  # a detached one does not end with us: it has a second, and is killed then
         process.close()

@@ -129,7 +129,7 @@ def carry_out(
     filled = filled_in(
         raw, directory=str(place.directory), removed=place.removed, cgroup=cgroup, terminal=size, restarts=SLOT_RESTART in start.slots
     )
-    return process.start(start.ready.plan, filled, start.slots, partial(native.launch, name=name))
+    return process.start(start.ready.plan, filled, start.slots, partial(native.launch, name=name), detached=detached)
 
 
 def hold_image(image: Image, opened: contextlib.ExitStack) -> dict[int, int]:

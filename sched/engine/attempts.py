@@ -77,6 +77,28 @@ class AttemptEnd:
     reason: str = ""
 
 
+def left_behind(launcher: Launcher, name: str, queue: str) -> Handle | None:
+    """The sandbox of an attempt whose start failed: there where it could not be removed, or could not be told that it runs."""
+    handle = launcher.find(name)
+    if handle is None:
+        return None
+    try:
+        ours = handle.labels.get("queue") == queue
+    except SandboxGone:  # it failed before anything was written about it
+        ours = True
+    return handle if ours else None
+
+
+def launch_again(launcher: Launcher, spec: Spec, *, id: str, labels: dict[str, str], **how: Any) -> Handle:
+    """The same attempt once more. What runs, or has ended, is not started again; what never began is removed first."""
+    left = left_behind(launcher, id, labels["queue"])
+    if left is not None and left.state() in ("running", "exited"):
+        return left
+    if left is not None:
+        left.remove()
+    return launch(launcher, spec, id=id, labels=labels, **how)
+
+
 def launch(launcher: Launcher, spec: Spec, **how: Any) -> Handle:
     """Start an attempt, with its GPUs locked until the sandbox itself shows that they are taken. ``NotEnoughGpus`` if a `dockless run`
     was faster."""

@@ -328,21 +328,17 @@ class Engine:
         if entry.cancelled:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
+        name = self.name(job.id, lease.attempt)
         try:
             spec = self._spec(entry, lease.attempt, lease.gpus)
-            launch = partial(
-                attempts.launch,
-                self.launcher,
-                spec,
-                id=self.name(job.id, lease.attempt),
-                owner=job.uid if os.geteuid() == 0 and job.uid != 0 else None,
-                labels={"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user},
+            owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
+            labels = {"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
+            first, again = (
+                partial(self.in_thread, self._launching, partial(start, self.launcher, spec, id=name, owner=owner, labels=labels))
+                for start in (attempts.launch, attempts.launch_again)
             )
             entry.handle = await waited_out(
-                partial(self.in_thread, self._launching, launch),
-                f"job {job.id} cannot start",
-                lambda: not self.closing and not entry.cancelled,
-                LAUNCHES,
+                first, f"job {job.id} cannot start", lambda: not self.closing and not entry.cancelled, LAUNCHES, again
             )
         except NotEnoughGpus as error:
             reason, now = str(error), time.time()
@@ -351,7 +347,11 @@ class Engine:
         except Exception as error:
             if self.closing and is_the_hosts(error):
                 return  # the next daemon finds that nothing ran
-            # Whatever it was, it is this job's end and not the daemon's; the launcher has left nothing behind.
+            entry.handle = await self.looked_at(attempts.left_behind, self.launcher, name, self.queue_id)
+            if entry.handle is not None and await self.looked_at(entry.handle.state) in RUNNING:
+                await self._give_up(entry, error)
+                return
+            # Whatever it was, it is this job's end and not the daemon's.
             text = str(error) if isinstance(error, DocklessError) else describe(error)
             code = error.exit_code if isinstance(error, DocklessError) else exit_codes.ERROR
             hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""

@@ -32,12 +32,19 @@ def is_the_hosts(error: BaseException | None) -> bool:
     return False
 
 
-async def waited_out(work: Callable[[], Awaitable[T]], what: str, go_on: Callable[[], bool], tries: int | None = None) -> T:
-    """``work``, again while only the host's want is in its way and ``go_on``; ``tries`` times at most. ``what``: for the log, said once."""
+async def waited_out(
+    work: Callable[[], Awaitable[T]],
+    what: str,
+    go_on: Callable[[], bool],
+    tries: int | None = None,
+    again: Callable[[], Awaitable[T]] | None = None,
+) -> T:
+    """``work``, again while only the host's want is in its way and ``go_on``; ``tries`` times at most. ``what``: for the log, said once.
+    ``again``: instead of ``work`` from the second try on."""
     tried = 0
     while True:
         try:
-            return await work()
+            return await (again if again is not None and tried else work)()
         except Exception as error:
             tried += 1
             if not is_the_hosts(error) or not go_on() or tried == tries:

@@ -344,7 +344,7 @@ def test_a_job_is_not_lost_for_want_of_descriptors(daemon):
         argv = ("sh", "-c", "trap 'exit 7' TERM; echo up; while :; do sleep 0.1; done")
         number = queue.submit(JobSpec(Spec(argv=argv)))
         until(lambda: [line.text for line in queue.logs(number)] == ["up"], "the job runs")
-        (box,) = (box for box in detached.list_all() if box.labels["job"] == str(number))
+        box = detached.get(queue.job(number).attempts[-1].sandbox)
         before = descriptors(daemon, 3)
         box.send_stop()
         until(lambda: "trying again" in daemon.errors() or queue.job(number).state.ended, "the daemon sees the end")

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from support.requires import requires
 import dockless
 from dockless.base import paths
 from dockless.errors import BadInput, CommandNotFound, SandboxGone
-from dockless.sandbox.run import detached
+from dockless.sandbox.run import detached, process
 from dockless.sandbox.spec import Bind, Spec
 
 pytestmark = requires("userns")
@@ -39,6 +40,24 @@ def start():
     yield begin
     for box in made:
         box.remove()
+
+
+def test_what_has_begun_goes_on_where_its_starter_has_no_descriptors_left(start, monkeypatch):
+    """From READY on there is nothing to be opened: its program runs, and would be killed for a want that is none of its own."""
+    read, before = process._read_report, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def last_descriptors(fd):
+        raw = read(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        return raw
+
+    start("true", id="first")  # all modules are imported
+    monkeypatch.setattr(process, "_read_report", last_descriptors)
+    try:
+        box = start("sleep 0.1; exit 3")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert box.wait(20).code == 3
 
 
 def _log(box: detached.Box) -> list[tuple[str, ...]]:

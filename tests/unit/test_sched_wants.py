@@ -7,7 +7,7 @@ import errno
 import os
 
 import pytest
-from support.stand_in import StandIn, engine, until
+from support.stand_in import Box, StandIn, engine, until
 
 from dockless.base.records import differences
 from dockless.errors import LaunchFailed, Unwritable
@@ -93,6 +93,78 @@ def test_a_start_that_fails_for_want_of_descriptors_is_tried_again(tmp_path, lau
 
     asyncio.run(play())
     assert capfd.readouterr().err.count("cannot start") == 1
+
+
+def failing_late(launcher, monkeypatch, left):
+    """The first start fails when its sandbox is there, which is then in the state ``left``; how many starts there were."""
+    start, calls = launcher.start, []
+
+    def late(*args, **how):
+        calls.append(how["id"])
+        box = start(*args, **how)
+        if len(calls) == 1:
+            box.now, box.record = left, Exit(7, None) if left == "exited" else None
+            raise failed(-1, errno.EMFILE)
+        return box
+
+    monkeypatch.setattr(launcher, "start", late)
+    return calls
+
+
+@pytest.mark.parametrize(("left", "starts"), [("running", 1), ("exited", 1), ("starting", 2), ("created", 2), ("vanished", 2)])
+def test_what_such_a_start_left_is_taken_or_removed_and_nothing_is_started_twice(tmp_path, launcher, monkeypatch, left, starts):
+    calls = failing_late(launcher, monkeypatch, left)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            (box,) = await until(lambda: list(launcher.boxes.values()))
+            await until(lambda: running.entries[number].job.state is State.RUNNING or box.record)
+            if starts == 2:
+                assert box.said == ["remove"]
+            if left != "exited":
+                (box,) = launcher.boxes.values()
+                box.end(Exit(7, None))
+            await until(lambda: not running.entries)
+            job = queue.job(running.reader, number)
+            assert (job.state, job.exit_code, job.attempt) == (State.FAILED, 7, 1)
+            assert len(calls) == starts
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("left", ["running", "starting"])
+def test_what_a_start_that_was_given_up_left_ends_before_its_gpus_are_free(tmp_path, launcher, monkeypatch, left):
+    monkeypatch.setattr(engine_module, "LAUNCHES", 1)
+    failing_late(launcher, monkeypatch, left)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            (box,) = await until(lambda: list(launcher.boxes.values()))
+            await until(lambda: box.said.count("kill") > 1)
+            assert running.entries[number].job.devices
+            box.on_kill = lambda: box.now == "vanished" or box.end(None)
+            await until(lambda: not running.entries)
+            assert queue.job(running.reader, number).state is State.LOST
+            await until(lambda: box.said[-1] == "remove")
+
+    asyncio.run(play())
+
+
+def test_a_sandbox_of_that_name_that_is_not_the_queues_is_left_alone(tmp_path, launcher, monkeypatch):
+    failing(launcher, monkeypatch, failed(-1, errno.EPERM), 1)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            name = running.name(1, 1)
+            theirs = launcher.boxes[name] = Box(name, launcher.place / name, {"queue": "another"})
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: not running.entries)
+            assert queue.job(running.reader, number).state is State.FAILED
+            assert (number, theirs.said) == (1, [])
+
+    asyncio.run(play())
 
 
 def test_not_for_ever(tmp_path, launcher, monkeypatch):
