@@ -42,6 +42,4 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"dockless.images.{home}"), name)
+    return getattr(__import__(f"dockless.images.{home}", fromlist=[name]), name)  # importlib takes longer to import than some of them

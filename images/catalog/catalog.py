@@ -139,14 +139,14 @@ class Catalog:
         for name in _SHARED:
             self._shared(self.root / name)
         if os.geteuid() == 0:
-            self.root.chmod(0o755)
+            os.chmod(self.root, 0o755)
         sweep(self.root / "tmp")
 
     def _shared(self, path: Path) -> Path:
         """A directory whose content is inert: others may read it if this is root's store."""
         make_private(path)
         if os.geteuid() == 0:
-            path.chmod(0o755)
+            os.chmod(path, 0o755)
         return path
 
     @contextlib.contextmanager
@@ -231,7 +231,7 @@ class Catalog:
             temporary.unlink(missing_ok=True)
             return
         try:
-            temporary.chmod(self._mode)
+            os.chmod(temporary, self._mode)
             os.link(temporary, path)
         except FileExistsError:
             pass

@@ -45,7 +45,7 @@ def is_path(text: str) -> bool:
     return all(word and _LOWER.issuperset(word) for word in text.split("."))
 
 
-def _is_tag(text: str) -> bool:
+def is_tag(text: str) -> bool:
     return 0 < len(text) <= _TAG_MAX and text[0] not in ".-" and _TAG.issuperset(text)
 
 
@@ -84,7 +84,7 @@ def parse(text: str) -> Reference:
     except BadDigest as error:
         raise _bad(text, str(error)) from None
     name, colon, tag = _split_tag(rest)
-    if colon and not _is_tag(tag):
+    if colon and not is_tag(tag):
         raise _bad(text, f"the tag {tag[:140]!r} is not up to 128 letters, digits, '_', '.' and '-'")
     domain, path = _split_domain(name)
     if not is_domain(domain):

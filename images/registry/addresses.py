@@ -20,14 +20,10 @@ address is the one connected to, so there is no second look-up to poison.
 
 from __future__ import annotations
 
-import ipaddress
-import threading
+import _socket
+import _thread
 
-from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import UnsafeRequest
-
-if TYPE_CHECKING:
-    IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PUBLIC, PRIVATE, LOOPBACK, NEVER = "public", "private", "loopback", "never"
 _KINDS = {
@@ -37,36 +33,43 @@ _KINDS = {
 }
 
 # Metadata services of clouds that are not link-local: Azure, Alibaba, AWS and Google over IPv6. They hand out the machine's credentials.
-_METADATA = frozenset(ipaddress.ip_address(text) for text in ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"))
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")
+_METADATA = frozenset({"168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"})
+_NAT64 = "64:ff9b::/96"
+_THIS_NETWORK = "0.0.0.0/8"
 
 
-def address(text: str) -> IPAddress | None:
-    """An address literal as it stands in a URL (``[::1]``, with or without a zone), None for a name."""
-    try:
-        return ipaddress.ip_address(text.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
+def address(text: str) -> str | None:
+    """The address that is meant by a literal as it stands in a URL (``[::1]``, with or without a zone), None for a name. One address is
+    always the same text."""
+    bare = text.strip("[]").partition("%")[0]
+    for family in (_socket.AF_INET, _socket.AF_INET6):
+        try:
+            return _socket.inet_ntop(family, _socket.inet_pton(family, bare))
+        except (OSError, ValueError):
+            pass
+    return None
 
 
-def classify(where: IPAddress) -> str:
-    """The class of an address. IPv4 inside IPv6 (mapped, 6to4, NAT64, Teredo) counts as what it leads to."""
+def classify(text: str) -> str:
+    """The class of an address, as ``address`` writes it. IPv4 inside IPv6 (mapped, 6to4, NAT64, Teredo) counts as what it leads to."""
+    if text == "::1" or text.startswith("127."):
+        return LOOPBACK
+    import ipaddress
+
+    where = ipaddress.ip_address(text)
     if isinstance(where, ipaddress.IPv6Address):
         inner = where.ipv4_mapped or where.sixtofour or (where.teredo[1] if where.teredo else None)
-        if inner is None and where in _NAT64:
+        if inner is None and where in ipaddress.ip_network(_NAT64):
             inner = ipaddress.IPv4Address(int(where) & 0xFFFFFFFF)
         if inner is not None:
-            return classify(inner)
-    if where.is_loopback:
-        return LOOPBACK
+            return classify(str(inner))
     if (
-        where in _METADATA
+        text in _METADATA
         or where.is_link_local
         or where.is_multicast
         or where.is_unspecified
         or where.is_reserved
-        or where in _THIS_NETWORK
+        or where in ipaddress.ip_network(_THIS_NETWORK)
     ):
         return NEVER
     return PUBLIC if where.is_global else PRIVATE
@@ -79,10 +82,10 @@ class AddressGuard:
         """``host``: the registry's, without a port; ``named``: other hosts that the user's configuration names."""
         self.host = host
         self.named = named
-        self._lock = threading.Lock()
-        self._home: IPAddress | None = None
+        self._lock = _thread.allocate_lock()
+        self._home: str | None = None
 
-    def check(self, host: str, where: IPAddress) -> None:
+    def check(self, host: str, where: str) -> None:
         """``UnsafeRequest`` unless ``host``, which resolved to ``where``, may be connected to."""
         found = classify(where)
         home = self._home
@@ -103,7 +106,7 @@ class AddressGuard:
             hint=f'if {host} belongs to this registry, name it in registries.conf: [[registry]] location = "{host}"',
         )
 
-    def connected(self, host: str, where: IPAddress) -> None:
+    def connected(self, host: str, where: str) -> None:
         """The registry answered at this address."""
         if host == self.host:
             with self._lock:

@@ -7,12 +7,12 @@ leads to, as token servers and blob stores are often signed by the same one; its
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
-import threading
 from collections.abc import Mapping
-from pathlib import Path
 
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import RegistryError
 from dockless.images.registry.deadline import Timed
@@ -35,7 +35,7 @@ class Certificates:
         """``host``: the registry's, with its port where it has one; ``aliases``: other names of it (docker.io)."""
         self._where = where
         self._own = tuple(dict.fromkeys((host, host.lower(), *aliases)))
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._contexts: dict[tuple[str, int, bool, bool], SSLContext] = {}
 
     def context(self, host: str, port: int, *, insecure: bool = False, probe: bool = False) -> SSLContext:

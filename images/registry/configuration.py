@@ -11,12 +11,13 @@ are errors, while keys that are not known are collected as warnings (a newer pod
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 from collections.abc import Mapping
-from pathlib import Path
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass, field
+from dockless.base.path import Path
 from dockless.base.typing import Any
 from dockless.errors import BadInput, RegistryError
 from dockless.images.model.reference import Reference, is_domain, is_path
@@ -166,25 +167,46 @@ def _files(env: Mapping[str, str], system: Path) -> list[Path]:
         drop_ins.append(user / "registries.conf.d")
     if chosen:
         main = Path(chosen)
-        if not main.is_file():
+        if not _is_file(main):
             raise BadInput(
                 f"CONTAINERS_REGISTRIES_CONF names {main}, which is no file", subject=str(main), hint="unset it or make the file"
             )
-    elif user is not None and (user / "registries.conf").is_file():
+    elif user is not None and _is_file(user / "registries.conf"):
         main, drop_ins = user / "registries.conf", drop_ins[1:]
     else:
         main = system / "registries.conf"
     if directory:
         drop_ins = [Path(directory)]
-    found = [main] if main.is_file() else []
+    found = [main] if _is_file(main) else []
     for place in drop_ins:
-        found += sorted(path for path in place.glob("*.conf") if path.is_file())
+        found += [path for path in _inside(place) if path.name.endswith(".conf") and _is_file(path)]
     return found
+
+
+def _inside(directory: Path) -> list[Path]:
+    """What lies there, sorted; nothing where there is no such directory."""
+    try:
+        return [directory / name for name in sorted(os.listdir(directory))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def status(path: Path) -> os.stat_result | None:
+    """None where nothing is there. ``OSError`` where that cannot be seen: what a file there may forbid must not be passed over."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _is_file(path: Path) -> bool:
+    found = status(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             data = file.read(FILE_MAX + 1)
         if len(data) > FILE_MAX:
             raise _bad(path, f"larger than {FILE_MAX} bytes")

@@ -8,17 +8,17 @@ read to its end is kept for the next request.
 
 from __future__ import annotations
 
+import _socket
+import _thread
 import contextlib
 import select
-import socket
-import threading
-import weakref
+from _weakrefset import WeakSet
 from collections.abc import Mapping
-from urllib.parse import SplitResult, unquote, urlsplit
 
 from dockless.base.dataclass import dataclass
 from dockless.base.later import base64
 from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.url import SplitResult, urlsplit
 from dockless.errors import UnsafeRequest
 from dockless.images.registry.addresses import AddressGuard, address
 from dockless.images.registry.deadline import TimedSocket, TooSlow, look_up, within
@@ -88,9 +88,9 @@ class Network:
         self._certificates = certificates
         self._proxies = proxies
         self._timeouts = timeouts
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._idle: dict[_Way, list[Connection]] = {}
-        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._open: WeakSet[_socket.socket] = WeakSet()
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: Body, *, insecure: bool = False, probe: bool = False) -> Answer:
         """One request; the answer's body is not read yet. Raises ``NotConnected``, ``BadHttp``, ``OSError``, ``TooSlow``, ``NotTls``,
@@ -168,7 +168,7 @@ class Network:
         self._open.add(own)
         return Connection(sock, way.netloc, lambda: shut(own))
 
-    def _encrypted(self, sock: socket.socket, way: _Way, probe: bool) -> Any:
+    def _encrypted(self, sock: _socket.socket, way: _Way, probe: bool) -> Any:
         import ssl
 
         context = self._certificates.context(way.host, way.port, insecure=way.insecure, probe=probe)
@@ -234,10 +234,10 @@ def _wrapped(context: SSLContext, sock: Any, host: str, who: str) -> Any:
         raise Untrusted(who, error.verify_message or str(error)) from None
 
 
-def _check_for_tls(sock: socket.socket, way: _Way) -> None:
+def _check_for_tls(sock: _socket.socket, way: _Way) -> None:
     """``NotTls`` where the server answers the beginning of TLS in HTTP: then ``ssl`` need not be imported, which takes longer than asking a
     registry. Any other answer says nothing. The connection is of no use afterwards."""
-    with sock, contextlib.suppress(OSError, TooSlow):
+    with contextlib.closing(sock), contextlib.suppress(OSError, TooSlow):
         sock.sendall(_HELLO)
         if sock.recv(5) == b"HTTP/":
             raise NotTls(f"{way.netloc} answers in HTTP", sure=True)
@@ -251,29 +251,31 @@ def _proxy_login(proxy: str) -> dict[str, str]:
     parts = urlsplit(proxy)
     if not parts.username:
         return {}
+    from urllib.parse import unquote
+
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return {"Proxy-Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
 
 
 def beneath(sock: Any) -> Any:
     """The socket itself: below TLS that runs inside a proxy's TLS there is another."""
-    while not isinstance(sock, socket.socket):
+    while not isinstance(sock, _socket.socket):
         sock = sock.beneath
     return sock
 
 
-def shut(sock: socket.socket) -> None:
+def shut(sock: _socket.socket) -> None:
     """From any thread: the connection is over, and who waits for it finds out."""
     with contextlib.suppress(OSError):
         # Not the TLS object's own method, which would pull its state from under the thread that reads.
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        _socket.socket.shutdown(sock, _socket.SHUT_RDWR)
 
 
 def _dial(host: str, port: int, guard: AddressGuard | None, seconds: float) -> TimedSocket:
     """Connect to the first address of a host that the guard allows and that answers, each within ``seconds``."""
     try:
         found = look_up(host, port)
-    except (socket.gaierror, UnicodeError):
+    except (_socket.gaierror, UnicodeError):
         raise NoSuchHost(f"{host}: no such host") from None
     refused: UnsafeRequest | None = None
     failed: Exception | None = None
@@ -289,7 +291,7 @@ def _dial(host: str, port: int, guard: AddressGuard | None, seconds: float) -> T
                 continue
         sock = TimedSocket(family, kind, protocol)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             sock.idle = seconds
             sock.connect(target)
         except (OSError, TooSlow) as error:

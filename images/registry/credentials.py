@@ -11,13 +11,13 @@ A file that is there and cannot be read is an error: going on as nobody would en
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass, field
 from dockless.base.later import base64
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import RegistryError
 from dockless.images.registry import helpers
@@ -137,7 +137,7 @@ def read(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None  # also where a directory on the way is closed to us: then the file is somebody else's
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             data = file.read(FILE_MAX + 1)
     except OSError as error:
         raise bad(path, error.strerror or str(error)) from None

@@ -13,10 +13,10 @@ takes is added to the deadlines: it depends on what is sent, so a lowest rate ho
 
 from __future__ import annotations
 
+import _socket
+import _thread
 import contextlib
 import math
-import socket
-import threading
 import time
 from collections.abc import Iterator
 
@@ -41,18 +41,18 @@ class _Deadline:
         self.left = most
 
 
-class _Thread(threading.local):
+class _Thread(_thread._local):
     def __init__(self) -> None:
         self.deadlines: list[_Deadline] = []
 
 
-_thread = _Thread()
+_mine = _Thread()
 
 
 @contextlib.contextmanager
 def within(seconds: float, step: str, *, most: float = math.inf) -> Iterator[None]:
     """Give all waits of this thread in the block ``seconds`` together, and all bytes received in it ``most``. ``step`` is for errors."""
-    deadlines = _thread.deadlines
+    deadlines = _mine.deadlines
     deadlines.append(_Deadline(seconds, step, most))
     try:
         yield
@@ -62,15 +62,15 @@ def within(seconds: float, step: str, *, most: float = math.inf) -> Iterator[Non
 
 def remaining() -> float:
     """Seconds until the first deadline, infinite where there is none."""
-    return min((one.end for one in _thread.deadlines), default=math.inf) - time.monotonic()
+    return min((one.end for one in _mine.deadlines), default=math.inf) - time.monotonic()
 
 
 def check() -> None:
     """``TooSlow`` where a deadline is over."""
     now = time.monotonic()
-    for one in _thread.deadlines:
+    for one in _mine.deadlines:
         if now >= one.end:
-            last = _thread.deadlines[-1]
+            last = _mine.deadlines[-1]
             where = "" if last.step == one.step else f" (last: {last.step})"
             raise TooSlow(f"{one.step} is not complete after {one.seconds:g} s{where}")
 
@@ -85,14 +85,16 @@ def look_up(host: str, port: int | None) -> list[Any]:
     def ask() -> None:
         try:
             # As bytes: for a text, Python imports the encoding of names that are not ASCII.
-            answer.append(socket.getaddrinfo(host.encode() if host.isascii() else host, port, type=socket.SOCK_STREAM))
+            answer.append(_socket.getaddrinfo(host.encode() if host.isascii() else host, port, type=_socket.SOCK_STREAM))
         except Exception as error:
             answer.append(error)
 
     check()
     if _is_address(host):
-        return list(socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM))
+        return list(_socket.getaddrinfo(host.encode(), port, type=_socket.SOCK_STREAM))
     seconds = min(RESOLVING, remaining())
+    import threading
+
     thread = threading.Thread(target=ask, name="dockless-resolve", daemon=True)
     thread.start()
     thread.join(max(0.0, seconds))
@@ -105,9 +107,9 @@ def look_up(host: str, port: int | None) -> list[Any]:
 
 def _is_address(host: str) -> bool:
     """Whether no resolver needs to be asked."""
-    for family in (socket.AF_INET, socket.AF_INET6):
+    for family in (_socket.AF_INET, _socket.AF_INET6):
         with contextlib.suppress(OSError, UnicodeError, ValueError):
-            socket.inet_pton(family, host)
+            _socket.inet_pton(family, host)
             return True
     return False
 
@@ -130,7 +132,7 @@ class Rate:
 
 
 if TYPE_CHECKING:
-    _Socket = socket.socket
+    _Socket = _socket.socket
 else:
     _Socket = object
 
@@ -175,7 +177,7 @@ class Timed(_Socket):
                 with self._waiting(self.idle, f"the request has stalled: no byte of it was taken for {self.idle:g} s"):
                     count = super().send(left[at:], flags)
                 passed = time.monotonic() - since
-                for one in _thread.deadlines:
+                for one in _mine.deadlines:
                     one.end += passed
                 rate.moved(count, passed)
                 at += count
@@ -193,16 +195,16 @@ class Timed(_Socket):
             raise TooSlow(late) from None
 
     def _no_byte(self) -> str:
-        step = _thread.deadlines[-1].step if _thread.deadlines else "the transfer"
+        step = _mine.deadlines[-1].step if _mine.deadlines else "the transfer"
         return f"{step} has stalled: no byte came for {self.idle:g} s"
 
 
 def _received(count: int) -> None:
-    for one in _thread.deadlines:
+    for one in _mine.deadlines:
         one.left -= count
         if one.left < 0:
             raise TooSlow(f"{one.step} is larger than {one.most:.0f} bytes")
 
 
-class TimedSocket(Timed, socket.socket):
+class TimedSocket(Timed, _socket.socket):
     """A plain socket that keeps the thread's deadlines."""

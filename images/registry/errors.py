@@ -5,8 +5,7 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-code
 
 from __future__ import annotations
 
-import json
-
+from dockless.base import json
 from dockless.base.text import escaped
 from dockless.errors import NotFound, RateLimited, RegistryError, RegistryUnavailable, Unauthorized
 

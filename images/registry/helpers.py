@@ -10,13 +10,12 @@ https://github.com/docker/docker-credential-helpers
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import time
 from collections.abc import Mapping
 
-from dockless.base import signal
+from dockless.base import json, signal
+from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import RegistryError
 from dockless.images.registry.errors import printable

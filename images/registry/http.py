@@ -18,19 +18,17 @@ https://www.rfc-editor.org/rfc/rfc9112
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterable, Mapping
-from urllib.parse import quote
 
 from dockless.base.typing import IO, Any
+from dockless.base.url import quote
 
 SEND_SIZE = 256 << 10
 """Bytes of a file that are read and sent at once."""
 LINE_MAX = 64 << 10
-_STATUS = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: |\Z)")
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;|\Z)")
-_UNPRINTABLE = re.compile(r"[\0\r\n]")
+_TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+_UNPRINTABLE = frozenset("\0\r\n")
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "CONNECT"})
 _SAFE = "!#$%&'()*+,/:;=?@[]~"
 
@@ -110,10 +108,7 @@ class Answer:
             raise BadHttp("a chunk is longer than it says")
         self._begun = True
         line = self._connection.line()
-        size = _CHUNK.match(line)
-        if size is None:
-            raise BadHttp(f"{line[:40]!r} is no size of a chunk")
-        found = int(size[1], 16)
+        found = _chunk_size(line)
         while found == 0 and self._connection.line():
             pass  # trailers
         return found
@@ -180,11 +175,7 @@ class Connection:
         self.sock.close()
 
     def _status(self) -> tuple[int, int]:
-        line = self.line().decode("latin-1")
-        found = _STATUS.match(line)
-        if found is None:
-            raise BadHttp(f"{line[:60]!r} is no HTTP")
-        return int(found[1]), int(found[2])
+        return _version_and_status(self.line().decode("latin-1"))
 
     def _fields(self) -> Headers:
         fields: list[tuple[str, str]] = []
@@ -193,7 +184,7 @@ class Connection:
                 fields[-1] = (fields[-1][0], f"{fields[-1][1]} {line.strip()}")
                 continue
             name, colon, value = line.partition(":")
-            if not colon or not _TOKEN.match(name) or _UNPRINTABLE.search(value):
+            if not colon or not name or not _TOKEN.issuperset(name) or not _UNPRINTABLE.isdisjoint(value):
                 raise BadHttp(f"{line[:60]!r} is no header")
             fields.append((name, value.strip(" \t")))
         return Headers(fields)
@@ -220,9 +211,25 @@ def _head(method: str, target: str, host: str, headers: Mapping[str, str], lengt
     if length is not None and not any(name.lower() == "content-length" for name in fields):
         fields |= {"Content-Length": str(length)} if length >= 0 else {"Transfer-Encoding": "chunked"}
     lines = [f"{method} {quote(target, safe=_SAFE)} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-    if any(_UNPRINTABLE.search(line) for line in lines):
+    if not all(map(_UNPRINTABLE.isdisjoint, lines)):
         raise ValueError("a header of the request has more than one line")
     return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+def _version_and_status(line: str) -> tuple[int, int]:
+    """(0, 200) of ``HTTP/1.0 200 OK``."""
+    version, status = line[:9], line[9:12]
+    digits = len(status) == 3 and status.isascii() and status.isdigit() and status[0] != "0"
+    if version not in ("HTTP/1.0 ", "HTTP/1.1 ") or not digits or line[12:13] not in ("", " "):
+        raise BadHttp(f"{line[:60]!r} is no HTTP")
+    return int(version[7]), int(status)
+
+
+def _chunk_size(line: bytes) -> int:
+    size = line.partition(b";")[0].rstrip(b" \t")
+    if not 0 < len(size) < 16 or not _HEX.issuperset(size):
+        raise BadHttp(f"{line[:40]!r} is no size of a chunk")
+    return int(size, 16)
 
 
 def _framing(method: str, status: int, headers: Headers) -> tuple[int | None, bool]:

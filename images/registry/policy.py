@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from dockless.base import paths
+from dockless.base.path import Path
 from dockless.base.typing import Any
 from dockless.errors import BadInput, RegistryError
 from dockless.images.model import manifest
 from dockless.images.model.reference import Reference
-from dockless.images.registry.configuration import SYSTEM
+from dockless.images.registry.configuration import SYSTEM, status
 
 ACCEPT, REJECT = "insecureAcceptAnything", "reject"
 SIGNED = ("signedBy", "sigstoreSigned", "signedBaseLayer")
@@ -26,7 +26,10 @@ _NAME = "policy.json"
 
 def check(reference: Reference, *, env: Mapping[str, str] | None = None, system: Path = SYSTEM) -> None:
     """``RegistryError`` unless the policy lets ``reference`` be pulled; ``BadInput`` where the policy cannot be understood."""
-    path = _path(os.environ if env is None else env, system)
+    try:
+        path = _path(os.environ if env is None else env, system)
+    except OSError as error:
+        raise _bad(Path(str(error.filename)), error.strerror or str(error)) from None
     if path is None:
         return
     scope, requirements = _decisive(path, reference)
@@ -50,7 +53,7 @@ def _path(env: Mapping[str, str], system: Path) -> Path | None:
     home = Path(env["HOME"]) if env.get("HOME") else paths.user_home()
     base = env.get("XDG_CONFIG_HOME", "")
     own = (Path(base) if os.path.isabs(base) else home / ".config") / "containers" / _NAME
-    return next((path for path in (own, system / _NAME) if path.exists()), None)
+    return next((path for path in (own, system / _NAME) if status(path) is not None), None)
 
 
 def _decisive(path: Path, reference: Reference) -> tuple[str, list[Any]]:

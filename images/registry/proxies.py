@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
+from dockless.base.url import urlsplit
 from dockless.errors import BadInput
 from dockless.images.registry.addresses import LOOPBACK, address, classify
 
@@ -58,8 +57,10 @@ class Proxies:
                     continue
                 entry = name
             if literal is not None:
+                import ipaddress
+
                 try:
-                    if literal in ipaddress.ip_network(entry.strip("[]"), strict=False):
+                    if ipaddress.ip_address(literal) in ipaddress.ip_network(entry.strip("[]"), strict=False):
                         return True
                 except ValueError:
                     pass

@@ -9,18 +9,19 @@ https://github.com/opencontainers/distribution-spec/blob/main/spec.md
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import urljoin, urlsplit
 
 from dockless.base.dataclass import dataclass
+from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING, TypeVar
+from dockless.base.url import urljoin, urlsplit
 from dockless.errors import BadDigest, BadImage, RegistryError, RegistryUnavailable
 from dockless.images.model import digest, manifest
 from dockless.images.model.choose import inline, verified
 from dockless.images.model.digest import Digest
 from dockless.images.model.manifest import Descriptor, Index, Manifest
+from dockless.images.model.reference import is_tag
 from dockless.images.registry.deadline import remaining, within
 from dockless.images.registry.endpoint import Scope
 
@@ -32,8 +33,7 @@ _KNOWN = manifest.MANIFESTS | manifest.INDEXES
 _TRIES = 4
 _WAIT = 0.25
 _PAGES_MAX = 1000
-_NEXT = re.compile(r'<([^<>]{1,4000})>\s*;[^,]*\brel\s*=\s*"?next"?', re.IGNORECASE)
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
+_NEXT = r'(?i)<([^<>]{1,4000})>\s*;[^,]*\brel\s*=\s*"?next"?'
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class RemoteRepository:
             names = (page.get("tags") or []) if isinstance(page, dict) else None
             if not isinstance(names, list):
                 raise BadImage(f"{what} is malformed", subject=what)
-            found += [name for name in names if isinstance(name, str) and _TAG.match(name)]
+            found += [name for name in names if isinstance(name, str) and is_tag(name)]
             path = _next_page(link, url, what)
         return found[:limit]
 
@@ -183,7 +183,7 @@ def first_of(remotes: list[RemoteRepository], ask: Callable[[RemoteRepository], 
 
 def _next_page(link: str, url: str, what: str) -> str:
     """The path that a ``Link: <…>; rel="next"`` leads to, "" for none. Never another host's."""
-    match = _NEXT.search(link)
+    match = re.search(_NEXT, link)
     if match is None:
         return ""
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from urllib.parse import urlsplit
 
 from dockless.base.typing import TYPE_CHECKING
+from dockless.base.url import urlsplit
 from dockless.errors import RegistryError, RegistryUnavailable
 from dockless.images.registry.connection import Timeouts
 from dockless.images.registry.deadline import Rate, TooSlow, within
@@ -14,6 +14,7 @@ from dockless.images.registry.errors import TOO_SLOW, printable
 from dockless.images.registry.http import BadHttp
 
 if TYPE_CHECKING:
+    from dockless.images.registry.encoding import Decoder
     from dockless.images.registry.http import Answer
 
 _FRAME_MAX = 256 << 10
@@ -28,8 +29,6 @@ class Response:
     """
 
     def __init__(self, raw: Answer, url: str, what: str, timeouts: Timeouts) -> None:
-        from dockless.images.registry.encoding import decoder
-
         self.status = raw.status
         self.headers = raw.headers
         self.url = url.partition("?")[0]
@@ -38,7 +37,7 @@ class Response:
         self._timeouts = timeouts
         self._rate = Rate(timeouts.read, "the body of the answer")
         try:
-            self._decoder = decoder(raw.headers.get("Content-Encoding"), what)
+            self._decoder = _decoder(raw.headers.get("Content-Encoding"), what)
         except RegistryError:
             self.close()
             raise
@@ -106,3 +105,11 @@ class Response:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _decoder(encoding: str, what: str) -> Decoder | None:
+    if not encoding:
+        return None
+    from dockless.images.registry.encoding import decoder
+
+    return decoder(encoding, what)

@@ -9,15 +9,15 @@ https://distribution.github.io/distribution/spec/auth/token/ and …/spec/auth/o
 
 from __future__ import annotations
 
-import json
-import threading
+import _thread
 import time
 from collections.abc import Callable
-from urllib.parse import urlencode, urlsplit
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass
 from dockless.base.later import base64
 from dockless.base.typing import TYPE_CHECKING
+from dockless.base.url import urlsplit
 from dockless.errors import RegistryError, Unauthorized, UnsafeRequest
 from dockless.images.registry.endpoint import Scope
 from dockless.images.registry.errors import printable
@@ -52,7 +52,7 @@ class Authenticator:
         self._find = find
         self._fetch = fetch
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = _thread.RLock()
         self._login: Login | None = None
         self._searched = False
         self._challenge: Challenge | None = None
@@ -128,6 +128,8 @@ class Authenticator:
         login = self._credentials()
         if login is not None and login.registry_token:
             return _Token(f"Bearer {login.registry_token}", float("inf"))
+        from urllib.parse import urlencode
+
         realm = challenge.get("realm")
         try:
             glue = "&" if urlsplit(realm).query else "?"

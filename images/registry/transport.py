@@ -17,17 +17,17 @@ All of it together, tries and waits and tokens and redirects, has one deadline (
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
-import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from urllib.parse import SplitResult, urljoin, urlsplit
 
 from dockless._version import __version__
+from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING
+from dockless.base.url import SplitResult, urljoin, urlsplit
 from dockless.errors import RegistryError, RegistryUnavailable, UnsafeRequest
 from dockless.images.registry import errors, retrying
 from dockless.images.registry.addresses import AddressGuard
@@ -54,8 +54,9 @@ _AGENT = f"dockless/{__version__}"
 _REST = 10.0
 """Seconds for the body of an answer that only its head matters of."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ADDRESS = frozenset("0123456789abcdefABCDEF:.")
+_LABEL = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-")
 _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-_HOST = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?\Z|\[[0-9A-Fa-f:.]+\]\Z")
 
 Origin = tuple[str, str, int]
 
@@ -80,7 +81,7 @@ class Registry:
         self._tries = tries
         self._pause = pause
         self._credentials = credentials
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._scheme = endpoint.tried[0] if len(endpoint.tried) == 1 else ""
         certificates = Certificates(endpoint.netloc, (HUB,) if endpoint.netloc == HUB_HOST else (), places(env))
         guard = AddressGuard(endpoint.host, endpoint.named)
@@ -212,7 +213,7 @@ class Registry:
             bare = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
         except ValueError:
             usable, bare = False, ""
-        if not usable or not _HOST.match(bare) or not location.isascii() or not location.isprintable():
+        if not usable or not _is_host(bare) or not location.isascii() or not location.isprintable():
             raise UnsafeRequest(
                 f"{what}: sent to {printable(location, 100)}, which is no address that a registry may send a client to",
                 subject=what,
@@ -220,7 +221,7 @@ class Registry:
             )
         if parts.scheme == "http" and urlsplit(base).scheme == "https":
             raise UnsafeRequest(f"{what}: sent from https to http at {parts.netloc}", subject=what, hint=hint)
-        return parts._replace(fragment="").geturl()
+        return (parts._replace(fragment="") if parts.fragment else parts).geturl()
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: _Body, patience: Patience, what: str) -> Answer:
         """Send until there is an answer that waiting will not better, or patience is at its end."""
@@ -341,6 +342,13 @@ def _challenges(raw: Answer) -> tuple[Challenge, ...]:
     from dockless.images.registry.challenge import parse
 
     return parse(raw.headers.getlist("WWW-Authenticate"))
+
+
+def _is_host(text: str) -> bool:
+    """Whether it is a name, which may end with a dot, or an address of IPv6 in brackets."""
+    if text[:1] == "[":
+        return text[-1:] == "]" and len(text) > 2 and _ADDRESS.issuperset(text[1:-1])
+    return all(label and _LABEL.issuperset(label) for label in text.removesuffix(".").split("."))
 
 
 def _origin(parts: SplitResult) -> Origin:

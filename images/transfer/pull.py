@@ -21,8 +21,8 @@ run here anyway.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import threading
 from collections.abc import Callable
 
 from dockless.base.dataclass import replace
@@ -135,7 +135,7 @@ def _serial(progress: Tell | None) -> Tell | None:
     """Downloads and layers report from threads of their own; the caller hears one at a time."""
     if progress is None:
         return None
-    lock = threading.Lock()
+    lock = _thread.allocate_lock()
 
     def tell(event: Progress) -> None:
         with lock:

@@ -10,9 +10,9 @@ platforms is not (the store keeps one image of it). Foreign layers are not sent:
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadDigest, BadInput, ImageError, RegistryError, RegistryUnavailable

@@ -6,8 +6,7 @@ of loopback. The assertion is that nobody ever connected to the victim.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
+import _socket
 
 import pytest
 from support.scripted_http import Reply, ScriptedHttp, answer
@@ -17,7 +16,7 @@ from dockless.images.registry import addresses
 from dockless.images.registry.endpoint import Endpoint, Scope
 from dockless.images.registry.transport import Registry, Timeouts
 
-REGISTRY = ipaddress.ip_address("127.0.0.1")
+REGISTRY = "127.0.0.1"
 PATH = "/v2/team/app/blobs/sha256:x"
 
 INSIDE = (
@@ -38,14 +37,14 @@ ELSEWHERE = ("169.254.169.254", "[fe80::1%25lo]", "10.255.255.1", "[fd00:ec2::25
 
 @pytest.fixture
 def on_the_internet(monkeypatch):
-    real, resolve = addresses.classify, socket.getaddrinfo
+    real, resolve = addresses.classify, _socket.getaddrinfo
     names = {"inside.test": ["127.0.0.2"], "both.test": ["127.0.0.2", "10.255.255.1"], "metadata.test": ["169.254.169.254"]}
 
     def resolved(host, port, *args, **options):
         return [entry for where in names.get(host.decode(), [host]) for entry in resolve(where, port, *args, **options)]
 
     monkeypatch.setattr(addresses, "classify", lambda where: addresses.PUBLIC if where == REGISTRY else real(where))
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(_socket, "getaddrinfo", resolved)
     return names
 
 
@@ -125,8 +124,8 @@ def test_a_name_that_changes_its_address(on_the_internet, victim, monkeypatch):
 
 def test_a_name_is_looked_up_once_for_each_connection(on_the_internet, monkeypatch):
     """Nothing lies between the check and the connection that could answer differently."""
-    asked, resolve = [], socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *args, **options: asked.append(host) or resolve(host, *args, **options))
+    asked, resolve = [], _socket.getaddrinfo
+    monkeypatch.setattr(_socket, "getaddrinfo", lambda host, *args, **options: asked.append(host) or resolve(host, *args, **options))
     with ScriptedHttp(lambda _: answer(200, b"ok")) as server:
         assert fetch(client(server)) == b"ok"
         assert server.connections == 1 and asked == [b"127.0.0.1"]

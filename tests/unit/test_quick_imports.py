@@ -7,13 +7,14 @@ import pathlib
 import pickle
 import re
 import signal as standard_signal
+import urllib.parse
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
 from dockless.base import json as ours
-from dockless.base import signal
+from dockless.base import signal, url
 from dockless.base.path import Path
 from dockless.base.text import is_name
 
@@ -93,3 +94,35 @@ def test_what_json_does_not_have_is_refused_as_by_the_standard_module():
 def test_signals_are_the_same():
     assert all(getattr(signal, one.name) == one for one in standard_signal.Signals)
     assert signal.default_int_handler is standard_signal.default_int_handler and signal.Signals(9).name == "SIGKILL"
+
+
+URLS = some.from_regex(
+    r"(https?|HTTP|ftp)://[a-zA-Z0-9.:\[\]@_-]{0,12}(/[a-z0-9._~;%/:-]{0,12})?([?#][a-z/=]{0,4})?", fullmatch=True
+) | some.text("ahtps:/.?#[]@%0;\n\té", max_size=12)
+PARTS = ("scheme", "netloc", "path", "query", "fragment", "hostname", "port", "username", "password")
+
+
+@example("http://a:99999/", "/x")
+@example("http://a:/b", "/../c")
+@example("http://A.b:080/c", "//d/e")
+@example("https://a", "/v2/b/manifests/sha256:0")
+@example("http://a?", "/b?c")
+@given(URLS, URLS)
+def test_a_url_is_as_the_standard_module_reads_it(first, second):
+    assert _parts(url.urlsplit, first) == _parts(urllib.parse.urlsplit, first)
+    for base in (first, "http://r.test:5000/v2/x?y"):
+        for other in (second, "/" + second):
+            assert _said(url.urljoin, base, other) == _said(urllib.parse.urljoin, base, other)
+    assert url.quote(first, safe="/:") == urllib.parse.quote(first, safe="/:")
+
+
+def _parts(split, text):
+    parts = _said(split, text)
+    return parts if isinstance(parts, type) else [*(_said(getattr, parts, name) for name in PARTS), parts.geturl()]
+
+
+def _said(read, *values):
+    try:
+        return read(*values)
+    except ValueError as error:
+        return type(error)

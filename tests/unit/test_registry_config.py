@@ -301,3 +301,16 @@ def test_the_files_of_this_machine():
     """What distributions ship is understood."""
     if Path("/etc/containers/registries.conf").exists():
         assert Configuration.load({}).warnings == ()
+
+
+@pytest.mark.parametrize("name", ["registries.conf", "registries.conf.d", "registries.conf.d/a.conf"])
+def test_what_cannot_be_seen_is_not_passed_over(name, files, tmp_path):
+    """It may say ``blocked``."""
+    files('[[registry]]\nlocation = "r.test"', user='[[registry]]\nlocation = "r.test"')
+    own = tmp_path / "home/.config/containers" / name
+    if own.is_dir():
+        own.rmdir()
+    own.unlink(missing_ok=True)
+    own.symlink_to(own)
+    with pytest.raises(BadInput, match=f"{own}: Too many levels of symbolic links"):
+        Configuration.load({"HOME": str(tmp_path / "home")}, tmp_path / "etc/containers")

@@ -110,3 +110,12 @@ def test_what_is_not_understood_is_an_error(tmp_path, text):
     (tmp_path / "etc/policy.json").write_text(text)
     with pytest.raises((BadInput, BadImage), match=r"policy\.json"):
         ask(tmp_path, "busybox")
+
+
+def test_a_policy_that_cannot_be_seen_is_not_passed_over(tmp_path):
+    write(tmp_path / "etc/policy.json")
+    own = tmp_path / "home/.config/containers/policy.json"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(own)
+    with pytest.raises(BadInput, match=rf"{own} is not sound: Too many levels of symbolic links"):
+        ask(tmp_path, "busybox")

@@ -6,8 +6,6 @@ import sys
 
 from dockless.base.text import escaped
 from dockless.base.typing import TYPE_CHECKING
-from dockless.base.units import format_size
-from dockless.cli.images import print_images, record
 from dockless.cli.output import ask, each, out, print_json, short, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.progress import ProgressLine, resumable
@@ -30,6 +28,7 @@ def pull_options(parser: Parser) -> None:
 
 
 def pull(options: Namespace) -> int:
+    from dockless.cli.images import print_images, record
     from dockless.images import Store
 
     store = Store()
@@ -65,6 +64,8 @@ def push(options: Namespace) -> int:
     elif options.quiet:
         out(pushed.digest)
     else:
+        from dockless.base.units import format_size
+
         blobs = f"{pushed.uploaded} blobs sent, {format_size(pushed.sent)}; {pushed.mounted + pushed.there} were there"
         out(f"{pushed.reference}  {short(pushed.digest)}  {blobs}")
     return 0
