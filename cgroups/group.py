@@ -144,7 +144,7 @@ class Cgroup:
 
     @property
     def frozen(self) -> bool:
-        """Does everything here stand still?"""
+        """Whether all processes here and below are frozen."""
         return parse_flat(self._read("cgroup.events")).get("frozen", 0) == 1
 
     def usage(self, *, pressure: bool = True) -> Usage:

@@ -5,7 +5,7 @@
     Box, ForegroundSandbox ─► Changes(upper, base, id map) ─► frozen, if it runs ─► images.archive: diff / export / commit
 
 A detached sandbox keeps its private upper until it is removed; a foreground one loses it at its end, so it is committed while it runs.
-A running sandbox stands still while it is listed or exported, and for the last step of a commit.
+A running sandbox is frozen while it is listed or exported, and for the last step of a commit.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Changes:
         created: float | datetime.datetime | None = None,
         pause: bool = True,
     ) -> Image:
-        """A new image: the sandbox's own and its changes. See ``dockless.images.archive.commit``. A running one stands still for what has
+        """A new image: the sandbox's own and its changes. See ``dockless.images.archive.commit``. A running one is frozen for what has
         changed while its changes were copied: see ``dockless.images.archive.capture``."""
         import tempfile
 
@@ -93,10 +93,10 @@ class Changes:
         from dockless.images.archive.diff import write_layer
 
         store = Store()
-        stood = 0.0
+        paused = 0.0
 
         def write(out: Writable, clamp: int | None) -> WrittenLayer:
-            nonlocal stood
+            nonlocal paused
             if not self.running or not pause:
                 return write_layer(self.upper, self.base.layers, out, clamp=clamp)
             with (
@@ -105,7 +105,7 @@ class Changes:
             ):
                 what = f"the changes of sandbox {self.id}"
                 written = write_running(self.upper, self.base.layers, out, spool.fileno(), freezing, what=what, clamp=clamp)
-                stood = freezing.seconds
+                paused = freezing.seconds
                 return written
 
         made = commit(
@@ -119,7 +119,7 @@ class Changes:
             created=created,
             created_by=self.command,
         )
-        return replace(made, paused=stood)
+        return replace(made, paused=paused)
 
     @contextlib.contextmanager
     def _frozen(self, pause: bool) -> Iterator[None]:

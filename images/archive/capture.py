@@ -1,22 +1,22 @@
-"""The layer of an upper in which a sandbox writes, as it is at one moment, which it stands still for no longer than it must: copied before
+"""The layer of an upper in which a sandbox writes, as it is at one moment. It is frozen for no longer than it must be: copied before
 the freeze, as live migration does it.
 
 ::
 
     runs          survey: what every name is (inode, times, size …), noted          ◄─┐ while much of it
-    stands still  nothing: whoever was in a system call or a page fault is out of it   │ changes, at most
+    frozen        nothing: whoever was in a system call or a page fault is out of it   │ changes, at most
     runs          flush what is mapped; copy what is new to a file without a name    ──┘ ROUNDS times
-    stands still  survey; copy what is not proved to be as it was noted
+    frozen        survey; copy what is not proved to be as it was noted
     runs          the layer, from the last survey and the copies
 
 Why an inode whose times are those of the note has the content of its copy. A system call that writes takes the time at its beginning, and a
 write through a shared mapping when it faults on a page that is not writable yet. One that took its time before the note is over when the
-sandbox has stood still: a call has written then, before the copy, and a page is writable and dirty, so that the flush makes it read-only
+sandbox was frozen: a call has written then, before the copy, and a page is writable and dirty, so that the flush makes it read-only
 again. One that takes its time after the note shows in the times, if the clock has ticked since (native/layer/survey.c). What is still
 on its way then is I/O that is asynchronous and direct: a write that was submitted before the note, and arrives after the copy, is not seen.
 
 On a file system whose times do not tell (all but ext4, XFS and Btrfs: tmpfs does not note writes through mappings) there are no rounds:
-everything is copied while it stands still.
+everything is copied while it is frozen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dockless.native.survey import Entry, PathTooLong, Survey, flush, trusts
 
 ROUNDS = 4
 FEW_BYTES, FEW_FILES = 2 << 20, 50
-"""So little is copied while it stands still without another round."""
+"""So little is copied while it is frozen without another round."""
 ENTRIES_MAX = 1 << 20
 """Names that are noted: some 600 bytes each, with short names and without what ``HELD_MAX`` bounds."""
 HELD_MAX = 128 << 20
@@ -53,7 +53,7 @@ _SMALL = 128 << 10
 _ROOM = 64 << 20
 _BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 
-Still = Callable[[], AbstractContextManager[None]]
+Frozen = Callable[[], AbstractContextManager[None]]
 """Nothing in the sandbox moves inside of it."""
 
 
@@ -95,43 +95,43 @@ class Noted:
 
 
 def write_running(
-    upper: Upper, base: Sequence[Layer], out: Writable, spool: int, still: Still, *, what: str, clamp: int | None = None
+    upper: Upper, base: Sequence[Layer], out: Writable, spool: int, frozen: Frozen, *, what: str, clamp: int | None = None
 ) -> WrittenLayer:
     """As ``write_layer``, of an upper in which a sandbox writes. ``spool``: an empty file, for a copy of what is in it and, until the
-    end, of what has changed meanwhile. ``still``: called some times. ``what``: for errors. ``ImageError``, ``NoRoom``"""
+    end, of what has changed meanwhile. ``frozen``: called some times. ``what``: for errors. ``ImageError``, ``NoRoom``"""
     if upper.from_inside:
         from dockless.images.archive import inside
 
-        return inside.write_running(upper, base, out, clamp, spool, still, what)
+        return inside.write_running(upper, base, out, clamp, spool, frozen, what)
     with reading(upper):
         root = open_root(upper)
         try:
             copies = _Copies(root, spool, what)
             try:
-                last = _last_of(root, copies, still)
-            except OverflowError:  # nothing is noted: it stands still until all is written
-                with still():
+                last = _last_of(root, copies, frozen)
+            except OverflowError:  # nothing is noted: it stays frozen until all is written
+                with frozen():
                     return write_layer(upper, base, out, clamp=clamp)
         finally:
             os.close(root)
         return layer_of(_noted(last, copies, upper), copies.data, upper, base, out, clamp=clamp)
 
 
-def _last_of(root: int, copies: _Copies, still: Still) -> Survey:
+def _last_of(root: int, copies: _Copies, frozen: Frozen) -> Survey:
     """The survey of the moment; what it shows is in ``copies``."""
     before: Survey | None = None
     for _ in range(ROUNDS if trusts(root) else 0):
         survey = _survey(root, before)
         survey.index()
-        with still():
+        with frozen():
             pass
-        files, size = copies.take(survey, standing=False)
+        files, size = copies.take(survey, frozen=False)
         before = survey
         if files <= FEW_FILES and size <= FEW_BYTES:
             break
-    with still():
+    with frozen():
         last = _survey(root, before)
-        copies.take(last, standing=True)
+        copies.take(last, frozen=True)
     return last
 
 
@@ -167,7 +167,7 @@ class _Copies:
             at += length
         yield Data(sparse, self._spool, tuple(pieces))
 
-    def take(self, survey: Survey, *, standing: bool) -> tuple[int, int]:
+    def take(self, survey: Survey, *, frozen: bool) -> tuple[int, int]:
         """Copy what has changed: how many files and bytes. What changes while it is copied shows in the next survey. ``OverflowError`` for
         more than ``HELD_MAX``."""
         done: set[int] = set()
@@ -177,13 +177,13 @@ class _Copies:
                 continue
             done.add(entry.info.st_ino)
             try:
-                copy = self._copy(survey.path(entry), entry, standing)
+                copy = self._copy(survey.path(entry), entry, frozen)
             except _Other:
-                if standing:
+                if frozen:
                     raise changed(survey.path(entry)) from None
                 survey.forget(entry)
             except OSError as error:
-                if standing or error.errno not in _MEANWHILE:
+                if frozen or error.errno not in _MEANWHILE:
                     raise
                 survey.forget(entry)
             else:
@@ -198,7 +198,7 @@ class _Copies:
             raise OverflowError("more than is noted of extended attributes and links")
         self._by_inode[inode] = copy
 
-    def _copy(self, path: bytes, entry: Entry, standing: bool) -> _Copy:
+    def _copy(self, path: bytes, entry: Entry, frozen: bool) -> _Copy:
         """``_Other`` where something else is there by now."""
         regular = stat.S_ISREG(entry.info.st_mode)
         kind = os.O_NONBLOCK if regular else os.O_DIRECTORY if stat.S_ISDIR(entry.info.st_mode) else os.O_PATH
@@ -216,7 +216,7 @@ class _Copies:
             xattrs = _xattrs(fd)
             if not regular or not entry.info.st_size:
                 return _Copy(xattrs, target)
-            if not standing:
+            if not frozen:
                 flush(fd)
             sparse = segments(fd, entry.info)
             pieces = sparse if sparse is not None else ((0, entry.info.st_size),)

@@ -6,7 +6,7 @@ rights over every file in them and sees owners as the sandbox does, and sends ba
     host                                       reader
      │ native.inside.start                       │
      │──────────────────────────────────────────►│ walk the upper and the layers
-     │◄ stand still, go on: where it runs ──────►│
+     │◄ freeze, thaw: where it runs ────────────►│
      │◄───────────────── the tar, on stdout ─────│
      │◄── how it went, as JSON, on a pipe ───────│
 """
@@ -28,7 +28,7 @@ from dockless.base.idmaps import IdMap
 from dockless.base.typing import IO, Any
 from dockless.errors import ImageError
 from dockless.images.archive import capture, diff, export
-from dockless.images.archive.capture import Still
+from dockless.images.archive.capture import Frozen
 from dockless.images.archive.diff import Change, Upper, WrittenLayer
 from dockless.images.archive.tarwriter import Writable
 from dockless.images.layers.layers import Layer
@@ -36,7 +36,7 @@ from dockless.native.inside import start
 from dockless.native.userns import namespace_fd
 
 _PIECE = 1 << 20
-_STAND, _GO_ON = b"s", b"g"
+_FREEZE, _THAW = b"f", b"t"
 
 
 def changes(upper: Upper, base: Sequence[Layer]) -> list[Change]:
@@ -51,27 +51,27 @@ def write_layer(upper: Upper, base: Sequence[Layer], out: Writable, clamp: int |
 
 
 def write_running(
-    upper: Upper, base: Sequence[Layer], out: Writable, clamp: int | None, spool: int, still: Still, what: str
+    upper: Upper, base: Sequence[Layer], out: Writable, clamp: int | None, spool: int, frozen: Frozen, what: str
 ) -> WrittenLayer:
-    """As ``capture.write_running``: the reader asks us to have the sandbox stand still."""
+    """As ``capture.write_running``: the reader asks us to freeze the sandbox."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         request = {"running": theirs.fileno(), "spool": spool, "what": what}
 
         def take(stdout: IO[bytes]) -> None:
             theirs.close()
-            _serve(stdout.fileno(), ours, out, still)
+            _serve(stdout.fileno(), ours, out, frozen)
 
         result = _ask("running", upper, base, upper.idmap, clamp, take, request, (theirs.fileno(), spool))
     return WrittenLayer(result["members"], result["size"], tuple(result["warnings"]))
 
 
-def _serve(stdout: int, asks: socket.socket, out: Writable, still: Still) -> None:
+def _serve(stdout: int, asks: socket.socket, out: Writable, frozen: Frozen) -> None:
     """Until the reader has closed its output."""
     waits = select.poll()
     waits.register(stdout, select.POLLIN)
     waits.register(asks, select.POLLIN)
-    with contextlib.ExitStack() as standing:
+    with contextlib.ExitStack() as thawing:
         while True:
             for fd, _ in waits.poll():
                 if fd == stdout:
@@ -81,10 +81,10 @@ def _serve(stdout: int, asks: socket.socket, out: Writable, still: Still) -> Non
                     out.write(piece)
                     continue
                 order = asks.recv(1)
-                if order == _STAND:
-                    standing.enter_context(still())
-                elif order == _GO_ON:
-                    standing.close()
+                if order == _FREEZE:
+                    thawing.enter_context(frozen())
+                elif order == _THAW:
+                    thawing.close()
                 else:
                     waits.unregister(asks)
                     continue
@@ -194,20 +194,20 @@ def _read(request: dict[str, Any]) -> dict[str, Any]:
         elif request["kind"] == "running":
             assert upper is not None
             with socket.socket(fileno=request["running"]) as keeps:
-                still = partial(_standing, keeps)
-                written = capture.write_running(upper, layers, out, request["spool"], still, what=request["what"], clamp=request["clamp"])
+                frozen = partial(_frozen, keeps)
+                written = capture.write_running(upper, layers, out, request["spool"], frozen, what=request["what"], clamp=request["clamp"])
         else:
             written = export.read_root(layers, out, upper=upper, clamp=request["clamp"], userxattr=True)
     return {"members": written.members, "size": written.size, "warnings": written.warnings}
 
 
 @contextlib.contextmanager
-def _standing(keeps: socket.socket) -> Iterator[None]:
-    _tell(keeps, _STAND)
+def _frozen(keeps: socket.socket) -> Iterator[None]:
+    _tell(keeps, _FREEZE)
     try:
         yield
     finally:
-        _tell(keeps, _GO_ON)
+        _tell(keeps, _THAW)
 
 
 def _tell(keeps: socket.socket, order: bytes) -> None:

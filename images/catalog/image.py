@@ -17,7 +17,7 @@ _HOST_FILES = frozenset({"/etc/passwd", "/etc/group"})
 class Image:
     """``layers``: bottom first, each as overlayfs takes it. ``digest``: of the manifest; ``config_digest``: what Docker calls the image
     id. ``size``: bytes of all layers, unpacked. ``warnings``: what could not be kept (devices and capabilities, for an ordinary user).
-    ``merged``: one index of all layers, where they are indexed and many. ``paused``: seconds that a running sandbox stood still when this
+    ``merged``: one index of all layers, where they are indexed and many. ``paused``: seconds that a running sandbox was paused when this
     was made of it; of what ``commit`` and ``snapshot`` return."""
 
     reference: str | None

@@ -73,7 +73,7 @@ static int signal_child(int pid, int parent, int adopter, int number) {
     return now && state != 'Z';
 }
 
-/* Returns when it stands still, or has ended: until then it may be about to pass on a signal, or to fork. Half a second at most, all calls of one end
+/* Returns when it is stopped, or has ended: until then it may be about to pass on a signal, or to fork. Half a second at most, all calls of one end
  * together: a neighbour may send it SIGCONT for ever. */
 static void stop(int pid, int parent, int *looks) {
     char state = 0;

@@ -201,7 +201,7 @@ void health_tick(struct plan_header *plan) {
     if (check.due) close_slot(&check.events);
 }
 
-static void end_group(void) {
+static void remove_group(void) {
     sysret fd = sys(NR_openat, SLOT_CGROUP, "health/cgroup.kill", O_WRONLY_ | O_CLOEXEC_, 0);
     if (fd < 0) return;
     sys(NR_write, fd, "1", 1);
@@ -237,7 +237,7 @@ int health_ended(int pid) {
     struct plan_header seen = {0};
     if (!check.pid || pid != check.pid) return 0;
     check.pid = 0;
-    end_group();
+    remove_group();
     while (check.output >= 0 && taken < MOST_READ) {
         uint64_t before = taken;
         health_read();
@@ -261,5 +261,5 @@ int health_ended(int pid) {
 void health_stop(void) {
     if (!check.how) return;
     if (check.pid) sys(NR_kill, check.pid, SIG_KILL);
-    end_group();
+    remove_group();
 }

@@ -160,7 +160,7 @@ def write(out: Writable, things: Iterator[Item], tally: Tally, top: bytes) -> No
             if not size:
                 break
         if size:
-            tally.told(item, "it became shorter while it was read: its end is zeros")
+            tally.note_skipped(item, "it became shorter while it was read: its end is zeros")
         for piece in _zeros(size):
             tar.write(piece)
     tar.finish()

@@ -235,7 +235,7 @@ class Files:
 
         Where it arrives follows ``docker cp``: in a directory that is there, by its own name, or its contents alone for ``DIR/.``; else it
         gets the name of the target, whose parent is there. Directories are merged, files and links replaced. Links below the source are
-        copied as they are; the source itself is followed. FIFOs, sockets and devices are skipped, and told. ``progress``: called with the
+        copied as they are; the source itself is followed. FIFOs, sockets and devices are skipped, and listed. ``progress``: called with the
         files and bytes so far.
         """
         with below(os.getcwdb()):
@@ -265,7 +265,7 @@ class Files:
 
         Where it arrives: see ``copy_in``. Nothing inside can lead it elsewhere: below the target no link is followed, and files and links
         that are there are replaced. The source itself is followed, inside. Links below it are copied as links, but those that could lead
-        out of what was copied (absolute ones, and with too many ``..``) are skipped, and told; so are FIFOs, sockets and devices. What the
+        out of what was copied (absolute ones, and with too many ``..``) are skipped and listed; so are FIFOs, sockets and devices. What the
         kernel shows in procfs, sysfs, devpts, mqueue and cgroups mounted below the source is left out, for it is nobody's files.
         Set-user-id, set-group-id and sticky bits are not copied. ``OSError`` (EFBIG) beyond ``max_size`` bytes or ``max_files`` files,
         links and directories.
@@ -326,7 +326,7 @@ class Files:
     ) -> Copied:
         """A file or a directory as an uncompressed tar, below its own name, or without it for ``DIR/.``.
 
-        As ``copy_out``: what is no file, directory or link is skipped, and told, there are no set-user-id bits, and whoever unpacks it owns
+        As ``copy_out``: what is no file, directory or link is skipped and listed, there are no set-user-id bits, and who unpacks it owns
         it. Links are in it as they are inside. ``OSError`` (EFBIG) beyond ``max_size`` bytes or ``max_files`` files, links and directories;
         the tar then lacks its end.
         """

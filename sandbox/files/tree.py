@@ -45,7 +45,7 @@ class Copied:
     skipped_count: int = 0
 
 
-_TOLD = 1000
+_NOTED = 1000
 _NAME, _NAMES = 256, 1 << 20
 """Bytes of paths for each file that may be copied, and for all in any case: so much is held in memory."""
 
@@ -92,11 +92,11 @@ class Tally:
 
     def skip(self, item: Item, why: str) -> None:
         self.links -= item.kind == "link"
-        self.told(item, why)
+        self.note_skipped(item, why)
 
-    def told(self, item: Item, why: str) -> None:
+    def note_skipped(self, item: Item, why: str) -> None:
         self.skipped_count += 1
-        if len(self.skipped) < _TOLD:
+        if len(self.skipped) < _NOTED:
             self.skipped.append((os.fsdecode(item.path), why))
 
     @staticmethod

@@ -45,7 +45,7 @@ class Watch:
         try:
             self._add(path)
             if recursive and is_directory(look(agent, path)[0]):
-                self._below(path, told=False)
+                self._below(path, announce=False)
         except BaseException:
             agent.close()
             raise
@@ -95,7 +95,7 @@ class Watch:
         if mask & _CREATED:
             self._tell(path, "created", directory)
             if directory and self._recursive:
-                self._below(path, told=True)
+                self._below(path, announce=True)
         elif mask & _MODIFIED:
             self._tell(path, "modified", directory)
         elif mask & _REMOVED or (mask & (_ITSELF_GONE | _UNMOUNTED) and place == self._path):
@@ -112,8 +112,8 @@ class Watch:
         if len(self._places) > _MOST_DIRECTORIES:
             raise failed(errno.EFBIG, path)
 
-    def _below(self, path: bytes, *, told: bool) -> None:
-        """Watch a directory's directories, too. ``told``: it is new, and what came into it before it was watched is told."""
+    def _below(self, path: bytes, *, announce: bool) -> None:
+        """Watch a directory's directories, too. ``announce``: it is new, and what came into it before it was watched is an event."""
         waiting = [path]
         while waiting:
             above = waiting.pop()
@@ -127,7 +127,7 @@ class Watch:
                 below = os.path.join(above, name)
                 if len(below) > 4095:
                     raise nonsense("a path without end")
-                if told:
+                if announce:
                     self._tell(below, "created", is_directory(about))
                 if is_directory(about):
                     waiting.append(below)

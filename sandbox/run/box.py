@@ -149,7 +149,7 @@ class Box:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else changes it, or lets it stand still or go on. Waits for who does. ``SandboxGone``"""
+        """Nobody else changes it, or pauses or unpauses it. Waits for who does. ``SandboxGone``"""
         try:
             with documents.changing(self.directory):
                 yield
@@ -230,7 +230,7 @@ class Box:
         return -1
 
     def state(self) -> State:
-        """By its records: never ``paused``, see there. ``vanished``: ``loss`` says why."""
+        """By its records: never ``paused``, see there. ``vanished``: ``why_vanished``."""
         alive = is_locked(self.lock)
         ended = self.exit()
         if ended is not None and not ended.restarting:
@@ -252,7 +252,7 @@ class Box:
         return self.state() in ALIVE
 
     def paused(self, known: Document | None = None) -> bool:
-        """Whether it stands still. ``known``: what is written down about it."""
+        """Whether it is paused. ``known``: what is written down about it."""
         group = self.cgroup(known)
         if group is None:
             return False
@@ -265,7 +265,7 @@ class Box:
             return self._record()
         return None
 
-    def loss(self) -> str:
+    def why_vanished(self) -> str:
         """Why nobody can say how a vanished one ended; empty where it can be said."""
         return self.recorded()[1]
 
@@ -375,10 +375,10 @@ class Box:
         if ended is None and not self.alive:
             ended, why = self.recorded()
             if ended is None:
-                raise self.lost(why)
+                raise self.no_exit(why)
         return ended
 
-    def lost(self, why: str) -> DocklessError:
+    def no_exit(self, why: str) -> DocklessError:
         """The error of one of which nobody can say how it ended."""
         if self._begun():
             return gone(self.id, why)

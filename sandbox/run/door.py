@@ -27,10 +27,10 @@ from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError
 from dockless.sandbox.enter import Entry, compile_way, same_way, with_command
 from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_LEASH, SLOT_PROGRAM, SLOT_TERMINAL, Plan, Rows, encode, filled_in, rows_of
 from dockless.sandbox.resolved import Identity
-from dockless.sandbox.run import executed, process
+from dockless.sandbox.run import exec_notes, process
 from dockless.sandbox.run.places import at_its_door
 from dockless.sandbox.run.process import Process, gone
-from dockless.sandbox.run.removal import end
+from dockless.sandbox.run.removal import remove_cgroup
 
 T = TypeVar("T")
 _BEGINNING = 10.0
@@ -89,8 +89,8 @@ class Entered:
     def note(self, directory: Path, argv: tuple[str, ...]) -> None:
         """For who listens to events: that it was started, and by ``wait`` or ``close`` how it ends."""
         id = os.urandom(5).hex()
-        executed.note_start(directory, id, argv)
-        self._note = partial(executed.note_end, directory, id)
+        exec_notes.note_start(directory, id, argv)
+        self._note = partial(exec_notes.note_end, directory, id)
 
     def _note_end(self, exit_code: int) -> None:
         note, self._note = self._note, None
@@ -118,7 +118,7 @@ class Entered:
             self._note_end(_KILLED if ended is None else ended.exit_code)
             if self._group is not None:
                 group, self._group = self._group, None
-                (end if ended is None or ended.killed or ended.lost or ended.timed_out else leave)(group)
+                (remove_cgroup if ended is None or ended.killed or ended.lost or ended.timed_out else leave)(group)
 
 
 def leave(group: Cgroup) -> None:
@@ -156,19 +156,19 @@ def terminal(box: Entrance) -> int:
 
 class Used:
     """Call it when somebody uses a sandbox otherwise than by entering: its keeper, who ends one that is idle for too long, does not see
-    that. It is told eight times in that span at most, and only where there is such a deadline."""
+    that. It is called eight times in that span at most, and only where there is such a deadline."""
 
     def __init__(self, box: Entrance) -> None:
         self._box = box
         self._pause = box.plan.idle / 8
-        self._told = -math.inf
+        self._last = -math.inf
 
     def __call__(self) -> None:
         if not self._pause:
             return
         now = time.monotonic()
-        if now - self._told >= self._pause:
-            self._told = now
+        if now - self._last >= self._pause:
+            self._last = now
             with contextlib.suppress(SandboxError):  # it ends
                 extend(self._box, 0)
 
@@ -224,7 +224,7 @@ def _enter(
         return Entered(process.start(plan, raw, fds, partial(_launch, box, alone), within, counted), -1, group, used, *account)
     except BaseException as error:
         if group is not None:
-            end(group)
+            remove_cgroup(group)
         if isinstance(error, LaunchFailed) and error.errno in _AT_THE_END and _ends(box):
             raise gone(box.id) from error
         raise

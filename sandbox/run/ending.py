@@ -22,8 +22,7 @@ from dockless.sandbox.run.choosing import FILES, choose
 from dockless.sandbox.run.marks import KILL, STOP, mark
 from dockless.sandbox.run.places import DOOR, names_stay
 from dockless.sandbox.run.process import gone
-from dockless.sandbox.run.removal import end as end_group
-from dockless.sandbox.run.removal import remove_tree, unnamed_cgroup
+from dockless.sandbox.run.removal import remove_cgroup, remove_tree, unnamed_cgroup
 from dockless.sandbox.spec import GRACE
 from dockless.sandbox.state import RUNNING
 
@@ -163,7 +162,7 @@ def clear(box: Box) -> None:
     group = box.cgroup() or unnamed_cgroup(box.directory)
     if group is not None:
         with group:
-            end_group(group)
+            remove_cgroup(group)
     for name in (*records.ROOM, *records.HEALTH_ROOM, documents.PLAN, DOOR, STDIN):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(box.directory / name)
@@ -204,6 +203,6 @@ def _remove(box: Box) -> None:
     group = box.cgroup()
     if group is not None:
         with group:
-            end_group(group)
+            remove_cgroup(group)
     with contextlib.suppress(FileNotFoundError), names_stay(box.present.directory.parent):
         remove_tree(box.present.directory)

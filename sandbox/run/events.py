@@ -1,5 +1,5 @@
 """What happens to sandboxes: made, started, ended, out of memory, asked to end, paused, healthy or not, renamed, changed, removed;
-what is executed in them.
+what ``exec`` runs in them.
 
 Nobody announces it: it is read from what there is. inotify(7) says that something has changed about a sandbox, then its records are
 compared with what was known of it. So a record that is torn or garbage is no event, and what was missed is made up for by looking at all.
@@ -35,7 +35,7 @@ from dockless.cgroups.usage import parse_flat
 from dockless.errors import SandboxError, SandboxGone
 from dockless.native import inotify
 from dockless.native.inotify import Happened, Inotify
-from dockless.sandbox.run import executed, marks, records
+from dockless.sandbox.run import exec_notes, marks, records
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.documents import NAME as DOCUMENT
 from dockless.sandbox.run.documents import Document
@@ -75,12 +75,12 @@ Stamp = tuple[int, int]
 
 
 class _Known:
-    """One sandbox, and what has been told of it."""
+    """One sandbox, and what is known of it."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
         self.document: Document | None = None
-        self.told = -1
+        self.exit_fd = -1
         self.directory = _stamp(box.directory, changes=False)
         self.started: Stamp | None = None
         self.running = False
@@ -88,7 +88,7 @@ class _Known:
         self.marks: dict[str, float] = {}
         self.frozen = False
         self.kills = 0
-        self.executed = executed.Notes(box.directory)
+        self.execs = exec_notes.Notes(box.directory)
 
     def event(self, kind: Kind, at: float, **details: Any) -> Event:
         image, labels = (self.document.spec.image, self.document.labels) if self.document is not None else ("", {})
@@ -104,7 +104,7 @@ class _Known:
             return
         yield from self._start()
         yield from self._health()
-        yield from self._executed()
+        yield from self._execs()
         for name in marks.NAMES:
             with contextlib.suppress(OSError, ValueError):
                 number, at = marks.parse(records.read(self.box.directory / name))
@@ -126,14 +126,14 @@ class _Known:
             return
         found = _stamp(self.box.directory / "started")
         if found is not None and found != self.started:
-            yield from self.end(self._said())
+            yield from self.end(self._exit())
             self.started, self.running, self.health, self.kills = found, True, "starting", 0
             with contextlib.suppress(SandboxGone):
                 self.document = self.box.document
             yield self.event("start", found[1] / 1e9)
 
-    def _executed(self) -> Iterator[Event]:
-        for note in self.executed.read():
+    def _execs(self) -> Iterator[Event]:
+        for note in self.execs.read():
             if note.argv is not None:
                 yield self.event("exec_start", note.at, exec=note.id, argv=[*note.argv])
             else:
@@ -188,16 +188,16 @@ class _Known:
         if not self.box.foreground or os.path.lexists(self.box.directory / "door"):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if self.box.foreground else 0)
             with contextlib.suppress(OSError):
-                self.told = os.open(self.box.directory / "exit.tmp", flags, 0o600)
+                self.exit_fd = os.open(self.box.directory / "exit.tmp", flags, 0o600)
 
-    def _said(self) -> Exit | None:
+    def _exit(self) -> Exit | None:
         with contextlib.suppress(OSError, ValueError):
-            return records.parse_exit(os.pread(self.told, records.MOST, 0)) if self.told >= 0 else None
+            return records.parse_exit(os.pread(self.exit_fd, records.MOST, 0)) if self.exit_fd >= 0 else None
         return None
 
     def gone(self) -> Iterator[Event]:
         """Its directory is no more."""
-        ended = self._said()
+        ended = self._exit()
         if self.document is None:
             if ended is None:
                 return  # nothing was ever started there
@@ -209,9 +209,9 @@ class _Known:
         yield self.event("remove", time.time())
 
     def let_go(self) -> None:
-        if self.told >= 0:
-            os.close(self.told)
-            self.told = -1
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
 
 
 class Events:
@@ -272,9 +272,9 @@ class Events:
     def __next__(self) -> Event:
         while not self._ready:
             left = self.left()
-            told = readable(self._queue.fileno(), left)
+            happened = readable(self._queue.fileno(), left)
             self._take()
-            if not told and left is not None and not self._ready:
+            if not happened and left is not None and not self._ready:
                 raise StopIteration
         return self._ready.popleft()
 
@@ -296,7 +296,7 @@ class Events:
                 yield from known.group_changed()
             elif happened.name == DOCUMENT and known.document is not None:
                 yield from known.read_document()
-            elif happened.name in (DOCUMENT, executed.NAME, executed.OLDER, "started", "exit", "lock", HEALTH, *marks.NAMES):
+            elif happened.name in (DOCUMENT, exec_notes.NAME, exec_notes.OLDER, "started", "exit", "lock", HEALTH, *marks.NAMES):
                 yield from self._look(known, lock=happened.name == "lock")
             elif happened.name == ("door" if known.box.foreground else "exit.tmp"):
                 self._hold(known)
@@ -361,11 +361,11 @@ class Events:
         yield from known.group_changed()
 
     def _hold(self, known: _Known) -> None:
-        self._budget += known.told >= 0
+        self._budget += known.exit_fd >= 0
         known.let_go()
         if self._budget > 0:
             known.hold_exit()
-        self._budget -= known.told >= 0
+        self._budget -= known.exit_fd >= 0
 
     def _gone(self, place: tuple[str, str]) -> Iterator[Event]:
         known = self._known.pop(place, None)
@@ -377,7 +377,7 @@ class Events:
 
     def _forget(self, known: _Known | None) -> None:
         if known is not None:
-            self._budget += known.told >= 0
+            self._budget += known.exit_fd >= 0
             known.let_go()
 
     def _forget_moving(self) -> None:

@@ -26,7 +26,7 @@ from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import documents
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
 from dockless.sandbox.run.process import Exit, Process, with_usage
-from dockless.sandbox.run.removal import end, remove_tree
+from dockless.sandbox.run.removal import remove_cgroup, remove_tree
 from dockless.sandbox.run.start import Place, StartInputs, carry_out, collect, find_image, make_cgroup, new_id, occupy, warnings_of
 from dockless.sandbox.spec import Spec
 
@@ -108,7 +108,7 @@ class ForegroundSandbox:
             place = self._place(image, opened)
             self._claim(self._make_group)
             if self._cgroup is not None:
-                self._stack.callback(end, self._cgroup)
+                self._stack.callback(remove_cgroup, self._cgroup)
                 mark_in_use(self._cgroup.fd)
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened)
             self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
@@ -213,7 +213,7 @@ class ForegroundSandbox:
         self.wait()
 
     def paused(self) -> bool:
-        """Whether it stands still."""
+        """Whether it is paused."""
         return self._cgroup is not None and self._cgroup.frozen
 
     def resume(self) -> None:

@@ -103,7 +103,7 @@ def _mount(box: Box, opened: contextlib.ExitStack) -> door.Entrance:
         ours.callback(os.close, place.slots[SLOT_DOOR])
         image = find_image(known.image if known.spec.image != "host" else "host")
         owner = None if known.owner == os.geteuid() else known.owner
-        resolved = resolve(_standing_still(known), image, features.probe(), owner=owner)
+        resolved = resolve(_at_rest(known), image, features.probe(), owner=owner)
         if image.is_host or resolved.spec.root != "disk":
             hint = "run an image with its root on disk, which is the default, and not untrusted"
             raise Unsupported(f"sandbox {box.id} has no files while it does not run", subject=box.id, hint=hint)
@@ -131,7 +131,7 @@ def _door_of(box: Box, opened: contextlib.ExitStack) -> Path:
     return place
 
 
-def _standing_still(known: Document) -> Spec:
+def _at_rest(known: Document) -> Spec:
     """A spec with the sandbox's files, its ids and its rights, and with nothing that its program would want. Binds that are gone are left
     out."""
     spec = known.spec

@@ -142,7 +142,7 @@ def check_signal(number: int) -> None:
     """``BadInput`` for a signal that cannot be passed on: SIGSTOP would stop the keeper, and then nobody could end the sandbox."""
     if number == signal.SIGSTOP or not 0 < number <= signal.SIGRTMAX:
         name = "SIGSTOP" if number == signal.SIGSTOP else f"signal {number}"
-        raise BadInput(f"{name} cannot be sent to a sandbox", subject=str(number), hint="to make it stand still, freeze its cgroup")
+        raise BadInput(f"{name} cannot be sent to a sandbox", subject=str(number), hint="to pause it: pause(), or `dockless pause`")
 
 
 class Process:

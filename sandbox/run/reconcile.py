@@ -18,7 +18,7 @@ from dockless.cgroups import Cgroup, find_delegation
 from dockless.errors import CgroupError, DocklessError
 from dockless.sandbox.run.host_names import directory_of
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root
-from dockless.sandbox.run.removal import end, remove_tree
+from dockless.sandbox.run.removal import remove_cgroup, remove_tree
 
 _SETTLED = 10.0
 """Seconds after which a sandbox that is being started has taken its locks."""
@@ -61,7 +61,7 @@ def _groups() -> list[str]:
     for path in [*unheld, *_without_directory(place.home)]:
         try:
             with Cgroup.open(path) as group:
-                end(group)
+                remove_cgroup(group)
         except CgroupError:
             continue
         removed.append(path.name)

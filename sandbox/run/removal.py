@@ -49,7 +49,7 @@ def _removed_flat(directory: Path) -> bool:
     return True
 
 
-def end(group: Cgroup) -> None:
+def remove_cgroup(group: Cgroup) -> None:
     """Remove a sandbox's cgroup. What still lives in it, in a shared PID namespace, is killed first."""
     try:
         group.remove(0)

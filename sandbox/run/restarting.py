@@ -114,15 +114,15 @@ def set_when(directory: Path, policy: Restart, restarts: int) -> None:
 def slots(given: bytes, directory: Path, opened: contextlib.ExitStack, lock: int = -1, name: str = NAME) -> dict[int, int]:
     """What the launcher needs for ``given`` orders. ``lock``: of the restarter that calls us; else the file ``name`` is made and locked.
     ``OSError`` where there is no room."""
-    told = os.memfd_create("dockless-restart", os.MFD_CLOEXEC)
-    opened.callback(os.close, told)
-    os.write(told, given)
+    memory = os.memfd_create("dockless-restart", os.MFD_CLOEXEC)
+    opened.callback(os.close, memory)
+    os.write(memory, given)
     if lock < 0:
         lock = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         opened.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(lock, bytes(_ROOM))
-    return {SLOT_RESTART: told, SLOT_RESTART_LOCK: lock}
+    return {SLOT_RESTART: memory, SLOT_RESTART_LOCK: lock}
 
 
 def holds(directory: Path) -> bool:

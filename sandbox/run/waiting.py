@@ -29,19 +29,19 @@ class Waiting:
 
     def __init__(self, box: Box) -> None:
         self._box = box
-        self._ends = self._told = -1
+        self._ends = self._exit_fd = -1
         with contextlib.suppress(SandboxGone):
             self._ends = box.pidfd()
-            self._told = self._open_told()
+            self._exit_fd = self._open_exit()
 
     def __enter__(self) -> Waiting:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for fd in (self._ends, self._told):
+        for fd in (self._ends, self._exit_fd):
             if fd >= 0:
                 os.close(fd)
-        self._ends = self._told = -1
+        self._ends = self._exit_fd = -1
 
     @property
     def over(self) -> bool:
@@ -65,14 +65,14 @@ class Waiting:
         if not self.over and not self._box.foreground:  # a foreground one is its starter's to collect
             native.reap(self._ends)
         ended, why = self._box.recorded()
-        if ended is None and self._told >= 0:  # its keeper has removed it
+        if ended is None and self._exit_fd >= 0:  # its keeper has removed it
             with contextlib.suppress(ValueError):
-                ended = records.parse_exit(os.pread(self._told, records.MOST, 0))
+                ended = records.parse_exit(os.pread(self._exit_fd, records.MOST, 0))
         if ended is None and not (restarting.holds(self._box.directory) and self._box.alive):
-            raise self._box.lost(why)
+            raise self._box.no_exit(why)
         return ended
 
-    def _open_told(self) -> int:
+    def _open_exit(self) -> int:
         """The file into which the keeper writes how it ended, opened before it is gone; -1 where there is none."""
         how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if self._box.foreground else 0)
         try:

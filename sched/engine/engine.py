@@ -440,7 +440,7 @@ class Engine:
         exit = await self.looked_at(handle.exit)
         if exit is None:
             await self.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
-            reason = await self.looked_at(handle.loss)
+            reason = await self.looked_at(handle.why_vanished)
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
             return
         record = attempts.exit_record(exit)

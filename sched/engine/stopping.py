@@ -34,11 +34,11 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None) -> None:
 
 
 async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event) -> None:
-    told = False
+    signalled = False
     while not engine.closing and entry.job.id in engine.active and entry.stop_by is not None:
         hurry.clear()
-        if not told and entry.handle is not None:
-            told = True
+        if not signalled and entry.handle is not None:
+            signalled = True
             await _tried(engine, entry, "sent its stop signal", entry.handle.send_stop)
             continue
         left = entry.stop_by - queue.ticks()

@@ -116,7 +116,7 @@ class EnteredJob:
         if self._exit is None and self._ready(timeout):
             with self._lock:
                 if self._exit is None:
-                    self._exit = self._told()
+                    self._exit = self._read_exit()
         return self._exit
 
     def _ready(self, timeout: float | None) -> bool:
@@ -124,7 +124,7 @@ class EnteredJob:
         poller.register(self.fileno(), select.POLLIN)
         return bool(poller.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
-    def _told(self) -> Exit:
+    def _read_exit(self) -> Exit:
         try:
             return read(Exit, self._client.answer()["exit"], "exit", newer=True)
         except SchedError:

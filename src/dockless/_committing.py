@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def diff(sandbox: str | Box | Sandbox[Any], *, pause: bool = True) -> list[Change]:
     """Added (A), changed (C) and deleted (D) paths, sorted.
 
-    ``sandbox``: a detached one or its id, also after its end; or a ``Sandbox`` that runs. ``pause``: it stands still meanwhile, if it runs.
+    ``sandbox``: a detached one or its id, also after its end; or a ``Sandbox`` that runs. ``pause``: it is paused meanwhile, if it runs.
     Raises ``SandboxGone``, ``Unsupported`` where there is no private root on disk, ``ImageError``."""
     with _changes(sandbox) as of_it:
         return of_it.changes(pause=pause)
@@ -52,7 +52,7 @@ def commit(
 
     ``changes``: Dockerfile instructions (CMD, ENTRYPOINT, ENV, LABEL, USER, WORKDIR, VOLUME, EXPOSE, STOPSIGNAL). ``created``: seconds
     since 1970 or a time with a zone, else ``SOURCE_DATE_EPOCH``, else now; with a given time the same changes give the same digest.
-    ``pause``: it stands still at the end of the copy, if it runs, ``paused`` seconds of the result. Raises what ``diff``
+    ``pause``: it is paused at the end of the copy, if it runs, ``paused`` seconds of the result. Raises what ``diff``
     raises, and ``BadInput``."""
     from dockless.images.archive.assemble import Edit
 

@@ -132,7 +132,7 @@ def described(box: Box) -> dict[str, Any] | None:
     from dockless.sandbox.run.restarting import due
 
     state: State = box.state()
-    reason = box.loss() if state == "vanished" else box.trouble() if state in ("restarting", "exited") else ""
+    reason = box.why_vanished() if state == "vanished" else box.trouble() if state in ("restarting", "exited") else ""
     try:
         known = box.document
     except SandboxGone:
@@ -348,7 +348,7 @@ class LifeCycle:
     def snapshot(self, name: str | None = None) -> Image:
         """Its files as they are now as an image, tagged ``name`` if that is given: ``dockless.Sandbox(box.snapshot().name, …)``.
 
-        It is ``dockless.commit`` without compression: a running one is copied while it runs, and stands still for what has changed
+        It is ``dockless.commit`` without compression: a running one is copied while it runs, and is paused for what has changed
         meanwhile, ``paused`` seconds of the result. It has what a crash of the machine would leave had everything been written: open files
         as they are, deleted ones not, memory not, volumes and binds not. Raises what ``dockless.commit`` raises; the sandbox then goes on,
         and nothing is left."""

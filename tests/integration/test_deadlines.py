@@ -31,7 +31,7 @@ BUSY = ["/bin/sh", "-c", "while :; do :; done"]
         ({"idle_timeout": 0.3}, "idle_timeout"),
     ],
 )
-def test_which_limit_it_was_is_told(options, limit):
+def test_which_deadline_it_was_is_named(options, limit):
     ended = dockless.run(BUSY, **options)
     assert (ended.timed_out, ended.limit, ended.exit_code, ended.returncode) == (True, limit, 124, -9), "what it does itself is no activity"
     with pytest.raises(dockless.TimedOut) as told:

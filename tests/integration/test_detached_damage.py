@@ -81,10 +81,10 @@ def test_a_damaged_record(sound, capfd, record: str, damage: str):
     lost = record == "exit"
     assert box.state() == ("vanished" if lost else "exited")
     if lost:
-        assert box.exit() is None and box.loss()
+        assert box.exit() is None and box.why_vanished()
         with pytest.raises(SandboxGone) as caught:
             box.wait(20)
-        assert box.loss() in str(caught.value) and caught.value.hint
+        assert box.why_vanished() in str(caught.value) and caught.value.hint
     capfd.readouterr()
     assert main(["ps", "-a", "--json"]) == 0
     rows = {row["id"]: row for row in json.loads(capfd.readouterr().out)}
@@ -208,5 +208,5 @@ def test_a_keeper_that_is_killed_says_so():
     box = detached.start(Spec(argv=("sleep", "1000")))
     os.kill(box.pid, signal.SIGKILL)
     until(lambda: box.state() == "vanished", "it has vanished")
-    assert "keeper was killed" in box.loss()
+    assert "keeper was killed" in box.why_vanished()
     box.remove()

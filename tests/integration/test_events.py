@@ -24,7 +24,7 @@ from dockless import DEVNULL, Event, Events, HealthCheck, aio
 from dockless.errors import BadInput
 from dockless.native import inotify
 from dockless.native.inotify import Happened, Inotify
-from dockless.sandbox.run.executed import Notes, note_start
+from dockless.sandbox.run.exec_notes import Notes, note_start
 
 pytestmark = requires("userns", "overlay")
 

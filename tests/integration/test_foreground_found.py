@@ -138,7 +138,7 @@ def test_what_a_program_leaves_that_is_killed_with_its_keeper(theirs, monkeypatc
         os.kill(pid, signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{init}"), "init ends with its keeper")
     until(lambda: not box.alive, "the lock goes with the keeper")
-    assert box.state() == "vanished" and "program that started it" in box.loss()
+    assert box.state() == "vanished" and "program that started it" in box.why_vanished()
     monkeypatch.setattr("dockless.sandbox.run.reconcile._SETTLED", 0.0)
     assert "theirs" in reconcile() and boxes.find("theirs") is None
 

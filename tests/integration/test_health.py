@@ -195,9 +195,9 @@ def test_nothing_is_checked_while_it_stands_still():
 
 
 @requires("cgroup2")
-@pytest.mark.parametrize("over", ["while it stands still", "after it went on"])
+@pytest.mark.parametrize("over", ["while it is paused", "after it went on"])
 def test_a_check_that_was_held_says_nothing(over):
-    """Its timeout goes on while the sandbox stands still."""
+    """Its timeout goes on while the sandbox is paused."""
     line = "test ! -e /tmp/hold || { rm /tmp/hold; touch /tmp/held; sleep 1000; }"
     with begun("detached", health=script(line, timeout=3, retries=1)) as box:
         box.wait_healthy(20)
@@ -206,7 +206,7 @@ def test_a_check_that_was_held_says_nothing(over):
         group = Path(box.inner.document.cgroup, "health")
         before = box.health
         box.pause()
-        if over == "while it stands still":
+        if over == "while it is paused":
             until(lambda: not group.exists(), "its end")
         box.resume()
         until(lambda: box.health.count > before.count, "another check")

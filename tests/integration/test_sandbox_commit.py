@@ -254,7 +254,7 @@ def test_a_sandbox_that_root_started_for_another_user(image):
 
 
 def test_what_is_copied_before_it_stands_still_is_what_is_read_at_once(start):
-    """For an ordinary user by a process in the user namespace, which asks us to have it stand still."""
+    """For an ordinary user by a process in the user namespace, which asks us to freeze it."""
     import contextlib
     import tempfile
 
@@ -262,20 +262,20 @@ def test_what_is_copied_before_it_stands_still_is_what_is_read_at_once(start):
     from dockless.images.archive.diff import write_layer
 
     changes = commit.changes_of(ended(start, SCRIPT))
-    stood = []
+    asked = []
 
     @contextlib.contextmanager
-    def still():
-        stood.append("still")
+    def frozen():
+        asked.append("freeze")
         yield
-        stood.append("goes on")
+        asked.append("thaw")
 
     at_once, captured = io.BytesIO(), io.BytesIO()
     expected = write_layer(changes.upper, changes.base.layers, at_once)
     with tempfile.TemporaryFile(dir=Store().root) as spool:
-        written = write_running(changes.upper, changes.base.layers, captured, spool.fileno(), still, what="a test")
+        written = write_running(changes.upper, changes.base.layers, captured, spool.fileno(), frozen, what="a test")
     assert written == expected and captured.getvalue() == at_once.getvalue()
-    assert stood and stood == ["still", "goes on"] * (len(stood) // 2)
+    assert asked and asked == ["freeze", "thaw"] * (len(asked) // 2)
 
     class Full(Exception):
         pass

@@ -60,7 +60,7 @@ class Box:
         self.record, self.now = record, "exited" if record else "vanished"
         os.write(self._writer, b"x")
 
-    def loss(self) -> str:
+    def why_vanished(self) -> str:
         return "its keeper was killed"
 
     def send_stop(self) -> None:

@@ -45,14 +45,14 @@ def tree(tmp_path):
 
 
 @contextlib.contextmanager
-def still():
+def frozen():
     yield
 
 
-def captured(tree, still=still) -> bytes:
+def captured(tree, frozen=frozen) -> bytes:
     out = Hash()
     with tempfile.TemporaryFile() as spool:
-        capture.write_running(Upper(tree), [], out, spool.fileno(), still, what="a test")
+        capture.write_running(Upper(tree), [], out, spool.fileno(), frozen, what="a test")
     return out.hash.digest()
 
 
@@ -156,10 +156,10 @@ def test_it_stands_still_between_the_note_and_the_copy(tree, monkeypatch):
     monkeypatch.setattr(capture._Copies, "_data", noting("copy", capture._Copies._data))
     monkeypatch.setattr(capture, "FEW_BYTES", 1 << 40)
     monkeypatch.setattr(capture, "FEW_FILES", 1 << 40)
-    captured(tree, noting("still", still))
+    captured(tree, noting("frozen", frozen))
     first = seen.index("copy")
-    assert seen[:first] == ["note", "still", "flush"] and "flush" not in seen[seen.index("still", first) :]
-    assert seen[seen.index("still", first) + 1] == "note"
+    assert seen[:first] == ["note", "frozen", "flush"] and "flush" not in seen[seen.index("frozen", first) :]
+    assert seen[seen.index("frozen", first) + 1] == "note"
 
 
 def test_more_names_than_are_noted(tree, monkeypatch):
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_read_for_a_moment(tree):
     @contextlib.contextmanager
     def closing():
         (tree / "large").chmod(0o644 if seen else 0)
-        seen.append("still")
+        seen.append("frozen")
         yield
 
     assert captured(tree, closing) == at_once(tree)
@@ -223,14 +223,14 @@ def test_a_file_system_whose_times_do_not_tell_is_copied_while_it_stands_still(t
 
     @contextlib.contextmanager
     def noting():
-        seen.append("still")
+        seen.append("frozen")
         yield
 
-    assert captured(tree, noting) == at_once(tree) and seen == ["still"]
+    assert captured(tree, noting) == at_once(tree) and seen == ["frozen"]
 
 
 def test_many_links_of_one_file_are_looked_at_once_each(tmp_path):
-    """As long as as many files, and not the square of it: a sandbox that makes them stands still meanwhile."""
+    """As long as as many files, and not the square of it: a sandbox that makes them is frozen meanwhile."""
     spent = []
     for number, make in enumerate((lambda path, first: path.touch(), lambda path, first: os.link(first, path))):
         place = tmp_path / str(number)

@@ -42,7 +42,7 @@ VERBS = {
     "rm": Verb("boxes", "remove sandboxes: logs, records, private layer", "now"),
     "start": Verb("life", "start sandboxes that were created, or have ended", "now"),
     "restart": Verb("life", "stop sandboxes, and start them again", "now"),
-    "pause": Verb("life", "let sandboxes stand still", "now"),
+    "pause": Verb("life", "pause sandboxes", "now"),
     "unpause": Verb("life", "let them go on", "now"),
     "update": Verb("life", "other limits for sandboxes that run", "now"),
     "rename": Verb("life", "give a detached sandbox another name", "now"),

@@ -60,7 +60,7 @@ def commit(options: Namespace) -> int:
 
 def snapshot_options(parser: Parser) -> None:
     parser.add_argument(
-        "sandbox", metavar="SANDBOX", help="one of `dockless ps -a`; while it runs it stands still at the end of the copy alone"
+        "sandbox", metavar="SANDBOX", help="one of `dockless ps -a`; while it runs it is paused at the end of the copy alone"
     )
     parser.add_argument("name", nargs="?", metavar="NAME[:TAG]", help="of the new image; left out: only its digest names it")
     parser.quiet("the name alone")
@@ -80,7 +80,7 @@ def _print_made(image: Image, options: Namespace) -> None:
     if options.json:
         print_json({**record(image), "paused": image.paused})
     elif image.paused and not options.quiet:
-        out(f"it stood still for {image.paused * 1000:.1f} ms")
+        out(f"it was paused for {image.paused * 1000:.1f} ms")
 
 
 def fork_options(parser: Parser) -> None:

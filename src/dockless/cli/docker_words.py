@@ -354,7 +354,7 @@ FLAGS: dict[str, dict[str, Word]] = {
         "-l --latest": Word("name it", "attach NAME"),
     },
     "commit": {
-        "-p --pause": Word("it stands still meanwhile anyway; the opposite is", "commit --no-pause NAME IMAGE"),
+        "-p --pause": Word("it is paused meanwhile anyway; the opposite is", "commit --no-pause NAME IMAGE"),
         "-f --format": Word("the image has the OCI format; a docker archive comes from", "save IMAGE -o FILE"),
     },
     "events": {

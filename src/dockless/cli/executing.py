@@ -48,9 +48,9 @@ def exec_in(options: Namespace) -> int:
         from dockless.cli import terminal
 
         with box.spawn(*options.command, tty=True, size=terminal.size(), **{**wanted, "env": terminal.named(wanted["env"])}) as command:
-            return _told(options, terminal.converse(command), command)
+            return _report(options, terminal.converse(command), command)
     with Signals() as signals, box.spawn(*options.command, **wanted) as command:
-        return _told(options, signals.wait(command), command)
+        return _report(options, signals.wait(command), command)
 
 
 def opened(id: str) -> Enterable:
@@ -66,7 +66,7 @@ def opened(id: str) -> Enterable:
     return Sandbox.open(id)
 
 
-def _told(options: Namespace, ended: Exit, command: Execution[Any]) -> int:
+def _report(options: Namespace, ended: Exit, command: Execution[Any]) -> int:
     from dockless.base.records import plain
     from dockless.cli.output import err, json_text, warn
 

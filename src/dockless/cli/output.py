@@ -53,7 +53,7 @@ def raw(document: bytes) -> None:
 
 def write_bytes(stream: TextIO, data: bytes) -> None:
     """Bytes as they are on standard output or standard error, behind what was written before."""
-    with _told(stream):
+    with _naming_errors(stream):
         stream.flush()
         stream.buffer.write(data)
         stream.buffer.flush()
@@ -72,7 +72,7 @@ def _write(stream: TextIO | None, lines: Sequence[object]) -> None:
 def _put(stream: TextIO | None, text: str) -> None:
     if stream is None:  # there is none
         return
-    with _told(stream):
+    with _naming_errors(stream):
         try:
             stream.write(text)
         except UnicodeEncodeError:  # a terminal or a setting that knows fewer characters
@@ -81,7 +81,7 @@ def _put(stream: TextIO | None, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _told(stream: TextIO) -> Iterator[None]:
+def _naming_errors(stream: TextIO) -> Iterator[None]:
     """An error of standard output becomes ``OutputLost``; of one of standard error nobody could be told. A reader that has gone is
     ``BrokenPipeError``."""
     try:

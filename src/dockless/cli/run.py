@@ -113,18 +113,18 @@ def _id_file(path: str | None) -> Iterator[Callable[[str], None]]:
     except OSError as error:
         hint = "give a new file, in a directory of yours"
         raise BadInput(f"--cidfile {path}: {error.strerror}", subject="--cidfile", hint=hint) from None
-    told: list[str] = []
+    written: list[str] = []
 
     def tell(id: str) -> None:
         stream.write(f"{id}\n")
         stream.flush()
-        told.append(id)
+        written.append(id)
 
     with stream:
         try:
             yield tell
         finally:
-            if not told:
+            if not written:
                 os.unlink(path)
 
 

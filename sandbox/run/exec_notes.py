@@ -1,4 +1,4 @@
-"""What was executed in a sandbox and how it ended, beside its records, for ``events`` alone: written by whoever executes it.
+"""Which commands ``exec`` has run in a sandbox and how each ended, beside its records, for ``events`` alone: written by its caller.
 
 A line each, ``<nanoseconds since 1970> start <id> <argv as JSON>`` and ``<…> die <id> <exit code>``, in two files at most: who comes when
 ``executed`` is full makes it ``executed.1``. A client that is killed writes no end, and nobody the one of what was left to itself.
@@ -22,11 +22,11 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEX
 _MOST_ARGV = 200
 """Characters of a command's arguments that are kept."""
 _FIRST = 40
-"""Bytes by which one file is told from another."""
+"""Bytes by which one file is known from another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
+class ExecNote:
     """``argv``: of a start, cut to so many characters; ``exit_code``: of an end."""
 
     at: float
@@ -36,7 +36,7 @@ class Executed:
 
 
 def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> None:
-    """What cannot be written is not noted: nobody is kept from executing something by a full disk."""
+    """What cannot be written is not noted: a full disk keeps nobody from an exec."""
     with contextlib.suppress(OSError):
         if _note(directory / NAME, f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT) > _FULL:
             os.rename(directory / NAME, directory / OLDER)
@@ -81,7 +81,7 @@ class Notes:
         self._directory = directory
         self._read: dict[bytes, int] = {}
 
-    def read(self) -> Iterator[Executed]:
+    def read(self) -> Iterator[ExecNote]:
         """What is new. A line that is none is passed over."""
         seen: dict[bytes, int] = {}
         for name in (OLDER, NAME):
@@ -95,11 +95,11 @@ class Notes:
         self._read = seen
 
 
-def _parse(line: bytes) -> Executed:
+def _parse(line: bytes) -> ExecNote:
     at, what, id, rest = line.decode("ascii").split(" ", 3)
     if what == "die":
-        return Executed(int(at[:20]) / 1e9, id[:40], exit_code=int(rest[:4]))
+        return ExecNote(int(at[:20]) / 1e9, id[:40], exit_code=int(rest[:4]))
     argv = json.loads(rest)
     if what != "start" or not isinstance(argv, list) or not all(isinstance(one, str) for one in argv):
         raise ValueError("it is no note")
-    return Executed(int(at[:20]) / 1e9, id[:40], argv=tuple(argv))
+    return ExecNote(int(at[:20]) / 1e9, id[:40], argv=tuple(argv))

@@ -1,4 +1,4 @@
-"""Notes of what is executed in a sandbox: what stands in them, and when none is made."""
+"""Notes of the execs in a sandbox: what stands in them, and when none is made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dockless.sandbox.run.executed import NAME, OLDER, Notes, note_end, note_start
+from dockless.sandbox.run.exec_notes import NAME, OLDER, Notes, note_end, note_start
 
 ONE, TWO = "0123456789", "abcdefghij"
 
