@@ -466,6 +466,11 @@ class Box:
         spec's own grace, or 10. One that is paused goes on first. Returns when it has ended. ``NotEnded`` where it does not."""
         ending.stop(self, grace)
 
+    def stopping(self, grace: float | None = None) -> Iterator[None]:
+        """The same in two steps: the stop signal, and the rest. Who takes the first of several before the second of any stops all at
+        once."""
+        return ending.stopping(self, grace)
+
     def kill(self) -> None:
         """SIGKILL to everything inside; the keeper records it. No error if it has ended. Its restart policy holds no more."""
         ending.kill(self)

@@ -7,6 +7,7 @@ process only while its keeper holds the sandbox's lock: so no pid was reused. Wh
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import time
@@ -54,20 +55,31 @@ def send_signal(box: Box, number: int) -> None:
 
 def stop(box: Box, grace: float | None) -> None:
     """See ``Box.stop``."""
+    for _ in stopping(box, grace):
+        pass
+
+
+def stopping(box: Box, grace: float | None) -> Iterator[None]:
+    """See ``Box.stopping``."""
     _give_up(box)
-    with contextlib.suppress(TimeoutError, DocklessError, OSError):
+    deadline = -math.inf
+    with contextlib.suppress(DocklessError, OSError):
         if box.alive:
             mark(box.directory, STOP, box.document.stop_signal)
-        ask(box, grace)
+        deadline = ask(box, grace)
+    yield
+    with contextlib.suppress(TimeoutError, DocklessError, OSError):
+        if deadline > -math.inf:
+            box.wait(max(0.0, deadline - time.monotonic()))
     end(box)
 
 
-def ask(box: Box | ForegroundSandbox, grace: float | None) -> None:
-    """The stop signal, and to wait for the end. ``TimeoutError`` if that has not come after ``grace`` seconds; None: its own, or 10."""
+def ask(box: Box | ForegroundSandbox, grace: float | None) -> float:
+    """The stop signal. Returns when its time is over, on the monotonic clock. ``grace``: in seconds; None: its own, or 10."""
     box.send_stop()
     if box.paused():
         box.resume()
-    box.wait(grace if grace is not None else box.spec.grace or GRACE)
+    return time.monotonic() + (grace if grace is not None else box.spec.grace or GRACE)
 
 
 def end(box: Box) -> None:

@@ -208,7 +208,8 @@ class ForegroundSandbox:
         from dockless.sandbox.run import ending
 
         with contextlib.suppress(TimeoutError, SandboxGone):
-            ending.ask(self, grace)
+            deadline = ending.ask(self, grace)
+            self.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
         self.wait()
 

@@ -102,6 +102,12 @@ def wanted_after_boot() -> list[Box]:
 
 def restart(box: Box, grace: float | None = None) -> None:
     """Stop it if it runs, and start it again."""
+    for _ in restarting(box, grace):
+        pass
+
+
+def restarting(box: Box, grace: float | None = None) -> Iterator[None]:
+    """The same in the two steps of ``Box.stopping``."""
     from dockless.sandbox.run import detached
 
     refuse_job(box)
@@ -109,7 +115,7 @@ def restart(box: Box, grace: float | None = None) -> None:
     if box.document.removed and box.alive:
         hint = "start another one like it; one without --rm can be restarted"
         raise Unsupported(f"sandbox {box.id} is removed at its end, and runs once", subject=box.id, hint=hint)
-    box.stop(grace)
+    yield from box.stopping(grace)
     start(box)
 
 

@@ -59,6 +59,22 @@ def test_started_stopped_started_again_and_removed(say, tmp_path):
     assert say("container", "prune", "-f", "--filter", "label=team=a") == "other\n" and say("ps", "-aq") == ""
 
 
+def test_several_are_stopped_at_once(say, tmp_path):
+    """The first ends only after the second has got its stop signal."""
+    place = tmp_path / "place"
+    place.mkdir()
+    for name, end in (("one", "until [ -e /place/two ]; do sleep 0.01; done"), ("two", "touch /place/two")):
+        script = f"trap '{end}; echo {name} ends; exit 4' TERM; echo set; while :; do sleep 0.01; done"
+        say("run", "-d", "--name", name, "-v", f"{place}:/place", "--", "sh", "-c", script)
+        until(lambda name=name: say("logs", name) == "set\n", "its trap is set")
+    assert say("restart", "-t", "30", "one", "two") == "one\ntwo\n"
+    for name in ("one", "two"):
+        until(lambda name=name: say("logs", name) == f"set\n{name} ends\nset\n", "it was stopped by its signal, and runs again")
+    (place / "two").unlink()
+    assert "there is no sandbox none" in say("stop", "-q", "-t", "30", "one", "none", "two", code=125)
+    assert say("ps", "-a", "--format", "{{.ID}} {{.ExitCode}}") == "one 4\ntwo 4\n"
+
+
 def test_a_file_of_the_id_goes_where_nothing_starts(say, tmp_path):
     ids = tmp_path / "id"
     assert "no-such-program" in say("run", "-d", "--cidfile", str(ids), "--", "no-such-program", code=127) and not ids.exists()

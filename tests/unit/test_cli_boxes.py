@@ -137,8 +137,13 @@ class _Box:
     def alive(self) -> bool:
         return self._state in ("starting", "running")
 
-    def stop(self, grace: float | None) -> None:
+    @contextlib.contextmanager
+    def held(self):
+        yield self
+
+    def stopping(self, grace: float | None):
         self.asked.append(("stop", grace))
+        yield
 
     def kill(self) -> None:
         self.asked.append("kill")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dockless._life import described, refuse_job, remove
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -132,9 +132,10 @@ def stop(options: Namespace) -> int:
     return each_box(options, lambda box: _stop(box, grace))
 
 
-def _stop(box: Box, grace: float | None) -> None:
+def _stop(box: Box, grace: float | None) -> Iterator[None]:
     refuse_job(box)
-    box.stop(grace)
+    with box.held() as held:
+        yield from held.stopping(grace)
 
 
 def kill_options(parser: Parser) -> None:
@@ -161,25 +162,35 @@ def rm(options: Namespace) -> int:
     return each_box(options, lambda box: remove(box, force=options.force))
 
 
-def each_box(options: Namespace, action: Any) -> int:
-    """Do it to every one; the first error is raised when all were tried, the others are said."""
+def each_box(options: Namespace, action: Callable[[Box], Iterator[None] | None]) -> int:
+    """Do it to every one; the first error is raised when all were tried, the others are said. Of an action in steps the first is done to
+    each before the rest to any."""
     from dockless.sandbox.run.box import get
 
-    first: Exception | None = None
-    done = []
-    for name in options.ids:
+    begun: dict[str, Iterator[None]] = {}
+    wrong: dict[str, Exception] = {}
+    names = tuple(dict.fromkeys(options.ids))
+    for name in names:
         try:
-            action(get(name))
-            done.append(name)
+            begun[name] = iter(action(get(name)) or ())
+            next(begun[name], None)
         except Exception as error:
-            if first is not None:
-                warn(str(error))
-            first = first or error
+            wrong[name] = error
+    for name in names:
+        try:
+            for _ in begun.get(name, ()):
+                pass
+        except Exception as error:
+            wrong[name] = error
+    done = [name for name in names if name not in wrong]
     if options.json:
         print_json(done)
     elif not options.quiet:
         for name in done:
             out(name)
-    if first is not None:
-        raise first
+    failed = [wrong[name] for name in names if name in wrong]
+    for one in failed[1:]:
+        warn(str(one))
+    if failed:
+        raise failed[0]
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dockless import _life
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import parse_duration
@@ -42,7 +44,12 @@ def restart_options(parser: Parser) -> None:
 
 def restart(options: Namespace) -> int:
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
-    return each_box(options, lambda box: _life.restart(box, grace))
+    return each_box(options, lambda box: _restart(box, grace))
+
+
+def _restart(box: Box, grace: float | None) -> Iterator[None]:
+    with box.held() as held:
+        yield from _life.restarting(held, grace)
 
 
 def start_options(parser: Parser) -> None:
