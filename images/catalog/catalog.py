@@ -272,6 +272,7 @@ class Catalog:
         """The list of images and tags, to be changed in the block and written at its end."""
         from json import dumps
 
+        self.prepare()
         with locked(self.root / "locks" / "images"):
             index = self.read_index()
             yield index

@@ -51,7 +51,11 @@ def keep(store: Catalog, image: Image, link: Path) -> None:
 def _locked(store: Catalog, name: str) -> int:
     place = _place(store, name)
     while True:
-        fd = os.open(place, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:  # a store of an earlier version, which had no such directory
+            store.prepare()
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
             # Whoever removed the image while we waited has removed this file too; the next one counts.

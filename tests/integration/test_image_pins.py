@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def test_attached(tmp_path: Path):
     assert Store().remove(ref).size > 0
     with pytest.raises(UnknownImage):
         boxes.run(Spec(image=ref, argv=("true",)))
+
+
+@pytest.mark.parametrize("use", [
+    lambda ref: boxes.run(Spec(image=ref, argv=("true",))),
+    lambda ref: detached.create(Spec(image=ref, argv=("true",))).remove(),
+    lambda ref: Store().tag(ref, "another:1"),
+    lambda ref: Store().remove(ref),
+], ids=["run", "create", "tag", "remove"])  # fmt: skip
+def test_a_store_of_an_earlier_version_gets_the_directories_that_it_lacks(tmp_path: Path, use):
+    ref = boxes.load(tmp_path, [])
+    root = Store().root
+    for name in ("pins", "reserved", "uploads", "locks", "tmp"):
+        shutil.rmtree(root / name)
+    use(ref)
+    assert (root / "pins").stat().st_mode & 0o777 == 0o700
 
 
 def test_detached(tmp_path: Path):
