@@ -66,6 +66,7 @@ class Walked:
     tell: bool = False
 
     def note(self, what: str, *with_: object) -> None:
+        watch()
         self.operations[what] += 1
         self.trace.append(" ".join(map(str, (what, *with_))))
         if self.tell:
@@ -77,6 +78,25 @@ class Walked:
 
 
 walked = Walked()
+
+
+def watch() -> None:
+    """From now on the main thread has some time for its next step. Where it takes longer, it fails there; what cannot be interrupted ends
+    the walk."""
+    signal.signal(signal.SIGALRM, _late)
+    signal.setitimer(signal.ITIMER_REAL, 3 * PATIENCE)  # some steps wait for two ends
+    faulthandler.dump_traceback_later(4 * PATIENCE, exit=True)
+
+
+def watch_no_more() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _late(number: int, frame: object) -> None:
+    walked.hangs = True
+    faulthandler.dump_traceback()
+    raise AssertionError(f"{walked.trace[-1].split()[0]} hangs")
 
 
 @dataclass(eq=False)
@@ -465,10 +485,12 @@ class Walk(RuleBasedStateMachine):
         for one in list(self.open):
             self._close(one)
         for known in list(self.boxes):
+            walked.note("end", known.key)
             if not known.foreground:
                 with contextlib.suppress(SandboxGone):
                     known.box.rm(force=True)
             self._forget(known)
+        walked.note("end jobs")
         with dockless.sched.connect() as queue:
             jobs = [job.id for job in queue.queue()]
             queue.cancel_many(jobs, grace=0)

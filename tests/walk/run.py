@@ -54,9 +54,11 @@ def walk(steps: int, word: str, place: Path, daemon: int, *, tell: bool = False)
             failure = walked.failure or error
             failure.add_note("\n".join(["what was done before:", *walked.trace[-40:]]))
             raise failure from None
+    walked.note("end")
     until(lambda: threading.active_count() <= threads, f"threads end: {threading.enumerate()}")  # those of trio after ten seconds
     until(lambda: not left(), f"nothing is left: {left()}", _SETTLED + 30)
     assert not (found := residue.leftovers(before, 20)), found
+    machine.watch_no_more()
     return walked
 
 

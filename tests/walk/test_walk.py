@@ -30,7 +30,9 @@ HANGS = """import threading
 from walk import lanes, machine, run, verbs
 
 async def hang(t):
-    if type(t.lane) is not lanes.Lane:
+    if type(t.lane) is lanes.Lane:
+        MAIN and threading.Event().wait()
+    elif not MAIN:
         await t.lane.blocking(threading.Event().wait)
 
 machine.PATIENCE = 5.0
@@ -41,9 +43,10 @@ run.main()
 
 @requires("userns", "overlay", "busybox")
 @pytest.mark.timeout(120)
-def test_a_call_that_hangs_is_told():
+@pytest.mark.parametrize("main", [False, True])
+def test_a_call_that_hangs_is_told(main):
     """Where it does, and what was done before; and the walk ends."""
-    words = [sys.executable, "-P", "-c", HANGS, "--steps", "200", "--seed", "hangs"]
+    words = [sys.executable, "-P", "-c", HANGS.replace("MAIN", str(main)), "--steps", "200", "--seed", "hangs"]
     paths = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
     walked = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
     assert walked.returncode == 1
