@@ -61,6 +61,7 @@ def compile_plan(r: Resolved) -> Plan:
     _names(b, r)
     if r.spec.root == "readonly":
         b.init.add("MOUNT_ATTR", root, a="", x=RDONLY)
+    rootfs.let_go(b)
     b.init.add("PIVOT", root)
     rootfs.masks(b, r, empty, nodes[0][0])
     if r.spec.tty:

@@ -16,6 +16,7 @@ from dockless.base.idmaps import NOBODY
 from dockless.errors import Unsupported
 from dockless.images.layers.layers import INDEX_FILE, MERGED_FILE, Layer
 from dockless.sandbox.plan.builder import (
+    HOST_PROC,
     IDMAP,
     NEW_NS,
     NO_SYMLINKS,
@@ -381,6 +382,16 @@ def _requested(b: Builder, mount: Mount, index: int, sources: dict[int, int]) ->
     options = {"mode": f"{mount.mode:04o}"} | {name: str(value) for name, value in numbers.items() if value}
     attributes = NOSUID | NODEV | (NOEXEC if mount.noexec else 0)
     return b.file_system(b.init, "tmpfs", options, attributes=attributes, label=f"tmpfs {mount.target}")
+
+
+def let_go(b: Builder) -> None:
+    """Attach what only the overlay needed to the root that PIVOT lets go of, so that all of it goes at once: for each mount that was never
+    attached the kernel waits for every processor when its descriptor is closed (an RCU grace period)."""
+    ops = (*b.keeper.ops, *b.init.ops)
+    attached = {op.slot_in for op in ops if op.name == "MOVE_MOUNT"}
+    for op in ops:
+        if (op.name == "FSMOUNT" or (op.name == "OPEN_TREE" and op.x & TREE_CLONE)) and op.slot_out not in attached:
+            b.init.add("MOVE_MOUNT", op.slot_out, a=HOST_PROC, c=NO_SYMLINKS)
 
 
 def masks(b: Builder, r: Resolved, empty: int, null: int) -> None:

@@ -15,6 +15,8 @@ MOST_SLOTS = 960
 TREE_CLONE, RECURSIVE = 0x1, 0x8000
 PRIVATE = 1 << 18
 NO_SYMLINKS = 0x04
+HOST_PROC = "/proc"
+"""A directory of the root that PIVOT lets go of."""
 NEW_NS = {
     "time": 0x80, "mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000, "pid": 0x20000000,
     "net": 0x40000000,

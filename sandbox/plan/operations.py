@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.text import escaped
-from dockless.sandbox.plan.builder import IDMAP, NEW_NS, NO_SYMLINKS, PRIVATE, RECURSIVE, TREE_CLONE
+from dockless.sandbox.plan.builder import HOST_PROC, IDMAP, NEW_NS, NO_SYMLINKS, PRIVATE, RECURSIVE, TREE_CLONE
 from dockless.sandbox.plan.plan import DIRECTORY, Op, Plan
 from dockless.sandbox.plan.wording import (
     FLAGS,
@@ -86,6 +86,8 @@ def _move(op: Said, plan: Plan) -> tuple[str, str]:
     if op.slot_out < 0:
         if op.a == "/":
             return f"mount {what} at {op.a}", f"{NOTHING}it is mounted at {tree}, where the following goes"
+        if op.a == HOST_PROC:
+            return f"mount {what} at {op.a} of the host's root, to let go of both at once", f"{NOTHING}it is mounted at {tree}"
         return f"mount {what} at {op.a}", f"mount --rbind {tree} {shlex.quote(op.a)}"
     where = below(op, plan, op.slot_out)
     carries = any(other.name == "MOVE_MOUNT" and other.slot_out == op.slot_in for other in plan.ops)

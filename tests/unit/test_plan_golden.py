@@ -16,6 +16,7 @@ from tests.support.plan_cases import (
 from dockless import native
 from dockless.sandbox.compile import compile_plan
 from dockless.sandbox.plan import operations
+from dockless.sandbox.plan.builder import TREE_CLONE
 from dockless.sandbox.plan.explain import rows
 from dockless.sandbox.plan.plan import Command, Op, Plan, encode
 from dockless.sandbox.script import script
@@ -160,6 +161,15 @@ def test_kernel_file_systems_refuse_links(name):
     for op in compile_plan(CASES[name]).ops:
         if op.name == "MOVE_MOUNT" and op.a in ("/proc", "/sys", "/dev", "/sys/fs/cgroup"):
             assert op.c & 0x04, op
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_mount_is_attached_in_the_end(name):
+    """The kernel waits for an RCU grace period for each that is not, when its descriptor is closed."""
+    ops = compile_plan(CASES[name]).ops
+    made = {op.slot_out for op in ops if op.name == "FSMOUNT" or (op.name == "OPEN_TREE" and op.x & TREE_CLONE)}
+    attached = {op.slot_in for op in ops if op.name == "MOVE_MOUNT"}
+    assert made <= attached
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(CASES) if name.startswith(("user", "single"))])
