@@ -17,6 +17,7 @@
  *   LAYERS     unpacked layers, lowest first, ':'  SECCOMP  file with the program, sock_filter[]     UID GID COUNT  0-COUNT inside are UID… outside
  *   DIRECTORY  where uppers are made               DEVICES  file with the device filter, bpf_insn[]  CAPS           its capabilities, a mask in hex
  *   CGROUP     a cgroup2 directory, "-" for none
+ *   LAYERS may be "@ROOT" instead: a plain directory with the mapped owners that is bound as the root, without an overlay
  * Says "ready"; then for every line on stdin one start, answered by "NANOSECONDS STATUS". --once: one start, no talk.
  */
 #define _GNU_SOURCE
@@ -68,7 +69,7 @@ static const char *const accounts[] = {
 };
 
 static const char *layers[MAX_LAYERS], *directory, *cgroup_home; /* layers: highest first */
-static int layer_count;
+static int layer_count, lowers[MAX_LAYERS];
 static struct { unsigned short length; void *filter; } seccomp_program;
 static int device_program = -1, userns = -1;
 static unsigned outside_uid, outside_gid;
@@ -138,8 +139,9 @@ static void become(unsigned uid, unsigned gid) {
 
 /* -- keeper: host namespaces ------------------------------------------------------------------------------------------------------------------------ */
 
-static int overlay_root(const char *home_path) {
-    int lowers[MAX_LAYERS], home = TRY(open(home_path, O_PATH | O_CLOEXEC));
+static int root_of(const char *home_path) {
+    if (*layers[0] == '@') return tree_of(AT_FDCWD, layers[0] + 1);
+    int home = TRY(open(home_path, O_PATH | O_CLOEXEC));
     for (int i = 0; i < layer_count; i++) {
         lowers[i] = tree_of(AT_FDCWD, layers[i]);
         set_attributes(lowers[i], RDONLY | IDMAP, 0, userns);
@@ -184,7 +186,7 @@ static void keeper(const char *home_path, int cgroup) {
         TRY(fstatat(fd, "", &st, EMPTY));
         if (S_ISFIFO(st.st_mode)) TRY(fchownat(fd, "", outside_uid, outside_gid, EMPTY));
     }
-    int root = overlay_root(home_path), pidfd = -1;
+    int root = root_of(home_path), pidfd = -1;
     TRY(setns(userns, CLONE_NEWUSER));
     struct clone3_args args = {
         .flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_PIDFD | (cgroup >= 0 ? 0x200000000ull /* INTO_CGROUP */ : 0),
@@ -316,6 +318,7 @@ static void init(int root, const int *sources) {
     TRY(sethostname("dockless", 8));
     loopback_up();
     int empty = TRY(rooted(scratch, "empty", O_PATH, 0));
+    for (int i = 0; i < layer_count && lowers[i]; i++) put_at(lowers[i], AT_FDCWD, "/proc", NO_SYMLINKS); /* they go with the host's root */
     TRY(fchdir(root));
     TRY(syscall(SYS_pivot_root, ".", "."));
     TRY(syscall(SYS_umount2, ".", 2));

@@ -45,7 +45,7 @@ def start(scene: Scene, effort: Effort) -> Table:
         except ContenderFailed as error:
             table.notes.append(f"{name} does not run: {error}")
     try:
-        contenders.append(floor.floor(scene))
+        contenders += [floor.floor(scene), floor.plain(scene)]
     except floor.NoFloor as error:
         table.notes.append(f"no floor: {error}")
     found = peers.find(scene, engines=False, only=effort.only_peers)
