@@ -321,10 +321,13 @@ def is_terminal(fd: int) -> bool:
 
 
 def lying_in(fd: int) -> int:
-    """Bytes that lie in a pipe, pipe(7). Of a terminal nobody knows more than that the kernel keeps no more: who reads so many, without
-    blocking, comes to an end before."""
-    if is_terminal(fd):
-        return _TERMINAL
+    """Bytes that lie in a pipe. Of a terminal nobody knows more than that the kernel keeps no more: who reads so many, without blocking,
+    comes to an end before."""
+    return _TERMINAL if is_terminal(fd) else lying_in_pipe(fd)
+
+
+def lying_in_pipe(fd: int) -> int:
+    """pipe(7)"""
     return int.from_bytes(fcntl.ioctl(fd, _FIONREAD, bytes(4)), "little")
 
 

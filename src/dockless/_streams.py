@@ -23,7 +23,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from dockless._exchange import READ_SIZE, Ending, Pace, PipeWriter, Reader, exchange, is_terminal, lying_in, say
+from dockless._exchange import READ_SIZE, Ending, Pace, PipeWriter, Reader, exchange, is_terminal, lying_in, lying_in_pipe, say
 from dockless._stdio import DEVNULL, PIPE, Stdio, Stream, Text
 from dockless.base.interrupts import held
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic
@@ -194,6 +194,7 @@ class Streams(Ends, Generic[S]):
         self._turn = _thread.allocate_lock()
         self._whose = 0
         self._said: tuple[S | None, S | None] | None = None
+        self._pollers: dict[tuple[int, int, int], select.poll] = {}
 
     @property
     def stdin(self) -> IO[S] | None:
@@ -290,6 +291,8 @@ class Streams(Ends, Generic[S]):
 
     def _until_ready(self, fd: int, event: int) -> bool:
         """Wait until a pipe is ready; False: everything inside is dead before that. Meanwhile those who listen hear of theirs."""
+        if not any(self._settings.tell):
+            return self._until_one_is_ready(fd, event)
         while True:
             readers = self._listening()
             if not readers:
@@ -321,14 +324,17 @@ class Streams(Ends, Generic[S]):
     def _until_one_is_ready(self, fd: int, event: int) -> bool:
         """The same where nobody listens."""
         end = self._process.fileno()
-        poller = select.poll()
-        poller.register(fd, event)
-        poller.register(end, select.POLLIN)
+        poller = self._pollers.pop((fd, event, end), None)  # two threads cannot use one
+        if poller is None:
+            poller = select.poll()
+            poller.register(fd, event)
+            poller.register(end, select.POLLIN)
         while True:
-            ready = dict(poller.poll())
+            ready = [number for number, _ in poller.poll()]
             if end in ready and self._process.poll() is not None:
                 return False
             if fd in ready:
+                self._pollers[fd, event, end] = poller
                 return True
 
     def close(self) -> None:
@@ -422,7 +428,7 @@ class _RawOutput(_Raw):
     def _first(self, buffer: Any) -> int:
         got = _into(self._fd, buffer)
         if got == len(buffer) and not self._is_a_terminal:  # there may be more
-            self._sure = lying_in(self._fd)
+            self._sure = lying_in_pipe(self._fd)
         self._pace.took(got + self._sure)
         return got
 
