@@ -41,6 +41,7 @@ _MAGIC, _ABI = 0x4E4C504B, 1
 
 _DEFAULT_SIZE = 24 | 80 << 16
 """Of a terminal whose size nobody says: rows, columns."""
+_LARGEST_SIZE = 0xFFFF
 
 PHASES = ("new", "keeper", "init", "program", "ready", "exited")
 
@@ -261,18 +262,26 @@ def _command(vector: bytes, text: Callable[[int], str]) -> Command:
     return Command(candidates, argv, envp)
 
 
+def check_size(rows: int, columns: int) -> None:
+    """``BadInput`` for what no terminal can be, ioctl_tty(2)."""
+    for name, value in (("rows", rows), ("columns", columns)):
+        if not 0 <= value <= _LARGEST_SIZE:
+            raise BadInput(f"{value} {name} of a terminal", subject=name, hint=f"give a number from 0 to {_LARGEST_SIZE}")
+
+
 def filled_in(
     raw: bytes, *, directory: str = "", removed: str = "", cgroup: str = "", terminal: tuple[int, int] | None = None, restarts: bool = False
 ) -> bytearray:
     """An encoded plan with what differs from start to start: the path of the sandbox's directory, and the names of what the keeper
     removes at the end, the directory in SLOT_STATE and the cgroup; the rows and columns of its terminal; whether it ``restarts`` by a
     policy; unless it enters a sandbox, our own user namespace. All else is equal for every start of a spec, so an encoded plan can be
-    kept. ``BadInput`` for a path that is too long."""
+    kept. ``BadInput`` for a path that is too long, and for a size that no terminal can have."""
     filled = bytearray(raw)
     if not filled[_FLAGS_OFFSET] & _ENTER:
         outside = os.stat("/proc/self/ns/user")
         struct.pack_into("<QQ", filled, _OUTSIDE_OFFSET, outside.st_dev, outside.st_ino)
     if terminal is not None:
+        check_size(*terminal)
         struct.pack_into("<HH", filled, _TERMINAL_OFFSET, *terminal)
     if restarts:
         filled[_FLAGS_OFFSET] |= _RESTARTS

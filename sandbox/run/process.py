@@ -140,9 +140,11 @@ def with_usage(ended: Exit, usage: Usage | None) -> Exit:
 
 def check_signal(number: int) -> None:
     """``BadInput`` for a signal that cannot be passed on: SIGSTOP would stop the keeper, and then nobody could end the sandbox."""
-    if number == signal.SIGSTOP or not 0 < number <= signal.SIGRTMAX:
-        name = "SIGSTOP" if number == signal.SIGSTOP else f"signal {number}"
-        raise BadInput(f"{name} cannot be sent to a sandbox", subject=str(number), hint="to pause it: pause(), or `dockless pause`")
+    if number == signal.SIGSTOP:
+        raise BadInput("SIGSTOP cannot be sent to a sandbox", subject=str(number), hint="to pause it: pause(), or `dockless pause`")
+    if not 0 < number <= signal.SIGRTMAX:
+        hint = f"give a number from 1 to {int(signal.SIGRTMAX)}: signal.SIGTERM"
+        raise BadInput(f"signal {number} cannot be sent to a sandbox", subject=str(number), hint=hint)
 
 
 class Process:

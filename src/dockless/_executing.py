@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
-from dockless._options import environment, given_items
+from dockless._options import environment, given_items, unknown_keyword
 from dockless._result import Result, result_of
 from dockless._stdio import DEVNULL, PIPE, Stdio, Stream, Text
 from dockless._streams import Ends, S, Streams, StreamSettings
@@ -60,10 +60,14 @@ class WithTerminal:
             raise BadInput("it has no terminal", subject="tty", hint="give tty=True")
         return self._terminal
 
+    @checked
     def resize(self, rows: int, columns: int) -> None:
-        """Tell it the size of its terminal."""
+        """Tell it the size of its terminal. ``BadInput`` for what none can be, and for one without a terminal."""
         import termios
 
+        from dockless.sandbox.plan.plan import check_size
+
+        check_size(rows, columns)
         termios.tcsetwinsize(self.terminal, (rows, columns))
 
 
@@ -298,7 +302,10 @@ class Enterable:
         max_output: str | int | None = None,
         on_stdout: Callable[[Any], object] | None = None,
         on_stderr: Callable[[Any], object] | None = None,
+        **others: Any,
     ) -> R:
+        if others:
+            raise unknown_keyword(min(others), Enterable._spawn.__annotations__.keys() - {"kind", "argv", "others", "return"})
         settings = StreamSettings(
             stdin, stdout, stderr, text=Text(text, encoding, errors), bufsize=bufsize, max_output=max_output, on_stdout=on_stdout,
             on_stderr=on_stderr, tty=tty,

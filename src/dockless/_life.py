@@ -297,8 +297,12 @@ class LifeCycle:
 
         ``LimitUnavailable`` where this host cannot keep one, ``Unsupported`` without a cgroup v2 of its own, or for the policy of a
         foreground sandbox; ``BadInput``, ``SandboxGone``"""
-        from dockless.cgroups import Limits
+        from dockless._options import unknown_keyword
+        from dockless.cgroups.limits import KEYWORDS, Limits
 
+        known = [keyword.name for keyword in KEYWORDS]
+        if unknown := sorted(limits.keys() - known):
+            raise unknown_keyword(unknown[0], (*known, "restart"))
         asked = Limits.parse(**limits)
         with self._now() as box:
             update(box, asked if limits else None, restart)

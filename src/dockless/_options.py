@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from dockless.base.checks import annotation, check
@@ -67,6 +67,14 @@ def given_items(value: object) -> Any:
     return items
 
 
+def unknown_keyword(name: str, known: Collection[str]) -> TypeError:
+    """Names what is meant by it, or all that there are."""
+    meant = _ELSEWHERE.get(name, "")
+    if meant and (meant in known or not meant.isidentifier()):
+        return TypeError(f"unknown keyword {name!r}: use {meant}")
+    return TypeError(f"unknown keyword {name!r}; known are {', '.join(sorted(known))}")
+
+
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that say something, checked against ``_keywords.Options``. ``TypeError`` for an unknown one, ``BadInput``."""
     from dockless._keywords import Options
@@ -74,10 +82,7 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = Options.__annotations__
     unknown = sorted(set(options) - known.keys())
     if unknown:
-        meant = _ELSEWHERE.get(unknown[0])
-        if meant is not None:
-            raise TypeError(f"unknown keyword {unknown[0]!r}: use {meant}")
-        raise TypeError(f"unknown keyword {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        raise unknown_keyword(unknown[0], known)
     given = {name: given_items(value) for name, value in options.items() if value is not None}
     for name, value in given.items():
         check(name, value, annotation(known[name], Options.__module__))

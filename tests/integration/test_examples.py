@@ -19,6 +19,7 @@ from support.requires import check, requires
 
 import dockless
 from dockless import aio
+from dockless.cgroups import find_delegation
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -73,6 +74,19 @@ def test_a_step_that_takes_too_much_is_told():
         assert agent.step(box, "print('still here')", seconds=60) == "still here"
         said = agent.step(box, "import os\nwhile True:\n    os.fork() or os.execlp('sleep', 'sleep', '60')", seconds=60)
         assert "Resource temporarily unavailable" in said and said.endswith("[exit code 1]")
+
+
+@pytest.mark.skipif(find_delegation(ask_systemd=False).path is None, reason="no cgroup v2 of our own, by which something could be frozen")
+def test_tries_on_forks(tmp_path, capsys):
+    example("tries").main(boxes.load(tmp_path))
+    assert capsys.readouterr().out.splitlines() == [
+        "rm add.sh: failed",
+        "echo echo 5 > add.sh: failed",
+        "sed -i s/-/+/ add.sh: passed",
+        "echo $(($1 + $2))",
+        "kept as docker.io/library/tries:best",
+    ]
+    assert not dockless.list(labels={"example": "tries"})
 
 
 def test_a_batch(capsys):

@@ -530,3 +530,35 @@ def test_the_command_line(say):
         for wrong in (("exec", box.id), ("exec", "no-such-id", "--", "true"), ("exec", "-d", "-t", box.id, "--", "true")):
             code, _, err = say(*wrong)
             assert code not in (0, 3) and err.startswith("dockless: ") and "hint" in err, (wrong, err)
+
+
+@pytest.mark.parametrize(
+    ("call", "keyword"), [("exec", "cwd"), ("shell", "cwd"), ("spawn", "cwd"), ("exec", "mem_limit"), ("update", "memroy")]
+)
+def test_an_unknown_keyword_is_answered_with_what_is_meant(call, keyword):
+    with Sandbox("host", FOREVER, stdin=DEVNULL) as box:
+        with pytest.raises(TypeError) as caught:
+            getattr(box, call)(*["true"] * (call != "update"), **{keyword: "1"})
+        said = "use workdir" if keyword == "cwd" else "known are "
+        assert str(caught.value).startswith(f"unknown keyword '{keyword}'") and said in str(caught.value)
+        if keyword != "cwd":
+            assert ("memory" if call == "update" else "workdir") in str(caught.value)
+
+
+@pytest.mark.parametrize(("size", "subject"), [((-1, 5), "rows"), ((5, 1 << 16), "columns")])
+def test_a_size_that_no_terminal_can_have(size, subject):
+    with Sandbox("host", FOREVER, stdin=DEVNULL) as box:
+        with pytest.raises(BadInput, match=f"{subject} of a terminal") as caught:
+            box.spawn("true", tty=True, size=size)
+        assert caught.value.subject == subject
+        with box.spawn("sleep", "1000", tty=True) as command:
+            with pytest.raises(BadInput, match=f"{subject} of a terminal"):
+                command.resize(*size)
+            command.resize(0, 0xFFFF)
+
+
+@pytest.mark.parametrize(("number", "hint"), [(0, "from 1 to 64"), (99, "from 1 to 64"), (signal.SIGSTOP, "pause()")])
+def test_a_signal_that_cannot_be_sent(number, hint):
+    with Sandbox("host", FOREVER, stdin=DEVNULL) as box, pytest.raises(BadInput, match="cannot be sent") as caught:
+        box.send_signal(number)
+    assert hint in caught.value.hint

@@ -171,9 +171,9 @@ def test_a_start_that_hangs(monkeypatch):
     """Stopped before its program was started."""
     await_ready = process.Process._await_ready
 
-    def stopped(self):
+    def stopped(self, *given):
         os.kill(self.keeper_pid, signal.SIGSTOP)
-        await_ready(self)
+        await_ready(self, *given)
 
     monkeypatch.setattr(process.Process, "_await_ready", stopped)
     before = time.monotonic()
