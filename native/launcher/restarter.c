@@ -33,7 +33,7 @@ static struct orders *orders;
  * always, failure or never. A time to live that is over ends it for good. If `started` could not be written, the start itself has failed. */
 int restart_due(const struct plan_header *plan) {
     char when = 0;
-    if (plan->outcome & (OUTCOME_KILLED | OUTCOME_IDLE | OUTCOME_EXPIRED)) return 0;
+    if (plan->outcome & (OUTCOME_KILLED | OUTCOME_EXPIRED)) return 0;
     if (sys(NR_readlinkat, SLOT_STATE, "restart-when", &when, 1) != 1 || when == 'n') return 0;
     if (when == 'f' && !plan->status && !plan->outcome) return 0;
     return sys(NR_faccessat, SLOT_STATE, "restart", 0) == 0;
@@ -120,7 +120,6 @@ static void __attribute__((noreturn)) outside(struct plan_header *plan, int keep
     uint64_t last = 0;
     retitle("restarts");
     sys(NR_prctl, 15 /* NAME */, "dockless-again", 0, 0, 0);
-    sys(NR_prctl, 4 /* DUMPABLE */, 0, 0, 0, 0);
     sys(NR_setsid);
     sys(NR_chdir, "/");
     go_anywhere();
