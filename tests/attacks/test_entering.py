@@ -7,6 +7,7 @@ enters.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -22,11 +23,12 @@ from support.boxes import load, running, until
 from support.make_image import fifo
 from support.requires import requires
 
-from dockless import DEVNULL, PIPE, Sandbox
+from dockless import DEVNULL, PIPE, Sandbox, native
 from dockless.base import paths
 from dockless.base.healthcheck import HealthCheck
 from dockless.errors import CommandNotExecutable, DocklessError, LaunchFailed
 from dockless.sandbox.plan.plan import Op, Plan, encode
+from dockless.sandbox.run.places import at_its_door
 from dockless.sandbox.spec import Bind, Namespaces, Spec
 
 pytestmark = requires("userns")
@@ -171,6 +173,21 @@ time.sleep(1000)
         assert box.exec("echo", "in", text=True).stdout == "in\n"
         keeper = box.process.keeper_pid
         until(lambda: _children(keeper) == [box.pid], "the keeper has no child but init")
+
+
+@pytest.mark.parametrize("slots", [[4], [3, 7], [3, 16], [3, 17], [3, 25], [3, 3], [4, 3], [-1, 3]], ids=str)
+def test_slots_that_nothing_that_enters_is_given(slots):
+    """Also from outside: no descriptor in place of the keeper's own, no slot twice, and no request without a plan."""
+    with Sandbox(["sleep", "1000"], stdin=DEVNULL) as box, open(os.devnull) as null:
+        keeper, pidfd = os.pidfd_open(box.process.keeper_pid), native._extension().ffi.new("int *")
+        try:
+            ask, given = native._extension().lib.shim_enter, [null.fileno()] * len(slots)
+            place = paths.state() / "running" / box.id
+            answer = at_its_door(place, lambda path: ask(os.fsencode(path), keeper, len(slots), given, slots, pidfd))
+            assert answer == -errno.EPERM
+        finally:
+            os.close(keeper)
+        assert box.exec("true").returncode == 0
 
 
 def test_nobody_inside_moves_its_own_end(home):

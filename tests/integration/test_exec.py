@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -242,6 +243,29 @@ def test_leaving_the_block_ends_all_that_it_started(box):
             until(lambda: _sleepers(box) >= 4, "all of it runs")
             assert command.poll() is None
         until(lambda: _sleepers(box) == 0, "nothing of it is left")
+
+
+_WIDE = "n=0; while [ $n -lt 100 ]; do sleep 777 & n=$((n+1)); done; echo on; wait"
+_DEEP = "f() { if [ $1 -gt 0 ]; then (f $(($1-1)); :); else echo on; sleep 777; fi; }; f 100; :"
+_NAMED = "sh -c 'echo \"x) S 1 (\" > /proc/self/comm; echo on; while :; do sleep 777; done'; :"
+
+
+@pytest.mark.parametrize("tree", [_WIDE, _DEEP, _NAMED], ids=["wide", "deep", "named"])
+def test_leaving_the_block_ends_any_tree(box, tree):
+    """More children than are looked for in turn, more generations, and a name that looks like the end of one."""
+    with box.spawn("sh", "-c", tree, stdin=DEVNULL, stdout=PIPE, text=True) as command:
+        assert command.stdout.readline() == "on\n"
+    until(lambda: _sleepers(box) == 0, "nothing of it is left")
+
+
+def test_leaving_the_block_ends_a_program_that_would_outlive_who_waits_for_it():
+    """It has taken back the word that it ends with its parent. prctl(2), PR_SET_PDEATHSIG"""
+    if not shutil.which("setpriv"):
+        pytest.skip("no setpriv")
+    with Sandbox("host", FOREVER, stdin=DEVNULL) as box:
+        with box.spawn("setpriv", "--pdeathsig", "clear", "sleep", "778", stdin=DEVNULL):
+            until(lambda: _sleepers(box, 778) == 1, "it runs")
+        until(lambda: _sleepers(box, 778) == 0, "nothing of it is left")
 
 
 def test_a_child_that_was_forked_from_us_ends_nothing_of_ours(box):

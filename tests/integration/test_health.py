@@ -22,7 +22,9 @@ from support.requires import requires
 
 import dockless
 from dockless import DEVNULL, HealthCheck, Sandbox, aio
+from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone
+from dockless.sandbox.run import health
 from dockless.sandbox.run.health import HealthWatch
 
 pytestmark = requires("userns", "overlay")
@@ -234,6 +236,26 @@ def test_who_waits_while_it_ends_hears_how():
             box.exec("touch", "/tmp/go")
             with pytest.raises(SandboxGone, match=r"ended before it was healthy: exit code 3; its last check wrote: starting"):
                 watch.wait(20)
+
+
+def test_a_record_that_comes_after_one_has_looked_is_told(monkeypatch):
+    """Though it comes before the look has ended; and what has been seen is not told again."""
+    read = health.health_of
+
+    def read_and_then_healthy(inner):
+        monkeypatch.setattr(health, "health_of", read)
+        found = read(inner)
+        box.exec("touch", "/tmp/well", check=True)
+        until(lambda: read(inner).status == "healthy", "its record")
+        return found
+
+    once = script("until test -e /tmp/well; do sleep 0.05; done; rm /tmp/well", timeout=60)
+    with begun("detached", health=once) as box, HealthWatch(box.inner) as watch:
+        until(lambda: (box.inner.directory / "health").read_bytes().strip(b"\0"), "the keeper's first record")
+        assert watch.look() is None and not readable(watch.fileno(), 0)
+        monkeypatch.setattr(health, "health_of", read_and_then_healthy)
+        assert watch.look() is None and readable(watch.fileno(), 0)
+        assert watch.look().status == "healthy" and not readable(watch.fileno(), 0)
 
 
 @contextlib.contextmanager

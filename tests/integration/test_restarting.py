@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,12 +16,13 @@ from pathlib import Path
 
 import pytest
 from support import disks
-from support.boxes import load, log_paths, until
+from support.boxes import alive, load, log_paths, until
 from support.requires import requires
 
 import dockless
 from dockless.cli import main
 from dockless.errors import BadInput, ImageInUse, Killed, NotEnoughGpus, Unsupported
+from dockless.sandbox.plan.plan import SLOT_RESTART_LOCK, SLOT_STATE
 from dockless.sandbox.restart import Restart, parse_restart
 from dockless.sandbox.run import restarting
 from dockless.sandbox.run.host_names import group_name, is_restarter
@@ -86,7 +89,14 @@ def test_what_succeeds_is_not_started_anew(start, tmp_path):
     until(lambda: not processes(box), "nothing waits")
 
 
-@pytest.mark.parametrize("end", [lambda box: box.stop(0), lambda box: box.kill(), lambda box: box.send_signal(signal.SIGTERM)])
+def test_a_life_that_is_over_is_over_for_good(start, slow):
+    box = start("sleep 1000", restart="always")
+    box.extend(0.1)
+    assert box.wait(20).limit == "ttl"
+    until(lambda: not processes(box), "nobody waits to restart it")
+    assert box.state == "exited"
+
+
 def test_until_somebody_ends_it(start, end):
     """Whatever ends the run by itself does not; a signal that is not the stop signal does not either."""
     box = start("echo ran; exec sleep 1000", restart="always")
@@ -347,6 +357,62 @@ def test_a_python_that_is_gone_is_said(start, monkeypatch):
         lambda: "/nowhere/python, cannot be executed: No such file or directory; start it again" in box.inspect()["reason"],
         "the reason is there",
     )
+    assert box.state == "restarting"
+
+
+_SHOWN = """#!{python} -I
+import json, os, signal, sys, time
+fds = {{}}
+for fd in os.listdir("/proc/self/fd"):
+    try:
+        fds[fd] = os.readlink(f"/proc/self/fd/{{fd}}")
+    except FileNotFoundError:  # by which they are listed
+        pass
+seen = [os.getpid(), fds, os.umask(0), sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))]
+with open("{seen}.new", "w") as out:
+    json.dump(seen, out)
+os.rename("{seen}.new", "{seen}")
+{then}
+"""
+
+
+def in_place_of_python(tmp_path, monkeypatch, then):
+    """What restarts a sandbox is a program that writes down what it finds. Where that is written."""
+    program, seen = tmp_path / "python", tmp_path / "seen"
+    program.write_text(_SHOWN.format(python=sys.executable, seen=seen, then=then))
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    return seen
+
+
+def test_what_restarts_it_has_two_descriptors_and_ends_with_the_restarter(start, tmp_path, monkeypatch):
+    """The sandbox's directory and the lock. The restarter itself has no more, and is in a session of its own."""
+    seen = in_place_of_python(tmp_path, monkeypatch, "time.sleep(1000)")
+    box = start("exit 1", restart="always")
+    until(seen.exists, "it was executed")
+    pid, fds, umask, blocked = json.loads(seen.read_text())
+    own, place = restarter(box), str(box.inner.directory)
+    two = {str(SLOT_STATE): place, str(SLOT_RESTART_LOCK): f"{place}/restart"}
+    try:
+        assert fds == {**dict.fromkeys("012", "/dev/null"), **two}
+        assert (umask, blocked) == (0o077, [])
+        assert os.getsid(own) == own == os.getsid(pid)
+        if os.geteuid() == 0:  # to look into it
+            assert {fd: os.readlink(f"/proc/{own}/fd/{fd}") for fd in os.listdir(f"/proc/{own}/fd")} == two
+            assert os.readlink(f"/proc/{own}/cwd") == "/"
+        else:
+            assert os.stat(f"/proc/{own}/environ").st_uid == 0, "others of ours may look into it"
+        os.kill(own, signal.SIGKILL)
+        until(lambda: not alive(pid), "its end")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_python_that_is_killed_is_said(start, tmp_path, monkeypatch):
+    in_place_of_python(tmp_path, monkeypatch, "os.kill(os.getpid(), signal.SIGTERM)")
+    box = start("exit 1", restart="always")
+    until(lambda: "what was to start it was killed by signal: 15" in box.inspect()["reason"], "the reason is there")
     assert box.state == "restarting"
 
 

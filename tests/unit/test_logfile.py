@@ -58,6 +58,11 @@ def test_records(raw, row):
     assert parse(raw.encode()) == row
 
 
+def test_what_the_program_wrote():
+    assert [Row(AT, "stdout", b"a").written, Row(AT, "stdout", b"a", partial=True).written] == [b"a\n", b"a"]
+    assert Row(AT, "", b"", dropped=3).written == b"", "what is missing is no line"
+
+
 def test_there_is_no_log(place):
     assert read(place) == ([], 0)
     (place / "log").touch()
@@ -139,6 +144,36 @@ def test_a_log_that_grows_and_is_replaced(place):
     assert [row.text for row in log.read()] == [b"newer"]
     assert [row.text for row in log.read()] == [b"newest"] and log.read() == []
     log.close()
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_what_is_written_and_renamed_while_the_next_file_is_looked_for(place, renames):
+    """After we have come to the end of ours: what was added to that comes before the next one."""
+    pending = []
+
+    def part(name: str) -> int | None:
+        if name == "log" and pending:
+            with open(place / "log", "ab") as out:
+                out.write(pending.pop())
+            for number in range(renames):
+                (place / "log").rename(place / "log.1")
+                (place / "log").write_bytes(line(f"new {number}"))
+        return open_log(place, name)
+
+    (place / "log").write_bytes(line("old"))
+    log = Log(part)
+    assert [row.text for row in log.read()] == [b"old"]
+    pending.append(line("last of the old"))
+    found = [row.text for _ in range(renames + 1) for row in log.read()]
+    assert found == [b"last of the old", *(f"new {number}".encode() for number in range(renames))]
+    assert log.read() == []
+    log.close()
+
+
+def test_half_a_line_at_the_end_of_a_file_is_no_beginning_of_the_next_one(place):
+    (place / "log.1").write_bytes(line("a") + line("torn")[:-3])
+    (place / "log").write_bytes(line("b"))
+    assert read(place) == ([b"a", b"b"], 4)
 
 
 def test_more_than_is_read_at_once(place):
