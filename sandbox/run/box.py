@@ -40,6 +40,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
@@ -336,7 +337,10 @@ class Box:
 
         The lock is looked at after the pidfd is open: if it is still held, the pid was not reused in between.
         """
-        pid = self.pid
+        return self._pidfd(self.pid)
+
+    def _pidfd(self, pid: int) -> int:
+        """The same of one whose keeper's pid is known, 0 for none."""
         if pid:
             try:
                 fd = os.pidfd_open(pid)
@@ -425,8 +429,8 @@ class Box:
         if known.identity is None:
             hint = "start it again with this version"
             raise Unsupported(f"sandbox {self.id} was started by an earlier version and cannot be entered", subject=self.id, hint=hint)
-        named = self.present
-        return Entrance(named.id, named.directory, self._plan(), known.identity, known.cgroup, self.pid, named.pidfd)
+        named, keeper = self.present, self.pid
+        return Entrance(named.id, named.directory, self._plan(), known.identity, known.cgroup, keeper, partial(named._pidfd, keeper))
 
     def _plan(self) -> Plan:
         try:

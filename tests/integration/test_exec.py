@@ -471,6 +471,16 @@ def test_a_sandbox_of_another_program(box):
     assert (done.returncode, done.stdout) == (5, b"in\n")
 
 
+def test_a_handle_reads_the_record_of_a_run_once(box):
+    handle = Sandbox.open(box.id)
+    assert handle.exec("true").returncode == 0
+    record = box.inner.directory / "spec.json"
+    as_it_was = record.stat()
+    record.write_text("nobody reads this")
+    os.utime(record, ns=(as_it_was.st_atime_ns, as_it_was.st_mtime_ns))
+    assert handle.exec("true").returncode == 0
+
+
 def test_a_detached_sandbox(tmp_path):
     with detached(image(tmp_path)) as box:
         again = Sandbox.open(box.id)
