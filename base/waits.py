@@ -20,10 +20,12 @@ def readable(fd: int, timeout: float | None = None) -> bool:
     select(2) end at 1,023."""
     poller = select.poll()  # one for each caller: a poll object refuses a second thread
     poller.register(fd, select.POLLIN)
-    end = math.inf if timeout is None else time.monotonic() + timeout
+    if timeout is None or timeout == math.inf:
+        return bool(poller.poll())
+    end = time.monotonic() + timeout
     while True:
         left = max(0.0, end - time.monotonic())
-        if poller.poll(None if left == math.inf else math.ceil(min(left, _LONGEST) * 1000)):
+        if poller.poll(math.ceil(min(left, _LONGEST) * 1000)):
             return True
         if left <= _LONGEST:
             return False

@@ -345,11 +345,10 @@ class Process:
         """Let go of a detached sandbox: it goes on by itself, and nobody of ours waits for it."""
         if self._watched is not None:
             self._watched.close()
-        held = (self._leash_fd, self._report_fd, self._plan_fd, self._init_fd, self._timer_fd, self._launched.pidfd)
+        held = {self._leash_fd, self._report_fd, self._plan_fd, self._init_fd, self._timer_fd, self._launched.pidfd}
         self._leash_fd = self._report_fd = self._plan_fd = self._init_fd = self._timer_fd = -1
-        for fd in held:
-            if fd >= 0:
-                os.close(fd)
+        for fd in held - {-1}:
+            os.close(fd)
 
     def close(self) -> None:
         """Let go of the leash, which ends the sandbox if it still runs, and give back every fd. ``NotEnded`` where it does not end."""
@@ -359,8 +358,9 @@ class Process:
         if leash >= 0:
             os.close(leash)
         try:
-            self._due = min(self._due, time.monotonic() + LATE)
-            self._await(self._launched.pidfd, math.inf)
+            if self._launched.child or self._exit is None:  # else it has said how all ended, and is somebody else's to collect
+                self._due = min(self._due, time.monotonic() + LATE)
+                self._await(self._launched.pidfd, math.inf)
             if self._launched.child:
                 native.reap(self._launched.pidfd)
         finally:
