@@ -60,7 +60,7 @@ def _meant(text: str, module: str) -> tuple[Any, tuple[type, ...]]:
 @lru_cache(maxsize=512)
 def _types_of(hint: Any) -> tuple[type, ...]:
     origin, inner = typing.parts(hint)
-    either = inner if origin is types.UnionType else (hint,)
+    either = inner if origin is types.UnionType else (origin if origin is type else hint,)
     return tuple(one for one in either if isinstance(one, type))
 
 

@@ -138,6 +138,11 @@ def _init(fields: Mapping[str, _Field], put: Mapping[str, Callable[[Any, Any], N
         nonlocal left, puts
         left -= 1
         puts = puts or tuple(put.values())
+        if len(args) == len(nothing) == len(names) and not given and left >= 0:
+            deque(map(call, puts, repeat(self), args), 0)
+            if checked:
+                self.__post_init__()
+            return
         said = dict(zip(names, args, strict=False)) | given if args else given
         wrong = len(said) != len(args) + len(given) or not others.isdisjoint(given)
         for name, make in factories:

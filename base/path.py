@@ -20,7 +20,7 @@ else:
         __slots__ = ("__weakref__", "_text")
 
         def __init__(self, first: str | os.PathLike[str] = "", *more: str | os.PathLike[str]) -> None:
-            self._text = _plain(os.path.join(first, *more))
+            self._text = _plain(os.path.join(first, *more) if more else os.fspath(first))
 
         @property
         def _standard(self) -> Any:

@@ -338,8 +338,8 @@ def _checked_writes(limits: Limits) -> tuple[Write, ...]:
 
 
 def _check_ours(path: str) -> None:
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if HOME not in parts[:-1] or ".." in parts:
+    above = path.rstrip("/.").rpartition("/")[0]
+    if HOME not in above.split("/") or ".." in path.split("/"):
         raise CgroupError(f"{path} was not made by dockless", subject=path, hint=f"only groups below a '{HOME}' directory are touched")
 
 

@@ -207,7 +207,7 @@ def enter(path: str, keeper: int, fds: Mapping[int, int]) -> Launched:
     native = _extension()
     slots = sorted(fds)
     pidfd = native.ffi.new("int *")
-    pid = native.lib.shim_enter(os.fsencode(path), keeper, len(slots), [fds[s] for s in slots], slots, pidfd)
+    pid = native.lib.shim_enter(os.fsencode(path), keeper, len(slots), [*map(fds.__getitem__, slots)], slots, pidfd)
     return Launched(_check(pid, "enter"), pidfd[0], False)
 
 

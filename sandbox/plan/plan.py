@@ -129,10 +129,8 @@ class _Data:
     def vector(self, command: Command) -> tuple[int, int]:
         words: list[int] = []
         for texts in (command.candidates, command.argv, command.envp):
-            words.append(len(texts))
-            for text in texts:
-                known = self.strings.get(text)
-                words.append(self.string(text) if known is None else known)
+            known = [*map(self.strings.get, texts)]
+            words += (len(texts), *(map(self.string, texts) if None in known else known))
         blob = struct.pack(f"<{len(words)}I", *words)
         return self.blob(blob), len(blob)
 

@@ -214,7 +214,7 @@ def _enter(
             fds[SLOT_PROGRAM] = program
         _own_pipes(box.identity, entry, stdio)
         raw = filled_in(
-            encode(plan, enters=True, alone=alone, rows=rows), cgroup=os.path.basename(group.text) if group else "", terminal=size
+            encode(plan, enters=True, alone=alone, rows=rows), cgroup=group.text.rpartition("/")[2] if group else "", terminal=size
         )
         counted = process.nobody if group is None else partial(group.usage, pressure=False)
         if entry.tty and not entry.handed:

@@ -38,19 +38,19 @@ class ExecNote:
 def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> None:
     """What cannot be written is not noted: a full disk keeps nobody from an exec."""
     with contextlib.suppress(OSError):
-        if _note(directory / NAME, f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT) > _FULL:
-            os.rename(directory / NAME, directory / OLDER)
+        if _note(f"{directory}/{NAME}", f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT) > _FULL:
+            os.rename(f"{directory}/{NAME}", f"{directory}/{OLDER}")
 
 
 def note_end(directory: Path, id: str, exit_code: int) -> None:
     """The same; nothing where the sandbox is being removed. The file of its start may just have become the older one."""
     for name in (NAME, OLDER):
         with contextlib.suppress(OSError):
-            _note(directory / name, f"die {id} {exit_code}", 0)
+            _note(f"{directory}/{name}", f"die {id} {exit_code}", 0)
             return
 
 
-def _note(path: Path, text: str, create: int) -> int:
+def _note(path: str, text: str, create: int) -> int:
     """Bytes in the file behind it."""
     fd = os.open(path, _APPEND | create, 0o600)
     try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
 
 from dockless._executing import Enterable, WithTerminal
@@ -179,14 +179,9 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
     def _renaming(self) -> _thread.LockType:
         return self._rename_lock
 
-    @contextlib.contextmanager
-    def _acted_on(self) -> Iterator[Inner | Box]:
+    def _acted_on(self) -> contextlib.AbstractContextManager[Inner | Box]:
         """``inner`` for one call, as ``_now``."""
-        if self._opened is None:
-            yield self._running
-        else:
-            with self._now() as box:
-                yield box
+        return contextlib.nullcontext(self._running) if self._opened is None else self._now()
 
     def _renamed(self, box: Box) -> None:
         self._opened = box
