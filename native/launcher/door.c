@@ -157,12 +157,11 @@ int door_take(void) {
     }
 }
 
-/* Whether a descriptor is a pidfd of the keeper, whose child we are. Who can make one sees the host's processes. */
-static int names_keeper(int fd) {
+/* By its fdinfo, proc_pid_fdinfo(5): opening that takes as long as all else that a request needs. */
+static int says_keeper(int fd) {
     char path[64], text[512];
     uint64_t at = put_number(path, put_text(path, 0, "/proc/self/fdinfo/"), (uint64_t)fd, 1);
     path[at] = 0;
-    if (sys(NR_pidfd_send_signal, fd, 0, 0, 0) < 0) return 0; /* no pidfd, whatever its fdinfo says */
     sysret file = sys(NR_openat, AT_FDCWD_, path, O_CLOEXEC_, 0);
     if (file < 0) return 0;
     sysret n = sys(NR_read, file, text, sizeof text - 1), keeper = sys(NR_getppid);
@@ -174,6 +173,24 @@ static int names_keeper(int fd) {
         return pid == keeper;
     }
     return 0;
+}
+
+/* What a pidfd of a process is as a file. 0 or a negative errno. */
+static int facts_of_pid(sysret pid, struct facts *its) {
+    sysret fd = sys(NR_pidfd_open, pid, 0);
+    if (fd < 0) return (int)fd;
+    int error = facts_of((int)fd, its);
+    sys(NR_close, fd);
+    return error;
+}
+
+/* Whether a descriptor is a pidfd of the keeper, whose child we are. Who can make one sees the host's processes. Since Linux 6.9 each process has an inode of its
+ * own that its pidfds share, pidfs; before, all pidfds have one, and ours then has the keeper's. */
+static int names_keeper(int fd) {
+    struct facts its = {0}, keeper = {0}, own = {0};
+    if (sys(NR_pidfd_send_signal, fd, 0, 0, 0) < 0) return 0; /* no pidfd, whatever else it looks like */
+    if (facts_of_pid(sys(NR_getppid), &keeper) < 0 || facts_of_pid(sys(NR_getpid), &own) < 0 || facts_of(fd, &its) < 0) return 0;
+    return same(&keeper, &own) ? says_keeper(fd) : same(&its, &keeper);
 }
 
 /* Whether somebody is outside of the sandbox: a bind mount that shows the sandbox's directory inside it, even a read-only one, lets a program in there send
