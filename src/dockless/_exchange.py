@@ -56,6 +56,10 @@ class Splitter:
         self._length = 0
         self.ended = False
 
+    @property
+    def empty(self) -> bool:
+        return not (self._pieces or self._begun)
+
     def feed(self, chunk: bytes) -> None:
         """``b""`` is the end."""
         self.ended = not chunk
@@ -169,6 +173,11 @@ class Reader:
         if self._splitter is not None:
             self._splitter.feed(chunk)
         self._pace.took(len(chunk))
+
+    @property
+    def heard(self) -> bool:
+        """Whether ``tell`` is to hear more: of what comes, or of what lies here since it raised an error."""
+        return self._splitter is not None and (self.fd >= 0 or not self._splitter.empty)
 
     def told(self) -> Iterator[Any]:
         """What ``tell`` has not heard yet."""

@@ -101,7 +101,7 @@ class StreamSettings:
                 raise BadInput(f"{name} and a terminal together", subject=name, hint=f"leave {name} out, or tty")
         if self.tell[2] is not None:
             raise BadInput("on_stderr with a terminal", subject="on_stderr", hint="on_stdout hears all that a terminal shows")
-        self.keep = [True, True, False]
+        self.keep[1] = True
 
     def open(self) -> Stdio:
         """Both ends of each stream; of a terminal ours come when it is there, ``Stdio.join``."""
@@ -139,7 +139,7 @@ class Ends:
 
     def _listening(self) -> list[Reader]:
         """Those whose functions are to hear of it."""
-        return [reader for reader in self._readers if reader is not None and reader.tell is not None and reader.fd >= 0]
+        return [reader for reader in self._readers if reader is not None and reader.heard]
 
     def _begin(self, input: Any, take: Callable[[int], int]) -> list[Reader | PipeWriter]:
         """All that moves bytes; ``take`` gives our end of a stream, -1 if it has none. A second call goes on where the first stopped."""
@@ -283,10 +283,9 @@ class Streams(Ends, Generic[S]):
     def _answer(self, number: int) -> Any:
         """What was captured; whatever a file object had read ahead comes first."""
         data, file, raw = self._kept(number - 1), self._files[number], self._raws[number]
-        if data is None or file is None:
+        if data is None or file is None or raw.closed:
             return None if data is None else self._settings.text.decode(data)
-        if not raw.closed:
-            raw.serve(data)
+        raw.serve(data)
         return file.read()
 
     def _until_ready(self, fd: int, event: int) -> bool:
@@ -294,10 +293,10 @@ class Streams(Ends, Generic[S]):
         if not any(self._settings.tell):
             return self._until_one_is_ready(fd, event)
         while True:
-            readers = self._listening()
+            readers = [reader for reader in self._listening() if reader.fd >= 0]
             if not readers:
                 return self._until_one_is_ready(fd, event)
-            mine = bool(readers) and self._turn.acquire(blocking=False)  # else another thread does, or it is they who called us
+            mine = self._turn.acquire(blocking=False)  # else another thread does, or it is they who called us
             try:
                 poller = select.poll()
                 poller.register(fd, event)
@@ -305,7 +304,7 @@ class Streams(Ends, Generic[S]):
                 poller.register(end, select.POLLIN)
                 for reader in readers if mine else ():
                     poller.register(reader.fd, select.POLLIN)
-                ready = {number for number, _ in poller.poll(None if mine or not readers else 100)}
+                ready = {number for number, _ in poller.poll(None if mine else 100)}
                 if end in ready and self._process.poll() is not None:
                     return False
                 if fd in ready:
@@ -341,7 +340,7 @@ class Streams(Ends, Generic[S]):
         super().close()
         for file in self._files:
             if file is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was still buffered has no reader any more
+                with contextlib.suppress(BrokenPipeError, ValueError):  # what was still buffered has no reader any more, or no pipe
                     file.close()
 
 

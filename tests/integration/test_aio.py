@@ -7,8 +7,11 @@ import os
 import random
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
+from support.boxes import DEADLINE
 from support.requires import requires
 
 import dockless
@@ -146,6 +149,26 @@ def test_functions_that_hear_of_it(loop):
     loop(main)
 
 
+def test_what_a_function_raises_arrives_and_nothing_is_lost_for_the_next(loop):
+    heard = []
+
+    def hear(line):
+        heard.append(line)
+        if line == "2\n":
+            raise KeyError("oh")
+
+    async def main():
+        async with aio.Sandbox(["seq", "5"], on_stdout=hear, text=True) as box:
+            while box.poll() is None:
+                await aio.pause(0.001)
+            with pytest.raises(KeyError):
+                await box.wait()
+            await box.wait()
+        assert heard == [f"{number}\n" for number in range(1, 6)]
+
+    loop(main)
+
+
 def test_times_and_what_was_read_before(loop):
     async def main():
         async with aio.Sandbox(["sh", "-c", "echo first; read x; echo $x"], stdin=PIPE, stdout=PIPE, text=True) as box:
@@ -213,6 +236,8 @@ def test_what_is_opened_is_awaited_or_for_async_with(loop):
             async with await box.spawn("sleep", "300", stdin=DEVNULL) as awaited, box.open_stdin() as stdin:
                 await stdin.write(b"into cat")
                 assert awaited.poll() is None
+            async with box.spawn("echo", "unread", stdin=PIPE, stdout=PIPE, stderr=PIPE):
+                pass
             with pytest.raises(CommandNotFound):
                 async with box.spawn("no-such-program"):
                     raise AssertionError("it was not opened")
@@ -235,6 +260,31 @@ def test_what_is_opened_by_a_task():
             for task in tasks:
                 async with task.result() as command:
                     assert (await command).code == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["sandbox", "command"])
+def test_leaving_ends_it_at_once_though_all_threads_are_busy(what):
+    async def main():
+        loop, free, opened, leave = asyncio.get_running_loop(), threading.Event(), asyncio.Queue(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+
+        async def stay(box):
+            async with aio.Sandbox(["sleep", "300"]) if what == "sandbox" else box.spawn("sleep", "300", stdin=DEVNULL) as it:
+                opened.put_nowait(it.box.process if what == "sandbox" else it.process)
+                await leave.wait()
+
+        async with aio.Sandbox(["sleep", "300"]) as box, asyncio.TaskGroup() as tasks:
+            tasks.create_task(stay(box))
+            process = await opened.get()
+            busy = loop.run_in_executor(None, free.wait)
+            leave.set()
+            try:
+                assert await aio.readable(process.fileno(), DEADLINE)
+            finally:
+                free.set()
+                await busy
 
     asyncio.run(main())
 
@@ -307,6 +357,21 @@ def test_who_is_cancelled_while_a_sandbox_is_made_leaves_none(loop, make):
     assert sorted(box.id for box in dockless.list()) == sorted(box.id for box in quick)
     for box in quick:
         box.box.rm(force=True)
+
+
+def test_a_command_whose_start_is_cancelled_is_ended(loop):
+    async def main():
+        async with aio.Sandbox(["cat"], stdin=PIPE) as box:
+            for number in range(8):
+                await cancel_after(0.002 * number, partial(opened, box))
+            left = await box.shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '", stdin=DEVNULL)
+            assert b"sleep 300" not in left.stdout
+
+    async def opened(box):
+        async with box.spawn("sleep", "300", stdin=DEVNULL):
+            pass
+
+    loop(main)
 
 
 def test_a_cancelled_communicate_goes_on(loop):

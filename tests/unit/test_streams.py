@@ -102,11 +102,12 @@ def test_bufsize_is_that_of_popen(bufsize):
         assert it.stdout.read() == "a line\n"
 
 
-def test_a_file_ends_when_it_has_ended_though_somebody_outside_has_the_pipe():
-    with child("os.write(1, b'said')", stdout=PIPE) as it:
+@pytest.mark.parametrize("how", [{}, {"on_stderr": print}])
+def test_a_file_ends_when_it_has_ended_though_somebody_outside_has_the_pipe(how):
+    with child("os.write(1, b'said')", stdout=PIPE, **how) as it:
         outside = os.open(f"/proc/self/fd/{it.stdout.fileno()}", os.O_WRONLY | os.O_CLOEXEC)
         assert it.stdout.read(4) == b"said"
-        it.wait()
+        it._process.wait()
         os.write(outside, b"more")
         assert it.stdout.read1() == b"more"
         os.write(outside, b"too late")
@@ -189,7 +190,8 @@ def test_several_threads_wait_and_read():
         assert (len(b"".join(heard)), len(read[0])) == (8 * size, 8 * size)
 
 
-def test_what_a_function_raises_arrives_and_nothing_is_lost_for_the_next():
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_function_raises_arrives_and_nothing_is_lost_for_the_next(ended):
     heard = []
 
     def hear(line):
@@ -198,10 +200,12 @@ def test_what_a_function_raises_arrives_and_nothing_is_lost_for_the_next():
             raise KeyError("oh")
 
     with child("for i in range(5): print(i)", on_stdout=hear, text=TEXT) as it:
+        if ended:
+            it._process.wait()
         with pytest.raises(KeyError):
             it.wait()
         it.wait()
-        assert heard == [f"{i}\n" for i in range(5)]
+        assert not it.listening and heard == [f"{i}\n" for i in range(5)]
 
 
 def test_waiting_from_within_is_refused():
@@ -259,6 +263,76 @@ def test_what_a_file_has_read_ahead_is_part_of_it(text):
     with child(r"os.write(1, b'one\ntwo\n\xc3'); sys.stdin.read(); os.write(1, b'\xa9')", PIPE, PIPE, text=text) as it:
         assert it.stdout.readline() in ("one\n", b"one\n")
         assert it.communicate()[0] in ("two\né", "two\né".encode())
+        assert (it.stdin, it.stdout) == (None, None)
+
+
+def test_what_a_file_was_given_and_has_not_written_comes_first():
+    with child("sys.stdout.write(sys.stdin.read())", PIPE, PIPE) as it:
+        it.stdin.write(b"one ")
+        assert it.communicate(b"two") == (b"one two", None)
+    with child("os.close(0); os.write(1, b'closed'); time.sleep(1000)", PIPE, PIPE) as it:
+        assert it.stdout.read(6) == b"closed"
+        it.stdin.write(b"nobody reads it")
+        with pytest.raises(TimeoutError):
+            it.communicate(timeout=0)
+    with child("os.close(0); os.write(1, b'closed'); time.sleep(1000)", PIPE, PIPE) as it:
+        assert it.stdout.read(6) == b"closed"
+        it.stdin.write(b"nobody reads it")
+
+
+def test_a_file_that_is_closed_between_two_communicates():
+    with child("os.write(1, b'read'); sys.stdin.readline()", PIPE, PIPE) as it:
+        writes, file = os.dup(it.stdin.fileno()), it.stdout
+        with pytest.raises(TimeoutError):
+            it.communicate(timeout=0)
+        file.close()
+        os.write(writes, b"\n")
+        os.close(writes)
+        assert it.communicate() == (b"read", None)
+
+
+def test_a_file_that_communicate_has_taken_reads_no_more():
+    with child("os.write(1, b'read'); sys.stdin.readline()", PIPE, PIPE, bufsize=0) as it:
+        file = it.stdout
+        assert file.read(1) == b"r"
+        with pytest.raises(TimeoutError):
+            it.communicate(timeout=0)
+        with pytest.raises(ValueError, match="communicate has taken it"):
+            file.read(1)
+
+
+def test_a_stream_that_has_ended_is_let_go_of_while_one_reads_the_other():
+    program = "os.close(2)\nfor _ in range(1000): os.write(1, b'x'); time.sleep(0.01)"
+    with child(program, stdout=PIPE, on_stderr=print, bufsize=0) as it:
+        while it.listening:
+            assert it.stdout.read(1)
+
+
+def test_whoever_else_reads_its_input_comes_to_the_end_of_it():
+    with child("pass", PIPE) as it:
+        outside = os.open(f"/proc/self/fd/{it.stdin.fileno()}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        it.communicate(b"x" * (1 << 21))
+        while os.read(outside, 1 << 20):
+            pass
+        os.close(outside)
+
+
+def test_one_who_reads_takes_over_when_one_who_waited_gives_up():
+    waits = threading.Event()
+
+    def give_up():
+        with pytest.raises(TimeoutError):
+            it.wait(1)
+        os.write(stdin, b"go on\n")
+
+    program = "os.write(2, b'e'); sys.stdin.readline(); sys.stderr.write('e' * (1 << 20)); print('out')"
+    with child(program, PIPE, PIPE, on_stderr=lambda _: waits.set()) as it:
+        out, stdin = it.stdout, it.stdin.fileno()
+        other = threading.Thread(target=give_up)
+        other.start()
+        waits.wait()
+        assert out.read() == b"out\n"
+        other.join()
 
 
 @pytest.mark.parametrize(("most", "kept"), [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aéb"), ("1K", "aéb"), (None, "aéb")])
@@ -295,6 +369,8 @@ def test_a_busy_pipe_is_made_larger_and_an_idle_one_is_not():
         ({"stdout": DEVNULL, "on_stdout": print}, "on_stdout and a stdout that goes elsewhere"),
         ({"stderr": STDOUT, "on_stderr": print}, "on_stderr and a stderr that goes elsewhere"),
         ({"tty": True, "on_stderr": print}, "on_stderr with a terminal"),
+        ({"tty": True, "stdin": DEVNULL}, "stdin and a terminal together"),
+        ({"tty": True, "stderr": STDOUT}, "stderr and a terminal together"),
         ({"bufsize": -2}, "bufsize is -2"), ({"bufsize": 1}, "bufsize is 1"),
         ({"max_output": "much"}, "max_output"), ({"max_output": -1}, "max_output"),
     ],
