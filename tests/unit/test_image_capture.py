@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
@@ -11,6 +12,7 @@ import time
 
 import pytest
 
+from dockless.errors import ImageError
 from dockless.images.archive import capture
 from dockless.images.archive.diff import Upper, write_layer
 from dockless.native.survey import Survey, trusts
@@ -80,6 +82,46 @@ def test_what_is_renamed_truncated_and_removed_before_it_is_copied(tree):
         yield
 
     assert captured(tree, meanwhile) == at_once(tree)
+
+
+def test_directories_that_change_places_before_they_are_copied(tree):
+    """What is in them has not changed: only its inode says which file was copied."""
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    for name in "ab":
+        (tree / name).mkdir()
+        (tree / name / "file").write_bytes(name.encode() * 5000)
+    settle()
+    swapped = []
+
+    @contextlib.contextmanager
+    def swapping():
+        if not swapped:
+            swapped.extend((tree / old).rename(tree / new) for old, new in (("a", "c"), ("b", "a"), ("c", "b")))
+        yield
+
+    assert captured(tree, swapping) == at_once(tree)
+
+
+def test_what_is_put_in_place_of_a_file_and_has_its_inode(tree):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    inode = (tree / "large").stat().st_ino
+    others = []
+
+    @contextlib.contextmanager
+    def replacing():
+        if not others:
+            (tree / "large").unlink()
+            while len(others) < 1000 and (not others or others[-1].stat().st_ino != inode):
+                others.append(tree / f"other-{len(others)}")
+                os.mkfifo(others[-1])
+            others[-1].rename(tree / "large")
+        yield
+
+    assert captured(tree, replacing) == at_once(tree)
+    if (tree / "large").stat().st_ino != inode:
+        pytest.skip("this file system gives its number to no other one")
 
 
 def trusted(tree) -> bool:
@@ -186,6 +228,25 @@ def test_more_xattrs_and_links_than_are_noted(tree, monkeypatch, what):
     assert frozen == ["frozen"]
 
 
+def test_what_is_copied_again_is_held_once(tree, monkeypatch):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    links = [tree / f"link-{number}" for number in range(20)]
+    for link in links:
+        link.symlink_to("x" * 1000)
+    monkeypatch.setattr(capture, "HELD_MAX", 25_000)
+    monkeypatch.setattr(capture, "write_layer", lambda *args, **kwargs: pytest.fail("it is noted no more"))
+    now = time.time_ns()
+
+    @contextlib.contextmanager
+    def touching():
+        for link in links:
+            os.utime(link, ns=(now, now), follow_symlinks=False)
+        yield
+
+    assert captured(tree, touching) == at_once(tree)
+
+
 def test_a_file_that_is_cut_while_it_is_looked_through(tree, monkeypatch):
     """lseek(2) says ENXIO then. It has changed, and is copied again."""
     if not trusted(tree):
@@ -215,6 +276,71 @@ def test_a_file_that_cannot_be_read_for_a_moment(tree):
         yield
 
     assert captured(tree, closing) == at_once(tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("large", os.unlink), ("large", lambda path: os.truncate(path, 5)), ("5/x/é5", lambda path: os.truncate(path, 5))]
+)
+def test_what_changes_though_it_stands_still_is_an_error(tree, monkeypatch, name, change):
+    """Nothing that is missing is passed over then."""
+    monkeypatch.setattr(capture, "trusts", lambda root: False)
+
+    def changing(root, before, most):
+        survey = Survey(root, before, most)
+        change(tree / name)
+        return survey
+
+    monkeypatch.setattr(capture, "Survey", changing)
+    with pytest.raises(ImageError, match="was changed while it was read"):
+        captured(tree)
+
+
+def test_a_file_that_is_cut_while_it_is_looked_through_though_it_stands_still(tree, monkeypatch):
+    monkeypatch.setattr(capture, "trusts", lambda root: False)
+    seek = os.lseek
+
+    def cutting(fd, at, how):
+        found = seek(fd, at, how)
+        if how == os.SEEK_DATA:
+            os.truncate(tree / "sparse", 0)
+        return found
+
+    monkeypatch.setattr(os, "lseek", cutting)
+    with pytest.raises(ImageError, match=os.strerror(errno.ENXIO)):
+        captured(tree)
+
+
+def test_there_is_another_round_while_either_files_or_bytes_are_many(tmp_path, monkeypatch):
+    tree = tmp_path / "upper"
+    tree.mkdir()
+    for number in range(4):
+        (tree / str(number)).write_bytes(bytes(1000))
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    for few_files, few_bytes in ((100, 10), (1, 1 << 20)):
+        seen = []
+
+        @contextlib.contextmanager
+        def noting():
+            seen.append("still")  # noqa: B023
+            yield
+
+        settle()
+        monkeypatch.setattr(capture, "FEW_FILES", few_files)
+        monkeypatch.setattr(capture, "FEW_BYTES", few_bytes)
+        assert captured(tree, noting) == at_once(tree) and len(seen) == 3, (few_files, few_bytes)
+
+
+def test_a_file_with_several_names_is_copied_once(tree, monkeypatch):
+    if not trusted(tree):
+        pytest.skip("the times of this file system are not relied on")
+    for number in range(20):
+        os.link(tree / "large", tree / f"large-{number}")
+    flushed = []
+    monkeypatch.setattr(capture, "flush", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    settle()
+    assert captured(tree) == at_once(tree)
+    assert flushed.count((tree / "large").stat().st_ino) == 1
 
 
 def test_a_file_system_whose_times_do_not_tell_is_copied_while_it_stands_still(tree, monkeypatch):
