@@ -240,6 +240,16 @@ def test_a_copy_out_is_bounded_in_bytes_and_in_files(files, place):
         assert caught.value.errno == errno.EFBIG and next(iter(bounds)) in caught.value.__notes__[0]
 
 
+def test_what_is_skipped_counts_and_a_long_name_is_no_bound(files, place):
+    (place / "source").mkdir()
+    (place / "source" / ("long" * 60)).mkdir()
+    for name in ("fifo", "FIFO"):
+        os.mkfifo(place / "source" / ("long" * 60) / (name * 60))
+    assert files.copy_out(place / "source", place / "enough", max_files=3).skipped_count == 2
+    with pytest.raises(OSError, match="More than 2 files"):
+        files.copy_out(place / "source", place / "toomuch", max_files=2)
+
+
 def test_progress_is_told(copy, place):
     told = []
     copied = copy(tree(place / "source"), place / "target", progress=lambda files, size: told.append((files, size)))
