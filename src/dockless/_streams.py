@@ -303,7 +303,8 @@ class Streams(Ends, Generic[S]):
                 end = self._process.fileno()
                 poller.register(end, select.POLLIN)
                 for reader in readers if mine else ():
-                    poller.register(reader.fd, select.POLLIN)
+                    if reader.fd >= 0:  # else it has ended in another thread just now
+                        poller.register(reader.fd, select.POLLIN)
                 ready = {number for number, _ in poller.poll(None if mine else 100)}
                 if end in ready and self._process.poll() is not None:
                     return False

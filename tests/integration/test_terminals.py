@@ -184,8 +184,6 @@ def test_by_the_library(box):
         assert command.stderr is None
     with box.spawn("true") as command, pytest.raises(BadInput):
         command.terminal  # noqa: B018
-    with box.spawn("printf", "in pieces", tty=True, bufsize=0) as command:
-        assert b"".join(command.stdout.chunks(3)) == b"in pieces"
     with Sandbox("host", ["sh", "-c", "stty size; tty"], tty=True, size=(5, 6), text=True) as own:
         assert own.stdout.read().splitlines()[0] == "5 6"
 
