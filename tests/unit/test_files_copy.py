@@ -197,7 +197,7 @@ def test_a_link_that_could_lead_out_is_not_made(files, place):
         (b"x", b"y", False), (b"x", b"./y/./z", False), (b"x", b"../y", True), (b"x", b"y/..", True), (b"x", b"/y", True),
         (b"x", b"", True),
         (b"a/x", b"../y", False), (b"a/x", b"..", False), (b"a/x", b"./../../y", True), (b"a/b/x", b"../../y", False),
-        (b"a/b/x", b"../c/../d", True), (b"x", b"...", False),
+        (b"a/b/x", b"../c/../d", True), (b"x", b"...", False), (b"a/x", b"./../y", False),
     ],
 )  # fmt: skip
 def test_where_a_link_may_lead(path, target, out):
@@ -333,6 +333,9 @@ def test_a_directory_that_becomes_a_link_while_it_is_read_is_not_read(place):
         (b"/f", False, b"/there/", "file", NotADirectoryError),
         (b"/f/", False, b"/new", "missing", NotADirectoryError),
         (b"/f/.", False, b"/new", "missing", NotADirectoryError),
+        (b"f", False, b".", "missing", FileNotFoundError),
+        (b"f", False, b"..", "missing", FileNotFoundError),
+        (b".", True, b"/dir", "directory", Landing(merged=True)),
         (b"/d", True, b"/new", "missing", Landing()),
         (b"/d", True, b"/new/", "missing", Landing()),
         (b"/d", True, b"/there", "file", NotADirectoryError),
