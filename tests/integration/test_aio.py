@@ -149,6 +149,30 @@ def test_functions_that_hear_of_it(loop):
     loop(main)
 
 
+@pytest.mark.parametrize("how", ["wait", "communicate", "read"])
+def test_a_function_hears_it_while_one_waits(loop, how):
+    """It goes on only when it is answered."""
+
+    async def main():
+        def hear(line):
+            os.write(stdin, b"answer\n")
+
+        streams = {"stdin": PIPE, "stdout": PIPE, "on_stderr": hear}
+        async with aio.Sandbox(["sh", "-c", "echo ask >&2; read line; echo $line"], text=True, **streams) as box:
+            stdin = os.dup(box.stdin.fileno())
+            try:
+                if how == "wait":
+                    assert (await box.wait(DEADLINE)).code == 0
+                elif how == "communicate":
+                    assert (await box.communicate(timeout=DEADLINE))[0] == "answer\n"
+                else:
+                    assert await box.stdout.readline() == "answer\n"
+            finally:
+                os.close(stdin)
+
+    loop(main)
+
+
 def test_what_a_function_raises_arrives_and_nothing_is_lost_for_the_next(loop):
     heard = []
 
