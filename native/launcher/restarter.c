@@ -70,8 +70,6 @@ static void __attribute__((noreturn)) run_program(int parent) {
     for (int fd = 0; fd <= 2; fd++)
         if (null != fd) sys(NR_dup3, null, fd, 0);
     if (null > 2) sys(NR_close, null);
-    sys(NR_fcntl, SLOT_STATE, 2 /* SETFD */, 0);
-    sys(NR_fcntl, SLOT_RESTART_LOCK, 2, 0);
     sys(NR_umask, 077);
     sys(NR_rt_sigprocmask, 2, &none, 0, 8);
     note("cannot execute ", argv[0], (int)-sys(NR_execve, argv[0], argv, envp));
