@@ -67,7 +67,7 @@ class Entered:
     def __init__(self, running: Process, terminal: int, group: Cgroup | None, used: Used, box_group: str = "", oom_kills: int = 0) -> None:
         """``box_group``: the path of the sandbox's own cgroup, ``oom_kills``: what it had counted before this one entered. ``used``: to be
         called when it is, where it is an agent that waits for calls."""
-        self._note: Callable[[int], None] | None = None
+        self._noted, self._place = "", -1
         self.used = used
         self.process = running
         self.terminal = terminal
@@ -88,14 +88,17 @@ class Entered:
 
     def note(self, directory: Path, argv: tuple[str, ...]) -> None:
         """For who listens to events: that it was started, and by ``wait`` or ``close`` how it ends."""
-        id = os.urandom(5).hex()
-        exec_notes.note_start(directory, id, argv)
-        self._note = partial(exec_notes.note_end, directory, id)
+        self._noted = os.urandom(5).hex()
+        self._place = exec_notes.note_start(directory, self._noted, argv)
 
-    def _note_end(self, exit_code: int) -> None:
-        note, self._note = self._note, None
-        if note is not None:
-            note(exit_code)
+    def _note_end(self, exit_code: int | None) -> None:
+        """None: nobody will know."""
+        place, self._place = self._place, -1
+        if place < 0:
+            return
+        if exit_code is not None:
+            exec_notes.note_end(place, self._noted, exit_code)
+        os.close(place)
 
     def kill(self) -> None:
         """SIGKILL to it and to all that it started."""
@@ -105,6 +108,7 @@ class Entered:
 
     def release(self) -> None:
         """Let it go on by itself."""
+        self._note_end(None)
         self.process.release()
         if self._group is not None:
             self._group.close()

@@ -322,6 +322,7 @@ class Events:
             yield from self._come(*place)
             return
         old, known.box = known.box.id, Box(place[1], self._roots[place[0]] / place[1])
+        known.execs.directory = known.box.directory
         self._known[place] = known
         self._places |= {watch: place for watch, was in self._places.items() if was == (place[0], old)}
         if known.document is not None:

@@ -15,6 +15,7 @@ from dockless.base import json
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.sandbox.run import records
+from dockless.sandbox.run.places import open_directory
 
 NAME, OLDER = "executed", "executed.1"
 _FULL = 1 << 16
@@ -35,24 +36,30 @@ class ExecNote:
     exit_code: int | None = None
 
 
-def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> None:
-    """What cannot be written is not noted: a full disk keeps nobody from an exec."""
+def note_start(directory: Path, id: str, argv: tuple[str, ...]) -> int:
+    """A descriptor of the sandbox's directory for ``note_end``, -1 where there is none; the caller closes it. What cannot be written is not
+    noted: a full disk keeps nobody from an exec."""
+    try:
+        place = open_directory(directory, os.O_PATH)
+    except OSError:
+        return -1
     with contextlib.suppress(OSError):
-        if _note(f"{directory}/{NAME}", f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT) > _FULL:
-            os.rename(f"{directory}/{NAME}", f"{directory}/{OLDER}")
+        if _note(place, NAME, f"start {id} {json.dumps(_cut(argv))}", os.O_CREAT) > _FULL:
+            os.rename(NAME, OLDER, src_dir_fd=place, dst_dir_fd=place)
+    return place
 
 
-def note_end(directory: Path, id: str, exit_code: int) -> None:
+def note_end(place: int, id: str, exit_code: int) -> None:
     """The same; nothing where the sandbox is being removed. The file of its start may just have become the older one."""
     for name in (NAME, OLDER):
         with contextlib.suppress(OSError):
-            _note(f"{directory}/{name}", f"die {id} {exit_code}", 0)
+            _note(place, name, f"die {id} {exit_code}", 0)
             return
 
 
-def _note(path: str, text: str, create: int) -> int:
+def _note(place: int, name: str, text: str, create: int) -> int:
     """Bytes in the file behind it."""
-    fd = os.open(path, _APPEND | create, 0o600)
+    fd = os.open(name, _APPEND | create, 0o600, dir_fd=place)
     try:
         os.write(fd, f"{time.time_ns()} {text}\n".encode("ascii"))
         return os.lseek(fd, 0, os.SEEK_CUR)
@@ -75,10 +82,10 @@ def _cut(argv: tuple[str, ...]) -> Sequence[str]:
 
 
 class Notes:
-    """Those of one sandbox, as they come."""
+    """Those of one sandbox, as they come. ``directory``: of the sandbox, by the name that it has."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._read: dict[bytes, int] = {}
 
     def read(self) -> Iterator[ExecNote]:
@@ -86,7 +93,7 @@ class Notes:
         seen: dict[bytes, int] = {}
         for name in (OLDER, NAME):
             with contextlib.suppress(OSError, ValueError):
-                raw = records.read(self._directory / name)
+                raw = records.read(self.directory / name)
                 first = raw[:_FIRST]  # its time: an inode may be another file's by now
                 begin, seen[first] = self._read.get(first, 0), raw.rfind(b"\n") + 1
                 for line in raw[begin : seen[first]].splitlines():

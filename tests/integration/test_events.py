@@ -75,13 +75,31 @@ def test_what_is_executed(found):
     assert [event.kind for event in executed] == ["exec_start", "exec_die"] * 2 + ["exec_start"]
 
 
+def test_what_is_executed_in_one_that_is_renamed_is_told_of_it_by_its_name(found):
+    """Of another one that has the old name by then nothing is."""
+    box = dockless.start(FOREVER, id="before")
+    waits = box.spawn("cat", stdin=subprocess.PIPE)
+    assert [event.id for event in told(found, "exec_start") if event.kind == "exec_start"] == ["before"]
+    box.rename("after")
+    other = dockless.start(FOREVER, id="before")
+    other.exec("true")
+    told(found, "exec_die")
+    with waits:
+        waits.stdin.close()
+        assert waits.wait().code == 0
+    assert told(found, "exec_die")[-1].id == "after"
+    with dockless.events(since=0, until=time.time()) as past:
+        executed = [(event.id, event.kind) for event in past if event.kind.startswith("exec_")]
+    assert sorted(executed) == [(name, kind) for name in ("after", "before") for kind in ("exec_die", "exec_start")]
+
+
 def test_notes_of_what_is_executed_are_bounded_and_none_is_told_twice(tmp_path):
     place = tmp_path / "notes"
     place.mkdir()
     notes = Notes(place)
     seen = []
     for number in range(3000):
-        note_start(place, f"{number}", ("a" * 100,))
+        os.close(note_start(place, f"{number}", ("a" * 100,)))
         if number % 100 == 99:
             seen += [note.id for note in notes.read()]
     assert seen == [str(number) for number in range(3000)]
