@@ -6,6 +6,7 @@ enters.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -13,6 +14,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from support.boxes import load, running, until
 from support.make_image import fifo
 from support.requires import requires
 
-from dockless import DEVNULL, PIPE, Sandbox, native
+from dockless import DEVNULL, PIPE, Sandbox, aio, native
 from dockless.base import paths
 from dockless.base.healthcheck import HealthCheck
 from dockless.errors import CommandNotExecutable, DocklessError, LaunchFailed
@@ -344,6 +346,44 @@ def test_who_traces_what_enters_holds_up_no_time_limit(looker):
         for _ in range(4):
             with box.spawn("sleep", "1000", stdin=DEVNULL, timeout=0.5) as command:
                 assert command.wait().timed_out and not command.process._late, "its keeper waits for what a tracer holds"
+
+
+def _killed(box):
+    with box.spawn("sleep", "1000", stdin=DEVNULL) as command:
+        command.kill()
+        assert command.wait().signal == signal.SIGKILL
+
+
+def _left(box):
+    with box.spawn("sleep", "1000", stdin=DEVNULL):
+        pass
+
+
+def _interrupted(box):
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        box.exec("sleep", "1000", stdin=DEVNULL)
+    timer.join()
+
+
+def _cancelled(box):
+    async def cancel():
+        async with aio.Sandbox.open(box.id) as same:
+            await asyncio.wait_for(same.exec("sleep", "1000", stdin=DEVNULL), 0.3)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(cancel())
+
+
+@requires("gcc")
+@pytest.mark.parametrize("end", [_killed, _left, _interrupted, _cancelled])
+def test_who_traces_what_enters_keeps_nobody_from_ending_it(looker, end):
+    """A61: without a time limit it is its caller who ends it."""
+    with Sandbox(Spec(argv=("/looker/looker",), mounts=(looker,)), stdout=PIPE, text=True) as box:
+        assert box.stdout.readline() == "READY\n"
+        for _ in range(4):
+            end(box)
 
 
 @requires("gcc")
