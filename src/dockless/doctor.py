@@ -138,6 +138,14 @@ def _apparmor() -> tuple[Status, str, str]:
     return "fail", "kernel.apparmor_restrict_unprivileged_userns=1 and there is no rule for dockless", step
 
 
+def _tracing() -> tuple[Status, str, str]:
+    with open("/proc/sys/fs/suid_dumpable") as setting:
+        value = setting.read().strip()
+    if value != "1":
+        return "ok", f"what changes its ids cannot be traced meanwhile (fs.suid_dumpable={value})", ""
+    return "note", "fs.suid_dumpable=1: for a moment a program in a sandbox can trace what enters it", "as root: sysctl fs.suid_dumpable=0"
+
+
 def _ids() -> tuple[Status, str, str]:
     from dockless.base.idmaps import default_map, range_problem
 
@@ -312,6 +320,7 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
     ("kernel", _kernel),
     ("user namespaces", _user_namespaces),
     ("AppArmor", _apparmor),
+    ("tracing", _tracing),
     ("user ids", _ids),
     ("control groups", _cgroups),
     ("device filter", _device_filter),

@@ -84,6 +84,15 @@ def test_apparmor(machine, monkeypatch, tmp_path, restricted, uid, able, status,
     assert it.status == status and said in it.what and ("apparmor_parser" in it.next_step) == (status == "fail")
 
 
+@pytest.mark.parametrize(("value", "status"), [("0", "ok"), ("1", "note"), ("2", "ok")])
+def test_a_setting_that_lets_programs_trace_what_changes_its_ids(monkeypatch, tmp_path, value, status):
+    setting = tmp_path / "suid_dumpable"
+    setting.write_text(value + "\n")
+    monkeypatch.setattr(doctor, "open", lambda path: setting.open(), raising=False)
+    it = examined(doctor._tracing)
+    assert it.status == status and f"fs.suid_dumpable={value}" in it.what and bool(it.next_step) == (status == "note")
+
+
 @pytest.mark.parametrize(("uid", "told"), [(0, "modprobe overlay"), (1000, "5.11")])
 def test_overlay(machine, uid, told):
     machine(uid, overlay=False)
