@@ -14,7 +14,7 @@ from support.make_image import file
 from support.requires import requires
 
 import dockless
-from dockless.cli import main
+from dockless.cli import boxes, main
 from dockless.cli.logs import moment
 from dockless.errors import BadInput
 
@@ -73,6 +73,15 @@ def test_several_are_stopped_at_once(say, tmp_path):
     (place / "two").unlink()
     assert "there is no sandbox none" in say("stop", "-q", "-t", "30", "one", "none", "two", code=125)
     assert say("ps", "-a", "--format", "{{.ID}} {{.ExitCode}}") == "one 4\ntwo 4\n"
+
+
+def test_more_than_are_stopped_at_once(say, monkeypatch):
+    """What goes wrong with one of them keeps nobody of the next from being stopped."""
+    monkeypatch.setattr(boxes, "_AT_ONCE", 2)
+    for name in ("one", "two", "three", "four", "five"):
+        say("run", "-d", "--name", name, "--", "sleep", "1000")
+    assert "there is no sandbox none" in say("stop", "-t", "0", "one", "none", "two", "three", "four", "five", code=125)
+    assert say("ps", "-q") == ""
 
 
 def test_a_file_of_the_id_goes_where_nothing_starts(say, tmp_path):

@@ -162,26 +162,17 @@ def rm(options: Namespace) -> int:
     return each_box(options, lambda box: remove(box, force=options.force))
 
 
+_AT_ONCE = 200
+"""So many are stopped together: each holds a descriptor meanwhile."""
+
+
 def each_box(options: Namespace, action: Callable[[Box], Iterator[None] | None]) -> int:
     """Do it to every one; the first error is raised when all were tried, the others are said. Of an action in steps the first is done to
-    each before the rest to any."""
-    from dockless.sandbox.run.box import get
-
-    begun: dict[str, Iterator[None]] = {}
-    wrong: dict[str, Exception] = {}
+    many before the rest to any."""
     names = tuple(dict.fromkeys(options.ids))
-    for name in names:
-        try:
-            begun[name] = iter(action(get(name)) or ())
-            next(begun[name], None)
-        except Exception as error:
-            wrong[name] = error
-    for name in names:
-        try:
-            for _ in begun.get(name, ()):
-                pass
-        except Exception as error:
-            wrong[name] = error
+    wrong: dict[str, Exception] = {}
+    for at in range(0, len(names), _AT_ONCE):
+        wrong |= _together(names[at : at + _AT_ONCE], action)
     done = [name for name in names if name not in wrong]
     if options.json:
         print_json(done)
@@ -194,3 +185,24 @@ def each_box(options: Namespace, action: Callable[[Box], Iterator[None] | None])
     if failed:
         raise failed[0]
     return 0
+
+
+def _together(names: Sequence[str], action: Callable[[Box], Iterator[None] | None]) -> dict[str, Exception]:
+    """What went wrong, by name."""
+    from dockless.sandbox.run.box import get
+
+    begun: dict[str, Iterator[None]] = {}
+    wrong: dict[str, Exception] = {}
+    for name in names:
+        try:
+            begun[name] = iter(action(get(name)) or ())
+            next(begun[name], None)
+        except Exception as error:
+            wrong[name] = error
+    for name, rest in begun.items():
+        try:
+            for _ in rest:
+                pass
+        except Exception as error:
+            wrong[name] = error
+    return wrong
