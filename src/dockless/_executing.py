@@ -170,7 +170,6 @@ class Execution(RunningCommand, Generic[S]):
         """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on."""
         if self._streams.listening:
             self._streams.wait(timeout)
-            timeout = None
         return self._entered.wait(timeout)
 
     @checked

@@ -97,6 +97,22 @@ def test_streams_are_exact(box):
     assert box.exec("printf", "%s|", "a b", "$HOME", "*", "", "ü", text=True).stdout == "a b|$HOME|*||ü|"
 
 
+def test_what_a_function_hears_is_not_captured_as_well(box):
+    heard = []
+    ran = box.shell("echo out; echo err >&2", on_stdout=heard.append)
+    assert (heard, ran.stdout, ran.stderr) == ([b"out\n"], None, b"err\n")
+
+
+def test_arguments_are_text_bytes_or_paths(box):
+    assert box.exec(Path("/bin/echo"), b"\xff", "a").stdout == b"\xff a\n"
+    with pytest.raises(BadInput, match="argv"):
+        box.exec("echo", 1)
+
+
+def test_its_files_are_one_handle(box):
+    assert box.files is box.files
+
+
 @pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
 def test_exit_codes(box, code):
     assert box.shell(f"exit {code}").returncode == code
@@ -211,7 +227,7 @@ def test_another_user_has_no_more_than_the_sandbox(tmp_path):
             status = shown(box, "cat /proc/self/status", user=user)
             assert "CapEff:\t0000000000000000" in status and "CapBnd:\t0000000000000000" in status, status
             assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
-        assert shown(box, "id -u", user="0") == "0"
+        assert shown(box, "id -u", user="0") == shown(box, "id -u", user=0) == "0"
     with Sandbox(image(tmp_path), FOREVER, user="app", stdin=DEVNULL) as box:
         assert "CapEff:\t0000000000000000" in shown(box, "cat /proc/self/status")
         assert "CapEff:\t0000000000000000" not in shown(box, "cat /proc/self/status", user="0")
@@ -243,6 +259,12 @@ def test_leaving_the_block_ends_all_that_it_started(box):
             until(lambda: _sleepers(box) >= 4, "all of it runs")
             assert command.poll() is None
         until(lambda: _sleepers(box) == 0, "nothing of it is left")
+
+
+def test_leaving_the_block_closes_its_streams(box):
+    with box.spawn("cat", stdin=PIPE, stdout=PIPE, stderr=PIPE) as command:
+        streams = (command.stdin, command.stdout, command.stderr)
+    assert all(stream.closed for stream in streams)
 
 
 _WIDE = "n=0; while [ $n -lt 100 ]; do sleep 777 & n=$((n+1)); done; echo on; wait"

@@ -160,6 +160,17 @@ def test_nobody_starts_it_meanwhile(ended, monkeypatch):
     assert box.files.exists("/bin")
 
 
+@pytest.mark.parametrize("act", [lambda box: box.rename("renamed"), lambda box: box.restart()], ids=["rename", "restart"])
+def test_its_own_handle_lets_go_of_its_files(ended, monkeypatch, act):
+    monkeypatch.setattr(choosing, "_PATIENCE", 0.05)
+    monkeypatch.setattr(choosing, "_PATIENCE_WITH_FILES", 0.05)
+    box = ended("true")
+    assert box.files.exists("/bin")
+    act(box)
+    box.wait()
+    assert box.files.exists("/bin")
+
+
 def test_a_program_that_is_killed_leaves_nothing(ended):
     box = ended("echo left > /left")
     program = f"import dockless, time; dockless.Sandbox.open({box.id!r}).files.exists('/'); print('up', flush=True); time.sleep(1000)"

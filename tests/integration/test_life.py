@@ -19,6 +19,7 @@ from dockless.base import paths
 from dockless.errors import BadInput, DocklessError, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
 from dockless.sandbox.run import children, detached
 from dockless.sandbox.run.box import Box
+from dockless.sandbox.spec import Spec
 
 pytestmark = requires("userns")
 
@@ -209,6 +210,24 @@ def test_labels_of_our_own_are_refused(start):
     assert dockless.list() == []
 
 
+ACTS = {
+    "start": lambda box: box.start(), "stop": lambda box: box.stop(0), "restart": lambda box: box.restart(0),
+    "rename": lambda box: box.rename("other"), "update": lambda box: box.update(restart="always"), "rm": lambda box: box.rm(force=True),
+    "fork": lambda box: box.fork(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_sandbox_of_the_daemons_is_changed_through_the_daemon_alone(act):
+    box = detached.start(Spec(argv=("sleep", "1000")), labels={"job": "7"})
+    try:
+        with pytest.raises(BadInput, match="belongs to job 7"):
+            ACTS[act](dockless.Sandbox.open(box.id))
+        assert box.state() == "running" and [one.id for one in dockless.list()] == [box.id]
+    finally:
+        box.remove()
+
+
 def test_what_needs_a_cgroup_says_so(start, monkeypatch):
     box = start("sleep 1000")
     with monkeypatch.context() as patched:
@@ -222,7 +241,7 @@ def test_what_needs_a_cgroup_says_so(start, monkeypatch):
 def test_it_stands_still_and_goes_on(start):
     box = start("while :; do echo x; sleep 0.01; done")
     box.pause()
-    assert box.state == "paused" and dockless.list(state="paused")[0].id == box.id
+    assert box.state == box.inspect()["state"] == "paused" and dockless.list(state="paused")[0].id == box.id
     count = len(list(box.logs()))
     assert select.select([box], [], [], 0.2)[0] == [] and len(list(box.logs())) <= count + 1
     box.resume()
