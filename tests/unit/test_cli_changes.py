@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -39,8 +40,8 @@ def asked(monkeypatch):
             asked.append((self.whose, name, how))
             return IMAGE
 
-    monkeypatch.setattr(commit, "find", Found)
-    monkeypatch.setattr(commit, "changes_of", lambda box: Found(("changes of", box)))
+    monkeypatch.setattr(commit, "find", lambda name: contextlib.nullcontext(Found(name)))
+    monkeypatch.setattr(commit, "changes_of", lambda box: Found(("changes of", getattr(box, "id", box))))
     return asked
 
 
@@ -75,13 +76,14 @@ def test_every_option_of_a_commit(asked, say):
 def test_the_calls(asked, home):
     """By a name, by what is detached, by what runs."""
     box = Box("box", home / "box")
+    box.directory.mkdir()
     running = Sandbox(["true"])
     running._box = inner = object()
     assert committing.diff("box") == committing.diff(box, pause=False) == committing.diff(running) == CHANGES
-    assert asked == [("box", {"pause": True}), (("changes of", box), {"pause": False}), (("changes of", inner), {"pause": True})]
+    assert asked == [("box", {"pause": True}), (("changes of", "box"), {"pause": False}), (("changes of", inner), {"pause": True})]
     asked.clear()
     assert committing.commit("box") is IMAGE
     words = {"compression": "zstd", "level": 3, "created": 5.0, "pause": False}
     committing.commit(box, "mine:1", changes=["CMD true"], author="me", message="why", **words)
     edit = Edit.parse(["CMD true"], author="me", comment="why")
-    assert asked == [("box", None, {**PLAIN, "created": None}), (("changes of", box), "mine:1", {"edit": edit, **words})]
+    assert asked == [("box", None, {**PLAIN, "created": None}), (("changes of", "box"), "mine:1", {"edit": edit, **words})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -292,9 +293,12 @@ def exports(monkeypatch):
             asked.append(("box", destination, how))
             return written
 
+    class Box:
+        held = contextlib.nullcontext
+
     def find(name):
         asked.append(("found", name))
-        return name if name == "box" else None
+        return Box() if name == "box" else None
 
     monkeypatch.setattr(Store, "get", get)
     monkeypatch.setattr(detached, "find", find)
