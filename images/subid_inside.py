@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 
+from dockless.base.descriptors import received
 from dockless.base.typing import Any
 from dockless.native.layers import Fault, LayerWriter
 
@@ -59,7 +60,7 @@ def _receive(control: socket.socket) -> list[int]:
     count = control.recv(4, socket.MSG_WAITALL)
     fds: list[int] = []
     while len(count) < 4 or len(fds) < int.from_bytes(count, "little"):
-        data, more, _, _ = socket.recv_fds(control, 1, _FDS_AT_MOST)
+        data, more = received(control, 1, _FDS_AT_MOST)
         if not data:
             raise ConnectionResetError
         fds += more

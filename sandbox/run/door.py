@@ -263,10 +263,12 @@ def _with_terminal(
     """What runs, and our side of its terminal."""
     import socket
 
+    from dockless.base.descriptors import received
+
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with mine, theirs:
         running = process.start(plan, raw, {**fds, SLOT_TERMINAL: theirs.fileno()}, partial(_launch, box, alone), counted=counted)
-        ours = socket.recv_fds(mine, 1, 1, socket.MSG_CMSG_CLOEXEC)[1][0]
+        ours = received(mine, 1)[1][0]
     return running, ours
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from dockless.base import paths
 from dockless.base.checks import check, checked
 from dockless.base.dataclass import replace
+from dockless.base.descriptors import received
 from dockless.base.records import differences
 from dockless.base.typing import Any, Literal
 from dockless.base.waits import Pause, blocking
@@ -221,14 +222,12 @@ class Client:
         assert self._socket is not None
         self._socket.settimeout(self.timeout)
         try:
-            said, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
+            said, fds = received(self._socket, 1 << 16)
         except OSError as error:
             raise self._lost(error) from None
         if not said:
             raise self._lost(None)
         self._buffer += said
-        for fd in fds:
-            os.set_inheritable(fd, False)
         try:
             return self.answer(), fds.pop() if fds else -1
         finally:

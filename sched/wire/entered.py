@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 
+from dockless.base.descriptors import received
 from dockless.base.records import differences, read
 from dockless.base.typing import Any
 from dockless.errors import SandboxGone, SchedError
@@ -55,10 +56,9 @@ def enter(
 
 
 def _terminal(channel: socket.socket) -> int:
-    fds = socket.recv_fds(channel, 1, 1)[1]
+    fds = received(channel, 1)[1]
     if not fds:
         raise SchedError("the daemon sent no terminal", hint="client and daemon are of different versions: restart the daemon")
-    os.set_inheritable(fds[0], False)
     return fds[0]
 
 

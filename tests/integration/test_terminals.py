@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,6 +223,14 @@ def test_a_program_that_closes_its_terminal_for_a_moment(box, how):
             found.wait(20)
             shown = b"".join(line.text for line in found.logs())
     assert shown.split() == [b"before", b"after"]
+
+
+def test_our_side_is_not_for_what_we_execute(box):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with box.spawn("true", tty=True) as command:
+            assert not os.get_inheritable(command.terminal)
+    assert not [one for one in said if one.category is ResourceWarning], "of the socket that it came by nothing is left"
 
 
 def test_terminals_are_not_used_up(box):
