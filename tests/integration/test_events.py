@@ -24,6 +24,8 @@ from dockless import DEVNULL, Event, Events, HealthCheck, aio
 from dockless.errors import BadInput
 from dockless.native import inotify
 from dockless.native.inotify import Happened, Inotify
+from dockless.sandbox.enter import Entry
+from dockless.sandbox.run import door
 from dockless.sandbox.run.exec_notes import Notes, note_start
 
 pytestmark = requires("userns", "overlay")
@@ -91,6 +93,18 @@ def test_what_is_executed_in_one_that_is_renamed_is_told_of_it_by_its_name(found
     with dockless.events(since=0, until=time.time()) as past:
         executed = [(event.id, event.kind) for event in past if event.kind.startswith("exec_")]
     assert sorted(executed) == [(name, kind) for name in ("after", "before") for kind in ("exec_die", "exec_start")]
+
+
+def test_the_end_of_what_is_executed_is_told_when_it_is_known(found):
+    """To who waits for it, though nobody has closed it yet; by who ends it without having waited."""
+    box = dockless.start(FOREVER)
+    with box.spawn("sh", "-c", "exit 3") as waits:
+        waits.wait()
+        assert told(found, "exec_die")[-1].details["exit_code"] == 3
+    entrance = box.inner.entrance()
+    with open(os.devnull, "r+") as null:
+        door.enter(entrance, Entry(("sleep", "1000")), (null.fileno(),) * 3).close()
+    assert told(found, "exec_die")[-1].details["exit_code"] == 137
 
 
 def test_notes_of_what_is_executed_are_bounded_and_none_is_told_twice(tmp_path):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from support.requires import requires
 
 import dockless
 from dockless import DEVNULL, PIPE, Sandbox
-from dockless.errors import BadInput, CheckFailed, CommandNotExecutable, CommandNotFound, LaunchFailed, SandboxGone
+from dockless.errors import BadInput, CheckFailed, CommandNotExecutable, CommandNotFound, IdMapError, LaunchFailed, SandboxGone
 from dockless.sandbox.spec import Namespaces
 
 pytestmark = requires("userns", "overlay")
@@ -164,6 +165,22 @@ def test_directory_and_variables(tmp_path):
         assert "MINE=1" in box.exec("env", text=True).stdout.splitlines()
 
 
+@requires("root")
+@pytest.mark.parametrize(("options", "owner"), [({}, "1000 1000"), ({"user": "7:9"}, "7 9")], ids=["own", "another"])
+def test_its_pipes_are_its_users_and_a_file_is_still_its_owners(tmp_path, options, owner):
+    """So /dev/stdout can be opened by who has no rights over our pipe."""
+    with Sandbox(image(tmp_path), FOREVER, user="app", stdin=DEVNULL) as box, tempfile.TemporaryFile() as file:
+        ran = box.shell("stat -L -c '%u %g' /dev/stdout; echo opened > /dev/stdout", stdin=file, stderr=file, text=True, **options)
+        assert (ran.stdout, ran.returncode) == (f"{owner}\nopened\n", 0)
+        assert (os.fstat(file.fileno()).st_uid, os.fstat(file.fileno()).st_gid) == (0, 0)
+
+
+@pytest.mark.parametrize("user", ["5:2000000000", "2000000000:5"])
+def test_ids_that_the_sandbox_does_not_have(tmp_path, user):
+    with Sandbox(image(tmp_path), FOREVER, stdin=DEVNULL) as box, pytest.raises(IdMapError):
+        box.exec("true", user=user)
+
+
 def test_users_are_those_of_now(tmp_path):
     """Also when the sandbox's files have changed since it was started."""
     with Sandbox(image(tmp_path), FOREVER, stdin=DEVNULL) as box:
@@ -265,6 +282,25 @@ def test_leaving_the_block_closes_its_streams(box):
     with box.spawn("cat", stdin=PIPE, stdout=PIPE, stderr=PIPE) as command:
         streams = (command.stdin, command.stdout, command.stderr)
     assert all(stream.closed for stream in streams)
+
+
+@requires("cgroup2")
+def test_leaving_the_block_ends_all_that_it_started_also_when_who_waited_for_it_was_killed():
+    with Sandbox("host", FOREVER, stdin=DEVNULL) as box:
+        with box.spawn("sh", "-c", _TREE, stdin=DEVNULL) as command:
+            until(lambda: _sleepers(box) >= 4, "all of it runs")
+            os.kill(command.process.keeper_pid, signal.SIGKILL)
+            assert command.wait(20).lost
+        until(lambda: _sleepers(box) == 0, "nothing of it is left")
+
+
+@requires("cgroup2")
+def test_no_cgroup_is_left():
+    with detached() as box:
+        box.exec("true", check=True)
+        with pytest.raises(CommandNotFound):
+            box.exec("no-such-program")
+        assert not list(Path(box.inner.document.cgroup).glob("exec-*"))
 
 
 _WIDE = "n=0; while [ $n -lt 100 ]; do sleep 777 & n=$((n+1)); done; echo on; wait"

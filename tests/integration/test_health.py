@@ -25,6 +25,7 @@ from dockless import DEVNULL, HealthCheck, Sandbox, aio
 from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone
 from dockless.sandbox.run import health
+from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.health import HealthWatch
 
 pytestmark = requires("userns", "overlay")
@@ -258,6 +259,53 @@ def test_a_record_that_comes_after_one_has_looked_is_told(monkeypatch):
         assert watch.look().status == "healthy" and not readable(watch.fileno(), 0)
 
 
+def test_what_is_said_of_its_end_holds_what_the_last_check_wrote(monkeypatch):
+    """Though it ends while one looks."""
+    read = health.health_of
+
+    def read_before_it_ends(inner):
+        monkeypatch.setattr(health, "health_of", read)
+        found = read(inner)
+        box.exec("touch", "/tmp/go", check=True)
+        check_said(box, "ill")
+        box.kill()
+        box.wait(20)
+        return found
+
+    once = script("until test -e /tmp/go; do sleep 0.05; done; echo ill; false", timeout=60)
+    with begun("detached", health=once) as box, HealthWatch(box.inner) as watch:
+        monkeypatch.setattr(health, "health_of", read_before_it_ends)
+        assert watch.look() is None
+        with pytest.raises(SandboxGone, match="its last check wrote: ill"):
+            watch.wait(20)
+
+
+def test_one_whose_directory_is_gone_first_is_not_without_checks(monkeypatch):
+    """A foreground sandbox ends a moment after its directory."""
+    read = health.health_of
+
+    def read_before_it_ends(inner):
+        found = read(inner)
+        box.kill()
+        assert readable(keeper, 20), "its keeper ends"
+        return found
+
+    with begun("foreground", health=script("true", interval=1000)) as box:
+        known = Sandbox.open(box.id).inner
+        keeper = known.pidfd()
+        monkeypatch.setattr(Box, "pidfd", lambda self: os.dup(keeper))
+        monkeypatch.setattr(health, "health_of", read_before_it_ends)
+        os.rename(known.directory, away := known.directory.with_name("away"))
+        try:
+            with HealthWatch(known) as watch:
+                assert watch.look() is None
+                with pytest.raises(SandboxGone):
+                    watch.look()
+        finally:
+            os.rename(away, known.directory)
+            os.close(keeper)
+
+
 @contextlib.contextmanager
 def begun_as(line: str, health: HealthCheck) -> Iterator[Sandbox[bytes]]:
     box = dockless.start(["/bin/sh", "-c", line], health=health)
@@ -287,6 +335,8 @@ def test_a_damaged_record_is_none(damage):
         assert box.health.status == "starting"
         place.write_bytes(whole.replace(b"state 0", b"state 1") if damage == b"" else damage)
         assert box.health is None and box.inspect()["health"] is None and box.state == "running"
+        with HealthWatch(box.inner) as watch:
+            assert watch.look() is None and watch.look() is None, "it has checks"
 
 
 @requires("root")
