@@ -33,7 +33,7 @@ def check(name: str, value: object, hint: Any) -> None:
     """``BadInput`` that begins with ``name`` unless ``value`` is what the annotation says."""
     problem = _problem(name, value, hint)
     if problem:
-        raise BadInput(problem, subject=name, hint=f"give {_words(hint)}")
+        raise BadInput(problem, subject=name, hint=problem.remedy if isinstance(problem, _OutOfBounds) else f"give {_words(hint)}")
 
 
 def check_record(record: Any) -> None:
@@ -107,6 +107,17 @@ def annotation(text: str, module: str) -> Any:
     return eval(text, {"__builtins__": {}}, _Names(vars(sys.modules[module])))  # our own annotations, never a caller's
 
 
+class _OutOfBounds(str):
+    """What is wrong with a value of the right type, and what to do about it."""
+
+    remedy: str
+
+    def __new__(cls, problem: str, remedy: str) -> _OutOfBounds:
+        made = super().__new__(cls, problem)
+        made.remedy = remedy
+        return made
+
+
 def _problem(name: str, value: object, hint: Any) -> str | None:
     if type(value) is hint:
         return _bounds_problem(name, value)
@@ -125,7 +136,9 @@ def _problem(name: str, value: object, hint: Any) -> str | None:
         return deeper[0] if deeper else f"{name} is {shown(value)}, not {_words(hint)}"
     if origin is typing.Literal:
         known = [one for one in inner if type(one) is type(value)]
-        return None if value in known else f"{name} {shown(value)} is unknown"
+        if value in known:
+            return None
+        return f"{name} {shown(value)} is unknown" if known else f"{name} is {shown(value)}, not {_words(hint)}"
     if (origin or hint) in _LISTS:
         return _list_problem(name, value, origin, inner)
     if origin is not None:
@@ -177,17 +190,18 @@ def _items_problem(name: str, value: Mapping[Any, Any], inner: tuple[Any, ...]) 
 def _bounds_problem(name: str, value: object) -> str | None:
     if isinstance(value, str):
         if "\0" in value:
-            return f"{name} contains a NUL byte"
+            return _OutOfBounds(f"{name} contains a NUL byte", "leave the NUL byte out: for the kernel a text ends there")
         if not value.isascii():
             try:
                 value.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError:
-                return f"{name} contains half a character (a lone surrogate)"
+                what = f"{name} contains half a character (a lone surrogate)"
+                return _OutOfBounds(what, "leave it out, or decode the bytes behind it with errors='surrogateescape'")
     elif isinstance(value, int):
         if not -_LARGEST <= value < _LARGEST:
-            return f"{name} is larger than 64 bits"
+            return _OutOfBounds(f"{name} is larger than 64 bits", "give a number from -2**63 to 2**63 - 1")
     elif isinstance(value, float) and not -1e300 < value < 1e300:
-        return f"{name} is {value}, out of range"
+        return _OutOfBounds(f"{name} is {value}, out of range", "give a finite number, or leave it out")
     return None
 
 
@@ -203,7 +217,7 @@ def _words(hint: Any) -> str:
         words = {_words(one): None for one in sorted(inner, key=_place) if one is not type(None)}
         return " or ".join(words)
     if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, inner))
+        return ("one of " if len(inner) > 1 else "") + ", ".join(map(str, inner))
     if (origin or hint) in _LISTS:
         items = [one for one in inner if one is not Ellipsis]
         return f"a list, each item {_words(items[0])}" if len(items) == 1 and items[0] is not Any else "a list"

@@ -11,6 +11,9 @@ from dockless.base.typing import IO, Any, Literal
 from dockless.errors import BadInput
 
 LARGE = 1 << 63
+SURROGATE = "leave it out, or decode the bytes behind it with errors='surrogateescape'"
+WIDE = "give a number from -2**63 to 2**63 - 1"
+FINITE = "give a finite number, or leave it out"
 
 
 @pytest.mark.parametrize(
@@ -43,15 +46,30 @@ def test_what_fits(value, hint):
         ({"a": "b"}, Mapping[str, int], "x['a'] is 'b', not a whole number", "a mapping"),
         (1.5, str | int | None, "x is 1.5, not a text or a whole number", "a text or a whole number"),
         ([5], str | list[str], "x[0] is 5, not a text", "a text or a list, each item a text"),
-        ("c", Literal["a", "b"], "x 'c' is unknown", "one of a, b"), (True, Literal[1], "x True is unknown", "one of 1"),
+        ("c", Literal["a", "b"], "x 'c' is unknown", "one of a, b"), (True, Literal[1], "x is True, not 1", "1"),
         (5, IO, "x is 5, not a file", "a file"), (5, BadInput, "x is 5, not a BadInput", "a BadInput"),
-        ("a\0", str, "x contains a NUL byte", "a text"), ("\ud800", str, "x contains half a character (a lone surrogate)", "a text"),
-        (LARGE, int, "x is larger than 64 bits", "a whole number"), (-LARGE - 1, int, "x is larger than 64 bits", "a whole number"),
-        (1e301, float, "x is 1e+301, out of range", "a number"), (float("nan"), float, "x is nan, out of range", "a number"),
-        (-1e301, float, "x is -1e+301, out of range", "a number"),
+        ("c", Literal[False], "x is 'c', not False", "False"),
+        ("c", BadInput | Literal[False], "x is 'c', not False or a BadInput", "False or a BadInput"),
     ],
 )  # fmt: skip
 def test_what_does_not(value, hint, said, give):
     with pytest.raises(BadInput) as caught:
         check("x", value, hint)
     assert (str(caught.value), caught.value.subject, caught.value.hint) == (said, "x", f"give {give}")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "said", "remedy"),
+    [
+        ("a\0", str, "x contains a NUL byte", "leave the NUL byte out: for the kernel a text ends there"),
+        (["a\0"], list[str] | None, "x[0] contains a NUL byte", "leave the NUL byte out: for the kernel a text ends there"),
+        ("\ud800", str, "x contains half a character (a lone surrogate)", SURROGATE), (LARGE, int, "x is larger than 64 bits", WIDE),
+        (-LARGE - 1, int | str, "x is larger than 64 bits", WIDE), ({"a": LARGE}, Mapping[str, int], "x['a'] is larger than 64 bits", WIDE),
+        (1e301, float, "x is 1e+301, out of range", FINITE), (float("nan"), float | None, "x is nan, out of range", FINITE),
+        (-1e301, float, "x is -1e+301, out of range", FINITE), ((float("inf"),), tuple[float, ...], "x[0] is inf, out of range", FINITE),
+    ],
+)  # fmt: skip
+def test_what_is_of_the_right_type_and_out_of_bounds(value, hint, said, remedy):
+    with pytest.raises(BadInput) as caught:
+        check("x", value, hint)
+    assert (str(caught.value), caught.value.subject, caught.value.hint) == (said, "x", remedy)

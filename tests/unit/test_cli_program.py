@@ -134,7 +134,7 @@ BEHIND = "options stand behind the verb: dockless run --help lists those of run"
         (["zzz"], "unknown verb 'zzz'\n  hint: `dockless help` lists the verbs"),
         (["pss"], "unknown verb 'pss'\n  hint: did you mean `dockless ps`?"),
         (["--odd=5", "ps"], f"there is no option --odd before the verb\n  hint: {BEHIND}"),
-        (["ps\0"], "the command line[0] contains a NUL byte\n  hint: give a list, each item a text"),
+        (["ps\0"], "the command line[0] contains a NUL byte\n  hint: leave the NUL byte out: for the kernel a text ends there"),
         (["ps", "--", "x"], "ps: takes no command after '--'\n  hint: `dockless ps --help` lists the options"),
         (["ps", "x"], "ps: 'x' is one argument too many\n  hint: `dockless ps --help` lists the options"),
         (["ps", "--al"], "ps: there is no option --al\n  hint: did you mean --all? `dockless ps --help` lists the options"),
