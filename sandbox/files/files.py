@@ -12,6 +12,7 @@ from types import TracebackType
 
 from dockless.base.checks import checked
 from dockless.base.dataclass import dataclass
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Literal
 from dockless.base.units import parse_size
 from dockless.errors import BadInput
@@ -60,7 +61,7 @@ class FileInfo:
         return self.type == "directory"
 
 
-class Files:
+class Files(Unpicklable):
     """The files of a sandbox that runs, or of a detached one that keeps them, as its own user or the one of ``as_user`` sees them: her
     rights, the sandbox's ids, its mounts.
 

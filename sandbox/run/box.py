@@ -59,7 +59,7 @@ from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
 from dockless.sandbox.run.logfile import Log, Row, open_log
 from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, by_name, names_stay, open_directory, root, taken
-from dockless.sandbox.run.process import Exit, gone
+from dockless.sandbox.run.process import Exit, gone, missing
 from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
 from dockless.sandbox.spec import Spec
@@ -85,7 +85,7 @@ def get(id: str) -> Box:
         raise BadInput(f"{id} is the number of a job, not a sandbox", subject=id, hint=hint)
     found = find(id)
     if found is None:
-        raise SandboxGone(f"there is no sandbox {id}", subject=id, hint="'dockless ps --all' lists them")
+        raise missing(id)
     return found
 
 
@@ -116,7 +116,7 @@ class Box:
         try:
             fd = open_directory(self.directory, os.O_PATH)
         except FileNotFoundError:
-            raise gone(self.id) from None
+            raise missing(self.id) from None
         try:
             yield Box(self.id, Path(f"{DESCRIPTORS}/{fd}"), self.held_as or self.directory)
         finally:
@@ -136,7 +136,7 @@ class Box:
         try:
             return documents.parse(records.read(self.directory / documents.NAME))
         except FileNotFoundError:
-            raise gone(self.id) from None
+            raise self._missing() from None
         except (ValueError, RecursionError) as error:
             raise gone(self.id, f"its spec.json cannot be read: {error}") from None
 
@@ -155,7 +155,7 @@ class Box:
             with documents.changing(self.directory):
                 yield
         except FileNotFoundError:
-            raise gone(self.id) from None
+            raise self._missing() from None
 
     @property
     def foreground(self) -> bool:
@@ -190,7 +190,7 @@ class Box:
         return self.rows(follow)
 
     def check_logged(self) -> None:
-        """``Unsupported`` for one whose output is not kept."""
+        """``Unsupported`` for one whose output is not kept, ``SandboxGone`` for one that was removed."""
         if self.foreground:
             hint = "begin detached to have it kept: dockless run -d"
             raise Unsupported(f"the output of sandbox {self.id} goes to the program that started it", subject=self.id, hint=hint)
@@ -198,6 +198,8 @@ class Box:
             if not self.spec.keep_log:
                 hint = "start it without --log-driver none (keep_log=False)"
                 raise Unsupported(f"the output of sandbox {self.id} is not kept", subject=self.id, hint=hint)
+        if not self.directory.is_dir():
+            raise missing(self.id)
 
     def rows(self, follow: bool) -> Iterator[Row | Pause]:
         """What ``reading`` reads."""
@@ -355,7 +357,7 @@ class Box:
                 return fd
             os.close(fd)
             self.collect(pid)
-        raise gone(self.id)
+        raise self.not_running()
 
     def collect(self, pid: int) -> None:
         """A keeper that has written its record and was our own child does not stay a zombie. As long as it is one its pid is nobody
@@ -384,9 +386,30 @@ class Box:
 
     def no_exit(self, why: str) -> DocklessError:
         """The error of one of which nobody can say how it ended."""
-        if self._begun():
+        try:
+            begun = self.document.begun
+        except SandboxGone as error:
+            return error
+        if begun:
             return gone(self.id, why)
         return BadInput(f"sandbox {self.id} was never started", subject=self.id, hint=f"dockless start {self.id}")
+
+    def not_running(self) -> SandboxGone:
+        """The error for who needs it to run, with how it is started."""
+        try:
+            known = self.document
+        except SandboxGone as error:
+            return error
+        start = f"dockless start {self.id}, or box.start() in Python"
+        if not known.begun:
+            return SandboxGone(f"sandbox {self.id} was never started", subject=self.id, hint=f"start it: {start}")
+        again = not self.foreground and not known.removed and self.state() != "restarting"
+        return gone(self.id, hint=f"start it again: {start}" if again else "")
+
+    def _missing(self) -> SandboxGone:
+        if self.foreground:  # it went with its program
+            return gone(self.id, hint="it ends with its program: give it a program that lasts, like `sleep infinity`")
+        return missing(self.id)
 
     def waiting(self) -> Waiting:
         """For who waits in a way of its own."""
@@ -417,7 +440,7 @@ class Box:
         try:
             begun = os.stat(self.directory / (documents.NAME if self.foreground else "started"))
         except OSError:
-            raise gone(self.id) from None
+            raise self.not_running() from None
         return self.present, begun.st_ino, begun.st_mtime_ns
 
     def entrance(self) -> Entrance:
@@ -425,7 +448,7 @@ class Box:
         started."""
         known = self.document
         if not self.alive:
-            raise gone(self.id)
+            raise self.not_running()
         if known.identity is None:
             hint = "start it again with this version"
             raise Unsupported(f"sandbox {self.id} was started by an earlier version and cannot be entered", subject=self.id, hint=hint)
@@ -519,7 +542,7 @@ class Box:
 
     def _running_cgroup(self, done: str) -> Cgroup:
         if not self.alive:
-            raise gone(self.id)
+            raise self.not_running()
         group = self.cgroup()
         if group is None:
             raise Unsupported(

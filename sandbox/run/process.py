@@ -188,7 +188,8 @@ class Process:
         """A pidfd of the keeper; the caller closes it. ``SandboxGone`` if it has ended."""
         self.check_owner()
         if self._plan_fd < 0 or self._exit is not None:
-            raise SandboxGone("the sandbox has ended", hint="read its exit with wait()")
+            hint = "read its exit with wait(); for more commands give it a program that lasts, like `sleep infinity`"
+            raise SandboxGone("the sandbox has ended", hint=hint)
         return os.dup(self._launched.pidfd)
 
     @property
@@ -367,10 +368,15 @@ class Process:
             self.release()
 
 
-def gone(id: str, why: str = "") -> SandboxGone:
+def gone(id: str, why: str = "", hint: str = "") -> SandboxGone:
     """The error for a sandbox that does not run, or of which nobody can say how it ended."""
     what = f"sandbox {id} has vanished: {why}" if why else f"sandbox {id} is not running"
-    return SandboxGone(what, subject=id, hint="'dockless ps --all' lists what there is")
+    return SandboxGone(what, subject=id, hint=hint or "'dockless ps --all' lists what there is")
+
+
+def missing(id: str) -> SandboxGone:
+    """The error for a sandbox that there is not, or no longer."""
+    return SandboxGone(f"there is no sandbox {id}", subject=id, hint="'dockless ps --all' lists what there is")
 
 
 def not_ended(what: str, *pids: int) -> NotEnded:

@@ -36,7 +36,7 @@ class Seen:
 def processes(box: Box) -> tuple[Seen, ...]:
     """Everything that runs inside, in the order of the host's numbers. ``SandboxGone``"""
     if not box.alive:
-        raise gone(box.id)
+        raise box.not_running()
     try:
         below = psutil.Process(box.pid).children(recursive=True)
     except (psutil.Error, ValueError):
@@ -73,7 +73,7 @@ def _numbers(pid: int) -> list[int]:
 def usage(box: Box) -> Usage:
     """What it takes now: the kernel's accounts where there is a cgroup, the rest added up over its processes. ``SandboxGone``"""
     if not box.alive:
-        raise gone(box.id)
+        raise box.not_running()
     known = box.usage() or Usage()
     if None not in (known.cpu_seconds, known.memory_current, known.pids_current):
         return known

@@ -12,6 +12,7 @@ from dockless import _attaching
 from dockless._loop import checkpoint, in_thread, pause, readable, unless_cancelled, writable
 from dockless._opening import Opening
 from dockless.base.checks import checked
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.base.waits import Pause
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Attachment:
+class Attachment(Unpicklable):
     """``dockless.Attachment``, to be awaited: ``async for row in it``. Leaving its ``async with`` leaves the program running.
 
     ``attached``: the same for functions that block.

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec
 
 from dockless._loop import in_thread
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import IO, Any, TypeVar
 from dockless.sandbox.files import files, watching
 from dockless.sandbox.files.files import AnyPath
@@ -35,7 +36,7 @@ def _method(function: Callable[Concatenate[files.Files, P], T]) -> Callable[Conc
     return call
 
 
-class Files:
+class Files(Unpicklable):
     """``dockless.Files`` for programs with a loop. ``files``: the same for functions that block, ``open`` among them."""
 
     def __init__(self, made: files.Files) -> None:

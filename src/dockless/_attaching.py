@@ -22,6 +22,7 @@ from types import TracebackType
 
 from dockless._executing import WithTerminal
 from dockless.base.checks import checked
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import TYPE_CHECKING, Protocol
 from dockless.base.waits import readable
 from dockless.errors import BadInput, DocklessError, SandboxGone
@@ -50,7 +51,7 @@ class TerminalOutput(Protocol):
     def read(self) -> list[Row]: ...
 
 
-class Attachment(WithTerminal):
+class Attachment(WithTerminal, Unpicklable):
     """What runs without us, seen and typed into; made by ``attach``. Iterating gives what it writes from now on, until it has ended.
 
     ``scrollback``: the end of what it wrote before, 16 KiB at most. ``tty``: whether it has a terminal, whose ``resize`` takes rows and

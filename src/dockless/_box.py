@@ -33,6 +33,7 @@ from dockless.base import signal
 from dockless.base.checks import checked
 from dockless.base.interrupts import held, waiting
 from dockless.base.paths import Argument
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, cast, overload
 from dockless.base.units import parse_duration
 from dockless.errors import BadInput, SandboxGone, Unsupported
@@ -61,7 +62,7 @@ class Cancelled(Exception):
     """Nobody waits for the pull any more."""
 
 
-class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
+class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
     """``image``: a name, a ready ``Spec``, or arguments for the pseudo-image ``host``. ``id``: a name of your own.
 
     ``stdin``, ``stdout``, ``stderr``: None (ours), ``PIPE``, ``DEVNULL``, ``STDOUT``, an fd or a file. ``measure``: note what each step of
@@ -430,8 +431,9 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Generic[S]):
 
     @checked
     def wait(self, timeout: float | None = None) -> Exit:
-        """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on. Reads no pipe but those that ``on_stdout`` and
-        ``on_stderr`` hear of: see ``communicate``."""
+        """How it ended. ``TimeoutError`` after ``timeout`` seconds, at once for 0 and less; it then goes on. One with a restart policy: how
+        this run ended, ``restarting`` where another follows. Reads no pipe but those that ``on_stdout`` and ``on_stderr`` hear of: see
+        ``communicate``."""
         if self._opened is not None:
             with self._now() as box:
                 return box.wait(timeout)

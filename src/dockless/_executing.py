@@ -26,6 +26,7 @@ from dockless.base.checks import check as check_type
 from dockless.base.checks import checked
 from dockless.base.interrupts import held
 from dockless.base.paths import Argument, StrPath
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, overload
 from dockless.base.units import parse_duration
 from dockless.errors import BadInput
@@ -71,7 +72,7 @@ class WithTerminal:
         termios.tcsetwinsize(self.terminal, (rows, columns))
 
 
-class RunningCommand(WithTerminal):
+class RunningCommand(WithTerminal, Unpicklable):
     """A command that runs in a sandbox, without its streams."""
 
     _streams: Ends

@@ -275,10 +275,12 @@ class LifeCycle:
 
     def inspect(self) -> dict[str, Any]:
         """All that ``dockless inspect`` says of it. ``SandboxGone``"""
+        from dockless.sandbox.run.process import missing
+
         with self._now() as box:
             found = described(box)
         if found is None:
-            raise SandboxGone(f"there is no sandbox {self.id}", subject=self.id, hint="dockless.list() has those that there are")
+            raise missing(self.id)
         return found
 
     def pause(self) -> None:
@@ -379,7 +381,8 @@ class LifeCycle:
         return fork(self, n)
 
     def logs(self, *, follow: bool = False) -> Iterator[Row]:
-        """What a detached one wrote; with ``follow`` until it has ended. ``Unsupported`` for a foreground one: its starter has it."""
+        """What a detached one wrote, each ``Row`` a line of bytes; with ``follow`` until it has ended. ``Unsupported`` for a foreground
+        one: its starter has it. ``SandboxGone`` for one that was removed."""
         return blocking(self._reading(follow))
 
     def _reading(self, follow: bool) -> Iterator[Row | Pause]:
@@ -390,4 +393,4 @@ class LifeCycle:
 
     def _rows(self, follow: bool) -> Iterator[Row | Pause]:
         with self._now() as box:
-            yield from box.rows(follow)
+            yield from box.reading(follow=follow)

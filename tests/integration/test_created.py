@@ -41,6 +41,11 @@ def test_created_then_started(create):
     for ask in (found.wait, found.poll):
         with pytest.raises(BadInput, match="box was never started"):
             ask()
+    asks = (lambda: found.exec("true"), found.attach, found.pause, lambda: found.send_signal(2), lambda: found.update(pids=9))
+    for needs_it_to_run in asks:
+        with pytest.raises(SandboxGone, match=r"^sandbox box was never started$") as early:
+            needs_it_to_run()
+        assert early.value.hint == "start it: dockless start box, or box.start() in Python"
     with pytest.raises(Unsupported, match="never started, so it has changed nothing"):
         dockless.diff("box")
     with pytest.raises(BadInput, match="there is a sandbox box already"):
@@ -50,6 +55,9 @@ def test_created_then_started(create):
     assert box.wait(20).code == 3 and written(box) == "begun\n" and box.inspect()["created"] == created
     box.start()
     assert box.wait(20).code == 3 and written(box) == "begun\nbegun\n"
+    with pytest.raises(SandboxGone, match=r"^sandbox box is not running$") as late:
+        found.exec("true")
+    assert late.value.hint == "start it again: dockless start box, or box.start() in Python"
 
 
 def test_a_created_one_is_renamed_removed_and_restarted(create):

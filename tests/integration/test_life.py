@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import os
+import pickle
 import select
 import signal
 import threading
@@ -15,6 +18,7 @@ from support.make_image import file
 from support.requires import missing, requires
 
 import dockless
+from dockless import PIPE, aio
 from dockless.base import paths
 from dockless.errors import BadInput, DocklessError, LimitUnavailable, NotEnoughGpus, SandboxGone, Unsupported
 from dockless.sandbox.run import children, detached
@@ -55,6 +59,63 @@ def test_a_handle_of_one_that_goes_on(start):
     again.rm()
     with pytest.raises(SandboxGone):
         dockless.Sandbox.open("box")
+
+
+def test_what_a_handle_of_a_removed_one_says(start):
+    box, followed = start("echo said; sleep 1000", id="box"), dockless.Sandbox.open("box")
+    unread = followed.logs()
+    box.rm(force=True)
+
+    async def read_by_a_loop() -> None:
+        async with await aio.start(["true"]) as removed:
+            await removed.rm(force=True)
+            async for row in removed.logs():
+                raise AssertionError(row)
+
+    commands = (lambda: box.exec("true"), box.attach, box.pause, lambda: box.wait(0), box.poll)
+    for ask in (box.logs, lambda: box.logs(follow=True), lambda: next(unread), lambda: box.labels, box.inspect, *commands):
+        with pytest.raises(SandboxGone, match=r"^there is no sandbox box$") as caught:
+            ask()
+        assert caught.value.hint == "'dockless ps --all' lists what there is"
+    with pytest.raises(SandboxGone, match=r"^there is no sandbox "):
+        asyncio.run(read_by_a_loop())
+
+
+def test_a_command_for_one_whose_program_has_ended():
+    with dockless.Sandbox(["cat"], id="short", stdin=PIPE) as box:
+        found = dockless.Sandbox.open("short")
+        box.stdin.close()
+        assert box.wait(20).code == 0
+        for handle, said in ((box, "^the sandbox has ended$"), (found, "^sandbox short is not running$")):
+            with pytest.raises(SandboxGone, match=said) as caught:
+                handle.exec("true")
+            assert "give it a program that lasts, like `sleep infinity`" in caught.value.hint
+
+
+@pytest.mark.parametrize("timeout", [0, -1, -0.5])
+def test_no_time_to_wait_is_over_at_once(start, timeout):
+    """As ``subprocess`` has it."""
+
+    async def by_a_loop() -> None:
+        async with aio.Sandbox.open("box") as box:
+            await box.wait(timeout)
+
+    box = start("sleep 1000", id="box")
+    for ask in (lambda: box.wait(timeout), lambda: asyncio.run(by_a_loop())):
+        with pytest.raises(TimeoutError, match="sandbox box still runs"):
+            ask()
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_holds_something_is_not_pickled(start, way):
+    box = start("cat", interactive=True)
+    with box.attach() as attached, box.spawn("cat", stdin=PIPE) as command:
+        for held in (box, box.files, attached, command, aio.Sandbox.of(box), aio.Sandbox.of(box).files):
+            with pytest.raises(
+                TypeError, match=r"objects cannot be pickled or copied: pass the id of the sandbox, and use Sandbox.open\(id\)"
+            ):
+                way(held)
+    assert type(way(dockless.Submitted(5))) in (bytes, dockless.Submitted)
 
 
 def test_one_that_is_removed_while_it_is_started_again_is_not_left_half(start, monkeypatch):
