@@ -30,6 +30,7 @@ from typing import Concatenate, ParamSpec
 from dockless import _async_volumes as volumes
 from dockless import _box, _call, _committing, _events, _executing, _finding, _submitting
 from dockless._async_attaching import Attachment, Stdin, attaching, opening_stdin, stepped
+from dockless._async_events import AsyncEvents
 from dockless._async_streams import AsyncInput, AsyncOutput, AsyncStreams
 from dockless._call import box_for, result_from
 from dockless._executing import RunningCommand, Size, captured
@@ -39,6 +40,7 @@ from dockless._stdio import Stdio
 from dockless._streams import S, StreamSettings
 from dockless.base.checks import checked
 from dockless.base.paths import Argument
+from dockless.base.pickling import Unpicklable
 from dockless.base.typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from dockless.errors import SandboxGone
 
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from dockless.images.progress import Progress
     from dockless.images.pull_policy import PullPolicy
     from dockless.sandbox.run.door import Entered
-    from dockless.sandbox.run.events import Event, Events
     from dockless.sandbox.run.health import Health
     from dockless.sandbox.run.logfile import Row
     from dockless.sandbox.run.process import Exit
@@ -190,7 +191,7 @@ class Enterable:
         await in_thread(partial(self._entered.spawn_alone, *argv, **options))
 
 
-class Sandbox(Enterable, Generic[S]):
+class Sandbox(Enterable, Unpicklable, Generic[S]):
     """``dockless.Sandbox`` for ``async with``; its keywords are the same. ``await box`` waits for its end.
 
     ``stdin``, where ``PIPE`` was given: ``await box.stdin.write(data)``, ``box.stdin.close()``. ``stdout``, ``stderr``: ``async for line in
@@ -347,8 +348,9 @@ class Sandbox(Enterable, Generic[S]):
 
     @checked
     async def wait(self, timeout: float | None = None) -> Exit:
-        """How it ended. ``TimeoutError`` after ``timeout`` seconds; it then goes on. Reads no pipe but those that ``on_stdout`` and
-        ``on_stderr`` hear of: see ``communicate``."""
+        """How it ended. ``TimeoutError`` after ``timeout`` seconds, at once for 0 and less; it then goes on. One with a restart policy: how
+        this run ended, ``restarting`` where another follows. Reads no pipe but those that ``on_stdout`` and ``on_stderr`` hear of: see
+        ``communicate``."""
         if self.box.held:
             await self._streaming.wait(timeout)
             return self.box.inner.wait()
@@ -504,7 +506,7 @@ async def pull(
     return await in_thread(bring, given_up.set)
 
 
-async def events(
+def events(
     *,
     since: float | None = None,
     until: float | None = None,
@@ -512,19 +514,9 @@ async def events(
     ids: str | Iterable[str] = (),
     images: str | Iterable[str] = (),
     labels: Mapping[str, str | None] | None = None,
-) -> AsyncGenerator[Event, None]:
-    """As ``dockless.events``, for ``async for``: from the first step on, until it is closed."""
-    begin = partial(_events.events, since=since, until=until, kinds=kinds, ids=ids, images=images, labels=labels)
-
-    async def close(made: Events) -> None:
-        made.close()
-
-    with await unless_cancelled(begin, close) as found:
-        over = False
-        while not over:
-            over = not await readable(found.fileno(), found.left())
-            for event in found.read():
-                yield event
+) -> AsyncEvents:
+    """As ``dockless.events``, for ``async for`` or ``async with``: from the first step or from the ``with`` on, until it is closed."""
+    return AsyncEvents(partial(_events.events, since=since, until=until, kinds=kinds, ids=ids, images=images, labels=labels))
 
 
 class Submitted(Enterable):

@@ -318,6 +318,28 @@ def test_from_an_event_loop(found):
     assert seen[seen.index("create") :][:4] == ["create", "start", "die", "remove"]
 
 
+def test_a_with_of_a_loop_begins_before_what_is_inside(found):
+    async def main() -> tuple[list[str], int]:
+        async with aio.events(ids="looped", kinds=("create", "remove")) as events:
+            async with aio.Sandbox(FOREVER, id="looped", stdin=DEVNULL):
+                seen = [(await asyncio.wait_for(anext(events), 20)).kind]
+            seen.append((await asyncio.wait_for(anext(events), 20)).kind)
+            inside = _queues()
+        async with aio.events():
+            pass  # nobody asked for any
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+        return seen, inside
+
+    before = _queues()
+    assert asyncio.run(main()) == (["create", "remove"], before + 1) and _queues() == before
+
+
+def _queues() -> int:
+    gc.collect()
+    return sum("inotify" in name for name in _open_files())
+
+
 def test_who_is_cancelled_before_the_first_event_leaves_no_descriptor_open(found):
     """Not those of the exit records either."""
 
@@ -339,8 +361,11 @@ def test_who_is_cancelled_before_the_first_event_leaves_no_descriptor_open(found
 
 def _exits() -> int:
     gc.collect()
-    names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
-    return sum("/exit" in name for name in names)
+    return sum("/exit" in name for name in _open_files())
+
+
+def _open_files() -> list[str]:
+    return [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
 
 
 def test_on_the_command_line(found: Events):
