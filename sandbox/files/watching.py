@@ -103,7 +103,7 @@ class Watch:
 
     def _tell(self, path: bytes, kind: Happened, directory: bool) -> None:
         event = FileEvent(os.fsdecode(path), kind, directory)
-        if kind != "modified" or not self._waiting or self._waiting[-1] != event:
+        if not self._waiting or self._waiting[-1] != event:
             self._waiting.append(event)
 
     def _add(self, path: bytes, flags: int = 0) -> None:
