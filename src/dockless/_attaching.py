@@ -135,9 +135,7 @@ class Attachment(WithTerminal, Unpicklable):
             return data[os.write(into, data) :]
         except BlockingIOError:
             return data
-        except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                raise
+        except OSError:
             raise BrokenPipeError(f"{self.name} reads no more") from None  # EIO of a terminal that nobody has open
 
     def _check(self) -> None:

@@ -231,6 +231,7 @@ def test_a_handle_of_one_that_goes_on(loop):
     async def main():
         box = await aio.start(["sleep", "300"])
         assert box.state == "running" and box.id in [one.id for one in await aio.list()]
+        assert await aio.list(state="exited") == []
         found = await aio.Sandbox.open(box.id)
         async with found:
             with pytest.raises(TimeoutError):

@@ -140,8 +140,9 @@ def test_attached_from_python(start):
             two.read(0.01)
         with pytest.raises(BadInput, match="no terminal"):
             one.resize(1, 1)
-    with pytest.raises(ValueError, match="detached"):
-        one.write(b"x")
+    for act in (lambda: one.write(b"x"), one.read):
+        with pytest.raises(ValueError, match="detached"):
+            act()
     assert box.state == "running"
     with box.attach() as attached:
         assert {*attached.scrollback.splitlines()} == {b"up", b"got one", b"err one"}
@@ -163,12 +164,18 @@ def test_a_terminal_from_python(start):
         attached.resize(11, 44)
         attached.write(b"go\n")
         assert b"11 44" in b"".join(row.written for row in attached)  # to its end
+    with pytest.raises(BadInput, match="no terminal"):
+        attached.resize(11, 44)
     assert box.wait(DEADLINE).exit_code == 3
 
 
 def test_what_cannot_be_attached_to_or_written_to(start):
     with dockless.Sandbox(["sleep", "100"]) as held, pytest.raises(BadInput, match="connected to the program"):
         held.attach()
+    unkept = dockless.start(["sleep", "100"], keep_log=False)
+    with unkept, pytest.raises(BadInput, match="is not kept"):
+        unkept.attach()
+    unkept.rm(force=True)
     silent = start("echo up; sleep 1000", interactive=False)
     with silent.attach() as attached, pytest.raises(BadInput, match="no standard input"):
         attached.write(b"x")
@@ -309,8 +316,10 @@ def test_a_jobs_streams(daemon, submit):
         ticked(client)
         silent.shell("touch /tmp/go")
         assert line(client.stdout) == b"more\n" and client.wait(DEADLINE) == 5
-    with submit("echo up; read line; echo $line", interactive=True).attach() as joined:
-        assert joined.scrollback == b"up\n"
+    answering = submit("echo up; echo ready; read line; echo $line", interactive=True)
+    until(lambda: len(list(answering.logs())) == 2, "it has said both")
+    with answering.attach() as joined:
+        assert joined.scrollback == b"up\nready\n"
         joined.write(b"said\n")
         assert [row.written for row in joined] == [b"said\n"]
     until(lambda: held(daemon) <= before, "the daemon holds nothing of it")

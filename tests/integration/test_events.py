@@ -265,6 +265,15 @@ def test_what_the_records_tell_of_the_past(found):
         assert [*past] == []
 
 
+def test_a_loop_hears_of_the_past_to_its_end(found):
+    dockless.start(["true"], id="past").wait(20)
+
+    async def main() -> list[str]:
+        return [event.kind async for event in aio.events(since=0, until=time.time())]
+
+    assert asyncio.run(main()) == ["create", "start", "die"]
+
+
 @pytest.mark.parametrize("name", ["spec.json", "exit", "health", "asked-kill", "asked-stop"])
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff" * 300, None])
 def test_what_is_torn_or_garbage_is_no_event(name, damage, found):

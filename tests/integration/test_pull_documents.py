@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -9,8 +10,10 @@ import threading
 import pytest
 from support import bad_registry as bad
 from support import make_image as make
+from support.boxes import DEADLINE
 from support.pulling import CHUNK, CONTENT, QUICK, SINGLE, fetch, holds, one_layer, sent, torn
 
+from dockless import aio
 from dockless.errors import BadDigest, BadImage, NoRoom, NotRunnable, RegistryError
 from dockless.images import Store
 
@@ -449,3 +452,36 @@ def test_content_encoding(registry, pace):
     registry.script(bad.compressed, part="/manifests/")
     assert holds(fetch(registry, pace=pace))
     assert registry.requests("GET", layer)[0].headers["accept-encoding"] == "identity"
+
+
+# -- from a loop ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_pulls_for_another_platform_and_hears_how_far_it_is(registry):
+    index(registry, image_for(registry, "o", "other", architecture="s390x"), image_for(registry, "h", "here"))
+    steps = []
+    image = asyncio.run(aio.pull(registry.name("app:1"), platform="linux/s390x", progress=steps.append))
+    assert holds(image, b"other") and steps
+
+
+def test_a_pull_that_a_loop_cancels_ends_and_brings_nothing(registry):
+    index(registry, image_for(registry, "h", "here"))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def progress(step: object) -> None:
+        begun.set()
+        assert go_on.wait(DEADLINE)
+
+    async def main() -> None:
+        pulling = asyncio.create_task(aio.pull(registry.name("app:1"), progress=progress))
+        while not begun.is_set():
+            await asyncio.sleep(0.005)
+        pulling.cancel()
+        await asyncio.sleep(0)  # it hears of it
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await pulling
+
+    asyncio.run(main())
+    assert Store().list() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -14,12 +15,13 @@ from support.boxes import running as running_box
 from support.requires import check, requires
 
 import dockless
+from dockless import aio
 from dockless.cgroups import find_delegation
 from dockless.errors import SandboxGone, UnknownImage, Unsupported
 from dockless.images import Store
 from dockless.images.archive.assemble import Edit
 from dockless.sandbox import commit
-from dockless.sandbox.run import detached
+from dockless.sandbox.run import detached, documents
 from dockless.sandbox.spec import Spec, Tmpfs
 
 pytestmark = requires("userns", "overlay")
@@ -151,6 +153,15 @@ def test_a_running_sandbox_without_a_cgroup_is_not_read(start):
         changes.changes()
     assert str(caught.value.hint).startswith("stop it first; diff, commit and export can also")
     assert [change.path for change in changes.changes(pause=False)] == ["/f"]
+
+
+def test_a_loop_may_have_it_read_while_it_goes_on(start, monkeypatch):
+    box = start("echo x > /f; sleep 1000")
+    until(lambda: (box.directory / "upper/f").exists(), "it has written")
+    monkeypatch.setattr(documents, "boot_id", lambda: "another")  # its cgroup is none of ours then
+    with pytest.raises(Unsupported, match="no cgroup by which it could be frozen"):
+        asyncio.run(aio.diff(box.id))
+    assert [change.path for change in asyncio.run(aio.diff(box.id, pause=False))] == ["/f"]
 
 
 @requires("cgroup2")

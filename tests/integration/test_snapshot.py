@@ -255,6 +255,23 @@ def test_awaited(start):
     assert asyncio.run(work()) == ["x\n", "x\n"]
 
 
+def test_who_is_cancelled_while_forks_are_made_leaves_none(start):
+    from dockless import aio
+
+    box = ready(start("> /ready; sleep 1000"))
+
+    async def main() -> None:
+        forking = asyncio.create_task((await aio.Sandbox.open(box.id)).fork(3))
+        while len(dockless.list()) == 1:
+            await asyncio.sleep(0)
+        forking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+
+    asyncio.run(main())
+    assert [one.id for one in dockless.list()] == [box.id]
+
+
 def test_the_words_of_the_command_line(start, say):
     """Of one that has ended, which nothing need freeze."""
     box = start("echo x > /f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 from dockless import _gpus as gpus
 from dockless import _pulling as pulling
 from dockless import _submitting as submitting
-from dockless import sched, submit
+from dockless import aio, sched, submit
 from dockless._submitting import Submitted, make_job
 from dockless.errors import DaemonUnavailable, NotFound, UnknownImage
 from dockless.images import Store
@@ -54,6 +55,12 @@ def test_a_handle(asked):
     assert (job.wait(), job.wait(5.0)) == (("wait", (7,), {"timeout": None}), ("wait", (7,), {"timeout": 5.0}))
     assert (job.cancel(), job.cancel(grace=5.0)) == (("cancel", (7,), {"grace": None}), ("cancel", (7,), {"grace": 5.0}))
     assert [*job.logs(), *job.logs(follow=True)] == [("logs", (7,), {"follow": False}), ("logs", (7,), {"follow": True})]
+
+
+def test_an_awaited_handle(asked):
+    job = aio.Submitted(7)
+    assert job == aio.Submitted(7) != aio.Submitted(8) and len({job, aio.Submitted(7)}) == 1
+    assert asyncio.run(job.cancel(grace=5.0)) == ("cancel", (7,), {"grace": 5.0})
 
 
 def test_submit(asked, monkeypatch):
