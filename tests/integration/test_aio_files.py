@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 
 import pytest
 from support.requires import requires
@@ -56,6 +58,61 @@ def test_a_watch_is_awaited(loop):
             async for event in watch:
                 assert (event.path, event.kind) == ("/tmp/x", "created")
                 break
+
+    loop(main)
+
+
+def test_a_watch_of_what_is_below_is_awaited(loop):
+    async def main():
+        async with aio.Sandbox(["sleep", "100"], **TMP) as box:
+            await box.files.mkdir("/tmp/d")
+            async with box.files.watch("/tmp", recursive=True) as watch:
+                await box.files.write_text("/tmp/d/x", "")
+                async for event in watch:
+                    assert (event.path, event.kind) == ("/tmp/d/x", "created")
+                    break
+
+    loop(main)
+
+
+def test_who_is_cancelled_while_a_watch_begins_leaves_no_descriptor_open():
+    async def main():
+        async with aio.Sandbox(["sleep", "100"], **TMP) as box:
+            async with box.files.watch("/tmp"):
+                pass
+            before = len(os.listdir("/proc/self/fd"))
+            watch = box.files.watch("/tmp")
+            beginning = asyncio.create_task(watch.__aenter__())
+            await asyncio.sleep(0)
+            beginning.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
+
+
+def test_copies_have_bounds_and_tell_how_far_they_are(loop, tmp_path):
+    async def main():
+        async with aio.Sandbox(["sleep", "100"], **TMP) as box:
+            await box.files.mkdir("/tmp/d")
+            for name in "ab":
+                await box.files.write_text(f"/tmp/d/{name}", "two")
+            archive = io.BytesIO()
+            await box.files.tar_out("/tmp/d", archive)
+            copies = {
+                "copy_out": lambda **how: box.files.copy_out("/tmp/d", tmp_path / "out", **how),
+                "tar_out": lambda **how: box.files.tar_out("/tmp/d", io.BytesIO(), **how),
+                "tar_in": lambda **how: box.files.tar_in(io.BytesIO(archive.getvalue()), "/tmp", **how),
+            }
+            for name, copy in copies.items():
+                for bound in ("max_size", "max_files"):
+                    with pytest.raises(OSError, match="More than"):
+                        await copy(**{bound: 1})
+                        raise AssertionError((name, bound))
+                told = []
+                await copy(progress=lambda *so_far, told=told: told.append(so_far))
+                assert told, name
 
     loop(main)
 

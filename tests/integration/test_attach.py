@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -204,10 +205,40 @@ def test_attached_from_a_loop(start, loop):
             with anyio.move_on_after(0.3) as scope:
                 assert len([row async for row in mine.logs(follow=True)]) == 0
             assert scope.cancelled_caught
+            async with contextlib.aclosing(mine.logs(follow=True)) as rows:
+                async for row in rows:
+                    if row.text == b"err two":
+                        await stdin.write(b"y" * (1 << 18) + b"\nthree\n")  # more than fits at once
+                    elif row.text == b"got three":
+                        break
             mine.kill()
-            assert await one.read(DEADLINE) == []
+            while await one.read(DEADLINE):
+                pass
+            assert await one.read() == []
+        stdin.close()  # once more
+        with pytest.raises(ValueError, match="closed"):
+            stdin.fileno()
 
     anyio.run(main, backend=loop)
+
+
+@pytest.mark.parametrize("how", ["attach", "open_stdin"])
+def test_who_is_cancelled_while_it_is_attached_leaves_no_descriptor_open(start, how):
+    box = start()
+
+    async def main() -> None:
+        mine = await aio.Sandbox.open(box.id)
+        async with getattr(mine, how)():
+            pass
+        before = len(os.listdir("/proc/self/fd"))
+        attaching = asyncio.create_task(getattr(mine, how)())
+        await asyncio.sleep(0)
+        attaching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attaching
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
 
 
 async def _until(attached: aio.Attachment, wanted: bytes) -> AsyncIterator[Row]:
