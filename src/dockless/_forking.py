@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from dockless._life import OUR_LABELS, LifeCycle, refuse_job
+from dockless._life import LifeCycle, refuse_job
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, Unsupported
 
@@ -34,7 +34,7 @@ def fork(box: LifeCycle, n: int) -> list[Sandbox[bytes]]:
     if spec.gpus:
         hint = "take a snapshot, and start sandboxes of it with GPUs of their own: dockless.start(box.snapshot().name, …, gpus=1)"
         raise Unsupported(f"sandbox {box.id} has GPUs, which cannot be in two sandboxes", subject=box.id, hint=hint)
-    labels = {name: value for name, value in box.labels.items() if name not in OUR_LABELS}
+    labels = box.labels
     image = box.snapshot()
     pin = Store().pin(image)  # until each keeps it itself
     made: list[Box] = []

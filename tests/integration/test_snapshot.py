@@ -200,7 +200,10 @@ def test_none_is_left_of_forks_when_one_cannot_start(start, monkeypatch):
     assert {one.id for one in dockless.list()} == known
 
 
-def test_what_cannot_be_forked_is_said(start):
+def test_what_cannot_be_forked_is_said(start, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    with pytest.raises(Unsupported, match="has GPUs"):
+        start("sleep 1000", gpus=1).fork()
     box = start("sleep 1000")
     with pytest.raises(BadInput, match="0 forks"):
         box.fork(0)
