@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -12,6 +14,8 @@ from support.requires import requires
 
 import dockless
 from dockless.cli import main
+from dockless.sandbox.run import seen
+from dockless.sandbox.run.box import get
 
 pytestmark = requires("userns")
 
@@ -65,6 +69,27 @@ def test_stats_of_a_busy_one(box, capsys):
     assert row["id"] == "busy" and row["cpu_percent"] > 0 and row["pids"] >= 1 and row["memory"] > 0
     heads, numbers = told(capsys, "stats", "--no-stream").splitlines()
     assert heads.split()[:2] == ["ID", "CPU"] and numbers.startswith("busy  ")
+
+
+def test_other_processes_of_the_host_are_not_read(box):
+    """So that stats of many sandboxes does not take the square of their number."""
+    other = subprocess.Popen(["sleep", "1000"])
+    read: list[str] = []
+
+    def notice(event, arguments):
+        if listening and event in ("open", "os.listdir"):
+            read.append(str(arguments[0]))
+
+    listening = [True]
+    sys.addaudithook(notice)  # for good: there is no way to take one away
+    try:
+        found = get("busy")
+        assert [one.inside for one in seen.processes(found)] == [2]
+    finally:
+        listening.clear()
+        other.kill()
+        other.wait()
+    assert not [path for path in read if path.startswith(f"/proc/{other.pid}/")]
 
 
 def test_stats_end_when_none_is_left(box, capsys):
