@@ -120,6 +120,12 @@ class Store(Catalog):
 
         return disk_usage(self)
 
+    def last_uses(self) -> dict[str, tuple[float, bool]]:
+        """When each image was last used, and whether it is in use. See ``disk_usage.last_uses``."""
+        from dockless.images.catalog.disk_usage import last_uses
+
+        return last_uses(self)
+
     def use(self, image: Image) -> ImageUse | None:
         """What ``image`` takes, and when it was used; None where it is listed no more. See ``disk_usage.use``."""
         from dockless.images.catalog.disk_usage import use

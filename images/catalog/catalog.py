@@ -110,13 +110,14 @@ class Catalog:
 
     def list(self) -> list[Image]:
         """Every tag, sorted, then the images that have none; without those of ``unusable``."""
-        return self._listed()[0]
+        return self.listed()[0]
 
     def unusable(self) -> dict[str, BadImage | BadDigest]:
         """What ``list`` leaves out, by tag or digest, and why: damaged, or loaded by an earlier version that took what this one refuses."""
-        return self._listed()[1]
+        return self.listed()[1]
 
-    def _listed(self) -> tuple[builtins.list[Image], dict[str, BadImage | BadDigest]]:
+    def listed(self) -> tuple[builtins.list[Image], dict[str, BadImage | BadDigest]]:
+        """What ``list`` and ``unusable`` say, of one reading of the store."""
         with self._reading():
             index = self.read_index()
             tags: dict[str, str] = index["tags"]
@@ -203,7 +204,7 @@ class Catalog:
                 hint="dockless images check --repair, then pull or load it again",
             ) from None
         with open(fd, "rb") as stream:
-            data = stream.read(manifest.DOCUMENT_MAX + 1)
+            data = stream.read(min(os.fstat(fd).st_size, manifest.DOCUMENT_MAX) + 1)  # room for so much is taken before it is read
         digest.check(data, name, f"{what}: the store's document")
         return data
 

@@ -117,6 +117,14 @@ def use(store: Catalog, name: str) -> ImageUse | None:
         return ImageUse(tags, size, _last_used(store, name, entry), is_used(store, name))
 
 
+def last_uses(store: Catalog) -> dict[str, tuple[float, bool]]:
+    """Of each image, by its digest: when it was last used, in seconds since 1970, and whether it is in use. Its documents are not read.
+    ``ImageError``"""
+    with explained(f"cannot read the image store {store.root}", str(store.root), "it belongs to one user"):
+        images = store.read_index()["images"]
+        return {name: (_last_used(store, name, entry), is_used(store, name)) for name, entry in images.items()}
+
+
 def disk_usage(store: Catalog) -> DiskUsage:
     """What takes how much. ``ImageError`` where the store cannot be read."""
     with explained(f"cannot read the image store {store.root}", str(store.root), "it belongs to one user"):

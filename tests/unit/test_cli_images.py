@@ -112,6 +112,15 @@ def test_inspect_looks_at_no_other_image(one, capfd, tmp_path, monkeypatch):
     assert (about["disk_usage"], about["last_used"]) == (usage[one].size, usage[one].last_used) and "unique_size" not in about
 
 
+def test_images_reads_each_document_once(one, capfd, monkeypatch):
+    """Its time grows with their number."""
+    read: list[str] = []
+    read_blob = Store.read_blob
+    monkeypatch.setattr(Store, "read_blob", lambda self, name, what: read.append(str(name)) or read_blob(self, name, what))
+    assert "one:1" in said(capfd, "images")
+    assert one in read and len(read) == len({*read})
+
+
 def test_all_about_an_image(one, capfd):
     """As its own documents have it."""
     manifest, config = (json.loads(said(capfd, "inspect", "--raw", which, "one:1")) for which in ("manifest", "config"))

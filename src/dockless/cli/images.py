@@ -43,27 +43,28 @@ def images(options: Namespace) -> int:
             raise BadInput("--shared takes neither --filter nor --format", subject="--shared", hint="take what is wanted from --json")
         return _shared(options)
     store = Store()
-    if left_out := len(store.unusable()):
+    usable, unusable = store.listed()
+    if left_out := len(unusable):
         what = "1 image is" if left_out == 1 else f"{left_out} images are"
         warn(
             f"{what} left out: damaged, or of a form that this version refuses", hint="dockless images check says why; dockless rmi removes"
         )
-    found = [image for image in store.list() if matches(image.reference, image.digest, options.patterns) and _fits(image, wanted)]
+    found = [image for image in usable if matches(image.reference, image.digest, options.patterns) and _fits(image, wanted)]
     if options.quiet:
         for image in found:
             out(image.name)
         return 0
-    usage = {one.digest: one for one in store.disk_usage().images}
-    if options.json:
-        print_json([record(image, usage.get(image.digest)) for image in found])
+    if options.json or options.format:
+        usage = {one.digest: one for one in store.disk_usage().images}
+        if options.json:
+            print_json([record(image, usage.get(image.digest)) for image in found])
+        else:
+            show(options.format, [_in_words(image, usage.get(image.digest)) for image in found])
         return 0
-    if options.format:
-        show(options.format, [_in_words(image, usage.get(image.digest)) for image in found])
-        return 0
-    rows = []
+    rows, uses = [], store.last_uses()
     for image in found:
-        one = usage.get(image.digest)
-        used = "in use" if one and one.in_use else f"{age(one.last_used)} ago" if one and one.last_used else ""
+        last_used, in_use = uses.get(image.digest, (0.0, False))
+        used = "in use" if in_use else f"{age(last_used)} ago" if last_used else ""
         platform = f"{image.os}/{image.architecture}"
         rows.append((image.reference or "<none>", short(image.digest), platform, format_size(image.size), image.created[:10], used))
     table(("IMAGE", "ID", "PLATFORM", "SIZE", "CREATED", "USED"), rows)
