@@ -57,7 +57,7 @@ from dockless.sandbox.run.documents import Document, boot_id
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
-from dockless.sandbox.run.logfile import Log, Row, open_log
+from dockless.sandbox.run.logfile import Log, Row, last_rows, open_log
 from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, by_name, names_stay, open_directory, root, taken
 from dockless.sandbox.run.process import Exit, gone, missing
 from dockless.sandbox.run.removal import unnamed_cgroup
@@ -183,6 +183,11 @@ class Box:
     def logs(self, *, follow: bool = False) -> Iterator[Row]:
         """What it wrote; with ``follow`` until it has ended. ``Unsupported`` for a foreground one."""
         return blocking(self.reading(follow=follow))
+
+    def last_rows(self, count: int) -> list[Row] | None:
+        """The last ones of ``logs``, None where they cannot be told without the rest of it. ``Unsupported`` for a foreground one."""
+        self.check_logged()
+        return last_rows(lambda name: open_log(self.directory, name), count)
 
     def reading(self, *, follow: bool = False) -> Iterator[Row | Pause]:
         """The same for who waits in a way of their own."""

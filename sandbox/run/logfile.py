@@ -41,6 +41,12 @@ class Row:
         return self.text if self.partial or self.dropped else self.text + b"\n"
 
 
+def _is_of_dropped(line: bytes) -> bool:
+    """A record ``D``."""
+    words = line.split(b" ", 3)
+    return len(words) == 4 and words[1:3] == [b"log", b"D"] and words[3].isdigit() and len(words[3]) <= _DIGITS
+
+
 def _is_cut_off(line: bytes) -> bool:
     """The beginning of a record of which a full disk took no more. What it was about is counted by the record ``D`` after it."""
     at, _, rest = line.partition(b" ")
@@ -75,6 +81,26 @@ def open_log(directory: Path, name: str) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def last_rows(part: Callable[[str], int | None], count: int) -> list[Row] | None:
+    """The last rows, read from the end of the newest file, so in a time that does not grow with it. None where they begin in the older one,
+    or at a record of what came before: ``Log`` has to read them."""
+    fd = part("log")
+    if fd is None:
+        return None
+    try:
+        begin, data = os.fstat(fd).st_size, b""
+        while begin and data.count(b"\n") <= count:
+            end, begin = begin, max(0, begin - max(_CHUNK, len(data)))
+            data = os.pread(fd, end - begin, begin) + data
+    finally:
+        os.close(fd)
+    lines = data.split(b"\n")[:-1]
+    if len(lines) <= count:
+        return None
+    wanted = lines[len(lines) - count :]
+    return None if any(_is_of_dropped(line) or _is_cut_off(line) for line in wanted) else [parse(line) for line in wanted]
 
 
 class Log:
@@ -133,14 +159,14 @@ class Log:
         return older
 
     def _rows(self, line: bytes) -> list[Row]:
-        words = line.split(b" ", 3)
         before = max(self.position, self._after)
-        if len(words) == 4 and words[1:3] == [b"log", b"D"] and words[3].isdigit() and len(words[3]) <= _DIGITS:
-            if not int(words[3]):
+        if _is_of_dropped(line):
+            at, _, _, count = line.split(b" ", 3)
+            if not int(count):
                 self._begun = self.position
-            self.position = max(self.position, self._begun + int(words[3]))
+            self.position = max(self.position, self._begun + int(count))
             gap = self.position - before
-            return [Row(words[0].decode("ascii", "replace"), "", b"", dropped=gap)] if gap > 0 else []
+            return [Row(at.decode("ascii", "replace"), "", b"", dropped=gap)] if gap > 0 else []
         if _is_cut_off(line):
             return []
         row = parse(line)

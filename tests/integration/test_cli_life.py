@@ -17,6 +17,7 @@ import dockless
 from dockless.cli import boxes, main
 from dockless.cli.logs import moment
 from dockless.errors import BadInput
+from dockless.sandbox.run.logfile import Log
 
 pytestmark = requires("userns")
 
@@ -135,9 +136,12 @@ def test_it_stands_still(say):
     assert "nothing is named" in say("update", "box", code=125)
 
 
-def test_some_lines_of_the_log(say):
+def test_some_lines_of_the_log(say, monkeypatch):
     say("run", "-d", "--name", "box", "--", "sh", "-c", "for i in 1 2 3 4; do echo $i; done")
     dockless.Sandbox.open("box").wait(20)
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "read", None)
+        assert say("logs", "--tail", "2", "box") == "3\n4\n", "without reading the rest"
     between = time.time() + 1
     assert say("logs", "--tail", "2", "box") == "3\n4\n" == say("logs", "-n", "2", "-f", "box")
     assert say("logs", "-n", "0", "box") == "" and say("logs", "-n", "9", "box") == "1\n2\n3\n4\n"

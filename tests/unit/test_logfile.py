@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dockless.sandbox.run.logfile import Log, Row, open_log, parse
+from dockless.sandbox.run.logfile import Log, Row, last_rows, open_log, parse
 
 AT = "2026-01-02T03:04:05.000000006Z"
 
@@ -215,3 +215,26 @@ def test_what_was_dropped_is_counted_run_by_run(tmp_path):
     assert [(row.text, row.dropped) for row in log.read()] == [(b"aaaa", 0), (b"", 4), (b"bb", 0), (b"", 7), (b"c", 0)]
     assert log.position == 9 + 10 + 2
     log.close()
+
+
+def last(place: Path, count: int) -> list[bytes] | None:
+    rows = last_rows(partial(open_log, place), count)
+    return None if rows is None else [row.text for row in rows]
+
+
+def test_the_last_rows_of_a_large_file(place):
+    """Of eight gigabytes, which nobody has to read for it."""
+    with open(place / "log", "wb") as stream:
+        stream.truncate(8 << 30)
+        stream.seek(0, os.SEEK_END)
+        stream.write(b"\n" + line("one") + line("two", "stderr", "P") + line("x" * 100_000) + b"not whole")
+    assert last(place, 3) == [b"one", b"two", b"x" * 100_000] and last(place, 1) == [b"x" * 100_000] and last(place, 0) == []
+
+
+def test_the_last_rows_where_all_has_to_be_read(place):
+    assert last(place, 1) is None
+    (place / "log").write_bytes(line("one") + line("two"))
+    assert last(place, 1) == [b"two"] and last(place, 2) is None, "some may be in log.1"
+    for odd in (dropped(7), f"{AT} std\n".encode()):
+        (place / "log").write_bytes(line("one") + odd + line("two"))
+        assert last(place, 1) == [b"two"] and last(place, 2) is None

@@ -34,6 +34,7 @@ def logs_options(parser: Parser) -> None:
 def logs(options: Namespace) -> int:
     from dockless.sandbox.run.box import get
 
+    rows = None
     if is_job(options.id):
         theirs = _foreign(int(options.id))
 
@@ -48,7 +49,10 @@ def logs(options: Namespace) -> int:
         def lines(follow: bool) -> Iterator[Row]:
             return box.logs(follow=follow)
 
-    _print(_wanted(lines, options), options, theirs)
+        if options.tail is not None and not options.follow and options.since is None and options.until is None:
+            rows = box.last_rows(options.tail)
+
+    _print(_wanted(lines, options) if rows is None else iter(rows), options, theirs)
     return 0
 
 
