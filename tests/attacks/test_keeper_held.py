@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.boxes import until
+from support.boxes import alive, until
 from support.requires import requires
 
 import dockless
@@ -176,6 +177,39 @@ def test_whatever_a_keeper_reads_cannot_be_waited_for(options):
         assert not unknown
     finally:
         box.rm(force=True)
+
+
+@requires("root")
+def test_what_reads_a_terminal_has_that_and_a_pipe_and_ends_with_its_keeper():
+    """A70: also where somebody holds the other side of the terminal, which then has no end."""
+    box = dockless.start(["sleep", "1000"], tty=True)
+    try:
+        keeper, init = boxes.get(box.id).pid, boxes.get(box.id).init_pid
+        children = Path(f"/proc/{keeper}/task/{keeper}/children")
+        [reader] = until(lambda: [pid for pid in children.read_text().split() if _name(pid) == "dockless-reader"], "what reads it")
+        until(lambda: len(_descriptors(reader)) == 2, "that it has closed the others")
+        terminal, pipe = sorted(_descriptors(reader).values())
+        assert terminal.endswith("/ptmx") and pipe.startswith("pipe:")
+        assert list(_descriptors(keeper).values()).count(pipe) == 1, "the end that it reads"
+        other_side = os.open(f"/proc/{init}/root/dev/pts/0", os.O_RDWR | os.O_NOCTTY)
+        try:
+            os.kill(keeper, signal.SIGKILL)
+            until(lambda: not alive(int(reader)), "its end")
+        finally:
+            os.close(other_side)
+    finally:
+        box.rm(force=True)
+
+
+def _name(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
+
+
+def _descriptors(pid: int | str) -> dict[str, str]:
+    return {fd: os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
 
 
 def test_output_that_another_sandbox_goes_on_writing_is_not_waited_for(tmp_path):
