@@ -21,6 +21,7 @@ AT_ONCE = 4
 
 INSIDE = "inside the sandbox"
 """The note of each error of a path inside."""
+READ_ONLY = "give it a place to write to: --tmpfs /tmp, --root tmpfs or a volume; in Python tmpfs=, root= or mounts="
 
 _WORDS = {errno.ENOTSUP: "Not a regular file: a FIFO, a socket or a device"}
 
@@ -29,6 +30,8 @@ def failed(number: int, path: bytes) -> OSError:
     """The error of a path inside: ``FileNotFoundError`` and its like."""
     error = OSError(number, _WORDS.get(number) or os.strerror(number), os.fsdecode(path))
     error.add_note(INSIDE)
+    if number == errno.EROFS:
+        error.add_note(READ_ONLY)
     return error
 
 

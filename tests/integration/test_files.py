@@ -114,7 +114,7 @@ def test_in_every_kind_of_sandbox(image, tmp_path, shape):
         if "tmpfs" in shape:
             with pytest.raises(OSError, match="Read-only") as caught:
                 box.files.write_text("/x", "x")
-            assert caught.value.errno == errno.EROFS
+            assert caught.value.errno == errno.EROFS and "--root tmpfs" in caught.value.__notes__[-1]
 
 
 def test_what_the_program_writes_is_seen_and_the_other_way_round(image):
@@ -277,6 +277,7 @@ def test_cp_says_what_it_leaves_out(detached, tmp_path):
         (["web:/a", "web:/b"], "one of source and target is in a sandbox", "dockless cp NAME:/there here"),
         (["./web:a", "/b"], "one of source and target is in a sandbox", "dockless cp NAME:/there here"),
         (["/etc/passwd", "web:/no/dir/"], "the target web:/no/dir/: No such file or directory", "mkdir -p /no/dir/"),
+        (["/etc/passwd", "web:/sys/x"], "web:/sys/x: Read-only file system", "--root tmpfs"),
         (["-", "web:/b"], "web:/b: No such file or directory", "web:/…"),
         (["-", "-"], "one of source and target is in a sandbox", "dockless cp NAME:/there here"),
         (["", "web:/b"], "a path is empty", "dockless cp NAME:/there here"),

@@ -103,7 +103,7 @@ class _Output(io.RawIOBase):
 @contextlib.contextmanager
 def _named(name: str, source: str, target: str) -> Iterator[None]:
     """An error of a path says whose path it is."""
-    from dockless.sandbox.files.calls import INSIDE
+    from dockless.sandbox.files.calls import INSIDE, READ_ONLY
     from dockless.sandbox.files.tree import Beyond
 
     try:
@@ -126,6 +126,8 @@ def _named(name: str, source: str, target: str) -> Iterator[None]:
         subject = f"{name}:{error.filename}"
         refused = isinstance(error, PermissionError)
         hint = "copy with the rights of another user: --user USER" if refused else f"paths begin at the sandbox's root: {name}:/…"
+        if error.errno == errno.EROFS:
+            hint = READ_ONLY
         raise SandboxError(f"{subject}: {error.strerror}", subject=subject, hint=hint) from error
 
 
