@@ -13,7 +13,9 @@ sandbox, at its ``timeout`` with all that it started, or when the ``with`` of it
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
@@ -29,7 +31,7 @@ from dockless.base.paths import Argument, StrPath
 from dockless.base.pickling import Unpicklable
 from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, overload
 from dockless.base.units import parse_duration
-from dockless.errors import BadInput
+from dockless.errors import BadInput, DocklessError
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -47,6 +49,8 @@ Size = tuple[int, int] | None
 """Rows and columns."""
 _ARGV = Sequence[Argument]
 _TEXTS = {str}
+_forgotten: deque[Entered | EnteredJob] = deque()
+"""Commands whose handles nobody has any more, and nobody closed."""
 
 
 class WithTerminal:
@@ -84,6 +88,12 @@ class RunningCommand(WithTerminal, Unpicklable):
         self._entered = entered
         self._image = image
         self._terminal = entered.terminal
+        self._closed = False
+
+    def __del__(self, forgotten: deque[Entered | EnteredJob] = _forgotten) -> None:
+        """What was not closed goes on, as with ``subprocess``; the next command gives back what belongs to one that has ended."""
+        if not getattr(self, "_closed", True):
+            forgotten.append(self._entered)
 
     @property
     def pid(self) -> int:
@@ -133,10 +143,26 @@ class RunningCommand(WithTerminal, Unpicklable):
         if self.process.poll() is None:
             self.kill()
             self.process.wait()
+        self._closed = True
         self._entered.close()
 
     def _result(self, out: Any, err: Any) -> Result[Any]:
         return result_of(self._entered.wait(), self.args, self._image, out, err, dropped=self.dropped)
+
+
+def _close_forgotten() -> None:
+    for _ in range(len(_forgotten)):
+        try:
+            entered = _forgotten.popleft()
+        except IndexError:  # another thread closes it
+            return
+        with contextlib.suppress(DocklessError, OSError):
+            if entered.process.forked:
+                continue
+            if entered.process.poll() is None:
+                _forgotten.append(entered)
+            else:
+                entered.close()
 
 
 class Execution(RunningCommand, Generic[S]):
@@ -304,6 +330,8 @@ class Enterable:
         on_stderr: Callable[[Any], object] | None = None,
         **others: Any,
     ) -> R:
+        if _forgotten:
+            _close_forgotten()
         if others:
             raise unknown_keyword(min(others), Enterable._spawn.__annotations__.keys() - {"kind", "argv", "others", "return"})
         settings = StreamSettings(

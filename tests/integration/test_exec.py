@@ -365,6 +365,19 @@ def test_what_it_leaves_running_goes_on_where_processes_are_the_hosts():
     assert not alive(left)
 
 
+def test_handles_that_nobody_closes_hold_nothing_once_their_commands_have_ended(box):
+    box.exec("true")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert box.spawn("true").wait(20).code == 0
+    box.exec("mkfifo", "/dev/shm/go")
+    box.spawn("sh", "-c", "read line < /dev/shm/go; echo $line > /dev/shm/gone")
+    box.exec("true")  # by now the one before is closed, and this one goes on
+    box.exec("sh", "-c", "echo on > /dev/shm/go")
+    until(lambda: box.exec("cat", "/dev/shm/gone").stdout == b"on\n", "it went on")
+    until(lambda: box.exec("true").returncode == 0 and len(os.listdir("/proc/self/fd")) == before, "all has been given back")
+
+
 def test_signals_go_to_its_own_process(box):
     script = "trap 'echo got; exit 7' TERM; echo on; while :; do sleep 0.05; done"
     with box.spawn("sh", "-c", script, stdin=DEVNULL, stdout=PIPE, text=True) as command:
