@@ -243,9 +243,9 @@ def test_a_layer_cannot_be_written_by_its_descriptor(tmp_path, form, shape):
     layers = [slot for slot, label in ready.plan.slots.items() if label.startswith("layer ")]
     assert layers
     before = tree(paths.store())
-    state = tmp_path / "state"
-    state.mkdir(mode=0o755)
     for slot in layers:
+        state = tmp_path / f"state-{slot}"
+        state.mkdir(mode=0o755)
         at = max(i for i, op in enumerate(ready.plan.ops) if op.slot_in == slot or (op.slot_out == slot and op.name == "OPEN_TREE")) + 1
         planted = Op("WRITE", slot, a="planted", b="x", x=os.O_CREAT)
         plan = replace(ready.plan, ops=(*ready.plan.ops[:at], planted, *ready.plan.ops[at:]))
