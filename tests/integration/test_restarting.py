@@ -97,6 +97,7 @@ def test_a_life_that_is_over_is_over_for_good(start, slow):
     assert box.state == "exited"
 
 
+@pytest.mark.parametrize("end", [lambda box: box.stop(0), lambda box: box.kill(), lambda box: box.send_signal(signal.SIGTERM)])
 def test_until_somebody_ends_it(start, end):
     """Whatever ends the run by itself does not; a signal that is not the stop signal does not either."""
     box = start("echo ran; exec sleep 1000", restart="always")

@@ -104,9 +104,10 @@ def test_bufsize_is_that_of_popen(bufsize):
 
 @pytest.mark.parametrize("how", [{}, {"on_stderr": print}])
 def test_a_file_ends_when_it_has_ended_though_somebody_outside_has_the_pipe(how):
-    with child("os.write(1, b'said')", stdout=PIPE, **how) as it:
+    with child("os.write(1, b'said'); sys.stdin.read()", stdin=PIPE, stdout=PIPE, **how) as it:
         outside = os.open(f"/proc/self/fd/{it.stdout.fileno()}", os.O_WRONLY | os.O_CLOEXEC)
         assert it.stdout.read(4) == b"said"
+        it.stdin.close()
         it._process.wait()
         os.write(outside, b"more")
         assert it.stdout.read1() == b"more"
