@@ -12,7 +12,7 @@
  */
 #include "launcher.h"
 
-enum { PATIENCE = 2 /* seconds that a child waits for a request */, NOBODY_CAME = 3 /* its exit code, if none came */ };
+enum { PATIENCE = 2 /* seconds that a child waits for a request */, NOBODY_CAME = 3 /* its exit code, if none came */, TERMINAL_TAKEN = 4 /* and if it was for the terminal */ };
 enum { PROOFS = 2, MOST_FDS = 17, AF_UNIX_ = 1, SOCK_STREAM_ = 1, SOCK_DGRAM_ = 2, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, MSG_DONTWAIT_ = 0x40, MSG_CTRUNC_ = 8, MSG_CMSG_CLOEXEC_ = 0x40000000, MSG_NOSIGNAL_ = 0x4000 };
 
 static const struct { uint64_t type; const char *path; } namespaces[] = {
@@ -224,7 +224,7 @@ static void answer(int to, int32_t value, int pidfd) {
     sys(NR_sendmsg, to, &m.head, MSG_NOSIGNAL_ | MSG_DONTWAIT_);
 }
 
-static int ready; /* the program runs, and all that was handed over before it did has been taken: a child of now has it */
+static int ready, began; /* the program runs, or has run, and all that was handed over before it did has been taken: a child of now has it */
 
 /* One request: a pidfd of the keeper and a user namespace, where to answer, and what belongs into which slot. Strangers get no answer: it would show who sent it, SCM_PIDFD in
  * unix(7). */
@@ -244,9 +244,9 @@ static void __attribute__((noreturn)) serve(struct plan_header *plan, int taken)
         die(0);
     }
     if (!wanted) { /* who attaches wants the terminal */
-        int terminal = plan->flags & PLAN_TERMINAL && ready;
+        int terminal = plan->flags & PLAN_TERMINAL && began;
         answer(to, terminal ? 1 : -E_NOTTY, terminal ? SLOT_STDOUT : -1);
-        die(0);
+        die(terminal ? TERMINAL_TAKEN : 0);
     }
     int refused = !slots_ok(slots, wanted) ? -E_PERM : !ready ? -E_AGAIN : 0;
     if (!refused && !has_program(slots, wanted)) sys(NR_setpgid, 0, sys(NR_getppid)); /* an agent waits for calls: that is no activity */
@@ -262,6 +262,8 @@ static void __attribute__((noreturn)) serve(struct plan_header *plan, int taken)
 }
 
 static int waiting = -1, waiting_pid; /* our end of a pair with the child that waits for a request: at its end when that one waits no more */
+static int serving; /* who waited last, until it has been collected */
+static int terminal_taken;
 
 /* The child that takes the next request: what a stranger sends is never the keeper's to close, which may take for ever (SO_LINGER in socket(7)). Of what the
  * keeper has open it keeps what a request needs. It is in a process group of its own, until somebody has proved to be outside: a stranger is no activity. */
@@ -283,7 +285,8 @@ void door_open(struct plan_header *plan) {
     int pair[2];
     if (waiting >= 0) return;
     ready = plan->phase == PHASE_READY;
-    if (ready) door_take();
+    began = plan->phase >= PHASE_READY;
+    if (began) door_take();
     if (sys(NR_socketpair, AF_UNIX_, SOCK_STREAM_ | O_CLOEXEC_, 0, pair) < 0) pair[0] = pair[1] = -1;
     sysret pid = pair[0] < 0 ? -1 : sys(NR_clone3, &args, sizeof args);
     if (pid == 0) {
@@ -312,6 +315,28 @@ void door_event(struct plan_header *plan) {
     }
     sys(NR_close, waiting);
     waiting = -1;
+    serving = waiting_pid;
+}
+
+static void collected(int pid, int status) {
+    if (pid == serving) serving = 0;
+    if (status >> 8 == TERMINAL_TAKEN) terminal_taken = 1;
+}
+
+/* Its program has ended, perhaps before its starter could ask for the terminal, in which all lies that it showed. Waits for that until then, of the monotonic
+ * clock, or until the leash says something: its starter lets go, or ends it. */
+void door_await_terminal(struct plan_header *plan, int leash, uint64_t until) {
+    struct pollfd_ fds[2] = {{leash, POLL_IN, 0}, {-1, POLL_IN, 0}};
+    struct timespec_ short_while = {0, 1000000};
+    int status = 0;
+    while (!terminal_taken && now_ns(1) < until) {
+        if (!serving && waiting < 0) door_open(plan);
+        fds[1].fd = waiting;
+        sysret n = sys(NR_ppoll, fds, 2, &short_while, 0, 8);
+        if (n > 0 && fds[0].revents) return;
+        if (n > 0 && fds[1].revents) door_event(plan);
+        if (serving && sys(NR_wait4, serving, &status, 1 /* WNOHANG */ | 0x40000000 /* __WALL */, 0) == serving) collected(serving, status);
+    }
 }
 
 /* The sandbox has ended: nobody waits at its door any more. */
@@ -330,6 +355,7 @@ int door_reap(int init_pid) {
         enum { P_ALL_ = 0, SI_PID = 4, FLAGS = 1 /* WNOHANG */ | 4 /* WEXITED */ | 0x1000000 /* WNOWAIT */ | 0x40000000 /* __WALL */ };
         if (sys(NR_waitid, P_ALL_, 0, info, FLAGS, 0) < 0 || !info[SI_PID] || info[SI_PID] == init_pid) return came;
         sys(NR_wait4, info[SI_PID], &status, 0x40000000, 0);
+        collected(info[SI_PID], status);
         if (health_ended(info[SI_PID]) || terminal_ended(info[SI_PID]) || status >> 8 == 2 /* a stranger's request */ || status >> 8 == NOBODY_CAME) continue;
         deadlines_active();
         came = 1;

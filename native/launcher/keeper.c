@@ -226,6 +226,8 @@ static void watch(struct plan_header *plan, int init_pid) {
         if (fds[5].revents && (!(fds[5].revents & POLL_IN) || !door_take())) fds[5].fd = -1;
         if (fds[2].revents) break;
     }
+    if (terminal && !detached && fds[4].fd >= 0 && fds[6].fd >= 0 && plan->phase >= PHASE_READY)
+        door_await_terminal(plan, SLOT_LEASH, now_ns(1) + SECONDS_OF_A_TERMINAL * 1000000000ull);
     drain(fds, plan);
     log_end();
 }

@@ -54,6 +54,7 @@ void door_open(struct plan_header *plan);
 int door_watched(void);
 void door_event(struct plan_header *plan);
 int door_reap(int init_pid);
+void door_await_terminal(struct plan_header *plan, int leash, uint64_t until);
 void door_close(void);
 void door_collect(int milliseconds);
 int door_busy(void);

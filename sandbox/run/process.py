@@ -333,6 +333,8 @@ class Process:
     def kill(self) -> None:
         """SIGKILL to everything inside, at once. No error if it has ended."""
         self.check_owner()
+        if self._plan_fd < 0:  # it was closed, which ended it; its descriptors are others' by now
+            return
         with self._lock:
             if self._ending == _NOT_YET:
                 self._ending = _TOLD

@@ -12,6 +12,7 @@ import sys
 import termios
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from support.screens import Screen
 import dockless
 from dockless import DEVNULL, PIPE, Sandbox, aio
 from dockless.errors import BadInput
+from dockless.sandbox.run import door
 
 pytestmark = requires("userns", "overlay")
 
@@ -187,6 +189,31 @@ def test_by_the_library(box):
         command.terminal  # noqa: B018
     with Sandbox("host", ["sh", "-c", "stty size; tty"], tty=True, size=(5, 6), text=True) as own:
         assert own.stdout.read().splitlines()[0] == "5 6"
+
+
+def test_what_a_program_showed_that_is_quicker_than_its_starter(monkeypatch):
+    """Which asks for the terminal when it knows that the program runs."""
+
+    def asked_late(entrance, ask=door.terminal):
+        keeper = entrance.keeper_pid
+        (init,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        until(lambda: Path(f"/proc/{init}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "it has ended")
+        return ask(entrance)
+
+    monkeypatch.setattr(door, "terminal", asked_late)
+    with Sandbox("host", ["echo", "said"], tty=True, text=True) as own:
+        assert own.stdout.read().splitlines() == ["said"]
+        assert own.wait(20).code == 0
+
+
+def test_a_starter_that_never_asks_for_the_terminal(monkeypatch):
+    def never(entrance):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(door, "terminal", never)
+    with pytest.raises(KeyboardInterrupt), Sandbox("host", ["true"], tty=True):
+        pass
+    assert dockless.list() == []
 
 
 @pytest.mark.parametrize("how", ["read", "lines", "communicate", "awaited"])
