@@ -41,9 +41,9 @@ USAGE = (
 def say(say, monkeypatch):
     """The exit code, standard output and standard error of a command line, at 1000 seconds of the clock."""
     monkeypatch.setattr("dockless.cli.output.time.time", lambda: 1000.0)
-    monkeypatch.setattr(Store, "list", lambda self: IMAGES)
-    monkeypatch.setattr(Store, "unusable", lambda self: [])
+    monkeypatch.setattr(Store, "listed", lambda self: (IMAGES, {}))
     monkeypatch.setattr(Store, "disk_usage", lambda self: SimpleNamespace(images=USAGE))
+    monkeypatch.setattr(Store, "last_uses", lambda self: {one.digest: (one.last_used, one.in_use) for one in USAGE})
     return say
 
 
@@ -88,7 +88,7 @@ def test_images_for_scripts(say):
 
 @pytest.mark.parametrize(("count", "what"), [(1, "1 image is"), (2, "2 images are")])
 def test_images_that_are_left_out_are_said(say, monkeypatch, count, what):
-    monkeypatch.setattr(Store, "unusable", lambda self: ["damaged"] * count)
+    monkeypatch.setattr(Store, "listed", lambda self: (IMAGES, dict.fromkeys(range(count), "damaged")))
     left_out = f"dockless: {what} left out: damaged, or of a form that this version refuses\n"
     assert say("images", "-q", "one") == (
         0,
