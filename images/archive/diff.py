@@ -58,6 +58,11 @@ class Upper:
         return Owners(self.idmap)
 
     @property
+    def what(self) -> str:
+        """For errors."""
+        return self.name or f"the upper {self.path}"
+
+    @property
     def from_inside(self) -> bool:
         return self.idmap is not None and os.geteuid() != 0
 
@@ -224,5 +229,4 @@ def _absolute(path: bytes) -> str:
 
 
 def reading(upper: Upper) -> AbstractContextManager[None]:
-    what = upper.name or f"the upper {upper.path}"
-    return explained(f"cannot read {what}", what, "only its owner can: run it as whoever ran the sandbox")
+    return explained(f"cannot read {upper.what}", upper.what, "only its owner can: run it as whoever ran the sandbox")

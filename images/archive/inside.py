@@ -116,7 +116,7 @@ def _ask(
     fds: Sequence[int] = (),
 ) -> dict[str, Any]:
     assert idmap is not None
-    what = (upper.name or f"the upper {upper.path}") if upper is not None else "the image"
+    what = upper.what if upper is not None else "the image"
     reader, writer = os.pipe2(os.O_CLOEXEC)
     with open(reader, "rb") as answer:
         with open(writer, "wb"), _parent_of(upper) as parent:
