@@ -262,7 +262,10 @@ void keeper_run(struct plan_header *plan, int init_pid) {
         plan->outcome |= OUTCOME_KILLED;
         kill_tree(plan);
     }
-    if (!(plan->flags & PLAN_ENTER)) sys(NR_setpgid, init_pid, init_pid); /* door_busy() */
+    if (!(plan->flags & PLAN_ENTER)) {
+        sys(NR_setpgid, init_pid, init_pid); /* door_busy() */
+        sys(NR_prctl, 36 /* CHILD_SUBREAPER */, 1, 0, 0, 0); /* what waits for those who entered may be killed first: door_collect() */
+    }
     sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0); /* it is mapped */
     if (plan->flags & PLAN_DETACHED) sys(NR_close_range, SLOT_LEASH, SLOT_LEASH, 0);
     if (!(plan->flags & PLAN_ENTER)) forget_below();

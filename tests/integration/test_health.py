@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -377,6 +378,32 @@ def test_a_check_whose_keeper_is_killed_says_nothing():
         os.kill(killed, signal.SIGKILL)
         until(lambda: [pid for pid in _named(keeper, "dockless-enter") if pid != killed], "another check")
         assert box.health.status == "starting" and box.health.count == 0
+
+
+@both
+def test_who_waits_for_a_check_is_killed_and_the_rest_is_its_sandboxs_to_collect(kind):
+    with _adopting_orphans(), begun(kind, health=script("sleep 1000", timeout=1000)) as box:
+        ours = _children()
+        keeper = box.inner.pid if kind == "detached" else box.process.keeper_pid
+        [killed] = until(lambda: _named(keeper, "dockless-enter"), "a check")
+        [orphan] = until(lambda: _named(killed, "dockless-init"), "its init")
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: not alive(orphan), "the end of its init")
+        assert _children() <= ours
+
+
+@contextlib.contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    prctl = ctypes.CDLL(None).prctl
+    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    try:
+        yield
+    finally:
+        prctl(36, 0, 0, 0, 0)
+
+
+def _children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def _named(parent: int, name: str) -> list[int]:
