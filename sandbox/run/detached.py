@@ -17,7 +17,7 @@ from dockless.sandbox.features import probe
 from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import SLOT_STDERR, SLOT_STDOUT
 from dockless.sandbox.restart import Restart, check_policy
-from dockless.sandbox.run import documents, ending, process, records, restarting
+from dockless.sandbox.run import documents, ending, listening, process, records, restarting
 from dockless.sandbox.run.box import Box, everything, find, get
 from dockless.sandbox.run.children import collect_ended, collect_later
 from dockless.sandbox.run.choosing import chosen
@@ -237,7 +237,12 @@ def _start(asked: Document, made: Box, image: Image, place: Place, owner: int | 
         if start.ready.plan.health is not None:
             records.reserve(made.directory, records.HEALTH_ROOM)
     removed_group = group.path.name if group is not None and place.removed else ""
-    running = carry_out(start, keeper_name(made.directory), cgroup=removed_group, detached=True)
+    left = listening.leave(made.directory, lambda: documents.written(known)) if place.removed else []
+    try:
+        running = carry_out(start, keeper_name(made.directory), cgroup=removed_group, detached=True)
+    except BaseException:
+        listening.take_back(left)
+        raise
     try:
         _await_started(made, running, removed=bool(place.removed))
     finally:

@@ -75,10 +75,15 @@ def write(directory: Path, document: Document, plan: bytes = b"") -> None:
     temporary = directory / "spec.tmp"
     with paths.writing("the records of a sandbox", directory):
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as stream:
-            stream.write(with_plan(f"{{{members(**_fields(document))}}}", plan))
+            stream.write(written(document, plan))
             stream.flush()
             os.fsync(stream.fileno())
         os.rename(temporary, directory / NAME)
+
+
+def written(document: Document, plan: bytes = b"") -> bytes:
+    """What ``parse`` reads."""
+    return with_plan(f"{{{members(**_fields(document))}}}", plan)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """What happens to sandboxes: made, started, ended, out of memory, asked to end, paused, healthy or not, renamed, changed, removed;
 what ``exec`` runs in them.
 
-Nobody announces it: it is read from what there is. inotify(7) says that something has changed about a sandbox, then its records are
+It is read from what there is. inotify(7) says that something has changed about a sandbox, then its records are
 compared with what was known of it. So a record that is torn or garbage is no event, and what was missed is made up for by looking at all.
+What is removed at its end may be gone before anybody looks: of that, whoever starts it leaves a note (``listening``).
 
 ::
 
@@ -41,6 +42,7 @@ from dockless.sandbox.run.documents import NAME as DOCUMENT
 from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.health import NAME as HEALTH
 from dockless.sandbox.run.health import last_change
+from dockless.sandbox.run.listening import Listening
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root
 from dockless.sandbox.run.process import Exit
 
@@ -195,13 +197,14 @@ class _Known:
             return records.parse_exit(os.pread(self.exit_fd, records.MOST, 0)) if self.exit_fd >= 0 else None
         return None
 
-    def gone(self) -> Iterator[Event]:
-        """Its directory is no more."""
-        ended = self._exit()
+    def gone(self, left: tuple[Exit, Document | None] | None) -> Iterator[Event]:
+        """Its directory is no more. ``left``: for who listens, ``listening``."""
+        ended = self._exit() or (left and left[0])
         if self.document is None:
             if ended is None:
                 return  # nothing was ever started there
-            yield self.event("create", ended.started)
+            self.document = left and left[1]
+            yield self.event("create", ended.started if self.document is None else self.document.created)
         if ended is not None and self.started is None:  # gone before anybody looked
             self.running = True
             yield self.event("start", ended.started)
@@ -241,6 +244,7 @@ class Events:
         with contextlib.ExitStack() as opened:
             self._queue = opened.enter_context(_explained(Inotify))
             opened.callback(self._let_go)
+            self._listening = opened.enter_context(contextlib.closing(Listening(state_root)))
             for kind, place in self._roots.items():
                 paths.make(place, 0o711)
                 self._above[self._watch(place, _ABOVE)] = kind
@@ -369,10 +373,11 @@ class Events:
         self._budget -= known.exit_fd >= 0
 
     def _gone(self, place: tuple[str, str]) -> Iterator[Event]:
-        known = self._known.pop(place, None)
-        if known is not None:
+        left = self._listening.take(place[1])
+        known = self._known.pop(place, None) or (left and _Known(Box(place[1], self._roots[place[0]] / place[1])))
+        if known:
             try:
-                yield from known.gone()
+                yield from known.gone(left)
             finally:
                 self._forget(known)
 
@@ -400,6 +405,8 @@ class Events:
                     yield from self._known[kind, name].group_changed()
                 else:
                     yield from self._come(kind, name)
+        for place in [(FOREGROUND, name) for name in self._listening.ids() if (FOREGROUND, name) not in self._known]:
+            yield from self._gone(place)
 
     def _watch(self, path: Path, mask: int) -> int:
         try:

@@ -23,7 +23,7 @@ from dockless.sandbox.features import probe
 from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import Plan
 from dockless.sandbox.resolved import Identity
-from dockless.sandbox.run import documents
+from dockless.sandbox.run import documents, listening
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
 from dockless.sandbox.run.process import Exit, Process, with_usage
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree
@@ -114,7 +114,12 @@ class ForegroundSandbox:
             self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
             self.warnings = warnings_of(self.spec, self._cgroup) + start.ready.resolved.warnings
             group = GROUP + self.id if self._cgroup else ""
-            self._process = carry_out(start, f"dockless {self.id}", cgroup=group, times=self._times, size=self._size)
+            left = listening.leave(place.directory, lambda: self._document(start, image).encode("ascii"))
+            try:
+                self._process = carry_out(start, f"dockless {self.id}", cgroup=group, times=self._times, size=self._size)
+            except BaseException:
+                listening.take_back(left)
+                raise
         self._stack.callback(self._process.close)
         self._note(start, image)
 
@@ -122,6 +127,16 @@ class ForegroundSandbox:
         """For whoever looks for it while it runs: a ``Document`` and its plan in one file. It may have ended by now: its keeper has removed
         the directory then."""
         assert self._process is not None
+        text = self._document(start, image, keeper=self._process.keeper_pid, init=self._process.pid)
+        try:
+            documents.note(start.place.directory, documents.NAME, documents.with_plan(text, start.ready.raw()))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.warnings += (f"this sandbox is not listed by `dockless ps`: {start.place.directory}: {error.strerror}",)
+
+    def _document(self, start: StartInputs, image: Image, **pids: int) -> str:
+        """Without its plan."""
         ready = start.ready
         if not ready.noted:
             identity, stop = ready.resolved.identity, ready.plan.stop_signal
@@ -134,15 +149,9 @@ class ForegroundSandbox:
             labels=self._labels,
             warnings=self.warnings,
             ends=time.time() + self.spec.ttl if self.spec.ttl else 0.0,
-            keeper=self._process.keeper_pid,
-            init=self._process.pid,
+            **pids,
         )
-        try:
-            documents.note(start.place.directory, documents.NAME, documents.with_plan(f"{{{ready.noted},{own}}}", ready.raw()))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.warnings += (f"this sandbox is not listed by `dockless ps`: {start.place.directory}: {error.strerror}",)
+        return f"{{{ready.noted},{own}}}"
 
     def _place(self, image: Image, opened: contextlib.ExitStack) -> Place:
         """Its directory. The host's own system needs none, so it also runs where none can be made; nobody then finds such a sandbox."""

@@ -201,6 +201,70 @@ def test_how_it_ended_is_told_also_of_what_is_gone_at_once(way, found):
     assert events[2].details["exit_code"] == 5 and {event.image for event in events} == {"host"}
 
 
+def run_and_removed(number: int, way: str) -> None:
+    script, named = ["/bin/sh", "-c", f"exit {number}"], {"id": "again", "labels": {"n": str(number)}}
+    if way == "foreground":
+        dockless.run("host", script, **named)
+    else:
+        box = dockless.start(script, remove=True, **named)
+        until(lambda: not box.inner.directory.exists(), "its removal")
+
+
+def lives(events: list[Event]) -> list[tuple[str, str | None, int | None]]:
+    return [(event.kind, event.labels.get("n"), event.details.get("exit_code")) for event in events]
+
+
+def whole(number: int) -> list[tuple[str, str | None, int | None]]:
+    n = str(number)
+    return [("create", n, None), ("start", n, None), ("die", n, number), ("remove", n, None)]
+
+
+shorts = pytest.mark.parametrize("way", ["foreground", "detached"])
+
+
+@shorts
+def test_what_was_gone_before_anybody_looked_is_told_whole_and_once(way, found):
+    for number in (3, 4, 5):
+        run_and_removed(number, way)
+    assert lives(found.read()) == whole(3) + whole(4) + whole(5)
+    assert not os.listdir(found._listening._own) and not found.read()
+
+
+@shorts
+def test_what_was_gone_before_anybody_looked_is_told_also_where_the_queue_was_full(way, found, monkeypatch):
+    real = Inotify.read
+    run_and_removed(3, way)
+    monkeypatch.setattr(Inotify, "read", lambda queue: [*real(queue)] and [Happened(-1, inotify.OVERFLOW, 0, "")])
+    assert lives(found.read()) == whole(3)
+
+
+def test_of_what_could_not_be_started_nothing_is_left_for_who_listens(found):
+    with pytest.raises(dockless.CommandNotFound):
+        dockless.run("host", ["/no/such/program"])
+    with pytest.raises(dockless.CommandNotFound):
+        dockless.start(["/no/such/program"], remove=True)
+    assert not os.listdir(found._listening._own)
+
+
+def test_who_listened_and_was_killed_leaves_nothing_to_the_next():
+    listen = [
+        sys.executable,
+        "-P",
+        "-c",
+        "import dockless; found = dockless.events(); print(found._listening._own, flush=True); next(found)",
+    ]
+    with subprocess.Popen(listen, env=os.environ, stdout=subprocess.PIPE, text=True) as listener:
+        own = Path(listener.stdout.readline().strip())
+        run_and_removed(3, "foreground")
+        listener.kill()
+    before = os.listdir(own)
+    dockless.run("host", ["/bin/true"], id="unheard")
+    assert os.listdir(own) == before, "nobody listens any more"
+    with dockless.events():
+        assert not own.exists() and own.parent.exists()
+    assert not own.parent.exists()
+
+
 def test_each_run_counts_its_own_kills_for_memory(found):
     """By records that a keeper would write: one was killed in the first run, one in the second."""
     box = dockless.create(["true"])

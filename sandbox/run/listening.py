@@ -1,0 +1,136 @@
+"""What is left for who listens to events, of sandboxes that may come and go before they are looked at.
+
+Those are removed by their keeper as soon as they have ended. Who listens has a directory of its own, and holds a lock on it; who starts
+such a sandbox leaves there what is known of it, and a second name of the file into which its keeper writes how it ended::
+
+    <state>/events/<who listens>/<id>/<when>.json    its document
+                                      <when>.exit    the same file as exit.tmp in its directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable
+
+from dockless.base import paths
+from dockless.base.locks import is_locked
+from dockless.base.path import Path
+from dockless.sandbox.run import documents, records
+from dockless.sandbox.run.documents import Document
+from dockless.sandbox.run.places import root
+from dockless.sandbox.run.process import Exit
+
+_EVENTS = "events"
+_NOTE, _EXIT = ".json", ".exit"
+
+
+def leave(directory: Path, content: Callable[[], bytes]) -> list[Path]:
+    """Before a start, for everybody who listens; what was left, for ``take_back`` where the start fails. ``directory``: the sandbox's.
+    ``content``: of its document. Where that cannot be written nobody is told."""
+    place = directory.parent.parent / _EVENTS
+    try:
+        listening = [place / name for name in os.listdir(place) if is_locked(place / name)]
+    except OSError:  # mostly there is none
+        return []
+    return [note for where in listening if (note := _leave(where / directory.name, directory / "exit.tmp", content)) is not None]
+
+
+def _leave(where: Path, record: Path, content: Callable[[], bytes]) -> Path | None:
+    note = where / f"{time.time_ns()}{_NOTE}"
+    for _ in range(2):
+        try:
+            where.mkdir(0o700, exist_ok=True)
+            os.close(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            os.link(record, note.with_suffix(_EXIT), follow_symlinks=False)
+            documents.note(where, note.name, content())
+            return note
+        except FileNotFoundError:  # who listens has just removed what was left before
+            continue
+        except OSError:
+            break
+    _remove(note)
+    return None
+
+
+def take_back(left: list[Path]) -> None:
+    """It was never started."""
+    for note in left:
+        _remove(note)
+
+
+class Listening:
+    """One who listens. ``close`` removes what was left for it."""
+
+    def __init__(self, state_root: Path | None) -> None:
+        self._place = root(_EVENTS, state_root)
+        paths.make(self._place)
+        self._sweep()
+        while True:
+            self._own = self._place / f"{os.getpid()}-{os.urandom(4).hex()}"
+            self._lock = _make_locked(self._own)
+            if self._lock >= 0:
+                return
+
+    def _sweep(self) -> None:
+        """Of those who were killed."""
+        from dockless.sandbox.run.removal import remove_tree
+
+        for name in os.listdir(self._place):
+            if not is_locked(self._place / name):
+                remove_tree(self._place / name)
+
+    def ids(self) -> list[str]:
+        """Of sandboxes of which something was left."""
+        return os.listdir(self._own)
+
+    def take(self, id: str) -> tuple[Exit, Document | None] | None:
+        """The oldest end of a sandbox of this name, and what it was; None where there is none."""
+        try:
+            names = sorted(name for name in os.listdir(self._own / id) if name.endswith(_EXIT))
+        except OSError:
+            return None
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):
+                ended = records.parse_exit(records.read(self._own / id / name))
+                note = (self._own / id / name).with_suffix(_NOTE)
+                document = None
+                with contextlib.suppress(OSError, ValueError, RecursionError):
+                    document = documents.parse(note.read_bytes())
+                _remove(note)
+                return ended, document
+        return None
+
+    def close(self) -> None:
+        from dockless.sandbox.run.removal import remove_tree
+
+        if self._lock >= 0:
+            remove_tree(self._own)
+            os.close(self._lock)
+            self._lock = -1
+            with contextlib.suppress(OSError):  # others listen
+                self._place.rmdir()
+
+
+def _make_locked(directory: Path) -> int:
+    """Our lock on a new directory; -1 where somebody has taken it for one that was left behind, or its parent."""
+    try:
+        paths.make_new(directory)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    if directory.exists():
+        return fd
+    os.close(fd)
+    return -1
+
+
+def _remove(note: Path) -> None:
+    for path in (note, note.with_suffix(_EXIT)):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):  # there are others of the same name
+        note.parent.rmdir()
