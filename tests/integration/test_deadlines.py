@@ -14,7 +14,7 @@ from support.boxes import until
 from support.requires import requires
 
 import dockless
-from dockless import DEVNULL, Sandbox
+from dockless import DEVNULL, Namespaces, Sandbox
 from dockless.errors import BadInput, LaunchFailed, SandboxGone
 
 pytestmark = requires("userns", "overlay")
@@ -83,6 +83,15 @@ def test_a_file_call_counts_and_an_agent_that_waits_for_one_does_not():
             assert box.files.exists("/etc")
         assert box.process.record().active > told, "the calls of an agent that is there already are not seen"
         assert box.wait(20).limit == "idle_timeout", "an agent that is open keeps it"
+
+
+@requires("cgroup2")
+def test_what_an_exec_left_running_is_no_activity_when_it_ends():
+    """With the host's PID namespace its keeper adopts that."""
+    leaves = "(while :; do (sleep 0.1 & exit 4); sleep 0.05; done) >/dev/null 2>&1 &"
+    with Sandbox(FOREVER, stdin=DEVNULL, idle_timeout=0.5, namespaces=Namespaces(pid="host")) as box:
+        assert box.exec("sh", "-c", leaves).returncode == 0
+        assert box.wait(20).limit == "idle_timeout"
 
 
 def test_looking_at_it_is_no_activity():
