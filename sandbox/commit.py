@@ -192,9 +192,9 @@ def _changes(id: str, path: Path, spec: Spec, identity: Identity | None, digest:
 
 
 @contextlib.contextmanager
-def find(id: str) -> Iterator[Changes]:
-    """The changes of the sandbox of that id, jobs among them, whatever it is called meanwhile. ``BadInput``, ``SandboxGone``"""
+def find(sandbox: str | Box) -> Iterator[Changes]:
+    """The changes of a sandbox or of the one of that id, jobs among them, whatever it is called meanwhile. ``BadInput``, ``SandboxGone``"""
     from dockless.sandbox.run import box
 
-    with box.get(id).held() as held:
+    with (box.get(sandbox) if isinstance(sandbox, str) else sandbox).held() as held:
         yield changes_of(held)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from dockless._box import Sandbox
 from dockless.base.checks import checked
@@ -62,15 +62,6 @@ def commit(
 
 
 def _changes(sandbox: str | Box | Sandbox[Any]) -> contextlib.AbstractContextManager[Changes]:
-    from dockless.sandbox import commit
+    from dockless.sandbox.commit import find
 
-    return commit.find(sandbox) if isinstance(sandbox, str) else _of(sandbox)
-
-
-@contextlib.contextmanager
-def _of(sandbox: Box | Sandbox[Any]) -> Iterator[Changes]:
-    """Of this one, whatever it is called meanwhile."""
-    from dockless.sandbox.commit import changes_of
-
-    with sandbox._acted_on() if isinstance(sandbox, Sandbox) else sandbox.held() as held:
-        yield changes_of(held)
+    return sandbox._changes() if isinstance(sandbox, Sandbox) else find(sandbox)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dockless._box import Sandbox
     from dockless.cgroups import Limits
     from dockless.images import Image
+    from dockless.sandbox.commit import Changes
     from dockless.sandbox.run.box import Box
     from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
     from dockless.sandbox.run.health import Health
@@ -364,10 +365,16 @@ class LifeCycle:
         meanwhile, ``paused`` seconds of the result. It has what a crash of the machine would leave had everything been written: open files
         as they are, deleted ones not, memory not, volumes and binds not. Raises what ``dockless.commit`` raises; the sandbox then goes on,
         and nothing is left."""
+        with self._changes() as changes:
+            return changes.commit(name, compression="none")
+
+    @contextlib.contextmanager
+    def _changes(self) -> Iterator[Changes]:
+        """What it changed of its image, for one call, as ``_now``."""
         from dockless.sandbox.commit import changes_of
 
         with self._acted_on() as box:
-            return changes_of(box).commit(name, compression="none")
+            yield changes_of(box)
 
     @checked
     def fork(self, n: int = 1) -> list[Sandbox[bytes]]:

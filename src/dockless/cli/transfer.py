@@ -200,10 +200,10 @@ def export(options: Namespace) -> int:
     with _destination(options, "dockless export -o FILE") as destination:
         box = detached.find(options.source) if _could_be_a_sandbox(options.source) else None
         if box is not None:
-            from dockless.sandbox.commit import changes_of
+            from dockless.sandbox.commit import find
 
-            with box.held() as held:
-                written = changes_of(held).export(destination, pause=not options.no_pause, **how)
+            with find(box) as changes:
+                written = changes.export(destination, pause=not options.no_pause, **how)
         else:
             try:
                 image = Store().get(options.source)
