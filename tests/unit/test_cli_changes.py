@@ -80,10 +80,10 @@ def test_the_calls(asked, home):
     running = Sandbox(["true"])
     running._box = inner = object()
     assert committing.diff("box") == committing.diff(box, pause=False) == committing.diff(running) == CHANGES
-    assert asked == [("box", {"pause": True}), (("changes of", "box"), {"pause": False}), (("changes of", inner), {"pause": True})]
+    assert asked == [("box", {"pause": True}), (box, {"pause": False}), (("changes of", inner), {"pause": True})]
     asked.clear()
     assert committing.commit("box") is IMAGE
     words = {"compression": "zstd", "level": 3, "created": 5.0, "pause": False}
     committing.commit(box, "mine:1", changes=["CMD true"], author="me", message="why", **words)
     edit = Edit.parse(["CMD true"], author="me", comment="why")
-    assert asked == [("box", None, {**PLAIN, "created": None}), (("changes of", "box"), "mine:1", {"edit": edit, **words})]
+    assert asked == [("box", None, {**PLAIN, "created": None}), (box, "mine:1", {"edit": edit, **words})]
