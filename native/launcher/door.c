@@ -12,7 +12,7 @@
  */
 #include "launcher.h"
 
-enum { PATIENCE = 2 /* seconds that a child waits for a request */, NOBODY_CAME = 3 /* its exit code, if none came */, TERMINAL_TAKEN = 4 /* and if it was for the terminal */ };
+enum { PATIENCE = 2 /* seconds that a child waits for a request */, REFUSED = 2 /* its exit code for a stranger's request, and for one that it cannot serve */, NOBODY_CAME = 3 /* if none came */, TERMINAL_TAKEN = 4 /* and if it was for the terminal */ };
 enum { PROOFS = 2, MOST_FDS = 17, AF_UNIX_ = 1, SOCK_STREAM_ = 1, SOCK_DGRAM_ = 2, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, MSG_DONTWAIT_ = 0x40, MSG_CTRUNC_ = 8, MSG_CMSG_CLOEXEC_ = 0x40000000, MSG_NOSIGNAL_ = 0x4000 };
 
 static const struct { uint64_t type; const char *path; } namespaces[] = {
@@ -237,7 +237,7 @@ static void __attribute__((noreturn)) serve(struct plan_header *plan, int taken)
     int32_t *fds = m.control.fds, *given = fds + PROOFS + 1, to = fds[PROOFS];
     int wanted = count - PROOFS - 1;
     int limit = !wanted && n == sizeof(uint64_t); /* instead of slots: when the sandbox is to end */
-    if (n < 0 || wanted < 0 || m.head.flags & MSG_CTRUNC_ || (!limit && n != wanted * (sysret)sizeof *slots) || !outside(plan, fds)) die(2);
+    if (n < 0 || wanted < 0 || m.head.flags & MSG_CTRUNC_ || (!limit && n != wanted * (sysret)sizeof *slots) || !outside(plan, fds)) die(REFUSED);
     plan->active_ns = now_ns(1);
     if (limit) {
         answer(to, deadlines_move(plan, *(uint64_t *)slots), -1);
@@ -252,12 +252,12 @@ static void __attribute__((noreturn)) serve(struct plan_header *plan, int taken)
     if (!refused && !has_program(slots, wanted)) sys(NR_setpgid, 0, sys(NR_getppid)); /* an agent waits for calls: that is no activity */
     sysret pid = sys(NR_getpid), pidfd = refused ? refused : sys(NR_pidfd_open, pid, 0);
     answer(to, (int32_t)(pidfd < 0 ? pidfd : pid), (int)pidfd);
-    if (pidfd < 0) die(2);
+    if (pidfd < 0) die(REFUSED);
     sys(NR_close, pidfd);
     close_all(fds, PROOFS + 1);
-    if (lift(given, wanted) < 0) die(2);
+    if (lift(given, wanted) < 0) die(REFUSED);
     sys(NR_close_range, 0, SLOT_HANDOVER, 0);
-    if (settle(given, slots, wanted) < 0) die(2);
+    if (settle(given, slots, wanted) < 0) die(REFUSED);
     enter();
 }
 
@@ -359,7 +359,7 @@ int door_reap(int init_pid) {
         sys(NR_wait4, info[SI_PID], &status, 0x40000000, 0);
         if (adopted) continue;
         collected(info[SI_PID], status);
-        if (health_ended(info[SI_PID]) || terminal_ended(info[SI_PID]) || status >> 8 == 2 /* a stranger's request */ || status >> 8 == NOBODY_CAME) continue;
+        if (health_ended(info[SI_PID]) || terminal_ended(info[SI_PID]) || status >> 8 == REFUSED || status >> 8 == NOBODY_CAME) continue;
         deadlines_active();
         came = 1;
     }

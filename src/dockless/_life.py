@@ -213,7 +213,8 @@ class LifeCycle:
 
     @contextlib.contextmanager
     def _now(self) -> Iterator[Box]:
-        """The sandbox for one call, which means it to its end, whatever it is called meanwhile. Where it is gone it is found to be so."""
+        """The sandbox for one call, which means it to its end, whatever it is called meanwhile. One that is gone is given all
+        the same, not held: what is then asked of it raises ``SandboxGone``."""
         with contextlib.ExitStack() as opened:
             try:
                 box = opened.enter_context(self._found.held())
