@@ -34,6 +34,7 @@ def told(capsys, *line):
 
 def test_top_shows_what_runs_inside_and_nothing_of_ours(box, capsys):
     box.spawn_alone("/bin/sleep", "1000")
+    until(lambda: [row.command for row in seen.processes(box.inner)][-1] != "[sleep]", "its arguments, which come after its name")
     rows = json.loads(told(capsys, "top", "--json", "busy"))
     assert [(row["command"], row["inside"]) for row in rows] == [("/bin/sh -c while :; do :; done", 2), ("/bin/sleep 1000", 3)]
     assert all(os.path.exists(f"/proc/{row['pid']}") and row["memory"] > 0 for row in rows)
