@@ -23,8 +23,10 @@
     <state>/running/<id>/        foreground: locked itself, and removed by the keeper
         spec.json      the same, the pids, and behind a NUL the plan; not durable
         door, asked-stop, asked-kill    the same
-        exit.tmp       made by whoever waits for its end: the keeper then says there how it ended
+        exit.tmp       made where somebody waits for its end, or listens: the keeper then says there how it ended
         upper/ work/
+
+    <state>/events/              what is left for who listens: run.listening
 
 Whoever comes next (a daemon after a crash, another shell) finds the directory and reads. What it finds may be torn or garbage, whatever the
 disk did: such a sandbox has ``vanished``, with a reason, and nothing else is disturbed by it.
