@@ -238,6 +238,26 @@ def test_what_was_gone_before_anybody_looked_is_told_also_where_the_queue_was_fu
     assert lives(found.read()) == whole(3)
 
 
+def test_all_who_listen_are_told_and_one_that_ends_takes_nothing_from_the_others(found):
+    with dockless.events() as another, dockless.events():
+        run_and_removed(3, "foreground")
+        assert lives(another.read()) == whole(3)
+    assert lives(found.read()) == whole(3)
+    run_and_removed(4, "foreground")
+    assert lives(found.read()) == whole(4)
+
+
+@pytest.mark.parametrize("damage", ["torn", "lost", "not written"])
+def test_a_damaged_note_says_nothing_but_the_end_is_told(damage, found):
+    if damage == "not written":
+        (found._listening._own / "again").write_text("in its place")
+    run_and_removed(3, "foreground")
+    for note in found._listening._own.glob("again/*.json"):
+        note.write_text('{"spec":') if damage == "torn" else note.unlink()
+    nothing = [] if damage == "not written" else [("create", None, None), ("start", None, None), ("die", None, 3), ("remove", None, None)]
+    assert lives(found.read()) == nothing
+
+
 def test_of_what_could_not_be_started_nothing_is_left_for_who_listens(found):
     with pytest.raises(dockless.CommandNotFound):
         dockless.run("host", ["/no/such/program"])
