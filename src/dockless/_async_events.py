@@ -20,6 +20,7 @@ class AsyncEvents:
         self._begin = begin
         self._steps: AsyncGenerator[Event, None] | None = None
         self._found: Events | None = None
+        self._beginning = False
 
     async def __aenter__(self) -> AsyncEvents:
         await self._start()
@@ -38,8 +39,14 @@ class AsyncEvents:
         async def close(made: Events) -> None:
             made.close()
 
+        if self._beginning:
+            raise RuntimeError("events are awaited by two tasks: each needs events of its own")
         if self._steps is None:
-            self._found = await unless_cancelled(self._begin, close)
+            self._beginning = True
+            try:
+                self._found = await unless_cancelled(self._begin, close)
+            finally:
+                self._beginning = False
             self._steps = _each(self._found)
         return self._steps
 

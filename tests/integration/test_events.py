@@ -433,6 +433,17 @@ def _queues() -> int:
     return sum("inotify" in name for name in _open_files())
 
 
+def test_two_tasks_do_not_begin_it_twice(found):
+    async def main() -> list[BaseException]:
+        async with contextlib.aclosing(aio.events(until=time.time() + 0.2)) as events:
+            both = await asyncio.gather(anext(events), anext(events), return_exceptions=True)
+        return both
+
+    before = _queues()
+    first, second = asyncio.run(main())
+    assert isinstance(first, StopAsyncIteration) and isinstance(second, RuntimeError) and _queues() == before
+
+
 def test_who_is_cancelled_before_the_first_event_leaves_no_descriptor_open(found):
     """Not those of the exit records either."""
 
