@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dockless.base import paths
 from dockless.base.locks import is_locked
@@ -33,7 +33,7 @@ def leave(directory: Path, content: Callable[[], bytes]) -> list[Path]:
     place = directory.parent.parent / _EVENTS
     try:
         listening = [place / name for name in os.listdir(place) if is_locked(place / name)]
-    except OSError:  # mostly there is none
+    except OSError:  # nobody ever did
         return []
     return [note for where in listening if (note := _leave(where / directory.name, directory / "exit.tmp", content)) is not None]
 
@@ -79,7 +79,8 @@ class Listening:
         from dockless.sandbox.run.removal import remove_tree
 
         for name in os.listdir(self._place):
-            if not is_locked(self._place / name):
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), _open(self._place / name) as fd:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that is just being made waits, and finds it gone
                 remove_tree(self._place / name)
 
     def ids(self) -> list[str]:
@@ -110,22 +111,25 @@ class Listening:
             remove_tree(self._own)
             os.close(self._lock)
             self._lock = -1
-            with contextlib.suppress(OSError):  # others listen
-                self._place.rmdir()
 
 
 def _make_locked(directory: Path) -> int:
-    """Our lock on a new directory; -1 where somebody has taken it for one that was left behind, or its parent."""
-    try:
-        paths.make_new(directory)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return -1
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    if directory.exists():
-        return fd
-    os.close(fd)
+    """Our lock on a new directory; -1 where somebody has taken it for one that was left behind."""
+    directory.mkdir(0o700)
+    with contextlib.suppress(FileNotFoundError), _open(directory) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if directory.exists():
+            return os.dup(fd)
     return -1
+
+
+@contextlib.contextmanager
+def _open(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _remove(note: Path) -> None:

@@ -81,6 +81,7 @@ def neighbour(made: canaries.Canaries) -> Iterator[None]:
     )
     Store(index=False).load(layout)
     (Store().root / "tars/sha256").mkdir(mode=0o700, exist_ok=True)  # the first layer that a case commits would make it: no finding
+    (made.home / "state/events").mkdir(mode=0o700, exist_ok=True)  # the first case that listens would make it
     secret = canaries.token_of(made, "neighbour's environment")
     spec = make_spec("hunt/neighbour:1", mounts=[f"{canaries.NEIGHBOUR}:/v"], env={"SECRET": secret})
     box = detached.start(spec, id=canaries.NEIGHBOUR)

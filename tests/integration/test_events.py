@@ -13,6 +13,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from support.requires import requires
 
 import dockless
 from dockless import DEVNULL, Event, Events, HealthCheck, aio
+from dockless.base import paths
 from dockless.errors import BadInput
 from dockless.native import inotify
 from dockless.native.inotify import Happened, Inotify
@@ -281,8 +283,19 @@ def test_who_listened_and_was_killed_leaves_nothing_to_the_next():
     dockless.run("host", ["/bin/true"], id="unheard")
     assert os.listdir(own) == before, "nobody listens any more"
     with dockless.events():
-        assert not own.exists() and own.parent.exists()
-    assert not own.parent.exists()
+        assert not own.exists() and len(os.listdir(own.parent)) == 1
+    assert not os.listdir(own.parent)
+
+
+def test_many_begin_and_end_at_once():
+    def listen(number: int) -> None:
+        for _ in range(20):
+            with dockless.events():
+                pass
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(listen, range(8))] == [None] * 8
+    assert not os.listdir(paths.state() / "events")
 
 
 def test_each_run_counts_its_own_kills_for_memory(found):
