@@ -6,7 +6,7 @@
  */
 #include "launcher.h"
 
-enum { MOST = 4096, ROUNDS = 64, ROOM = 4096, LOOKS = 5000 };
+enum { MOST = 4096, ROUNDS = 1024, ROOM = 4096, LOOKS = 5000 };
 
 static int32_t found[MOST], parents[MOST];
 
