@@ -258,15 +258,16 @@ class Walk(RuleBasedStateMachine):
         if not self.boxes:
             return
         known = self._pick(which)
-        calm, starts, restarts = self._calm(known), known.starts, _restarts(known)
+        calm, starts, keeper = self._calm(known), known.starts, _keeper(known)
         self._judge(what, calm, self._start(what, known, at, n, calm, None))
         self._close_all(known)
         if what == "remove":
             self._forget(known)
         elif what in ("kill_init", "kill_keeper") and known.policy and (calm or known.alive is None):
             if calm:
+                # A start that is killed itself is tried again, and its restart is counted once.
                 until(
-                    lambda: _restarts(known) > restarts and _state(known) == "running",
+                    lambda: _keeper(known) not in (0, keeper) and _state(known) == "running",
                     f"{known.key} is started anew after {what}",
                     PATIENCE,
                 )
@@ -506,9 +507,10 @@ class Walk(RuleBasedStateMachine):
             raise
 
 
-def _restarts(known: Known) -> int:
+def _keeper(known: Known) -> int:
+    """0 where it has none."""
     try:
-        return int(known.box.inspect()["restarts"])
+        return int(known.box.inspect()["pid"] or 0) if known.policy else 0
     except SandboxGone:
         return 0
 
