@@ -81,11 +81,11 @@ def neighbour(made: canaries.Canaries) -> Iterator[None]:
     )
     Store(index=False).load(layout)
     (Store().root / "tars/sha256").mkdir(mode=0o700, exist_ok=True)  # the first layer that a case commits would make it: no finding
-    (made.home / "state/events").mkdir(mode=0o700, exist_ok=True)  # the first case that listens would make it
     secret = canaries.token_of(made, "neighbour's environment")
     spec = make_spec("hunt/neighbour:1", mounts=[f"{canaries.NEIGHBOUR}:/v"], env={"SECRET": secret})
     box = detached.start(spec, id=canaries.NEIGHBOUR)
     try:
+        (made.home / "state/events").mkdir(mode=0o700, exist_ok=True)  # the first case that listens would make it
         for place in (made.home / "state/volumes").rglob(canaries.NEIGHBOUR):
             (place / "secret").write_text(canaries.token_of(made, "neighbour's volume"))
         yield
