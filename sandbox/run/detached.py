@@ -237,12 +237,8 @@ def _start(asked: Document, made: Box, image: Image, place: Place, owner: int | 
         if start.ready.plan.health is not None:
             records.reserve(made.directory, records.HEALTH_ROOM)
     removed_group = group.path.name if group is not None and place.removed else ""
-    left = listening.leave(made.directory, lambda: documents.written(known)) if place.removed else []
-    try:
+    with listening.told(made.directory, lambda: documents.written(known)) if place.removed else contextlib.nullcontext():
         running = carry_out(start, keeper_name(made.directory), cgroup=removed_group, detached=True)
-    except BaseException:
-        listening.take_back(left)
-        raise
     try:
         _await_started(made, running, removed=bool(place.removed))
     finally:

@@ -114,12 +114,8 @@ class ForegroundSandbox:
             self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
             self.warnings = warnings_of(self.spec, self._cgroup) + start.ready.resolved.warnings
             group = GROUP + self.id if self._cgroup else ""
-            left = listening.leave(place.directory, lambda: self._document(start, image).encode("ascii"))
-            try:
+            with listening.told(place.directory, lambda: self._document(start, image).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=group, times=self._times, size=self._size)
-            except BaseException:
-                listening.take_back(left)
-                raise
         self._stack.callback(self._process.close)
         self._note(start, image)
 

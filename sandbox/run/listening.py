@@ -20,45 +20,46 @@ from dockless.base.locks import is_locked
 from dockless.base.path import Path
 from dockless.sandbox.run import documents, records
 from dockless.sandbox.run.documents import Document
-from dockless.sandbox.run.places import root
+from dockless.sandbox.run.places import open_directory, root
 from dockless.sandbox.run.process import Exit
 
 _EVENTS = "events"
 _NOTE, _EXIT = ".json", ".exit"
 
 
-def leave(directory: Path, content: Callable[[], bytes]) -> list[Path]:
-    """Before a start, for everybody who listens; what was left, for ``take_back`` where the start fails. ``directory``: the sandbox's.
-    ``content``: of its document. Where that cannot be written nobody is told."""
+@contextlib.contextmanager
+def told(directory: Path, content: Callable[[], bytes]) -> Iterator[None]:
+    """Around a start: everybody who listens will be told of it. ``directory``: the sandbox's. ``content``: of its document. Where that
+    cannot be left for somebody, that one is not told."""
     place = directory.parent.parent / _EVENTS
     try:
         listening = [place / name for name in os.listdir(place) if is_locked(place / name)]
     except OSError:  # nobody ever did
-        return []
-    return [note for where in listening if (note := _leave(where / directory.name, directory / "exit.tmp", content)) is not None]
+        listening = []
+    left = [when for who in listening if (when := _leave(who / directory.name, directory / "exit.tmp", content)) is not None]
+    try:
+        yield
+    except BaseException:
+        for when in left:
+            _remove(when)
+        raise
 
 
 def _leave(where: Path, record: Path, content: Callable[[], bytes]) -> Path | None:
-    note = where / f"{time.time_ns()}{_NOTE}"
+    when = where / str(time.time_ns())
     for _ in range(2):
         try:
             where.mkdir(0o700, exist_ok=True)
             os.close(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-            os.link(record, note.with_suffix(_EXIT), follow_symlinks=False)
-            documents.note(where, note.name, content())
-            return note
+            os.link(record, f"{when}{_EXIT}", follow_symlinks=False)
+            documents.note(where, when.name + _NOTE, content())
+            return when
         except FileNotFoundError:  # who listens has just removed what was left before
             continue
         except OSError:
             break
-    _remove(note)
+    _remove(when)
     return None
-
-
-def take_back(left: list[Path]) -> None:
-    """It was never started."""
-    for note in left:
-        _remove(note)
 
 
 class Listening:
@@ -89,18 +90,18 @@ class Listening:
 
     def take(self, id: str) -> tuple[Exit, Document | None] | None:
         """The oldest end of a sandbox of this name, and what it was; None where there is none."""
+        where = self._own / id
         try:
-            names = sorted(name for name in os.listdir(self._own / id) if name.endswith(_EXIT))
+            found = sorted(name.removesuffix(_EXIT) for name in os.listdir(where) if name.endswith(_EXIT))
         except OSError:
             return None
-        for name in names:
+        for when in found:
             with contextlib.suppress(OSError, ValueError):
-                ended = records.parse_exit(records.read(self._own / id / name))
-                note = (self._own / id / name).with_suffix(_NOTE)
+                ended = records.parse_exit(records.read(where / f"{when}{_EXIT}"))
                 document = None
                 with contextlib.suppress(OSError, ValueError, RecursionError):
-                    document = documents.parse(note.read_bytes())
-                _remove(note)
+                    document = documents.parse((where / f"{when}{_NOTE}").read_bytes())
+                _remove(where / when)
                 return ended, document
         return None
 
@@ -125,16 +126,16 @@ def _make_locked(directory: Path) -> int:
 
 @contextlib.contextmanager
 def _open(directory: Path) -> Iterator[int]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = open_directory(directory)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def _remove(note: Path) -> None:
-    for path in (note, note.with_suffix(_EXIT)):
+def _remove(when: Path) -> None:
+    for kind in (_NOTE, _EXIT):
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(f"{when}{kind}")
     with contextlib.suppress(OSError):  # there are others of the same name
-        note.parent.rmdir()
+        when.parent.rmdir()
