@@ -24,6 +24,7 @@ from pathlib import Path
 
 from hunt import build, own_mounts
 from support import residue
+from support.boxes import own_children
 from support.requires import cgroup2_mount
 
 from dockless.images.layers import erofs
@@ -140,15 +141,11 @@ def traces(id: str) -> set[str]:
             continue  # the descriptor of the listing itself
         if not residue.KEPT.match(target):
             found.add(f"descriptor {fd} {target}")
-    found.update(f"process {pid}" for pid in children())
+    found.update(f"process {pid}" for pid in own_children())
     top = cgroup2_mount()
     for directory, names, _ in os.walk(top) if top else ():
         found.update(f"cgroup {directory}/{name}" for name in names if id in name)
     return found
-
-
-def children() -> list[int]:
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
 def left(before: set[str], id: str, seconds: float = 3.0) -> list[str]:

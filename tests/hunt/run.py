@@ -124,11 +124,13 @@ class Hunt:
 
     def _left(self, id: str) -> list[judge.Finding]:
         """Processes that nobody ended, and names that nobody took away."""
+        from support.boxes import own_children
+
         from dockless.images import Store
         from dockless.sandbox.run.removal import remove_tree
 
         found = []
-        for pid in canaries.children():
+        for pid in own_children():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             command = command or Path(f"/proc/{pid}/stat").read_text()
             if f"dockless {canaries.NEIGHBOUR}" not in command:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import disks
-from support.boxes import alive, load, until
+from support.boxes import alive, load, own_children, until
 from support.make_image import file
 from support.requires import requires
 
@@ -383,13 +383,13 @@ def test_a_check_whose_keeper_is_killed_says_nothing():
 @both
 def test_who_waits_for_a_check_is_killed_and_the_rest_is_its_sandboxs_to_collect(kind):
     with _adopting_orphans(), begun(kind, health=script("sleep 1000", timeout=1000)) as box:
-        ours = _children()
+        ours = own_children()
         keeper = box.inner.pid if kind == "detached" else box.process.keeper_pid
         [killed] = until(lambda: _named(keeper, "dockless-enter"), "a check")
         [orphan] = until(lambda: _named(killed, "dockless-init"), "its init")
         os.kill(killed, signal.SIGKILL)
         until(lambda: not alive(orphan), "the end of its init")
-        assert _children() <= ours
+        assert own_children() <= ours
 
 
 @contextlib.contextmanager
@@ -400,10 +400,6 @@ def _adopting_orphans() -> Iterator[None]:
         yield
     finally:
         prctl(36, 0, 0, 0, 0)
-
-
-def _children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def _named(parent: int, name: str) -> list[int]:

@@ -123,6 +123,11 @@ def load(
     return name
 
 
+def own_children() -> set[int]:
+    """Of this process, zombies too."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
 def children_of(pid: int) -> set[int]:
     """Every descendant of a process that is alive, zombies left out."""
     parents: dict[int, int] = {}
