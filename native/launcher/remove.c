@@ -64,9 +64,8 @@ static sysret sweep(int directory) {
     }
 }
 
-int remove_tree(int parent, const char *name) {
-    sysret current = enter(parent, name);
-    if (current == -E_NOENT) return 0;
+/* Empties the tree below an fd, which it closes. */
+static int empty(sysret current) {
     struct facts top = {0}, here = {0};
     facts_of((int)current, &top);
     for (uint64_t depth = 0; current >= 0;) {
@@ -83,5 +82,17 @@ int remove_tree(int parent, const char *name) {
     }
     if (current < 0) return (int)current;
     sys(NR_close, current);
-    return (int)sys(NR_unlinkat, parent, name, REMOVEDIR);
+    return 0;
+}
+
+int remove_tree(int parent, const char *name) {
+    enum { TOGETHER = 100 /* others that remove it as well */ };
+    for (int i = 0;; i++) {
+        sysret top = enter(parent, name);
+        if (top == -E_NOENT) return 0;
+        if (top < 0) return (int)top;
+        int err = empty(top);
+        if (err == 0) err = (int)sys(NR_unlinkat, parent, name, REMOVEDIR);
+        if (err != -E_NOENT || i == TOGETHER) return err;
+    }
 }

@@ -14,14 +14,14 @@ from dockless.base.waits import readable
 from dockless.errors import BadInput, SandboxGone
 from dockless.native import inotify
 from dockless.native.inotify import Inotify
-from dockless.sandbox.run import process, records
+from dockless.sandbox.run import documents, process, records
 from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.records import numbers_of, whole
 from dockless.sandbox.state import HEALTHS, HealthStatus
 
 NAME = "health"
 _ENDING = 0.05
-"""Seconds between the removal of a foreground sandbox's directory and the end of its keeper."""
+"""Seconds in which a keeper removes its sandbox's directory."""
 _NUMBERS = ("state", "streak", "count", "status", "outcome", "began_ns", "ended_ns", "changed_ns")
 
 
@@ -110,6 +110,10 @@ class HealthWatch:
     def _over(self, within: float) -> bool:
         return readable(self._alive, within)
 
+    def _ending(self) -> bool:
+        """Whether it ends, and what it had is being removed, or has been."""
+        return self._over(_ENDING) or not os.path.lexists(self._box.directory / documents.NAME)
+
     def look(self) -> Health | None:
         """What it is like if it is healthy, None if it may become so. ``SandboxGone`` when it has ended, ``BadInput`` for one without
         checks."""
@@ -121,7 +125,7 @@ class HealthWatch:
         if over:
             raise self._ended(found)
         self._checked = self._checked or found is not None
-        if found is None and not self._checked and not self._over(_ENDING):
+        if found is None and not self._checked and not self._ending():
             hint = "start it with one: --health-cmd COMMAND, health=HealthCheck([program, …])"
             raise BadInput(f"sandbox {box.id} has no health check", subject=box.id, hint=hint)
         return found if found is not None and found.status == "healthy" else None

@@ -10,6 +10,8 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ import dockless
 from dockless.base import paths
 from dockless.errors import BadInput, CommandNotFound, SandboxGone
 from dockless.sandbox.run import detached, process
+from dockless.sandbox.run.removal import remove_tree
 from dockless.sandbox.spec import Bind, Spec
 
 pytestmark = requires("userns")
@@ -265,6 +268,21 @@ def test_removal_of_a_running_one(start):
 
 
 @requires("overlay")
+def test_two_who_remove_the_same_tree_disturb_nothing(tmp_path):
+    def remove(together):
+        together.wait(20)
+        remove_tree(tmp_path / "tree")
+
+    for _ in range(20):
+        for number in range(40):
+            (tmp_path / f"tree/{number % 4}/{number}").mkdir(parents=True)
+        together = threading.Barrier(2)
+        with ThreadPoolExecutor(2) as pool:
+            for removed in [pool.submit(remove, together) for _ in range(2)]:
+                removed.result()
+        assert not (tmp_path / "tree").exists()
+
+
 def test_upper_is_removed_with_it(start, tmp_path):
     ref = load(tmp_path)
     box = start("mkdir -p /a/b; touch /a/b/c; chmod 0 /a/b /a; echo done", image=ref)

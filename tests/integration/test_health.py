@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,19 @@ def test_whoever_waits_is_told_when_it_ends_before(kind):
             box.wait_healthy(20)
     with begun(kind) as box, pytest.raises(BadInput, match="has no health check"):
         box.wait_healthy(20)
+
+
+def test_one_whose_directory_is_being_removed_ends_and_is_not_without_checks():
+    with begun("foreground", health=script("false")) as box:
+        known, keeper = Sandbox.open(box.id).inner, box.inner.process.keeper_pid
+        os.kill(keeper, signal.SIGSTOP)  # it does not get on with its end
+        try:
+            (known.directory / "health").unlink()
+            with HealthWatch(known) as watch:
+                shutil.rmtree(known.directory)
+                assert watch.look() is None
+        finally:
+            os.kill(keeper, signal.SIGCONT)
 
 
 def test_who_waits_while_it_ends_hears_how():

@@ -96,39 +96,38 @@ def test_a_start_that_fails_for_want_of_descriptors_is_tried_again(tmp_path, lau
 
 
 def failing_late(launcher, monkeypatch, left):
-    """The first start fails when its sandbox is there, which is then in the state ``left``; how many starts there were."""
-    start, calls = launcher.start, []
+    """The first start fails when its sandbox is there, which is then in the state ``left``; the sandboxes, by start."""
+    start, started = launcher.start, []
 
     def late(*args, **how):
-        calls.append(how["id"])
         box = start(*args, **how)
-        if len(calls) == 1:
+        started.append(box)
+        if len(started) == 1:
             box.now, box.record = left, Exit(7, None) if left == "exited" else None
             raise failed(-1, errno.EMFILE)
         return box
 
     monkeypatch.setattr(launcher, "start", late)
-    return calls
+    return started
 
 
 @pytest.mark.parametrize(("left", "starts"), [("running", 1), ("exited", 1), ("starting", 2), ("created", 2), ("vanished", 2)])
 def test_what_such_a_start_left_is_taken_or_removed_and_nothing_is_started_twice(tmp_path, launcher, monkeypatch, left, starts):
-    calls = failing_late(launcher, monkeypatch, left)
+    started = failing_late(launcher, monkeypatch, left)
 
     async def play():
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ME, [plain(gpus="1")], None)
-            (box,) = await until(lambda: list(launcher.boxes.values()))
-            await until(lambda: running.entries[number].job.state is State.RUNNING or box.record)
+            await until(lambda: started)
+            await until(lambda: running.entries[number].job.state is State.RUNNING or started[0].record)
             if starts == 2:
-                assert box.said == ["remove"]
+                assert started[0].said == ["remove"]
             if left != "exited":
-                (box,) = launcher.boxes.values()
-                box.end(Exit(7, None))
+                started[-1].end(Exit(7, None))
             await until(lambda: not running.entries)
             job = queue.job(running.reader, number)
             assert (job.state, job.exit_code, job.attempt) == (State.FAILED, 7, 1)
-            assert len(calls) == starts
+            assert len(started) == starts
 
     asyncio.run(play())
 

@@ -498,13 +498,20 @@ class Walk(RuleBasedStateMachine):
             queue.wait_many(jobs, timeout=PATIENCE)
         for box in dockless.list():
             with contextlib.suppress(SandboxGone):  # of a client: it is just being removed
-                if not box._found.foreground and "job" not in box.labels:
+                if not box._found.foreground and not _of_job(box):
                     box.rm(force=True)
         try:
             until(lambda: not _others(), "no process is left", 30)
         except AssertionError as error:
             error.add_note("\n".join(processes()))
             raise
+
+
+def _of_job(box: Sandbox[Any]) -> bool:
+    try:
+        return "job" in box.labels
+    except SandboxGone:  # its client was killed before it had written what it is
+        return False
 
 
 def _keeper(known: Known) -> int:
