@@ -8,6 +8,7 @@
  *     DOCKLESS_SIMULATED_GPUS=8x80G,nvlink=4        NVLink inside groups of four (of 2..4: direct links; of more: through NVSwitch)
  *     DOCKLESS_SIMULATED_GPUS=2x40G,mig=3           the last GPU is divided into three MIG slices
  *     DOCKLESS_SIMULATED_GPUS=2x40G,busy=1          a foreign process (pid 1) computes on GPU 1
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,host=lab        the same GPUs for all who name this host: see sandbox/gpus/lease.py
  *     DOCKLESS_SIMULATED_GPUS=2x40G,old             an old driver: processes, topology, NVLink, MIG and affinity are unknown to it
  *
  * Without the variable it says "driver not loaded". Every model name contains "Simulated". The symbol dockless_simulated_nvml tells
@@ -78,6 +79,7 @@ static int configure(const char *text) {
         if (sscanf(text, ",nvlink=%d%n", &group, &used) == 1 && used) continue;
         if (sscanf(text, ",mig=%d%n", &slices, &used) == 1 && used) continue;
         if (sscanf(text, ",busy=%d%n", &busy, &used) == 1 && used) continue;
+        if (sscanf(text, ",host=%*[a-z0-9]%n", &used) == 0 && used) continue;
         if (strncmp(text, ",old", 4)) return 0;
         old = 1;
         used = 4;

@@ -80,6 +80,11 @@ class Callers:
         """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""
         return tuple(name for name in self.config.quotas.groups if self.member(caller, name))
 
+    def quota_of(self, uid: int) -> tuple[str, tuple[str, ...]]:
+        """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in."""
+        user, groups, account = self._look_up(uid)
+        return user, self.quota_groups(Caller(uid, user, groups, False, account))
+
     def member(self, caller: Caller, group: str) -> bool:
         listed = self.config.groups.get(group)
         return caller.user in listed if listed is not None else group in caller.groups

@@ -35,7 +35,7 @@ enum {
     /* Before there is a keeper: what the restarter is to do, and its lock; launcher/restarter.c. */
     SLOT_RESTART = SLOT_SIGNALS,
     SLOT_RESTART_LOCK = SLOT_INIT,
-    SLOT_IMAGE = 14, /* held open, so that the image stays in the store as long as the keeper */
+    SLOT_HELD = 14,  /* held open as long as the keeper lives: the image stays in the store, GPUs stay leased */
     SLOT_DOOR = 15,  /* where requests to enter arrive; init's end of the hand-over in init */
     SLOT_FREE = 16,
     /* In the keeper of what enters, instead of inputs and results: the sandbox's namespaces, in the order of launcher/door.c, and a program. */

@@ -26,6 +26,7 @@ from dockless.sandbox.gpus.nvml import (
     inventory,
     refresh,
     session,
+    simulated_host,
     simulating,
 )
 from dockless.sandbox.gpus.request import ALL, GpuRequest, choose, find, parse_request, possible, units, why_not_free
@@ -53,6 +54,7 @@ __all__ = [
     "possible",
     "refresh",
     "session",
+    "simulated_host",
     "simulating",
     "units",
     "why_not_free",

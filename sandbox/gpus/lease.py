@@ -1,41 +1,58 @@
-"""GPUs leased without a daemon: one lock file per GPU, so that two programs on one host never take the same one.
+"""Who has which GPU: one table for the whole host, kept by the kernel.
+
+A lease of a GPU is a socket bound to its name in the abstract namespace of the host, ``@dockless-gpu/<uuid>``. The kernel gives a name to
+one socket only, whoever asks: the daemon, a ``dockless run``, another user's daemon. It takes it back when the last process that has the
+socket ends, however that ends: no file stays behind, and nobody has to tidy up. Everybody sees all names and whose they are: unix(7),
+sock_diag(7).
 
 ::
 
-    <runtime>/gpu-leases/
-        choosing                 held for the moment of choosing
-        <uuid>.lock              locked for as long as a sandbox of a living caller has that GPU
+    lease(request) ──► GpuLease        free GPUs, chosen and held
+    take(uuids) ──► sockets            these very GPUs
+    holders() ──► {uuid: uid}          whose they are now
 
-A flock(2) goes with the process that holds it, however that ends; nothing has to be tidied up. A detached sandbox outlives its caller, so
-its GPUs are read from its ``spec.json`` for as long as its keeper lives; the daemon's jobs are such sandboxes. What none of this sees
-(another user's leases) shows as processes on the GPU, which ``gpu.choose`` respects.
+The sandbox's keeper gets the sockets, so a GPU is leased for as long as its keeper lives, and no daemon has to. What none of this sees,
+programs that compute without dockless, shows as processes on the GPU, which ``choose`` respects.
+
+Nothing can be sent to such a socket, for nobody listens. Who is in a network namespace of their own has a table of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
+import random
+import socket
+import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterable
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
-from dockless.base.locks import is_locked
-from dockless.errors import NotEnoughGpus
-from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, units
+from dockless.base.path import Path
+from dockless.errors import GpuError, NotEnoughGpus
+from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simulated_host
 
-_ASKING = 0.05
-"""Seconds after which a lock is somebody's lease, and not a look at it."""
+_TRIES = 50
+"""How often GPUs are chosen anew because others were faster."""
+_DIAG, _BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
+_HEADER, _REQUEST, _ANSWER, _ATTRIBUTE = (
+    struct.Struct("=IHHII"),
+    struct.Struct("=BBHIIIII"),
+    struct.Struct("=BBBBIII"),
+    struct.Struct("=HH"),
+)
+_SHOW_NAME, _SHOW_UID, _NAME, _UID = 1, 64, 0, 7
+"""netlink(7); linux/sock_diag.h, linux/unix_diag.h."""
 
 
 @dataclass(slots=True)
 class GpuLease:
-    """``gpus`` belong to the holder until ``close``, or the end of its process. A context manager."""
+    """``gpus`` are leased until ``close``, or for as long as a keeper lives that got the ``sockets``. A context manager."""
 
     gpus: tuple[Gpu, ...]
-    _locks: list[int]
+    sockets: list[socket.socket]
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -46,8 +63,8 @@ class GpuLease:
         return any(gpu.simulated for gpu in self.gpus)
 
     def close(self) -> None:
-        while self._locks:
-            os.close(self._locks.pop())
+        while self.sockets:
+            self.sockets.pop().close()
 
     def __enter__(self) -> GpuLease:
         return self
@@ -56,72 +73,84 @@ class GpuLease:
         self.close()
 
 
-def lease(request: GpuRequest, busy: Callable[[], Collection[str]] = tuple) -> GpuLease:
-    """Choose free GPUs for a request and hold them. ``busy``: UUIDs that are not free though nobody holds their lock; asked while nobody
-    else chooses.
-
-    Errors: ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``.
-    """
+def lease(request: GpuRequest) -> GpuLease:
+    """Choose free GPUs for a request and hold them. Errors: ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``, ``GpuError`` where the
+    kernel does not tell what is leased."""
     gpus = inventory()
-    with _choosing():
-        taken = held(unit.uuid for unit in units(gpus)) | frozenset(busy())
-        chosen = choose(request, gpus, taken)
-        locks: list[int] = []
-        try:
-            for unit in chosen:
-                locks.append(_lock(unit.uuid))
-        except BaseException:
-            for fd in locks:
-                os.close(fd)
-            raise
-        return GpuLease(chosen, locks)
+    for attempt in range(_TRIES):
+        chosen = choose(request, gpus, holders())
+        with contextlib.suppress(_Taken):
+            return GpuLease(chosen, _bind_all(gpu.uuid for gpu in chosen))
+        time.sleep(random.random() * 0.001 * (attempt + 1))
+    raise NotEnoughGpus(f"{request} asked for, and others were faster each time", subject=str(request), hint="try again")
 
 
-@contextlib.contextmanager
-def hold(uuids: Iterable[str]) -> Iterator[None]:
-    """Hold these very GPUs, for a scheduler: from before the launch until the detached sandbox runs. ``NotEnoughGpus`` if one is taken."""
-    with contextlib.ExitStack() as stack:
-        with _choosing():
-            for uuid in uuids:
-                stack.callback(os.close, _lock(uuid))
-        yield
-
-
-def held(uuids: Iterable[str]) -> frozenset[str]:
-    """Which of these are locked by a living process now. Asking disturbs nobody."""
-    return frozenset(uuid for uuid in uuids if is_locked(_path(uuid)))
-
-
-def _directory() -> Path:
-    return paths.runtime() / "gpu-leases"
-
-
-def _path(uuid: str) -> Path:
-    return _directory() / f"{uuid.replace('/', '_')}.lock"
-
-
-@contextlib.contextmanager
-def _choosing() -> Iterator[None]:
-    paths.make(_directory(), 0o755)
-    with paths.writing("the leases of GPUs", _directory()):
-        fd = os.open(_directory() / "choosing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def take(uuids: Collection[str]) -> list[socket.socket]:
+    """Hold these very GPUs until the sockets are closed. ``NotEnoughGpus`` if one is leased."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+        return _bind_all(uuids)
+    except _Taken as taken:
+        raise NotEnoughGpus(f"GPU {taken.uuid} is leased", subject=taken.uuid, hint="wait for it, or ask for another") from None
 
 
-def _lock(uuid: str) -> int:
-    with paths.writing("the leases of GPUs", _directory()):
-        fd = os.open(_path(uuid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    deadline = time.monotonic() + _ASKING
+def holders() -> dict[str, int]:
+    """The GPUs that are leased now, and the user ids of who leased them. ``GpuError`` where the kernel does not tell."""
+    prefix = _name("").encode()
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as asked:
+            body = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
+            asked.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
+            return {name[len(prefix) :].decode(): uid for name, uid in _answers(asked) if name.startswith(prefix)}
+    except OSError as error:
+        hint = paths.HINTS.get(error.errno or 0, "load the kernel module unix_diag")
+        raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
+
+
+def _answers(asked: socket.socket) -> Iterable[tuple[bytes, int]]:
+    """Names of sockets, and the user ids of who made them."""
     while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(fd)
-                raise NotEnoughGpus(f"GPU {uuid} is leased", subject=uuid, hint="wait for it, or ask for another") from None
-            time.sleep(0.001)
+        data = memoryview(asked.recv(1 << 16))
+        while data:
+            length, kind, *_ = _HEADER.unpack_from(data)
+            if kind == _DONE:
+                return
+            if kind == _ERROR:
+                number = -struct.unpack_from("=i", data, _HEADER.size)[0]
+                raise OSError(number, os.strerror(number))
+            attributes = dict(_attributes(data[_HEADER.size + _ANSWER.size : length]))
+            if _NAME in attributes and _UID in attributes:
+                yield attributes[_NAME], struct.unpack("=I", attributes[_UID])[0]
+            data = data[(length + 3) & ~3 :]
+
+
+def _attributes(data: memoryview) -> Iterable[tuple[int, bytes]]:
+    while len(data) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(data)
+        yield kind, bytes(data[_ATTRIBUTE.size : length])
+        data = data[(length + 3) & ~3 :]
+
+
+class _Taken(Exception):
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid)
+        self.uuid = uuid
+
+
+def _bind_all(uuids: Iterable[str]) -> list[socket.socket]:
+    """All of them or none; in the same order whoever asks, so that one of two who want the same gets on. ``_Taken``, ``Unwritable``"""
+    with contextlib.ExitStack() as opened:
+        bound = []
+        for uuid in sorted(uuids):
+            try:
+                bound.append(opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)))
+                bound[-1].bind(_name(uuid))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise _Taken(uuid) from None
+                raise paths.unwritable("the lease of a GPU", Path("@dockless-gpu"), error) from error
+        opened.pop_all()
+        return bound
+
+
+def _name(uuid: str) -> str:
+    return f"\0dockless-gpu/{simulated_host()}{uuid}"

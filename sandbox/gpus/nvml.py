@@ -18,6 +18,7 @@ pynvml finds it in place of the driver's. What tells the two apart is a symbol o
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 import re
@@ -25,13 +26,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import Any
 from dockless.errors import BadInput, GpuDriverMissing, GpuError
 from dockless.sandbox.gpus.topology import Link, bus_id, read_links
 
 SIMULATE = "DOCKLESS_SIMULATED_GPUS"
-_SIMULATE_GRAMMAR = re.compile(r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|busy=[0-9]{1,2}|old))*\Z")
+_SIMULATE_GRAMMAR = re.compile(
+    r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|busy=[0-9]{1,2}|old|host=([a-z0-9]{1,20})))*\Z"
+)
 _MARK = "dockless_simulated_nvml"  # exported by the stand-in only
 _MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
 
@@ -162,6 +166,18 @@ def simulating() -> bool:
     return bool(os.environ.get(SIMULATE))
 
 
+def simulated_host() -> str:
+    """Where simulated GPUs are: on the host that ``host=NAME`` names, else on one of this DOCKLESS_HOME; empty for real ones. A name that
+    ends in a slash, of 21 characters at most."""
+    wanted = os.environ.get(SIMULATE)
+    if not wanted:
+        return ""
+    found = _SIMULATE_GRAMMAR.match(wanted)
+    if found is not None and found[3]:
+        return f"{found[3]}/"
+    return f"{hashlib.blake2b(os.fsencode(paths.runtime()), digest_size=10).hexdigest()}/"
+
+
 def is_simulated(nvml: Any) -> bool:
     """Whether the library that pynvml loaded is the stand-in: asked of the library itself."""
     return hasattr(nvml.nvmlLib, _MARK)
@@ -288,7 +304,7 @@ def _load_stand_in(pynvml: Any) -> None:
         raise BadInput(
             f"{SIMULATE}={wanted[:80]!r} does not describe simulated GPUs",
             subject=SIMULATE,
-            hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX' or ',old' after it",
+            hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX', ',old' or ',host=NAME' after it",
         )
     if pynvml.nvmlLib is not None:
         if not is_simulated(pynvml):

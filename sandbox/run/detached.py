@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dockless.base import paths, settings
 from dockless.base.dataclass import replace
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.waits import readable
-from dockless.errors import BadInput, SandboxGone, Unsupported
+from dockless.errors import BadInput, Unsupported
 from dockless.sandbox.features import probe
 from dockless.sandbox.names import check_id
 from dockless.sandbox.plan.plan import SLOT_STDERR, SLOT_STDOUT
@@ -31,8 +31,8 @@ from dockless.sandbox.run.start import (
     collect,
     document_of,
     find_image,
+    held_open,
     hold,
-    hold_image,
     make_cgroup,
     new_id,
     occupy,
@@ -41,9 +41,11 @@ from dockless.sandbox.run.start import (
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from dockless.images import Image
 
-__all__ = ["create", "find", "get", "gpus", "list_all", "restart_by_policy", "start", "start_existing"]
+__all__ = ["create", "find", "get", "list_all", "restart_by_policy", "start", "start_existing"]
 NEVER = Restart()
 _GLANCE = 0.0005
 """Seconds between looks for a file that is there already nearly always."""
@@ -73,7 +75,7 @@ def create(
         raise taken(id)
     try:
         with contextlib.ExitStack() as opened:
-            hold_image(image, opened)
+            held_open(image, opened)
             warnings = _keep_image(image, made.directory)
         asked = Document(spec, "", time.time(), os.geteuid(), "", dict(labels or {}), warnings, image.digest)
         documents.write(made.directory, replace(asked, removed=remove, gpus=gpus, restart=restart))
@@ -92,12 +94,13 @@ def start(
     state_root: Path | None = None,
     remove: bool = False,
     restart: Restart = NEVER,
+    leased: Sequence[socket] = (),
 ) -> Box:
     """Start a sandbox that goes on without us. Returns when its program has been exec'd; on an error nothing is left behind.
 
     Reads no settings: 128 MiB of output are kept where the spec does not say. ``owner``: the host user it runs for (root only).
-    ``remove``: nothing of it is kept at its end. ``restart``: its restart policy. Errors: ``BadInput`` if the id is taken, and all of
-    ``Sandbox``'s."""
+    ``remove``: nothing of it is kept at its end. ``restart``: its restart policy. ``leased``: the lease of its GPUs, where there is one
+    already. Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s."""
     id = check_id(id) if id else new_id()
     spec = replace(spec, log_size=spec.log_size or settings.DEFAULTS["logs.size"])
     image = find_image(spec.image)
@@ -112,7 +115,7 @@ def start(
             raise taken(id)
         try:
             opened.enter_context(chosen(made.directory))
-            _start(asked, made, image, place, owner, opened)
+            _start(asked, made, image, place, owner, opened, leased=leased)
         except BaseException as error:
             opened.close()  # the lock, or it would be taken for one that lives
             try:
@@ -137,11 +140,11 @@ def check_startable(box: Box) -> None:
         raise BadInput(f"sandbox {box.id} runs already", subject=box.id, hint=f"dockless restart {box.id}, or stop it first")
 
 
-def start_existing(box: Box, *, spec: Spec | None = None, labels: Mapping[str, str] | None = None) -> None:
+def start_existing(box: Box, *, spec: Spec | None = None, labels: Mapping[str, str] | None = None, leased: Sequence[socket] = ()) -> None:
     """Start one that was only created, or has ended: its spec, image, labels and private layer stay, and its output is added to.
 
-    ``spec``, ``labels``: with the GPUs that were leased for it. Errors: those of ``check_startable``, and all of ``Sandbox``'s: it is then
-    as it was before. How it ended before is forgotten when it runs."""
+    ``spec``, ``labels``: with the GPUs that were ``leased`` for it. Errors: those of ``check_startable``, and all of ``Sandbox``'s: it is
+    then as it was before. How it ended before is forgotten when it runs."""
     check_startable(box)
     with chosen(box.directory):
         box = box.present  # nobody renames it any more
@@ -150,7 +153,7 @@ def start_existing(box: Box, *, spec: Spec | None = None, labels: Mapping[str, s
         asked = replace(known, spec=spec or known.spec, labels=dict(known.labels if labels is None else labels))
         held = restarting.holds(box.directory)
         try:
-            _begin(replace(asked, restarts=0), box)
+            _begin(replace(asked, restarts=0), box, leased=leased)
         except BaseException:
             if not held:  # it was stopped, and still is
                 restarting.forget(box.directory)
@@ -183,14 +186,14 @@ def set_restart(box: Box, policy: Restart) -> None:
         box.change(lambda known: replace(known, restart=policy))
 
 
-def _begin(asked: Document, box: Box, lock: int = -1) -> None:
+def _begin(asked: Document, box: Box, lock: int = -1, leased: Sequence[socket] = ()) -> None:
     probe()  # before anything is made that a process would be needed to remove
     image = find_image(asked.image if asked.spec.image != "host" else "host")
     asked = replace(asked, spec=replace(asked.spec, log_size=asked.spec.log_size or settings.DEFAULTS["logs.size"]))
     ending.clear(box)
     with _put_back_on_failure(box), contextlib.ExitStack() as opened:
         place = hold(box.directory, opened, kept=True, removed=asked.removed)
-        _start(asked, box, image, place, None if asked.owner == os.geteuid() else asked.owner, opened, lock)
+        _start(asked, box, image, place, None if asked.owner == os.geteuid() else asked.owner, opened, lock, leased)
 
 
 @contextlib.contextmanager
@@ -212,7 +215,16 @@ def _put_back_on_failure(box: Box) -> Iterator[None]:
     records.forget(box.directory)
 
 
-def _start(asked: Document, made: Box, image: Image, place: Place, owner: int | None, opened: contextlib.ExitStack, lock: int = -1) -> None:
+def _start(
+    asked: Document,
+    made: Box,
+    image: Image,
+    place: Place,
+    owner: int | None,
+    opened: contextlib.ExitStack,
+    lock: int = -1,
+    leased: Sequence[socket] = (),
+) -> None:
     """``asked``: what is known before it is resolved. ``lock``: of the restarter that calls us."""
     spec = asked.spec
     with paths.writing("the records of a sandbox", made.directory):
@@ -227,7 +239,7 @@ def _start(asked: Document, made: Box, image: Image, place: Place, owner: int | 
     stdin = _standard_input(spec, made.directory)
     opened.callback(os.close, stdin)
     (out_reader, out), (err_reader, err) = _pipe(opened), _pipe(opened)
-    start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner)
+    start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner, leased=leased)
     start.slots.update({SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader})
     warnings = warnings_of(spec, group) + start.ready.resolved.warnings + _keep_image(image, made.directory)
     known = document_of(asked, image, start, group, warnings)
@@ -292,13 +304,3 @@ def _keep_image(image: Image, directory: Path) -> tuple[str, ...]:
     except OSError as error:
         return (f"while it does not run its image may be removed, and it can then be neither started nor committed: {error.strerror}",)
     return ()
-
-
-def gpus() -> frozenset[str]:
-    """GPUs of the detached sandboxes of this state directory that have not ended."""
-    found: set[str] = set()
-    for box in list_all():
-        with contextlib.suppress(SandboxGone):
-            if box.alive:
-                found.update(box.spec.gpus)
-    return frozenset(found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from dockless.base.locks import mark_in_use
@@ -31,6 +31,8 @@ from dockless.sandbox.run.start import Place, StartInputs, carry_out, collect, f
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from dockless.images import Image
     from dockless.sandbox.run.box import Box
     from dockless.sandbox.run.door import Entrance
@@ -39,8 +41,8 @@ T = TypeVar("T")
 
 
 class ForegroundSandbox:
-    """``stdin``, ``stdout``, ``stderr``: fds of ours for the program, our own 0-2 by default. Entering starts it; leaving ends it and
-    removes all of it."""
+    """``stdin``, ``stdout``, ``stderr``: fds of ours for the program, our own 0-2 by default. ``leased``: the lease of its
+    GPUs, where there is one already. Entering starts it; leaving ends it and removes all of it."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class ForegroundSandbox:
         times: bool = False,
         size: tuple[int, int] | None = None,
         labels: Mapping[str, str] | None = None,
+        leased: Sequence[socket] = (),
     ) -> None:
         self.spec = spec
         self.id = check_id(id) if id else new_id()
@@ -65,6 +68,7 @@ class ForegroundSandbox:
         self._stdio = (stdin, stdout, stderr)
         self._times = times
         self._size = size
+        self._leased = leased
         self._process: Process | None = None
         self._cgroup: Cgroup | None = None
         self._exit: Exit | None = None
@@ -110,7 +114,7 @@ class ForegroundSandbox:
             if self._cgroup is not None:
                 self._stack.callback(remove_cgroup, self._cgroup)
                 mark_in_use(self._cgroup.fd)
-            start = collect(self.spec, image, place, self._cgroup, self._stdio, opened)
+            start = collect(self.spec, image, place, self._cgroup, self._stdio, opened, leased=self._leased)
             self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
             self.warnings = warnings_of(self.spec, self._cgroup) + start.ready.resolved.warnings
             group = GROUP + self.id if self._cgroup else ""

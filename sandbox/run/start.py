@@ -26,7 +26,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_duration
 from dockless.cgroups import Cgroup, Delegation, Limits, find_delegation
 from dockless.errors import LimitUnavailable, Unsupported
-from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_IMAGE, SLOT_LOCK, SLOT_RESTART, SLOT_STATE, filled_in
+from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_HELD, SLOT_LOCK, SLOT_RESTART, SLOT_STATE, filled_in
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
 from dockless.sandbox.run import process
 from dockless.sandbox.run.documents import Document, boot_id
@@ -36,6 +36,8 @@ from dockless.sandbox.run.process import Process
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from dockless.images import Image
 
 
@@ -112,9 +114,11 @@ def collect(
     opened: contextlib.ExitStack,
     *,
     owner: int | None = None,
+    leased: Sequence[socket] = (),
 ) -> StartInputs:
-    """The plan, and the descriptors for all of its slots, open until ``opened`` is closed. Errors: ``resolve``'s and ``compile_plan``'s."""
-    slots = dict(enumerate(stdio)) | place.slots | hold_image(image, opened)
+    """The plan, and the descriptors for all of its slots, open until ``opened`` is closed. ``leased``: the lease of its GPUs; without one
+    they are taken here. Errors: ``resolve``'s and ``compile_plan``'s, and ``NotEnoughGpus``."""
+    slots = dict(enumerate(stdio)) | place.slots | held_open(image, opened, spec.gpus, leased)
     ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
     return StartInputs(place, ready, slots | ready.slots(group, opened))
 
@@ -132,15 +136,32 @@ def carry_out(
     return process.start(start.ready.plan, filled, start.slots, partial(native.launch, name=name), detached=detached)
 
 
-def hold_image(image: Image, opened: contextlib.ExitStack) -> dict[int, int]:
-    """The slot of the image's pin: the keeper inherits it, so the image stays in the store for as long as the sandbox lives."""
-    if image.is_host:
-        return {}
-    from dockless import images
+def held_open(image: Image, opened: contextlib.ExitStack, gpus: Sequence[str] = (), leased: Sequence[socket] = ()) -> dict[int, int]:
+    """The slot of what the keeper holds for as long as it lives: the image's pin, and the leases of GPUs."""
+    held = []
+    if not image.is_host:
+        from dockless import images
 
-    fd = images.Store().pin(image)
-    opened.callback(os.close, fd)
-    return {SLOT_IMAGE: fd}
+        held.append(images.Store().pin(image))
+        opened.callback(os.close, held[0])
+    if gpus:
+        from dockless.sandbox.gpus.lease import take
+
+        held += [(one if leased else opened.enter_context(one)).fileno() for one in leased or take(gpus)]
+    if len(held) > 1:
+        held = [_bundle(held, opened)]
+    return {SLOT_HELD: held[0]} if held else {}
+
+
+def _bundle(fds: Sequence[int], opened: contextlib.ExitStack) -> int:
+    """A descriptor that keeps all of these open: a socket to which they were sent, and that nobody reads. 253 at most, unix(7)."""
+    import socket
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    opened.enter_context(theirs)
+    with ours:
+        socket.send_fds(ours, [b"held"], fds)
+    return theirs.fileno()
 
 
 def document_of(asked: Document, image: Image, start: StartInputs, group: Cgroup | None, warnings: tuple[str, ...]) -> Document:

@@ -96,18 +96,7 @@ def launch_again(launcher: Launcher, spec: Spec, *, id: str, labels: dict[str, s
         return left
     if left is not None:
         left.remove()
-    return launch(launcher, spec, id=id, labels=labels, **how)
-
-
-def launch(launcher: Launcher, spec: Spec, **how: Any) -> Handle:
-    """Start an attempt, with its GPUs locked until the sandbox itself shows that they are taken. ``NotEnoughGpus`` if a `dockless run`
-    was faster."""
-    if not spec.gpus:
-        return launcher.start(spec, **how)
-    from dockless.sandbox.gpus import lease as gpu_lease
-
-    with gpu_lease.hold(spec.gpus):
-        return launcher.start(spec, **how)
+    return launcher.start(spec, id=id, labels=labels, **how)
 
 
 def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_time_limit: float) -> Spec:

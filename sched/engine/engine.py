@@ -265,7 +265,7 @@ class Engine:
         self._took = self._loop.time() - began
         for start in decision.starts:
             self._start(self.entries[start.job], start.gpus, now)
-        if decision._state.outside and self.waiting and self._look_again is None:
+        if self.waiting and (decision._state.outside or any(not job.id for job in decision._state.running)) and self._look_again is None:
             self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
 
     def _looked(self) -> None:
@@ -276,8 +276,10 @@ class Engine:
         running = [
             policy.RunningJob(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
         ]
-        wanted = any(waiting.gpus for waiting in self.waiting)
-        outside = self.gpus.outside({gpu for job in running for gpu in job.gpus}) if wanted else frozenset()
+        outside: frozenset[str] = frozenset()
+        if any(waiting.gpus for waiting in self.waiting):
+            running += self.others()
+            outside = self.gpus.computing({gpu for job in running for gpu in job.gpus})
         return policy.QueueState(
             self.gpus.uuids,
             self.waiting,
@@ -288,6 +290,15 @@ class Engine:
             self.gpus.slices,
             self.config.cpu_jobs,
         )
+
+    def others(self) -> list[policy.RunningJob]:
+        """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
+        ours = {gpu for entry in self.active.values() for gpu in entry.job.devices}
+        found = []
+        for uuid, uid in self.gpus.leased_by_others(ours).items():
+            user, groups = self.callers.quota_of(uid)
+            found.append(policy.RunningJob(0, user, frozenset({uuid}), groups, None))
+        return found
 
     def _start(self, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:
         self._unwait(entry)
@@ -334,8 +345,8 @@ class Engine:
             owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
             labels = {"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
             first, again = (
-                partial(self.in_thread, self._launching, partial(start, self.launcher, spec, id=name, owner=owner, labels=labels))
-                for start in (attempts.launch, attempts.launch_again)
+                partial(self.in_thread, self._launching, partial(start, spec, id=name, owner=owner, labels=labels))
+                for start in (self.launcher.start, partial(attempts.launch_again, self.launcher))
             )
             entry.handle = await waited_out(
                 first, f"job {job.id} cannot start", lambda: not self.closing and not entry.cancelled, LAUNCHES, again

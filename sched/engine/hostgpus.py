@@ -65,13 +65,10 @@ class HostGpus:
         idle = tuple(replace(unit, processes=()) for unit in self.gpus)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
 
-    def outside(self, leased: Collection[str]) -> frozenset[str]:
-        """GPUs that the queue has not leased and that are in use all the same: held by a `dockless run`, or something computes on them."""
+    def computing(self, leased: Collection[str]) -> frozenset[str]:
+        """GPUs on which something computes that nobody has leased."""
         if not self.gpus:
             return frozenset()
-        from dockless.sandbox.gpus import lease as gpu_lease
-        from dockless.sandbox.run import detached
-
         if time.monotonic() - self._read > FRESH:
             from dockless.sandbox.gpus import gpu
 
@@ -80,8 +77,20 @@ class HostGpus:
             except DocklessError as error:
                 self.error = str(error)
             self._read = time.monotonic()
-        computing = frozenset(unit.uuid for unit in self.gpus if unit.processes)
-        return (computing | gpu_lease.held(self.uuids) | detached.gpus()) - frozenset(leased)
+        return frozenset(unit.uuid for unit in self.gpus if unit.processes) - frozenset(leased)
+
+    def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
+        """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that
+        wants them fails then, and its job waits on."""
+        if not self.gpus:
+            return {}
+        from dockless.sandbox.gpus import lease
+
+        try:
+            return {uuid: uid for uuid, uid in lease.holders().items() if uuid not in leased}
+        except DocklessError as error:
+            self.error = str(error)
+            return {}
 
     def close(self) -> None:
         self._stack.close()

@@ -357,6 +357,8 @@ def _reason(decision: Decision, job: WaitingJob) -> Reason:
     parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
     if state.outside:
         parts[0] += f" ({len(state.outside)} in use outside dockless)"
+    if others := sum(len(other.gpus) for other in state.running if not other.id):
+        parts[0] += f" ({others} leased outside the queue)"
     for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
         kind, _, name = pool.partition(" ")
         limit = state.quotas.of(name) if kind == "user" else state.quotas.groups.get(name)

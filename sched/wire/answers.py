@@ -140,7 +140,9 @@ class Answers:
     def info(self) -> HostInfo:
         """The host and who holds what of it."""
         holder = {gpu: entry for entry in self.engine.active.values() for gpu in entry.job.devices}
-        outside = self.engine.gpus.outside(holder)
+        others = self.engine.others()
+        user_of = {gpu: job.user for job in others for gpu in job.gpus}
+        computing = self.engine.gpus.computing({*holder, *user_of})
         rows = []
         for gpu in self.engine.gpus.gpus:
             row = GpuInfo(
@@ -150,15 +152,17 @@ class Answers:
                 gpu.memory,
                 -1 if gpu.numa_node is None else gpu.numa_node,
                 gpu.simulated,
-                gpu.uuid in outside,
+                gpu.uuid in user_of or gpu.uuid in computing,
+                user=user_of.get(gpu.uuid, ""),
             )
             if (entry := holder.get(gpu.uuid)) is not None:
                 row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)
             rows.append(row)
         used: dict[tuple[str, str], int] = {}
-        for entry in self.engine.active.values():
-            for key in (("user", entry.job.user), *(("group", name) for name in entry.live.quota_groups)):
-                used[key] = used.get(key, 0) + len(entry.job.devices)
+        holdings = [(entry.job.user, entry.live.quota_groups, len(entry.job.devices)) for entry in self.engine.active.values()]
+        for user, groups, count in (*holdings, *((job.user, job.groups, len(job.gpus)) for job in others)):
+            for key in (("user", user), *(("group", name) for name in groups)):
+                used[key] = used.get(key, 0) + count
         quotas = self.engine.config.quotas
         users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
         table = [("user", name, used.get(("user", name), 0), quotas.of(name)) for name in users]

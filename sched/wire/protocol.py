@@ -65,7 +65,8 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """A GPU of the host and who holds it. ``memory``: bytes. ``job`` 0: nobody here; ``outside``: in use by something else."""
+    """A GPU of the host and who holds it. ``memory``: bytes. ``job`` 0: none of the queue; ``outside``: in use all the same,
+    leased by ``user`` without the queue, or, where that is empty, by programs that have no lease."""
 
     index: int
     uuid: str

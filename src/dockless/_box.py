@@ -331,8 +331,13 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
                 self._simulated = lease.simulated
                 labels = labels | ({"gpus": "simulated"} if lease.simulated else {})
             stdin, stdout, stderr = stdio.theirs
-            box = Inner(spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure, labels=labels, size=self._size)
+            box = Inner(
+                spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure, labels=labels, size=self._size,
+                leased=lease.sockets if lease else (),
+            )  # fmt: skip
             self._box = box.__enter__()
+            if lease is not None:
+                lease.close()  # its keeper has it now
         except BaseException:
             stdio.close()
             self._release()

@@ -74,11 +74,12 @@ def start(
     asked, labels, policy = _asked(image, args, restart, remove, progress, options)
     started = None
     try:
-        # GPUs are held until the sandbox runs; from then on its own record keeps others away.
         with held(), leased(asked, asked.image, options.get("gpus")) as (spec, lease):
             if lease is not None and lease.simulated:
                 labels["gpus"] = "simulated"
-            started = Sandbox.of(detached.start(spec, id=id, labels=labels, remove=remove, restart=policy))
+            started = Sandbox.of(
+                detached.start(spec, id=id, labels=labels, remove=remove, restart=policy, leased=lease.sockets if lease else ())
+            )
     except KeyboardInterrupt:
         if started is not None:
             with held():

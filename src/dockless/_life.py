@@ -84,7 +84,7 @@ def start(box: Box) -> None:
         return detached.start_existing(box)
     with gpus.lease(wanted) as lease:
         simulated = {"gpus": "simulated"} if lease.simulated else {}
-        detached.start_existing(box, spec=replace(known.spec, gpus=lease.uuids), labels=known.labels | simulated)
+        detached.start_existing(box, spec=replace(known.spec, gpus=lease.uuids), labels=known.labels | simulated, leased=lease.sockets)
 
 
 def wanted_after_boot() -> list[Box]:

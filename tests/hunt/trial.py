@@ -142,10 +142,11 @@ def _spec(case: Case, image: str, **more: Any) -> tuple[Spec, Any]:
 def _run(case: Case, on: Canaries, image: str, id: str, record: dict[str, Any]) -> None:
     for number, one in enumerate(case["tries"]):
         told: dict[str, Any] = {"out": "", "error": "", "crash": "", "log": 0}
-        with _told(told), contextlib.ExitStack() as stack:
+        with _told(told):
             spec, wanted = _spec(one, image)
             if wanted:
-                spec = replace(spec, gpus=stack.enter_context(gpus.lease(wanted)).uuids)
+                with gpus.lease(wanted) as lease:
+                    spec = replace(spec, gpus=lease.uuids)
             if one.get("detached"):
                 _detached(one, on, spec, f"{id}-{number}", told)
             else:

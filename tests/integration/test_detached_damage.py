@@ -91,7 +91,7 @@ def test_a_damaged_record(sound, capfd, record: str, damage: str):
     assert rows[SOUND]["exit_code"] == 0 and rows[DAMAGED]["state"] == box.state() and bool(rows[DAMAGED]["reason"]) == lost
     assert main(["ps", "-a"]) == 0 and main(["ps"]) == 0
     assert main(["doctor"]) in (0, 1)
-    assert detached.gpus() == frozenset() and reconcile() == []
+    assert reconcile() == []
     box.remove()
     assert [found.id for found in detached.list_all()] == [SOUND]
 

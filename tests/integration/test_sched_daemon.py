@@ -416,7 +416,7 @@ def test_gpus_of_a_detached_run_are_not_given_out_again(daemon: DaemonProcess, q
         three = queue.submit(shell("echo up; sleep 100", gpus="3", priority=1))
         running(queue, three)
         assert uuids[0] not in queue.job(three).devices
-        assert "1 in use outside dockless" in queue.job(wide).reason
+        assert "1 leased outside the queue" in queue.job(wide).reason
         queue.cancel(three, grace=0)
         queue.wait(three, timeout=30)
         assert queue.job(wide).state is State.PENDING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 import dockless
 from dockless import demo, doctor, sched
+from dockless.base import idmaps
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
 from dockless.sandbox.gpus import gpu
 from dockless.sandbox.gpus import lease as gpu_lease
@@ -90,7 +92,8 @@ def test_gpus_where_no_daemon_answers(home, monkeypatch, say):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "3x80G,busy=2")
     units = {unit.index: unit for unit in gpu.units(gpu.inventory())}
     busy = next(index for index, unit in units.items() if unit.processes)
-    holders = {1: "a run", busy: "in use outside"}
+    me = idmaps.user_name(os.geteuid())
+    holders = {1: f"a sandbox       {me}", busy: "in use outside"}
     assert busy != 1
     with gpu_lease.lease(gpu.parse_request("device=1")):
         code, out, err = say("info", "--json")
@@ -100,7 +103,7 @@ def test_gpus_where_no_daemon_answers(home, monkeypatch, say):
         "gpus": [
             {
                 "index": index, "uuid": unit.uuid, "model": unit.model, "memory": 80 << 30, "simulated": True,
-                "held": index == 1, "outside": index == busy,
+                "held": index == 1, "user": me if index == 1 else "", "outside": index == busy,
             }
             for index, unit in units.items()
         ],
@@ -116,15 +119,15 @@ def test_real_gpus_are_not_called_simulated(home, monkeypatch, say):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
     (unit,) = gpu.units(gpu.inventory())
     monkeypatch.setattr(gpu, "units", lambda found: (replace(unit, uuid="GPU-0", model="H100", simulated=False),))
-    assert say("info") == (0, f"{NOBODY}GPU  MODEL  MEMORY  UUID   HOLDER\n0    H100   80 GiB  GPU-0  free\n", "")
+    assert say("info") == (0, f"{NOBODY}GPU  MODEL  MEMORY  UUID   HOLDER  USER\n0    H100   80 GiB  GPU-0  free\n", "")
 
 
 @pytest.mark.usefixtures("_no_daemon")
 def test_a_gpu_on_which_a_run_computes_is_not_in_use_outside(home, monkeypatch, say):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G,busy=0")
     (unit,) = gpu.units(gpu.inventory())
-    monkeypatch.setattr(gpu_lease, "held", lambda uuids: {*uuids})
-    assert unit.processes and "  a run\n" in say("info")[1]
+    monkeypatch.setattr(gpu_lease, "holders", lambda: {unit.uuid: 4_000_000_000})
+    assert unit.processes and "  a sandbox  4000000000\n" in say("info")[1]
     (shown,) = json.loads(say("info", "--json")[1])["gpus"]
     assert (shown["held"], shown["outside"]) == (True, False)
 

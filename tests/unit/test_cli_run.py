@@ -182,13 +182,14 @@ def test_one_that_is_just_ending_gets_no_signal():
 
 @pytest.fixture
 def detach(start, monkeypatch):
-    """What ``run -d`` says, and what it has started: the spec, the id, the labels, and which GPUs were held meanwhile."""
+    """What ``run -d`` says, and what it has started: the spec, the id, the labels, and which GPUs were leased meanwhile."""
 
     def detach(*words: str, warnings: tuple[str, ...] = ()) -> tuple[tuple[int, str, str], tuple[object, ...]]:
         started = []
 
-        def begin(spec, *, id, labels, remove, restart):
-            started.append((spec, id, labels, gpu_lease.held(spec.gpus)))
+        def begin(spec, *, id, labels, remove, restart, leased):
+            assert len(leased) == len(spec.gpus)
+            started.append((spec, id, labels, gpu_lease.holders().keys() & spec.gpus))
             assert remove == ("--rm" in words) and not restart
             return SimpleNamespace(id=id or "s-1", warnings=warnings, spec=spec, labels=labels)
 
@@ -203,7 +204,7 @@ def test_a_detached_one(detach, home):
     said, (spec, id, labels, held) = detach("-w", "/w", "img", "--", "a", warnings=("no io here",))
     assert said == (0, "s-1\n", "dockless: no io here\n")
     assert spec == make_spec("fetched-img", ["a"], workdir="/w", log_size=128 << 20)
-    assert (id, labels, held) == (None, {}, frozenset())
+    assert (id, labels, held) == (None, {}, set())
     assert detach("--rm", "--", "a")[0] == (0, "s-1\n", "")
     assert detach("-q", "--name", "night", "--", "a", warnings=("no io here",))[0] == (0, "night\n", "")
     code, out, err = detach("--json", "--", "a", warnings=("no io here",))[0]
@@ -216,12 +217,12 @@ def test_how_much_is_kept_of_its_output(detach, home):
 
 
 def test_a_detached_one_with_gpus(detach, monkeypatch):
-    """Held until it runs, and no longer: then its own record keeps others away."""
+    """Held until it runs, and no longer: then its keeper does."""
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     said, (spec, _, labels, held) = detach("--gpus", "1", "--", "a", warnings=("no io here",))
     simulated = "the GPUs are simulated: nothing computes on them"
     assert said == (0, "s-1\n", f"dockless: {simulated}\ndockless: no io here\n")
-    assert len(spec.gpus) == 1 and held == set(spec.gpus) and gpu_lease.held(spec.gpus) == frozenset()
+    assert len(spec.gpus) == 1 and held == set(spec.gpus) and gpu_lease.holders() == {}
     assert labels == {"gpus": "simulated"}
     said, (spec, *_) = detach("--json", "--gpus", "all", "--", "a")
     assert json.loads(said[1]) == {"id": "s-1", "gpus": list(spec.gpus), "warnings": [simulated]} and len(spec.gpus) == 2
@@ -266,7 +267,7 @@ def test_an_explanation_with_gpus_and_limits(capfd, monkeypatch):
     monkeypatch.setattr(sandbox, "besides", lambda ready: [])
     shown = json.loads(said(capfd, "--json", "--gpus", "1", "--pids-limit", "7", "--", "true"))
     (gpu,) = shown["gpus"]
-    assert gpu["simulated"] is True and gpu_lease.held([gpu["uuid"]]) == frozenset()
+    assert gpu["simulated"] is True and gpu_lease.holders() == {}
     assert shown["limits"] == [{"file": "pids.max", "value": "7", "controller": "pids", "asked": ""}]
     assert f"/nvidia{gpu['minor']}" in str(shown["operations"])
     lines = said(capfd, "--gpus", "1", "--", "true").splitlines()

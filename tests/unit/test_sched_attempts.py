@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 from support.stand_in import Box, StandIn
 
 from dockless.errors import SandboxGone
-from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched.engine import attempts
@@ -54,23 +52,6 @@ def test_the_environment_of_a_job():
     assert member.env == (
         ("A", "1"), ("DOCKLESS_JOB_ID", "7"), ("DOCKLESS_ATTEMPT", "1"), ("DOCKLESS_ARRAY_ID", "5"), ("DOCKLESS_ARRAY_INDEX", "2")
     )  # fmt: skip
-
-
-def test_gpus_are_locked_while_it_starts(launcher, monkeypatch):
-    locked = []
-
-    @contextlib.contextmanager
-    def hold(gpus):
-        locked.append(gpus)
-        yield
-        assert launcher.boxes
-        locked.clear()
-
-    monkeypatch.setattr(gpu_lease, "hold", hold)
-    start = launcher.start
-    monkeypatch.setattr(launcher, "start", lambda spec, **how: start(spec, **how) if locked == [spec.gpus] or not spec.gpus else None)
-    assert attempts.launch(launcher, Spec(gpus=("GPU-1",)), id="one", labels={"a": "b"}).labels == {"a": "b"}
-    assert attempts.launch(launcher, Spec(), id="two").id == "two" and locked == []
 
 
 @pytest.mark.parametrize(("same_boot", "reason"), [(True, "its keeper was killed"), (False, "the host was rebooted while it ran")])

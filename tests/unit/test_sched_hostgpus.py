@@ -11,11 +11,10 @@ import pytest
 from support.stand_in import StandIn, engine, until
 
 from dockless.base.records import differences
-from dockless.errors import GpuDriverMissing, NotEnoughGpus
+from dockless.errors import GpuDriverMissing, GpuError, NotEnoughGpus
 from dockless.sandbox.gpus import gpu
 from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sandbox.gpus.gpu import Gpu, GpuProcess, Link, MigInstance
-from dockless.sandbox.run import detached
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
@@ -33,7 +32,7 @@ BUSY = (GpuProcess(4711, 1 << 20),)
 @pytest.fixture
 def host(monkeypatch):
     """``there``: what the driver shows, or the error it raises. ``now``: the clock. ``looks``: how often its processes were read."""
-    host = SimpleNamespace(there=(A, B, C), now=100.0, looks=0, held=frozenset(), detached=frozenset(), open=0, asked=[])
+    host = SimpleNamespace(there=(A, B, C), now=100.0, looks=0, holders={}, open=0)
 
     def shown():
         if isinstance(host.there, Exception):
@@ -55,8 +54,13 @@ def host(monkeypatch):
     monkeypatch.setattr(gpu, "inventory", shown)
     monkeypatch.setattr(gpu, "refresh", refresh)
     monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now))
-    monkeypatch.setattr(gpu_lease, "held", lambda uuids: host.asked.append(uuids) or host.held)
-    monkeypatch.setattr(detached, "gpus", lambda: host.detached)
+
+    def holders():
+        if isinstance(host.holders, Exception):
+            raise host.holders
+        return host.holders
+
+    monkeypatch.setattr(gpu_lease, "holders", holders)
     return host
 
 
@@ -113,8 +117,8 @@ def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
 def test_a_host_without_gpus(host, there, error, said):
     host.there = there
     gpus = HostGpus()
-    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), gpus.outside(())) == (error, (), (), (0, ()), frozenset())
-    assert host.looks == 0 and host.asked == []
+    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), gpus.computing(())) == (error, (), (), (0, ()), frozenset())
+    assert host.looks == 0 and gpus.leased_by_others(()) == {}
     with pytest.raises(NotEnoughGpus) as caught:
         gpus.resolve("2")
     assert (str(caught.value), caught.value.subject) == (said, "2")
@@ -122,22 +126,29 @@ def test_a_host_without_gpus(host, there, error, said):
 
 
 def test_what_is_in_use_outside(host):
-    """Held by a `dockless run`, foreground or detached, or computed on, and not leased by the queue."""
+    """Leased by others, or computed on, and not leased by the queue."""
     gpus = HostGpus()
-    assert gpus.outside(()) == frozenset() and host.asked == [("GPU-a", "GPU-b", MIG_1, MIG_2)]
-    host.held, host.detached = frozenset({"GPU-b"}), frozenset({MIG_1})
-    assert gpus.outside(()) == {"GPU-b", MIG_1}
-    assert gpus.outside(["GPU-b"]) == {MIG_1} and gpus.outside([MIG_1, "GPU-a"]) == {"GPU-b"}
+    assert gpus.computing(()) == frozenset() and gpus.leased_by_others(()) == {}
+    host.holders = {"GPU-b": 0, MIG_1: 1000}
+    assert gpus.leased_by_others(()) == {"GPU-b": 0, MIG_1: 1000}
+    assert gpus.leased_by_others(["GPU-b"]) == {MIG_1: 1000} and gpus.leased_by_others([MIG_1, "GPU-a", "GPU-b"]) == {}
     host.there = (replace(A, processes=BUSY), B, C)
     host.now += 3.0
-    assert gpus.outside(()) == {"GPU-a", "GPU-b", MIG_1} and gpus.outside({"GPU-a"}) == {"GPU-b", MIG_1}
+    assert gpus.computing(()) == {"GPU-a"} and gpus.computing({"GPU-a"}) == frozenset()
+
+
+def test_leases_that_cannot_be_seen(host):
+    """Nobody can be kept from a GPU by them, who could not start with it anyway; the reason is shown."""
+    gpus = HostGpus()
+    host.holders = GpuError("cannot see which GPUs are leased: No such file or directory")
+    assert gpus.leased_by_others(()) == {} and gpus.error == str(host.holders)
 
 
 def test_how_often_their_processes_are_read(host):
     gpus = HostGpus()
     for later, looks in ((1.9, 0), (0.3, 1), (1.9, 1), (0.3, 2)):
         host.now += later
-        gpus.outside(())
+        gpus.computing(())
         assert host.looks == looks
 
 
@@ -147,9 +158,9 @@ def test_a_driver_that_fails_meanwhile(host):
     gpus = HostGpus()
     host.there = GpuDriverMissing("it is being updated")
     host.now += 3.0
-    assert gpus.outside(()) == {"GPU-a"} and gpus.error == "it is being updated"
-    gpus.outside(())
+    assert gpus.computing(()) == {"GPU-a"} and gpus.error == "it is being updated"
+    gpus.computing(())
     assert host.looks == 1
     host.there = (A, B)
     host.now += 3.0
-    assert gpus.outside(()) == frozenset() and gpus.error == ""
+    assert gpus.computing(()) == frozenset() and gpus.error == ""

@@ -1,4 +1,4 @@
-"""``submit`` and its handle, the image that a job needs, and GPUs without a daemon: what each asks of whom."""
+"""``submit`` and its handle, and the image that a job needs: what each asks of whom."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dockless import _gpus as gpus
 from dockless import _pulling as pulling
 from dockless import _submitting as submitting
 from dockless import aio, sched, submit
 from dockless._submitting import Submitted, make_job
-from dockless.errors import DaemonUnavailable, NotFound, UnknownImage
+from dockless.errors import NotFound, UnknownImage
 from dockless.images import Store
-from dockless.sandbox.gpus import lease as gpu_lease
 from dockless.sched import DaemonInfo
-from dockless.sched.wire import client as sched_client
 
 DAEMON = DaemonInfo(pid=1, version="", owner_uid=pulling.os.geteuid(), user="me", admin=False, started=0.0, socket="/s")
 OTHERS = replace(DAEMON, owner_uid=DAEMON.owner_uid + 1)
@@ -168,34 +165,3 @@ def test_whose_store_lacks_it(pulls, daemon, image, hint):
 def test_a_user_without_a_name_has_a_number():
     assert pulling._owner(replace(DAEMON, owner_uid=0)) == "root"
     assert pulling._owner(replace(DAEMON, owner_uid=4_000_000_000)) == "user 4000000000"
-
-
-# -- GPUs without a daemon
-
-
-def test_what_the_daemon_has_given_out_is_not_taken(home, monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "3x80G")
-    with gpu_lease.lease(gpus_of("all")) as everything:
-        first, second, third = (one.uuid for one in everything.gpus)
-    asked = []
-    held = [SimpleNamespace(uuid=first, job=5), SimpleNamespace(uuid=second, job=0), SimpleNamespace(uuid=third, job=6)]
-    client = SimpleNamespace(info=lambda: SimpleNamespace(gpus=held))
-    monkeypatch.setattr(sched_client, "connect", lambda timeout: asked.append(timeout) or contextlib.nullcontext(client))
-    monkeypatch.setattr(sched_client, "socket_path", lambda: home / "socket")
-    assert gpus.leased_by_daemon() == frozenset() and asked == []
-    (home / "socket").touch()
-    assert gpus.leased_by_daemon() == {first, third} and len(asked) == 1 and 0 < asked[0] <= 5
-    with gpus.lease(1) as lease:
-        assert lease.uuids == (second,)
-
-    def unavailable(timeout):
-        raise DaemonUnavailable("nobody answers")
-
-    monkeypatch.setattr(sched_client, "connect", unavailable)
-    assert gpus.leased_by_daemon() == frozenset()
-
-
-def gpus_of(text: str):
-    from dockless.sandbox.gpus import gpu
-
-    return gpu.parse_request(text)

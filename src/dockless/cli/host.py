@@ -49,7 +49,9 @@ def print_gpus(host: HostInfo) -> None:
     if not host.gpus:
         out(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
         return
-    holders = [f"job {gpu.job}" if gpu.job else "in use outside" if gpu.outside else "free" for gpu in host.gpus]
+    holders = [
+        f"job {gpu.job}" if gpu.job else "a sandbox" if gpu.user else "in use outside" if gpu.outside else "free" for gpu in host.gpus
+    ]
     rows = [
         (gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid, holder, gpu.user, age(gpu.since))
         for gpu, holder in zip(host.gpus, holders, strict=True)
@@ -60,6 +62,7 @@ def print_gpus(host: HostInfo) -> None:
 
 
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
+    from dockless.base.idmaps import user_name
     from dockless.sandbox.gpus import gpu
     from dockless.sandbox.gpus import lease as gpu_lease
 
@@ -69,9 +72,10 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         problem = str(missing)
-    held = gpu_lease.held(unit.uuid for unit in units)
+    held = {uuid: user_name(uid) or str(uid) for uuid, uid in gpu_lease.holders().items()} if units else {}
     if options.json:
         gpus = [{"index": u.index, "uuid": u.uuid, "model": u.model, "memory": u.memory, "simulated": u.simulated, "held": u.uuid in held,
+                 "user": held.get(u.uuid, ""),
                  "outside": bool(u.processes) and u.uuid not in held} for u in units]  # fmt: skip
         print_json({"daemon": None, "gpus": gpus, "gpu_error": problem})
         return 0
@@ -80,10 +84,13 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
         out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
     rows = [
-        (u.index, u.model, format_size(u.memory), u.uuid, "a run" if u.uuid in held else "in use outside" if u.processes else "free")
+        (
+            u.index, u.model, format_size(u.memory), u.uuid, "a sandbox" if u.uuid in held else "in use outside" if u.processes else "free",
+            held.get(u.uuid, ""),
+        )
         for u in units
-    ]
-    table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER"), rows)
+    ]  # fmt: skip
+    table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), rows)
     if any(u.simulated for u in units):
         out("GPUs are simulated.")
     return 0

@@ -1,0 +1,281 @@
+"""Who has which GPU: one table for the host, whoever starts, and nothing of it left when its keeper is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+from support.scheduling import DaemonProcess
+
+import dockless
+from dockless import Sandbox
+from dockless.base import idmaps
+from dockless.cli import main
+from dockless.errors import DocklessError, NotEnoughGpus
+from dockless.sandbox.gpus import gpu, lease
+from dockless.sandbox.run import box as run_box
+from dockless.sandbox.run import detached, restarting
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, State
+
+pytestmark = requires("userns")
+
+FOREVER = ["sleep", "1000"]
+
+
+@pytest.fixture
+def four(monkeypatch, home) -> str:
+    """Four simulated GPUs of a host of the test's own, which all see who name it."""
+    simulation = f"4x80G,host=t{os.getpid()}"
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulation)
+    return simulation
+
+
+@pytest.fixture
+def uuids(four) -> list[str]:
+    return [unit.uuid for unit in gpu.inventory()]
+
+
+def test_it_is_leased_for_as_long_as_its_keeper_lives(uuids):
+    box = dockless.start("host", FOREVER, gpus=2)
+    try:
+        assert lease.holders() == dict.fromkeys(box.gpus, os.geteuid())
+        with pytest.raises(NotEnoughGpus, match="3 GPUs asked for, 2 of 4 free"):
+            dockless.run("host", ["true"], gpus=3)
+        os.kill(box.inspect()["pid"], signal.SIGKILL)
+        until(lambda: not lease.holders(), "nobody has them")
+    finally:
+        box.rm(force=True)
+
+
+def test_of_a_program_that_is_killed_nothing_stays_leased(uuids):
+    """Neither what it had chosen and not started, nor the GPUs of its sandboxes."""
+    code = (
+        "import dockless, dockless._gpus as g, os; one = g.lease(1)\n"
+        "with dockless.Sandbox('host', ['sleep', '1000'], gpus=1): print('up', flush=True); os.read(0, 1)"
+    )
+    child = subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+    assert len(lease.holders()) == 2
+    child.kill()
+    child.communicate()
+    until(lambda: not lease.holders(), "nobody has them")
+
+
+def test_who_embeds_it_and_forks_has_no_part_in_it(uuids):
+    """A child of the program that began a sandbox does not keep its GPUs when that has ended."""
+    with Sandbox("host", FOREVER, gpus=4) as box:
+        child = os.fork()
+        if child == 0:
+            time.sleep(1000)
+        try:
+            box.kill()
+            until(lambda: not lease.holders(), "nobody has them")
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_a_program_inside_has_nothing_of_it(uuids):
+    """It could hold the GPUs beyond the end of its sandbox."""
+    shown = "ls -l /proc/self/fd | grep -c socket; grep -c dockless-gpu /proc/net/unix"
+    ran = dockless.run("host", ["sh", "-c", shown], gpus=1, capture_output=True, text=True)
+    assert ran.stdout == "0\n0\n"
+
+
+def test_these_very_ones(uuids):
+    with pytest.raises(NotEnoughGpus, match=f"GPU {uuids[1]} is leased"):
+        held = lease.take([uuids[1]])
+        try:
+            lease.take(uuids)
+        finally:
+            assert lease.holders().keys() == {uuids[1]}, "all or none"
+            held[0].close()
+    assert lease.holders() == {}
+
+
+def test_each_is_given_out_once_to_many_at_a_time(uuids):
+    def one(_: int) -> str:
+        while True:
+            try:
+                with lease.lease(gpu.parse_request("1")) as held:
+                    (mine,) = held.uuids
+                    assert mine not in using
+                    using.add(mine)
+                    time.sleep(0.0001)
+                    using.remove(mine)
+                    return mine
+            except NotEnoughGpus:
+                pass
+
+    using: set[str] = set()
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(one, range(400))) == {*uuids}
+
+
+@requires("root")
+def test_another_users(uuids):
+    """She sees who has it and cannot take it; who has hers is seen by all; hers are free when her program is gone."""
+    box = dockless.start("host", FOREVER, gpus=f"device={uuids[0]}")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(12345, 12345, 12345)
+            os.setresuid(12345, 12345, 12345)
+            try:
+                lease.take([uuids[0]])
+            except NotEnoughGpus:
+                hers = lease.take([uuids[1]])
+                os.write(writer, f"{sorted(lease.holders().items())} {len(hers)}".encode())
+                time.sleep(1000)
+        finally:
+            os._exit(1)
+    try:
+        os.close(writer)
+        assert os.read(reader, 1000).decode() == f"{[(uuids[0], 0), (uuids[1], 12345)]} 1"
+        with pytest.raises(NotEnoughGpus):
+            lease.take([uuids[1]])
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        box.rm(force=True)
+    assert not lease.holders()
+
+
+def test_a_restarted_one_leases_them_again(uuids, monkeypatch):
+    """While it pauses others may have them; then it waits for them, and says so."""
+    monkeypatch.setattr(restarting, "FIRST", 0.3)
+    box = dockless.start("host", ["sh", "-c", "test -e /tmp/stop || exit 1; sleep 1000"], gpus="all", restart="always")
+    try:
+        until(lambda: not lease.holders(), "a pause")
+        with lease.lease(gpu.parse_request("1")) as others:
+            until(lambda: "is leased" in box.inspect()["reason"], f"that it waits for GPU {others.uuids[0]}")
+        until(lambda: len(lease.holders()) == 4, "it has them again", 60)
+    finally:
+        box.rm(force=True)
+
+
+# -- and the queue
+
+
+@pytest.fixture
+def daemon(four, home) -> Iterator[DaemonProcess]:
+    """With a quota of three GPUs for this user."""
+    settings = f"[quota.users]\n{idmaps.user_name(os.geteuid())} = 3\n"
+    process = DaemonProcess(home, gpus=four, settings=settings).start()
+    yield process
+    process.end()
+    assert not lease.holders()
+
+
+def test_a_job_has_its_gpus_though_the_daemon_is_killed(daemon):
+    with daemon.client() as queue:
+        job = queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="3"))
+        until(lambda: queue.job(job).state is State.RUNNING, "it runs")
+    daemon.kill9()
+    with pytest.raises(NotEnoughGpus, match="2 GPUs asked for, 1 of 4 free"):
+        dockless.run("host", ["true"], gpus=2)
+    assert dockless.run("host", ["true"], gpus=1).returncode == 0
+    daemon.start()
+
+
+def test_what_is_leased_without_the_queue_counts_in_it(daemon, capfd):
+    """In the quota of who has it, and in what ``info`` says."""
+    me = idmaps.user_name(os.geteuid())
+    box = dockless.start("host", FOREVER, gpus=2)
+    with daemon.client() as queue, contextlib.ExitStack() as started:
+        started.callback(box.rm, force=True)
+        small, large = (queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus=wanted)) for wanted in ("1", "2"))
+        until(lambda: queue.job(small).state is State.RUNNING, "there is one in the quota")
+        reason = queue.job(large).reason
+        assert "1 free (2 leased outside the queue)" in reason and f"user {me} uses 3 of 3" in reason
+        info = queue.info()
+        assert ("user", me, 3, 3) in info.quotas
+        assert {(one.job, one.user, one.outside) for one in info.gpus} == {(small, me, False), (0, me, True), (0, "", False)}
+        assert main(["info"]) == 0 and capfd.readouterr().out.count(f"  a sandbox  {me}\n") == 2
+        started.close()
+        queue.cancel(small, grace=0)
+        until(lambda: queue.job(large).state is State.RUNNING, "its quota has room")
+
+
+def test_never_two_have_one(four, home, tmp_path):
+    """Two daemons, each with a state of its own, and programs that start sandboxes; all of them are killed at random."""
+    rng = random.Random(1)
+    homes = [home, tmp_path / "g"]
+    homes[1].mkdir(mode=0o700)
+    daemons = [DaemonProcess(one, gpus=four).start() for one in homes]
+    started: list[subprocess.Popen[bytes]] = []
+    seen = 0
+    try:
+        for _ in range(30):
+            match rng.randrange(6):
+                case 0 | 1:
+                    line = f"import dockless; dockless.start('host', ['sleep', '{rng.uniform(0, 4)}'], gpus={rng.randint(1, 3)})"
+                    where = os.environ | {"DOCKLESS_HOME": str(rng.choice(homes))}
+                    started.append(subprocess.Popen([sys.executable, "-P", "-c", line], env=where, stderr=subprocess.DEVNULL))
+                case 2:
+                    if started:
+                        rng.choice(started).kill()
+                case 3:
+                    with rng.choice(daemons).client() as queue:
+                        queue.submit(JobSpec(Spec(argv=("sleep", str(rng.uniform(0, 2)))), gpus=str(rng.randint(1, 4))))
+                case 4:
+                    daemon = rng.choice(daemons)
+                    daemon.kill9()
+                    daemon.start()
+                case 5:
+                    alive = [one for home in homes for one in detached.list_all(home / "state") if one.alive]
+                    if alive:
+                        kill(rng.choice(alive))
+            for _ in range(5):
+                time.sleep(rng.random() * 0.02)
+                seen += check_apart(homes)
+        assert seen > 20, "sandboxes with GPUs were looked at"
+    finally:
+        for program in started:
+            program.kill()
+            program.wait()
+        for daemon in daemons:
+            daemon.end()
+        for one in homes:
+            for box in detached.list_all(one / "state"):
+                box.remove()
+    assert not lease.holders()
+
+
+def kill(box: run_box.Box) -> None:
+    """Its keeper, by which everything of it ends."""
+    try:
+        fd = box.pidfd()
+    except DocklessError:
+        return
+    with os.fdopen(fd):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+
+def check_apart(homes) -> int:
+    """How many have a GPU now: no two of them the same one, unless one has ended meanwhile."""
+    having: dict[str, run_box.Box] = {}
+    for home in homes:
+        for box in detached.list_all(home / "state"):
+            try:
+                gpus = box.spec.gpus if box.state() == "running" else ()
+            except DocklessError:
+                continue
+            for uuid in gpus:
+                other = having.setdefault(uuid, box)
+                assert other is box or not (other.alive and box.alive and other.state() == "running"), (uuid, other, box)
+    return len(having)
