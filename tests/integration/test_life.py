@@ -125,10 +125,10 @@ def test_one_that_is_removed_while_it_is_started_again_is_not_left_half(start, m
     box.wait(20)
     begun, begin, errors = threading.Event(), detached._begin, []
 
-    def slowly(*arguments):
+    def slowly(*arguments, **how):
         begun.set()
         time.sleep(0.5)
-        begin(*arguments)
+        begin(*arguments, **how)
 
     def again():
         try:

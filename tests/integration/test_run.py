@@ -199,7 +199,7 @@ def test_two_runs_never_share_a_gpu(two_gpus):
 
 
 def test_a_lease_goes_with_its_process(two_gpus):
-    code = "import dockless._gpus, os; dockless._gpus.lease('all'); print('held', flush=True); os.read(0, 1)"
+    code = "import dockless._gpus, os; lease = dockless._gpus.lease('all'); print('held', flush=True); os.read(0, 1)"
     child = subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"held\n"
     with pytest.raises(NotEnoughGpus):
