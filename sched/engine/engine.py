@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import time
-from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,6 +41,7 @@ from dockless.sched.engine.wants import is_the_hosts, waited_out
 from dockless.sched.jobs import JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
 from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.lease import Lease
@@ -84,7 +84,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
         self.entries: dict[int, LiveJob] = {}
-        self.waiting: list[policy.WaitingJob] = []
+        self.waiting = WaitingList()
         self.active: dict[int, LiveJob] = {}
         self.shares = Shares()
         self.kept = Kept(self.logs)
@@ -153,7 +153,7 @@ class Engine:
         for live in queue.live(self.reader):
             entry = self._enter(live)
             if live.job.state is State.PENDING:
-                insort(self.waiting, entry.waiting, key=policy.order)
+                self.waiting.add(entry.waiting)
             else:
                 self.active[live.job.id] = entry
                 unsettled.append(entry)
@@ -203,7 +203,7 @@ class Engine:
         if entry.cancelled:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
-        insort(self.waiting, entry.waiting, key=policy.order)
+        self.waiting.add(entry.waiting)
         self.kick()
 
     # -- submit
@@ -232,7 +232,7 @@ class Engine:
         held = True
         for index, (number, job) in enumerate(zip(ids, new, strict=True)):
             entry = self._enter(just_submitted(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
-            insort(self.waiting, entry.waiting, key=policy.order)
+            self.waiting.add(entry.waiting)
             held = held and self.decision is not None and self.decision.held(entry.waiting)
         if not held:
             self.kick()
@@ -240,7 +240,7 @@ class Engine:
 
     def _enter(self, live: Live) -> LiveJob:
         job = live.job
-        shape = policy.WaitingJob(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
+        shape = WaitingJob(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
         entry = LiveJob(live, shape, live.cancelled)
         if job.time_limit and live.boot == self._boot:
             entry.ends = live.ticks + job.time_limit
@@ -251,7 +251,7 @@ class Engine:
     # -- deciding and starting
 
     def kick(self) -> None:
-        """Something changed that may let a job start: decide once, soon. A long queue takes its time, of which the daemon gives it half."""
+        """Something changed that may let a job start: decide once, soon. A pass that takes long gets half of the time."""
         if self._settled and not self._kicked and not self.closing:
             self._kicked = True
             self._loop.call_later(self._took, self._pass)
@@ -277,7 +277,7 @@ class Engine:
             policy.RunningJob(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
         ]
         outside: frozenset[str] = frozenset()
-        if any(waiting.gpus for waiting in self.waiting):
+        if self.waiting.wants_gpus:
             running += self.others()
             outside = self.gpus.computing({gpu for job in running for gpu in job.gpus})
         return policy.QueueState(
@@ -301,16 +301,11 @@ class Engine:
         return found
 
     def _start(self, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:
-        self._unwait(entry)
+        self.waiting.remove(entry.waiting)
         self.active[entry.job.id] = entry
         entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
         entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
         self.spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
-
-    def _unwait(self, entry: LiveJob) -> None:
-        place = bisect_left(self.waiting, policy.order(entry.waiting), key=policy.order)
-        assert self.waiting[place] is entry.waiting
-        del self.waiting[place]
 
     def _spec(self, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
         """What is launched; notes what of it concerns the end."""
@@ -333,7 +328,7 @@ class Engine:
                 await asyncio.sleep(1.0)
             self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
-            insort(self.waiting, entry.waiting, key=policy.order)
+            self.waiting.add(entry.waiting)
             self.kick()
             return
         if entry.cancelled:
@@ -515,12 +510,12 @@ class Engine:
         first, entry.cancelled = not entry.cancelled, True
         now = time.time()
         if entry.job.state is State.PENDING and first:
-            self._unwait(entry)
+            self.waiting.remove(entry.waiting)
             try:
                 await self._end(entry, State.CANCELLED, f"cancelled by {who}", None, None)
             except SchedError:
                 entry.cancelled = False
-                insort(self.waiting, entry.waiting, key=policy.order)
+                self.waiting.add(entry.waiting)
                 raise
         elif not entry.job.state.ended:
             try:

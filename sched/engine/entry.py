@@ -9,7 +9,7 @@ from dockless.base.typing import Any
 from dockless.sandbox.spec import GRACE
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.jobs import Job, State
-from dockless.sched.policy import policy
+from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.store import queue
 from dockless.sched.store.queue import Live
 
@@ -23,7 +23,7 @@ class LiveJob:
     runs then."""
 
     live: Live
-    waiting: policy.WaitingJob
+    waiting: WaitingJob
     cancelled: bool = False
     ends: float | None = None
     handle: Handle | None = None

@@ -22,33 +22,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sandbox.gpus.topology import FARTHEST, best_set
+from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order
 
 Links = Mapping[tuple[str, str], float]
 """Distance of each pair of GPUs, in both orders; a pair that is missing is as far as can be."""
 
 HOST = "host"
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
-    """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number). ``time_limit``: seconds, 0 for none.
-    ``groups``: the groups whose quota it counts against."""
-
-    id: int
-    user: str
-    gpus: int = 0
-    groups: tuple[str, ...] = ()
-    devices: frozenset[str] = frozenset()
-    priority: int = 0
-    time_limit: float = 0.0
-    shape: tuple[object, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Jobs of one shape fare alike: when the first of them cannot start in a pass, none of the later ones can.
-        object.__setattr__(self, "shape", (self.user, self.gpus, self.groups, self.devices, self.time_limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +59,12 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """All that a decision may depend on. ``waiting`` is in queue order (``order``); ``gpus`` in index order; ``outside``: GPUs that
-    something else on the host uses; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs
-    without GPUs may run at once."""
+    """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
+    decision; ``gpus`` in index order; ``outside``: GPUs that something else on the host uses; ``slices``: those of ``gpus`` that are
+    given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run at once."""
 
     gpus: tuple[str, ...]
-    waiting: Sequence[WaitingJob]
+    waiting: WaitingList | Sequence[WaitingJob]
     running: Sequence[RunningJob] = ()
     quotas: Quotas = field(default_factory=Quotas)
     links: Links = field(default_factory=dict)
@@ -124,10 +107,13 @@ class Reason:
 
 @dataclass(slots=True)
 class _Hold:
+    """``within``: jobs of the same kind that may run for longer, seconds, are held by it too."""
+
     code: str
     pool: str
     priority: int
     reservation: Reservation | None = None
+    within: float = 0.0
 
 
 @dataclass(slots=True)
@@ -137,24 +123,24 @@ class Decision:
     starts: list[StartJob]
     now: float
     reservations: list[Reservation]
-    _held: dict[tuple[object, ...], _Hold]
+    _held: dict[Kind, dict[float, _Hold]]
     _used: Counter[str]
     _free: list[str]
     _state: QueueState
 
     def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
-        hold = self._held.get(job.shape)
+        hold = self._hold(job)
         return hold is not None and job.priority <= hold.priority
 
     def reason(self, job: WaitingJob) -> Reason:
         """Why ``job``, one of the waiting, does not start now."""
         return _reason(self, job)
 
-
-def order(job: WaitingJob) -> tuple[int, int]:
-    """The queue's order as a sort key."""
-    return (-job.priority, job.id)
+    def _hold(self, job: WaitingJob) -> _Hold | None:
+        holds = self._held.get(job.kind, {})
+        found = holds.get(job.time_limit)
+        return found if found is not None else next((hold for hold in holds.values() if longest(job) > hold.within), None)
 
 
 def decide(state: QueueState, now: float) -> Decision:
@@ -162,16 +148,34 @@ def decide(state: QueueState, now: float) -> Decision:
     return _Pass(state, now).run()
 
 
+@dataclass(slots=True)
+class _Parked:
+    """The jobs of ``line`` behind ``job`` that may run longer than ``above`` and for at most ``below`` seconds."""
+
+    line: Line
+    job: WaitingJob
+    above: float
+    below: float
+
+
 class _Pass:
-    """One walk down the queue. ``used`` counts GPUs per pool, ``free`` the GPUs nobody has, both as the starts of this pass change them."""
+    """One walk down the queue. ``used`` counts GPUs per pool, ``free`` the GPUs nobody has, both as the starts of this pass change them.
+
+    In a pass things only get scarcer, so a job that is held stays held, and with it all later ones of its kind but those that end soon
+    enough not to be in the way (``_Hold.within``). Of each kind, only the first job and then what may still start is looked at. One thing
+    more a job that is held can do: keep a place in a pool where nobody has one. The later ones of its kind come to that only after another
+    start from that pool, and are looked at then (``parked``).
+    """
 
     def __init__(self, state: QueueState, now: float) -> None:
         self.state = state
         self.now = now
+        self.waiting = state.waiting if isinstance(state.waiting, WaitingList) else WaitingList(state.waiting)
         held = frozenset().union(*(job.gpus for job in state.running)) if state.running else frozenset()
         usable = [gpu for gpu in state.gpus if gpu not in state.outside]
         self.whole = frozenset(usable) - state.slices
         self.free = [gpu for gpu in usable if gpu not in held]
+        self.whole_there = sum(1 for gpu in self.free if gpu in self.whole) + sum(len(job.gpus & self.whole) for job in state.running)
         self.running = list(state.running)
         self.used: Counter[str] = Counter()
         self.cpu_jobs = sum(1 for job in state.running if not job.gpus)
@@ -180,21 +184,66 @@ class _Pass:
                 self.used[pool] += len(job.gpus)
         self.reserved: dict[str, Reservation] = {}
         self.kept: list[Reservation] = []  # for jobs that insist on certain GPUs
-        self.held: dict[tuple[object, ...], _Hold] = {}
+        self.held: dict[Kind, dict[float, _Hold]] = {}
+        self.within: dict[Kind, float] = {}
+        self.parked: dict[str, list[_Parked]] = {}
         self.starts: list[StartJob] = []
+        self.next: list[tuple[tuple[int, int], WaitingJob]] = []
+        self.looked_at: dict[int, _Parked] = {}
 
     def run(self) -> Decision:
-        for job in self.state.waiting:
-            if job.shape in self.held:
-                continue
+        self.next = [(order(job), job) for job in (line.first() for line in self.waiting.lines.values())]
+        heapify(self.next)
+        while self.next:
             if not self.free and self.cpu_jobs >= self.state.cpu_jobs and HOST in self.reserved:
                 break  # nothing left to give, and the head has its reservation
+            _, job = heappop(self.next)
             hold = self.blocked(job) if job.gpus else self.blocked_without_gpus(job)
             if hold is None:
                 self.start(job)
             else:
-                self.held[job.shape] = hold
+                self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
+            line, within = self.waiting.lines[job.kind], self.within.get(job.kind, math.inf)
+            parked = self.looked_at.pop(job.id, None)
+            if parked is None and hold is not None:
+                hold.within = self.within[job.kind] = min(hold.within, math.nextafter(longest(job), 0))
+                parked = _Parked(line, job, hold.within, within)
+                within = hold.within
+                self.follow(line.after(job, within) if within else None)
+            elif parked is None:
+                self.follow(line.after(job, within))
+            if parked is not None and hold is not None:
+                self.park(parked, hold)
         return Decision(self.starts, self.now, [*self.reserved.values(), *self.kept], self.held, self.used, list(self.free), self.state)
+
+    def follow(self, job: WaitingJob | None) -> None:
+        if job is not None:
+            heappush(self.next, (order(job), job))
+
+    def park(self, parked: _Parked, hold: _Hold) -> None:
+        """They may keep a place in these pools, once something else has started from them."""
+        job = parked.job
+        if len(parked.line.limits) == 1 or not job.gpus:
+            return
+        for pool in (*self.pools(job.user, job.groups), HOST):
+            limited = pool == HOST or self.capacity(pool) is not None
+            if limited and (pool not in self.reserved or (pool == HOST and job.devices)):
+                self.parked.setdefault(pool, []).append(parked)
+            if pool == hold.pool:
+                break  # they come no further either
+
+    def look_at_parked(self, pool: str, started: WaitingJob) -> None:
+        for parked in self.parked.pop(pool, ()):
+            held = {parked.job.time_limit}
+            for job in parked.line.behind(parked.job):
+                if job.time_limit in held or not parked.above < longest(job) <= parked.below:
+                    continue
+                if order(job) > order(started):
+                    if job.id not in self.looked_at:
+                        self.looked_at[job.id] = parked
+                        self.follow(job)
+                    break
+                held.add(job.time_limit)
 
     def pools(self, user: str, groups: Iterable[str]) -> list[str]:
         """The quota pools that a job of ``user`` draws on, nearest first."""
@@ -218,14 +267,14 @@ class _Pass:
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
                 return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
-                return _Hold("reserved", pool, job.priority, reservation)
+                return _Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.free):
             return _Hold("resources", HOST, job.priority, self.reserve(job, HOST, quota))
         if (reservation := self.in_the_way(job, HOST)) is not None:
-            return _Hold("reserved", HOST, job.priority, reservation)
+            return _Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.allowed(job)):
-            kept = next(r for r in self.kept if not self.in_time(job, r))
-            return _Hold("reserved", HOST, job.priority, kept)
+            late = [reservation for reservation in self.kept if not self.in_time(job, reservation)]
+            return _Hold("reserved", HOST, job.priority, late[0], max(map(self.time_until, late)))
         return None
 
     def enough(self, job: WaitingJob, free: Sequence[str]) -> bool:
@@ -237,6 +286,12 @@ class _Pass:
 
     def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
         return bool(job.time_limit) and reservation.at is not None and self.now + job.time_limit <= reservation.at
+
+    def time_until(self, reservation: Reservation) -> float:
+        """A job that may run for longer than this is not ``in_time``; 0 where none is."""
+        if reservation.at is None:
+            return 0.0
+        return reservation.at - self.now + 2 * math.ulp(max(abs(reservation.at), abs(self.now)))
 
     def in_the_way(self, job: WaitingJob, pool: str) -> Reservation | None:
         """The reservation in ``pool`` that ``job`` would delay."""
@@ -266,6 +321,8 @@ class _Pass:
                     reservation.extra -= self.draws(job, pool)
             for pool in quota:
                 self.used[pool] += job.gpus
+            for pool in (*quota, HOST):
+                self.look_at_parked(pool, job)
         else:
             self.cpu_jobs += 1
         ends = self.now + job.time_limit if job.time_limit else None
@@ -285,8 +342,12 @@ class _Pass:
         """Keep ``job``'s place in the pool that is ``short`` and, so that its place is not lost elsewhere meanwhile, in its quotas up to
         there. Gives the reservation that stands: an earlier job's stays as it is. None where ``job`` could not start even if everything
         ended (a quota was lowered, a GPU is in use outside): nothing is kept idle for it."""
+        wanted = job.devices if short == HOST else frozenset()
+        if not wanted and short in self.reserved:
+            stands = self.reserved[short]
+            return stands if job.gpus <= self.most(short) else None
         if short == HOST:
-            goal = job.devices or self.whole
+            goal = wanted or self.whole
             free = sum(1 for gpu in self.free if gpu in goal)
             releases = [(other.ends, len(other.gpus & goal), other.id) for other in self.running if other.gpus & goal]
         else:
@@ -294,15 +355,12 @@ class _Pass:
             releases = self.releases(short)
         if free + sum(count for _, count, _ in releases) < job.gpus:
             return None
-        wanted = job.devices if short == HOST else frozenset()
-        if not wanted and short in self.reserved:
-            return self.reserved[short]
         at, extra, after = shadow(free, job.gpus, releases, self.now)
         main = Reservation(short, job.id, job.gpus, at, extra, after, wanted)
-        if wanted:
-            self.kept.append(main)
-        else:
+        if not wanted:
             self.reserved[short] = main
+        elif all(other.devices != wanted for other in self.kept):  # else the same GPUs are kept, until the same moment
+            self.kept.append(main)
         for pool in quota:
             limit = self.capacity(pool)
             if limit is None or pool in self.reserved:
@@ -312,6 +370,10 @@ class _Pass:
                 over += sum(count for ends, count, _ in self.releases(pool) if ends is not None and ends <= at)
             self.reserved[pool] = Reservation(pool, job.id, job.gpus, at, max(0, over), after)
         return main
+
+    def most(self, pool: str) -> int:
+        """What a job could have of the pool if all others ended."""
+        return self.whole_there if pool == HOST else max(self.capacity(pool) or 0, self.used[pool])
 
     def releases(self, pool: str) -> list[tuple[float | None, int, int]]:
         return [(job.ends, len(job.gpus), job.id) for job in self.running if job.gpus and pool in self.pools(job.user, job.groups)]
@@ -350,7 +412,7 @@ def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int
 
 def _reason(decision: Decision, job: WaitingJob) -> Reason:
     state = decision._state
-    hold = decision._held.get(job.shape)
+    hold = decision._hold(job)
     if not job.gpus:
         busy = sum(1 for other in state.running if not other.gpus) + sum(1 for start in decision.starts if not start.gpus)
         return Reason("jobs", f"{busy} of {state.cpu_jobs} jobs without GPUs run already")

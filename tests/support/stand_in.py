@@ -147,7 +147,7 @@ def check(engine: Engine) -> None:
     jobs = {number: entry.job for number, entry in engine.entries.items()}
     assert {number for number, job in jobs.items() if job.state in (State.STARTING, State.RUNNING)} == set(engine.active)
     waiting = [entry.waiting for entry in engine.entries.values() if entry.job.state is State.PENDING]
-    assert sorted(waiting, key=policy.order) == engine.waiting
+    assert sorted(waiting, key=policy.order) == list(engine.waiting)
     assert engine.shares.jobs == Counter(job.uid for job in jobs.values())
     for number, job in jobs.items():
         assert bool(job.devices) == (number in engine.active and job.gpu_count > 0)

@@ -115,7 +115,7 @@ def test_first_come_first_served_among_equals(state):
     going = {start.job for start in decision.starts}
     for i, earlier in enumerate(state.waiting):
         for later in state.waiting[i + 1 :]:
-            if earlier.shape == later.shape and later.id in going:
+            if (earlier.kind, earlier.time_limit) == (later.kind, later.time_limit) and later.id in going:
                 assert earlier.id in going
 
 

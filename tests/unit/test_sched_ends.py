@@ -104,7 +104,7 @@ def test_nothing_is_decided_for_jobs_that_have_to_wait_anyway(tmp_path, launcher
         async with engine(tmp_path, launcher, Config(cpu_jobs=1)) as running:
             await started(running, launcher, plain(gpus="2"))
             await running.submit(ME, [plain(gpus="1")], None)
-            await until(lambda: not running._kicked and running.decision.held(running.waiting[0]))
+            await until(lambda: not running._kicked and running.decision.held(next(iter(running.waiting))))
             decide, decided = engine_module.policy.decide, []
             monkeypatch.setattr(engine_module.policy, "decide", lambda *of: decided.append(1) or decide(*of))
             await running.submit(ME, [plain(gpus="1"), plain(gpus="1")], None)

@@ -180,7 +180,7 @@ def test_a_job_that_waits_again_has_nothing(tmp_path, launcher, cancelled):
             if cancelled:
                 assert number not in running.entries and queue.job(running.reader, number).state is State.CANCELLED
                 return
-            assert running.waiting == [entry.waiting]
+            assert list(running.waiting) == [entry.waiting]
             assert (entry.job.state, entry.job.started, entry.job.devices, entry.ends) == (State.PENDING, 0.0, (), None)
             await until(lambda: entry.job.state is State.RUNNING and entry.job.attempt == 2)
 

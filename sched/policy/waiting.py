@@ -1,0 +1,164 @@
+"""The jobs that wait, kept so that a pass need not look at each of them.
+
+Jobs of one *kind* (the same user, groups and GPUs) differ only in priority, age and time limit: where the first of a kind cannot start, of
+the others only one that ends sooner can. So they stand in one line a kind, in the queue's order, and a line is asked for its first job, and
+for the next one that ends soon enough. Neither this nor coming and going costs more when the queue is longer.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
+
+from dockless.base.dataclass import dataclass, field
+
+Kind = tuple[str, int, tuple[str, ...], frozenset[str]]
+
+PIECE = 512
+"""Jobs of a line that are kept together: a job that comes or goes moves at most twice as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number). ``time_limit``: seconds, 0 for none.
+    ``groups``: the groups whose quota it counts against."""
+
+    id: int
+    user: str
+    gpus: int = 0
+    groups: tuple[str, ...] = ()
+    devices: frozenset[str] = frozenset()
+    priority: int = 0
+    time_limit: float = 0.0
+    kind: Kind = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", (self.user, self.gpus, self.groups, self.devices))
+
+
+def order(job: WaitingJob) -> tuple[int, int]:
+    """The queue's order as a sort key."""
+    return (-job.priority, job.id)
+
+
+def longest(job: WaitingJob) -> float:
+    """How long it may run, seconds: for ever without a time limit."""
+    return job.time_limit or math.inf
+
+
+class Line:
+    """The waiting jobs of one kind, in order. ``limits``: how many have which time limit."""
+
+    __slots__ = ("_least", "_parts", "_places", "limits")
+
+    def __init__(self) -> None:
+        self.limits: Counter[float] = Counter()
+        self._parts: list[list[WaitingJob]] = []
+        self._places: list[tuple[int, int]] = []  # of the last job of each part
+        self._least: list[float] = []  # no job of that part may run for less; too small after one went, until somebody looks
+
+    def __iter__(self) -> Iterator[WaitingJob]:
+        for part in self._parts:
+            yield from part
+
+    def first(self) -> WaitingJob:
+        return self._parts[0][0]
+
+    def add(self, job: WaitingJob) -> None:
+        self.limits[job.time_limit] += 1
+        place = order(job)
+        at = bisect_left(self._places, place)
+        if at == len(self._parts):
+            if not at or len(self._parts[-1]) >= PIECE:
+                self._parts.append([job])
+                self._places.append(place)
+                self._least.append(longest(job))
+                return
+            at -= 1
+            self._parts[at].append(job)
+            self._places[at] = place
+        else:
+            insort(self._parts[at], job, key=order)
+        self._least[at] = min(self._least[at], longest(job))
+        if len(self._parts[at]) > 2 * PIECE:
+            part = self._parts[at]
+            self._parts[at : at + 1] = halves = [part[:PIECE], part[PIECE:]]
+            self._places[at : at + 1] = [order(half[-1]) for half in halves]
+            self._least[at : at + 1] = [min(map(longest, half)) for half in halves]
+
+    def remove(self, job: WaitingJob) -> None:
+        at, index = self._find(order(job))
+        part = self._parts[at]
+        assert part[index] is job
+        del part[index]
+        if not part:
+            del self._parts[at], self._places[at], self._least[at]
+        elif index == len(part):
+            self._places[at] = order(part[-1])
+        self.limits[job.time_limit] -= 1
+        if not self.limits[job.time_limit]:
+            del self.limits[job.time_limit]
+
+    def behind(self, job: WaitingJob) -> Iterator[WaitingJob]:
+        at, index = self._find(order(job))
+        yield from islice(self._parts[at], index + 1, None)
+        for part in islice(self._parts, at + 1, None):
+            yield from part
+
+    def after(self, job: WaitingJob, within: float = math.inf) -> WaitingJob | None:
+        """The next one behind ``job`` that may run for at most ``within`` seconds."""
+        first, index = self._find(order(job))
+        skipped = index + 1
+        for at in range(first, len(self._parts)):
+            part = self._parts[at]
+            if self._least[at] <= within:
+                found = next((other for other in islice(part, skipped, None) if longest(other) <= within), None)
+                if found is not None:
+                    return found
+                if not skipped:
+                    self._least[at] = min(map(longest, part))
+            skipped = 0
+        return None
+
+    def _find(self, place: tuple[int, int]) -> tuple[int, int]:
+        at = bisect_left(self._places, place)
+        return at, bisect_left(self._parts[at], place, key=order)
+
+
+class WaitingList:
+    """All that wait; iterated, in the queue's order."""
+
+    def __init__(self, jobs: Iterable[WaitingJob] = ()) -> None:
+        self.lines: dict[Kind, Line] = {}
+        self._count = 0
+        for job in jobs:
+            self.add(job)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[WaitingJob]:
+        lines = list(self.lines.values())
+        return iter(lines[0]) if len(lines) == 1 else merge(*lines, key=order)
+
+    @property
+    def wants_gpus(self) -> bool:
+        return any(gpus for _, gpus, _, _ in self.lines)
+
+    def add(self, job: WaitingJob) -> None:
+        line = self.lines.get(job.kind)
+        if line is None:
+            line = self.lines[job.kind] = Line()
+        line.add(job)
+        self._count += 1
+
+    def remove(self, job: WaitingJob) -> None:
+        line = self.lines[job.kind]
+        line.remove(job)
+        self._count -= 1
+        if not line.limits:
+            del self.lines[job.kind]

@@ -1,0 +1,134 @@
+"""The line of waiting jobs, and that a pass which looks at few of them decides as one that looks at all."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.plain_policy import decide_plainly
+
+from dockless.sched.policy import waiting
+from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, WaitingJob, decide
+from dockless.sched.policy.waiting import Line, WaitingList, longest, order
+
+
+def state(dice: random.Random) -> QueueState:
+    """A crowded one: few users, and of each kind of job several with time limits of their own."""
+    gpus = tuple(f"g{i}" for i in range(dice.randint(1, 6)))
+    groups = {"anna": ("vision",), "bob": ("vision", "speech"), "carl": ()}
+    users = dice.sample(sorted(groups), dice.randint(1, 3))
+    limits = [0.0, *(dice.choice((1.0, 5.0, 10.0, 20.0, 50.0, dice.random() * 100)) for _ in range(dice.randint(1, 9)))]
+    named = dice.random() < 0.4
+    jobs = []
+    for number in range(1, dice.choice((8, 20, 40))):
+        devices = frozenset(dice.sample(gpus, dice.randint(1, min(2, len(gpus))))) if named and dice.random() < 0.3 else frozenset()
+        user = dice.choice(users)
+        count = len(devices) or dice.randint(0, len(gpus))
+        jobs.append(WaitingJob(number, user, count, groups[user], devices, dice.choice((0, 0, 0, 1, -1)), dice.choice(limits)))
+    free, running = dice.sample(gpus, len(gpus)), []
+    for number in range(dice.randint(0, 4)):
+        count = dice.randint(0, min(len(free), 3))
+        user = dice.choice(users)
+        running.append(RunningJob(100 + number, user, frozenset(free[:count]), groups[user], dice.choice((None, 3.0, 7.0, 30.0, 60.0))))
+        free = free[count:]
+    quotas = Quotas(
+        {user: dice.randint(0, 8) for user in users if dice.random() < 0.5},
+        {group: dice.randint(0, 8) for group in ("vision", "speech") if dice.random() < 0.5},
+        dice.choice((None, None, 3)),
+    )
+    outside, slices = (frozenset(dice.sample(gpus, 1)) if dice.random() < 0.15 else frozenset() for _ in range(2))
+    return QueueState(gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, dice.randint(0, 3))
+
+
+RARE = (2154, 7465)
+"""States that a wrong step changes which few others do: each of these was one."""
+
+
+@pytest.mark.parametrize("number", RARE)
+def test_rare_states(number):
+    _same(number)
+
+
+def test_looking_at_few_decides_as_looking_at_all():
+    for number in range(1500):
+        _same(number)
+
+
+def _same(number: int) -> None:
+    given = state(random.Random(number))
+    found, plain = decide(given, 0.0), decide_plainly(given, 0.0)
+    assert found.starts == plain.starts, number
+    assert sorted(map(repr, found.reservations)) == sorted(map(repr, plain.reservations)), number
+
+
+def test_one_of_a_kind_that_ends_before_one_of_two_kept_gpus_is_wanted():
+    """g2 is kept for a job that starts in 10 s, g3 for one that starts in 100 s: what runs for 50 s can have g3."""
+    running = [RunningJob(1, "anna", frozenset(("g0",)), ends=10.0), RunningJob(2, "anna", frozenset(("g1",)), ends=100.0)]
+    jobs = [
+        WaitingJob(3, "bob", 2, devices=frozenset(("g0", "g2"))),
+        WaitingJob(4, "bob", 2, devices=frozenset(("g1", "g3"))),
+        WaitingJob(5, "carl", 1),
+        WaitingJob(6, "carl", 1, time_limit=50.0),
+    ]
+    decision = decide(QueueState(("g0", "g1", "g2", "g3"), jobs, running), 0.0)
+    assert [(start.job, start.gpus) for start in decision.starts] == [(6, ("g3",))]
+
+
+def test_one_more_job_that_is_held_would_not_start():
+    dice, held = random.Random(7), 0
+    for _ in range(300):
+        given = state(dice)
+        decision = decide(given, 0.0)
+        like = dice.choice(given.waiting)
+        more = WaitingJob(
+            1000, like.user, like.gpus, like.groups, like.devices, -1, dice.choice((0.0, like.time_limit, dice.random() * 100))
+        )
+        if decision.held(more):
+            held += 1
+            again = decide_plainly(replace(given, waiting=sorted([*given.waiting, more], key=order)), 0.0)
+            assert 1000 not in {start.job for start in again.starts}, given
+    assert held > 50
+
+
+LIMITS = st.sampled_from((0.0, 1.0, 2.0, 3.0))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-2, 2), LIMITS), max_size=60), st.data())
+def test_a_line_is_a_sorted_list(rows, data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "PIECE", 4)
+        jobs = [WaitingJob(number, "anna", 1, priority=priority, time_limit=limit) for number, (priority, limit) in enumerate(rows)]
+        line, model = Line(), []
+        for job in data.draw(st.permutations(jobs)):
+            line.add(job)
+            model.append(job)
+            if data.draw(st.integers(0, 2)) == 0:
+                gone = data.draw(st.sampled_from(model))
+                line.remove(gone)
+                model.remove(gone)
+            model.sort(key=order)
+            assert list(line) == model and line.limits == waiting.Counter(job.time_limit for job in model)
+            if not model:
+                continue
+            at = data.draw(st.sampled_from(model))
+            within = data.draw(st.sampled_from((0.0, 1.0, 2.5, math.inf)))
+            behind = model[model.index(at) + 1 :]
+            assert line.first() is model[0] and list(line.behind(at)) == behind
+            assert line.after(at, within) is next((job for job in behind if longest(job) <= within), None)
+
+
+def test_a_list_is_in_the_order_of_the_queue():
+    dice = random.Random(3)
+    jobs = [WaitingJob(n, dice.choice("abc"), dice.randint(0, 2), priority=dice.randint(-1, 1)) for n in range(1, 300)]
+    found = WaitingList(dice.sample(jobs, len(jobs)))
+    assert list(found) == sorted(jobs, key=order) and len(found) == 299 and found.wants_gpus
+    for job in jobs[:-1]:
+        found.remove(job)
+    assert list(found) == jobs[-1:] and len(found) == 1 and list(found.lines) == [jobs[-1].kind]
+    found.remove(jobs[-1])
+    assert not found and not found.wants_gpus
