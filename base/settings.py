@@ -24,8 +24,8 @@ from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names"]
-_KINDS = {"count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names"}
+Kind = Literal["count", "size", "names", "path"]
+_KINDS = {"count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path"}
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
 """Bytes of a settings file."""
@@ -58,6 +58,7 @@ SETTINGS = (
     Setting("queue.keep_days", "count", 30, "days for which jobs that have ended are remembered"),
     Setting("queue.keep_jobs", "count", 10_000, "jobs that have ended of which one user's are remembered, the newest"),
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
+    Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("logs.keep_days", "count", 30, "days for which the output of ended jobs is kept"),
     Setting("logs.per_user", "size", 4 << 30, "what the kept output of one user's ended jobs may take; the oldest goes first"),
@@ -192,7 +193,9 @@ class _Reader:
             return value
         if setting.kind == "names" and isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
-        least = f" from {setting.least}" if setting.kind != "names" else ""
+        if setting.kind == "path" and isinstance(value, str) and value.startswith("/") and "\0" not in value:
+            return os.path.normpath(value)
+        least = f" from {setting.least}" if setting.kind in ("count", "size") else ""
         raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}")
 
     def wrong(self, here: tuple[str, ...], what: str) -> BadInput:

@@ -41,6 +41,7 @@ def compile_plan(r: Resolved) -> Plan:
     sources = rootfs.bind_sources(b, mounter, r, userns)
     host = rootfs.host_sources(b, mounter, r)
     nodes = rootfs.device_sources(b, mounter, r)
+    driver = rootfs.driver_sources(b, mounter, r)
     root = rootfs.root_mount(b, mounter, r, userns)
     if r.rootful:
         _enter(b, r, userns)
@@ -50,8 +51,10 @@ def compile_plan(r: Resolved) -> Plan:
         rootfs.host_skeleton(b.init, r, root, host)
     scratch, empty = rootfs.scratch_mount(b, root)
     rootfs.network_files(b, r, root, scratch)
+    rootfs.driver_files(b, r, root, driver)
     rootfs.requested_mounts(b, r, root, sources, empty)
     rootfs.kernel_file_systems(b, r, root)
+    rootfs.driver_proc(b, r, root, driver)
     dev = rootfs.devices(b, r, root, nodes)
     rootfs.requested_devices(b, r, dev, sources)
     if r.idmap is None:

@@ -32,6 +32,7 @@ from dockless.sandbox.volumes import volume_path
 
 if TYPE_CHECKING:
     from dockless.images import Image
+    from dockless.sandbox.gpus.injection import Injection
 
 UNTRUSTED_PIDS = 512
 _MAX_CLOCK = 2**62 // 10**9  # seconds; half of what a clock of nanoseconds holds, time_namespaces(7)
@@ -50,7 +51,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
             idmap.require(mount.uid, mount.gid)
     kept = capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
     hostname = spec.hostname or "dockless"
-    gpu_nodes, gpu_environment = _gpus(spec)
+    gpu_nodes, gpu_environment, driver = _gpus(spec, image)
     command = _command(spec, image, account, hostname, gpu_environment)
     granted = binds.grants(spec, owner)
     return Resolved(
@@ -58,7 +59,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         features=features,
         account=account,
         command=command,
-        layers=(Layer(_skeleton()), *_layers(image, features, rootful)) if image.layers else (),
+        layers=(Layer(_skeleton()), *_layers(image, features, rootful), *_driver_layer(driver)) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         idmap=idmap,
         rootful=rootful,
@@ -70,8 +71,11 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         files=_files(spec, hostname, image),
         mounts=_mounts(spec, image, owner),
         bind_maps={index: found.idmap for index, found in enumerate(granted) if found.idmap is not None},
-        warnings=tuple(found.warning for found in granted if found.warning),
+        warnings=(*(found.warning for found in granted if found.warning), *(driver.warnings if driver is not None else ())),
         devices=(*STANDARD_DEVICES, *_devices(spec, idmap, owner, kept, rootful=rootful, filtered=rootful and has_cgroup), *gpu_nodes),
+        driver_files=driver.files if driver is not None else (),
+        driver_proc=driver.proc if driver is not None else (),
+        driver_proc_files=driver.proc_files if driver is not None else (),
         has_cgroup=has_cgroup,
         stop_signal=stop_signal(spec, image),
         log_limit=max(spec.log_size * 4 // 9, 4096) if spec.keep_log else 0,  # of each of two files; one may grow by an eighth more
@@ -299,11 +303,17 @@ def _devices(
     return devices.given(spec, idmap, owner, rootful=rootful, filtered=filtered, makes_nodes=makes_nodes)
 
 
-def _gpus(spec: Spec) -> tuple[tuple[Device, ...], dict[str, str]]:
+def _gpus(spec: Spec, image: Image) -> tuple[tuple[Device, ...], dict[str, str], Injection | None]:
     if not spec.gpus:
-        return (), environment(())
-    from dockless.sandbox.gpus import gpu
+        return (), environment(()), None
+    from dockless.sandbox.gpus import gpu, injection
 
-    leased = gpu.find(spec.gpus, gpu.inventory(processes=False, links=False))
-    nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
-    return nodes, environment(leased)
+    with gpu.session():
+        leased = gpu.find(spec.gpus, gpu.inventory(processes=False, links=False))
+        nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
+        driver = injection.inject(image, dict((*image.config.env, *spec.env)), leased)
+    return nodes, environment(leased), driver
+
+
+def _driver_layer(driver: Injection | None) -> tuple[Layer, ...]:
+    return (driver.layer,) if driver is not None and driver.layer is not None else ()

@@ -43,6 +43,15 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class HostFile:
+    """A file or directory of a GPU's driver, shown read-only: ``source`` here, ``target`` there. ``socket``: one that is connected to."""
+
+    source: str
+    target: str
+    socket: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What a sandbox stays with from its start to its removal, whatever becomes of the host's files: in its record, for who commits it or
     looks at it later. ``argv``: with the image's entry point. Users and groups by their numbers inside. ``idmap`` None: the user
@@ -68,7 +77,8 @@ STANDARD_DEVICES = tuple(
 class Resolved:
     """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``idmap`` None: the caller's user
     namespace. ``rootful``: the keeper may mount in the host's namespaces. ``bind_maps``: index in ``mounts`` → what its owners are mapped
-    by, where the caller left that open."""
+    by, where the caller left that open. ``driver_proc``: files of /proc/driver with their text; ``driver_proc_files``: what of the host's
+    shows there besides."""
 
     spec: Spec
     features: Features
@@ -88,6 +98,9 @@ class Resolved:
     bind_maps: dict[int, IdMap] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     devices: tuple[Device, ...] = STANDARD_DEVICES
+    driver_files: tuple[HostFile, ...] = ()
+    driver_proc: tuple[tuple[str, str], ...] = ()
+    driver_proc_files: tuple[HostFile, ...] = ()
     has_cgroup: bool = False
     stop_signal: int = 15
     log_limit: int = 64 << 20

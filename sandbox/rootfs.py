@@ -7,6 +7,7 @@
     /proc /sys   fresh ones of the new namespaces
     /dev         tmpfs with a few device nodes bound in, devpts, mqueue, shm
     /etc/…       hostname, hosts, resolv.conf
+    driver       with a GPU: the files of its driver, read-only, and a /proc/driver that knows this GPU alone
     mounts       what the caller asked for
 """
 
@@ -31,7 +32,7 @@ from dockless.sandbox.plan.builder import (
     Section,
 )
 from dockless.sandbox.plan.plan import DIRECTORY
-from dockless.sandbox.resolved import Device, Resolved
+from dockless.sandbox.resolved import Device, HostFile, Resolved
 from dockless.sandbox.spec import Mount
 
 O_PATH = 0x200000
@@ -138,7 +139,8 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
 
 def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int, attach: bool) -> int:
     path = str(layer.path)
-    label = f"layer {layer.path.parent.name if layer.path.name in ('fs', INDEX_FILE, MERGED_FILE) else layer.path.name:.12}"
+    name = layer.path.parent.name if layer.path.name in ("fs", INDEX_FILE, MERGED_FILE) else layer.path.name
+    label = "the driver's layer" if name.startswith("driver-") else f"layer {name:.12}"
     if layer.tar is not None:
         slot = _indexed(b, section, r, layer, label)
         path = str(layer.path.parent)
@@ -285,6 +287,37 @@ def device_sources(b: Builder, section: Section, r: Resolved) -> list[tuple[int,
         section.add("EXPECT_DEVICE", tree, c=int(device.block), x=_rdev(device))
         slots.append((tree, device))
     return slots
+
+
+def driver_sources(b: Builder, section: Section, r: Resolved) -> dict[HostFile, int]:
+    """Clones of the files of a GPU's driver, which are root's: the slot of each."""
+    slots = {}
+    for file in (*r.driver_files, *r.driver_proc_files):
+        attributes = NOSUID | NODEV | (NOEXEC if file.socket else RDONLY)
+        slots[file] = b.clone_tree(section, file.source, attributes=attributes, label=f"the driver's {file.source}")
+    return slots
+
+
+def driver_files(b: Builder, r: Resolved, root: int, sources: dict[HostFile, int]) -> None:
+    """On the empty files that the driver's layer has for them. There a link can only be the program's own, from before a restart."""
+    for file in r.driver_files:
+        attach(b.init, sources[file], root, file.target, resolve=NO_SYMLINKS)
+
+
+def driver_proc(b: Builder, r: Resolved, root: int, sources: dict[HostFile, int]) -> None:
+    """/proc/driver: a read-only tmpfs of our own, where the host's would show every GPU and let the driver make device nodes."""
+    if not r.driver_proc:
+        return
+    section = b.init
+    tree = b.file_system(section, "tmpfs", {"mode": "0755", "size": "1m"}, attributes=NOSUID | NODEV | NOEXEC, label="/proc/driver")
+    for folder in dict.fromkeys(path.rpartition("/")[0] for path, _ in r.driver_proc):
+        section.add("MKDIR", tree, a=folder, x=0o755)
+    for path, text in r.driver_proc:
+        section.add("WRITE", tree, a=path, b=text, x=O_CREAT)
+    for file in r.driver_proc_files:
+        attach(section, sources[file], tree, file.target, resolve=NO_SYMLINKS)
+    section.add("MOVE_MOUNT", tree, root, a="/proc/driver", c=NO_SYMLINKS)
+    section.add("MOUNT_ATTR", tree, a="", x=RDONLY)
 
 
 def _rdev(device: Device) -> int:

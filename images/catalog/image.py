@@ -69,6 +69,13 @@ class Image:
                 f"image {self.name} has no layers, so there is nothing to run", subject=self.name, hint="build it with a file system"
             )
 
+    @property
+    def top_first(self) -> tuple[Layer, ...]:
+        """The layers as ``layers.merged`` takes them, where names are looked up: one index of all where there is one, which is mounted once
+        for every start."""
+        one = self.merged
+        return (one,) if one is not None and one.path.is_file() else tuple(reversed(self.layers))
+
     def read_file(self, path: str, limit: int = 1 << 20) -> bytes | None:
         """The file ``path`` as the merged image shows it, None if there is none. ``BadImage`` if it is no regular file or has more than
         ``limit`` bytes (attack A35)."""
@@ -76,9 +83,7 @@ class Image:
             from dockless.images.layers import merged
 
             with explained(f"cannot read {path} in image {self.name}", self.name, "dockless images check"):
-                one = self.merged  # mounted once for all, where there is such an index: this is asked at each start
-                layers = (one,) if one is not None and one.path.is_file() else tuple(reversed(self.layers))
-                return merged.read_file(layers, path, limit)
+                return merged.read_file(self.top_first, path, limit)
         if path not in _HOST_FILES:
             return None
         try:

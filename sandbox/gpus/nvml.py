@@ -22,7 +22,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -159,6 +159,21 @@ def driver() -> Driver:
             lost=tuple(index for index, handle in handles if handle is None),
             simulated=is_simulated(nvml),
         )
+
+
+def facts(gpus: Iterable[Gpu]) -> dict[str, str]:
+    """What an image may ask of all of these GPUs: ``cuda`` (of their driver), ``arch``, ``brand``; "" for what is not known. Errors: as
+    ``session``."""
+    with session() as nvml:
+        handles = [_attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.parent or gpu.uuid) for gpu in gpus]
+        arches = [_attempt(None, nvml.nvmlDeviceGetCudaComputeCapability, handle) for handle in handles if handle is not None]
+        brands = {_attempt(None, nvml.nvmlDeviceGetBrand, handle) for handle in handles if handle is not None}
+        names = {getattr(nvml, name): name[11:].lower() for name in dir(nvml) if name.startswith("NVML_BRAND_")}
+        return {
+            "cuda": driver().cuda,
+            "arch": "{}.{}".format(*min(arches)) if arches and None not in arches else "",
+            "brand": names.get(next(iter(brands)), "") if len(brands) == 1 else "",
+        }
 
 
 def simulating() -> bool:

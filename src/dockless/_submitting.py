@@ -102,7 +102,7 @@ def make_job(
     options = given_options(options)
     if options.get("labels"):
         raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")
-    gpus = options.pop("gpus", None)
+    gpus = options.get("gpus")
     return JobSpec(
         make_spec(image, args, **options),
         gpus="" if gpus is None else str(gpus),

@@ -11,7 +11,7 @@ from dockless.images.layers.layers import Layer
 from dockless.sandbox.accounts import Account
 from dockless.sandbox.features import Features
 from dockless.sandbox.plan.plan import Command
-from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, Owner, Resolved
+from dockless.sandbox.resolved import STANDARD_DEVICES, Device, HostEntry, HostFile, Owner, Resolved
 from dockless.sandbox.spec import Bind, Namespaces, Rlimit, Spec, Tmpfs
 
 NEW = Features("6.18.0", "x86_64")
@@ -53,6 +53,15 @@ MOUNTS = (
 )
 GPUS = tuple(Device(f"/dev/{name}", f"/dev/{name}", major, minor) for name, major, minor in
              (("nvidiactl", 195, 255), ("nvidia2", 195, 2), ("nvidia-uvm", 511, 0), ("nvidia-caps/nvidia-cap21", 236, 21)))  # fmt: skip
+DRIVER = {
+    "layers": (*LAYERS, Layer(Path("/store/driver/boot/driver-eeeeeeee/fs"))),
+    "driver_files": (
+        HostFile("/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03", "/usr/lib64/libcuda.so.535.261.03"),
+        HostFile("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", socket=True),
+    ),
+    "driver_proc": (("nvidia/params", "ModifyDeviceFiles: 0\n"),),
+    "driver_proc_files": (HostFile("/proc/driver/nvidia/gpus/0000:3b:00.0", "nvidia/gpus/0000:3b:00.0"),),
+}
 EVERYTHING = _spec(
     rlimits=(Rlimit("nofile", 1024, 4096), Rlimit("core", 0, -1)), umask=0o27, oom_score_adj=500, cpus=(0, 1, 65), shm_size=1 << 20,
     hostname="box", domainname="example.org", sysctls=(("net.ipv4.ip_forward", "1"), ("kernel.sem", "250 32000 100 128")),
@@ -77,6 +86,7 @@ CASES = {
     "root-network-host": _with(_spec(network="host")),
     "root-for-an-owner": _with(idmap=OWNER, owner=Owner(1000, 1000, (27, 44)), mounts=MOUNTS),
     "root-gpu": _with(devices=(*STANDARD_DEVICES, Device("/dev/disk", "/dev/loop0", 7, 0, True, "r"), *GPUS)),
+    "root-gpu-driver": _with(devices=(*STANDARD_DEVICES, *GPUS), **DRIVER),
     "root-untrusted": _with(_spec(profile="untrusted", root="readonly"), capabilities=0),
     "root-privileged": _with(_spec(profile="privileged"), idmap=None, capabilities=(1 << 41) - 1, seccomp=None),
     "root-shared-user": _with(_spec(namespaces=Namespaces(user="host")), idmap=None, layers=(), host_entries=HOST),
@@ -87,6 +97,7 @@ CASES = {
     "user-with-cgroup": _with(features=USER, rootful=False, idmap=OWNER),
     "user-tmpfs": _with(_spec(root="tmpfs"), features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
     "user-mounts": _with(mounts=MOUNTS, features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
+    "user-gpu-driver": _with(devices=(*STANDARD_DEVICES, *GPUS), features=USER, rootful=False, idmap=OWNER, has_cgroup=False, **DRIVER),
     "user-host-image": _with(layers=(), host_entries=HOST, features=USER, rootful=False, idmap=OWNER, has_cgroup=False),
     "user-old-kernel": _with(
         features=replace(OLD, sys_admin=False, idmapped_mounts=False, capabilities=0), rootful=False, idmap=OWNER, has_cgroup=False

@@ -42,6 +42,8 @@ keep_jobs = 9
 [host]
 cpu_jobs = 3
 admins = ["carl"]
+[gpus]
+driver_root = "/run/nvidia/driver/"
 [logs]
 keep_days = 7
 per_user = "2M"
@@ -78,6 +80,7 @@ def test_every_setting_is_read(home):
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
         "queue.per_user_size": 1 << 20,
+        "gpus.driver_root": "/run/nvidia/driver",
         "queue.keep_days": 8,
         "queue.keep_jobs": 9,
         "host.cpu_jobs": 3,

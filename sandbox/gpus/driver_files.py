@@ -1,0 +1,275 @@
+"""The files of the NVIDIA driver that a program needs to use a GPU: which they are, and where this host has them.
+
+::
+
+    find("/", "580.65.06") ──► DriverFile …     libraries, programs, firmware, configuration; each with the capabilities that need it
+    needed(files, capabilities)                 those of ``compute,utility`` and the like
+
+A library is taken only if its name ends in exactly the version of the kernel's driver: another one cannot talk to it. They are looked for
+in the directories of Debian (``nvidia/current`` behind alternatives, ``nvidia/tesla-470``), of NVIDIA's installer and of Red Hat, and in
+those that the host's linker cache names. ``root`` is ``/``, or where the driver is installed apart (``gpus.driver_root``); no link leads
+out of it. openat2(2), RESOLVE_IN_ROOT
+
+The table follows ``nvc_info.c`` of NVIDIA's libnvidia-container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import stat
+from collections.abc import Callable, Iterable, Iterator
+
+from dockless import native
+from dockless.base.dataclass import dataclass
+from dockless.errors import GpuError
+from dockless.sandbox.gpus import elf, linker_cache
+from dockless.sandbox.gpus.request import CAPABILITIES
+
+MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+MULTIARCH_32 = {"x86_64": "i386-linux-gnu", "aarch64": "arm-linux-gnueabihf"}
+DEFAULT_CAPABILITIES = frozenset({"utility", "compute"})
+
+_LIBRARIES = {
+    "utility": "libnvidia-ml libnvidia-cfg libnvidia-nscq",
+    "compute": "libcuda libcudadebugger libnvidia-opencl libnvidia-gpucomp libnvidia-ptxjitcompiler libnvidia-fatbinaryloader"
+    " libnvidia-allocator libnvidia-compiler libnvidia-pkcs11 libnvidia-pkcs11-openssl3 libnvidia-nvvm libnvidia-nvvm70 libnvidia-tileiras",
+    "video": "libvdpau_nvidia libnvidia-encode libnvidia-opticalflow libnvcuvid",
+    "graphics": "libnvidia-eglcore libnvidia-glcore libnvidia-tls libnvidia-glsi libnvidia-fbc libnvidia-ifr libnvidia-rtcore libnvoptix"
+    " libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia libnvidia-glvkspirv libnvidia-cbl libnvidia-allocator"
+    " libnvidia-gpucomp",
+    "ngx": "libnvidia-ngx",
+}
+_OWN_VERSIONS = ("libnvidia-nvvm70", "libnvidia-egl-gbm", "libnvidia-egl-wayland", "libnvidia-egl-wayland2", "libnvidia-egl-xcb",
+                 "libnvidia-egl-xlib")  # fmt: skip
+"""Libraries of the driver's package whose version is their own."""
+_LINKS = {"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0"}
+"""Names that programs open, whether the host has them or not."""
+_PROGRAMS = {
+    "utility": "nvidia-smi nvidia-debugdump nvidia-persistenced nv-fabricmanager",
+    "compute": "nvidia-cuda-mps-control nvidia-cuda-mps-server",
+}
+_CONFIGURATION = {
+    "compute": "etc/OpenCL/vendors/nvidia.icd",
+    "graphics": "usr/share/glvnd/egl_vendor.d/10_nvidia.json usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json"
+    " usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json"
+    " usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json"
+    " usr/share/nvidia/nvoptix.bin usr/share/vulkan/icd.d/nvidia_icd.json usr/share/vulkan/implicit_layer.d/nvidia_layers.json"
+    " etc/vulkan/icd.d/nvidia_icd.json etc/vulkan/implicit_layer.d/nvidia_layers.json",
+}
+_SOCKETS = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket")
+_IMPLIED = {"video": {"compute"}, "display": {"graphics"}}
+_RESOLVE = 0x10 | 0x02  # RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFile:
+    """``source``: on this host, no link in it. ``place``: below the sandbox's library (``lib``, ``lib32``) or program directory (``bin``),
+    or ``""`` where ``name`` is the whole path. ``links``: names beside it that lead to it, its SONAME first."""
+
+    source: str
+    place: str
+    name: str
+    capabilities: tuple[str, ...]
+    soname: str = ""
+    links: tuple[str, ...] = ()
+
+
+def find(root: str, version: str) -> tuple[DriverFile, ...]:
+    """Every file of this version of the driver below ``root``. ``GpuError`` for one that others than root may change."""
+    with _opened(root) as top:
+        found = {(file.place, file.name): file for file in _libraries(top, version)}
+        folders = sorted({os.path.basename(os.path.dirname(file.source)) for file in found.values()})
+        found |= {(file.place, file.name): file for file in (*_programs(top, folders), *_others(top, version))}
+    for file in found.values():
+        check_owner(file.source)
+    return tuple(found.values())
+
+
+def installed_version(root: str) -> str:
+    """The newest version below ``root`` by the name of its libcuda; "" for none. For where no kernel module can be asked."""
+    with _opened(root) as top:
+        names = (name for _, names in _directories(top) for name in names if name.startswith("libcuda.so."))
+        versions = (name.removeprefix("libcuda.so.") for name in names)
+        return max((text for text in versions if "." in text and version_numbers(text)), key=version_numbers, default="")
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """``535.261.03`` as numbers; () for what is no version."""
+    parts = text.split(".")
+    return tuple(map(int, parts)) if all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts) else ()
+
+
+def sockets(root: str) -> tuple[DriverFile, ...]:
+    """The sockets of the driver's daemons that are there now. ``GpuError`` as ``find``."""
+    with _opened(root) as top:
+        found = [(_lies(top, path, stat.S_ISSOCK), path) for path in _SOCKETS]
+    for source, _ in found:
+        if source:
+            check_owner(os.path.dirname(source))
+    return tuple(DriverFile(source, "", path, ("utility",)) for source, path in found if source)
+
+
+def needed(files: Iterable[DriverFile], capabilities: frozenset[str]) -> tuple[DriverFile, ...]:
+    """Those that one of the capabilities needs; 32-bit libraries only with ``compat32``."""
+    wanted = (file for file in files if not capabilities.isdisjoint(file.capabilities))
+    return tuple(file for file in wanted if file.place != "lib32" or "compat32" in capabilities)
+
+
+def parse_capabilities(text: str) -> frozenset[str]:
+    """The value of ``NVIDIA_DRIVER_CAPABILITIES``: with what they imply, and the default for an empty one. ``GpuError``"""
+    names = {name.strip() for name in text.split(",")} - {"", "gpu", "nvidia"}
+    for name in sorted(names):
+        if name not in CAPABILITIES:
+            raise GpuError(
+                f"NVIDIA_DRIVER_CAPABILITIES names {name[:40]!r}, which the driver does not have",
+                subject="NVIDIA_DRIVER_CAPABILITIES",
+                hint=f"-e NVIDIA_DRIVER_CAPABILITIES=… overrides the image's: {', '.join(sorted(CAPABILITIES - {'gpu', 'nvidia'}))}",
+            )
+    if "all" in names:
+        return CAPABILITIES - {"gpu", "nvidia", "all"}
+    for name in tuple(names):
+        names |= _IMPLIED.get(name, set())
+    return frozenset(names) or DEFAULT_CAPABILITIES
+
+
+def check_owner(path: str) -> None:
+    """``GpuError`` if another user could put something else at this path of the host, which has no link in it."""
+    trusted = {0, os.geteuid()}
+    while True:
+        found = os.lstat(path)
+        if found.st_uid not in trusted or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
+            raise GpuError(
+                f"{path}, of the NVIDIA driver, can be changed by others than root",
+                subject=path,
+                hint="make it and the directories above it root's, writable by nobody else; or reinstall the driver",
+            )
+        if path == "/":
+            return
+        path = os.path.dirname(path)
+
+
+@contextlib.contextmanager
+def _opened(root: str) -> Iterator[int]:
+    try:
+        fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise GpuError(f"the driver's root {root}: {error.strerror}", subject=root, hint="see gpus.driver_root in dockless.toml") from None
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _below(top: int, path: str, flags: int = os.O_PATH) -> int:
+    return native.openat2(top, path.lstrip("/") or ".", flags, resolve=_RESOLVE)
+
+
+def _directories(top: int) -> Iterator[tuple[str, list[str]]]:
+    """Directories that may have libraries, 64 bit first, and what is in them."""
+    machine = platform.machine()
+    wide, narrow = MULTIARCH.get(machine, machine), MULTIARCH_32.get(machine, "none")
+    paths = ["usr/lib64", f"usr/lib/{wide}", *_inside(top, f"usr/lib/{wide}/nvidia"), "lib64", f"lib/{wide}"]
+    paths += _named_by_the_cache(top)
+    paths += [f"usr/lib/{narrow}", *_inside(top, f"usr/lib/{narrow}/nvidia"), "usr/lib32", "usr/lib"]
+    for path in dict.fromkeys(paths):
+        for place in (path, f"{path}/vdpau"):
+            with contextlib.suppress(OSError):
+                fd = _below(top, place, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    names = os.listdir(fd)
+                finally:
+                    os.close(fd)
+                yield place, names
+
+
+def _inside(top: int, path: str) -> list[str]:
+    """Directories of a directory: Debian has one for each family of drivers, ``current`` before the others."""
+    with contextlib.suppress(OSError):
+        fd = _below(top, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return [f"{path}/{name}" for name in sorted(os.listdir(fd), key=lambda name: (name != "current", name))]
+        finally:
+            os.close(fd)
+    return []
+
+
+def _named_by_the_cache(top: int) -> list[str]:
+    """Directories in which the host's linker finds a part of the driver."""
+    with contextlib.suppress(OSError, ValueError):
+        fd = _below(top, linker_cache.PATH, os.O_RDONLY)
+        with open(fd, "rb") as stream:
+            cache = linker_cache.parse(stream.read(linker_cache.SIZE_MAX))
+        named = (entry.path for entry in cache.entries if entry.name in (b"libcuda.so.1", b"libnvidia-ml.so.1"))
+        return [os.fsdecode(os.path.dirname(path)) for path in named]
+    return []
+
+
+def _libraries(top: int, version: str) -> Iterator[DriverFile]:
+    capabilities: dict[str, list[str]] = {}
+    for capability, libraries in _LIBRARIES.items():
+        for name in libraries.split():
+            capabilities.setdefault(name, []).append(capability)
+    for name in _OWN_VERSIONS:
+        capabilities.setdefault(name, ["graphics"])
+    seen = set()
+    for directory, names in _directories(top):
+        there = set(names)
+        for file in sorted(names):
+            base, dot, suffix = file.partition(".so.")
+            if not dot or base not in capabilities or (suffix != version and not (base in _OWN_VERSIONS and "." in suffix)):
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                fd = _below(top, f"{directory}/{file}", os.O_RDONLY | os.O_NONBLOCK)
+                try:
+                    about = elf.read(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+                    source = os.readlink(f"/proc/self/fd/{fd}")
+                finally:
+                    os.close(fd)
+                place = "lib" if about is not None and about.bits == 64 else "lib32"
+                if about is None or (place, file) in seen:
+                    continue
+                seen.add((place, file))
+                links = [about.soname] if "/" not in about.soname else []
+                links += [f"{base}.so"] if f"{base}.so" in there else []
+                links += _LINKS.get(base, "").split()
+                links = [name for name in dict.fromkeys(links) if name and name != file]
+                yield DriverFile(source, place, file, tuple(capabilities[base]), about.soname, tuple(links))
+
+
+def _programs(top: int, families: list[str]) -> Iterator[DriverFile]:
+    directories = [*(f"usr/lib/nvidia/{family}" for family in families), "usr/bin", "usr/sbin", "bin", "sbin"]
+    for capability, names in _PROGRAMS.items():
+        for name in names.split():
+            paths = (_regular(top, f"{directory}/{name}") for directory in directories)
+            source = next((path for path in paths if path), "")
+            if source:
+                yield DriverFile(source, "bin", name, (capability,))
+
+
+def _others(top: int, version: str) -> Iterator[DriverFile]:
+    for capability, paths in _CONFIGURATION.items():
+        for path in paths.split():
+            if source := _regular(top, path):
+                yield DriverFile(source, "", path, (capability,))
+    folder = f"lib/firmware/nvidia/{version}"
+    for path in _inside(top, folder):
+        if os.path.basename(path).startswith("gsp") and path.endswith(".bin") and (source := _regular(top, path)):
+            yield DriverFile(source, "", path, ("utility", "compute"))
+
+
+def _regular(top: int, path: str) -> str:
+    return _lies(top, path, stat.S_ISREG)
+
+
+def _lies(top: int, path: str, kind: Callable[[int], bool]) -> str:
+    """Where the file of this kind at this path below the root lies on the host, "" for none."""
+    with contextlib.suppress(OSError):
+        fd = _below(top, path)
+        try:
+            if kind(os.fstat(fd).st_mode):
+                return os.readlink(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+    return ""

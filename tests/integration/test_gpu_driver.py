@@ -1,0 +1,253 @@
+"""The NVIDIA driver's files in a sandbox with a GPU: real ones of Debian's packages, in images of Debian's and of Red Hat's layout."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import boxes, driver_roots, glibc_images
+from support.make_image import directory, file, symlink
+from support.requires import requires
+
+import dockless
+from dockless.base import paths
+from dockless.errors import GpuError
+
+pytestmark = [
+    requires("userns"),
+    pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver"),
+]
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Let simulated GPUs have the driver below a directory."""
+
+    def use(root: Path) -> None:
+        home = Path(os.environ["DOCKLESS_HOME"])
+        home.mkdir(exist_ok=True)
+        (home / "dockless.toml").write_text(f'[gpus]\ndriver_root = "{root}"\n')
+        monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    return use
+
+
+@pytest.fixture
+def real(driver):
+    def use(family: str = "535") -> None:
+        if why := driver_roots.missing(family):
+            pytest.skip(why)
+        driver(driver_roots.root(family))
+
+    return use
+
+
+@pytest.mark.parametrize("kind", ["debian", "rpm"])
+@pytest.mark.parametrize("family", driver_roots.CUDA)
+def test_libcuda_answers_and_ldconfig_knows_it(family, kind, real, tmp_path):
+    real(family)
+    image = glibc_images.load(tmp_path, kind)
+    result = dockless.run(
+        image, ["sh", "-c", "probe; ldconfig -p | grep libcuda; nvidia-smi; echo $?"], gpus=1, capture_output=True, text=True
+    )
+    lines = result.stdout.splitlines()
+    assert lines[0] == str(driver_roots.CUDA[family]), result
+    assert lines[1].endswith(f"=> /{glibc_images.DIRECTORY[kind]}/libcuda.so.1")
+    # An ordinary user's simulated GPU is /dev/null, which opens.
+    told, code = ("couldn't communicate with the NVIDIA driver", "9") if os.geteuid() == 0 else ("Failed to initialize NVML", "17")
+    assert told in result.stdout and lines[-1] == code
+
+
+# ---- what need not be a driver's: small libraries with its names ---------------------------------------------------------------------
+
+
+VERSION = "600.10.01"
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> Path:
+    """A driver of three libraries that do nothing, as NVIDIA's installer places them."""
+    root = tmp_path_factory.mktemp("driver")
+    root.chmod(0o755)
+    where = root / glibc_images.DIRECTORY["debian"]
+    where.mkdir(parents=True)
+    for name, soname in (("libcuda", "libcuda.so.1"), ("libnvidia-ml", "libnvidia-ml.so.1"), ("libnvidia-encode", "libnvidia-encode.so.1")):
+        command = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-x", "c", "/dev/null", "-o", f"{where}/{name}.so.{VERSION}"]
+        subprocess.run(command, check=True, capture_output=True)
+    (where / "libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
+    (root / "usr/bin").mkdir()
+    (root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\necho this is nvidia-smi\n")
+    (root / "usr/bin/nvidia-smi").chmod(0o755)
+    proc = root / "proc/driver/nvidia"
+    for number in (0, 1):
+        (proc / f"gpus/d0c1:1{number}:00.0").mkdir(parents=True)
+        (proc / f"gpus/d0c1:1{number}:00.0/information").write_text(f"GPU {number}\n")
+    (proc / "params").write_text("ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
+    (proc / "version").write_text(f"NVRM version: {VERSION}\n")
+    return root
+
+
+@pytest.fixture
+def image(tmp_path, stand_in, driver):
+    driver(stand_in)
+    return glibc_images.load(tmp_path, "debian")
+
+
+def output(image: str, script: str, **options: Any) -> list[str]:
+    result = dockless.run(image, ["sh", "-c", script], capture_output=True, text=True, check=True, **options)
+    return result.stdout.splitlines()
+
+
+LIST = "cd /usr/lib/*-linux-gnu && ls | grep -e cuda -e nvidia; ls /usr/bin | grep nvidia; ldconfig -p | grep -c -e cuda -e nvidia"
+
+
+def test_the_default_is_utility_and_compute(image):
+    names = ["libcuda.so", "libcuda.so.1", f"libcuda.so.{VERSION}", "libnvidia-ml.so.1", f"libnvidia-ml.so.{VERSION}", "nvidia-smi", "2"]
+    assert output(image, LIST, gpus=1) == names
+    assert output(image, "nvidia-smi; readlink /usr/lib/*/libcuda.so.1", gpus=1) == ["this is nvidia-smi", f"libcuda.so.{VERSION}"]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"gpus": "capabilities=utility"}, {"gpus": 1, "env": {"NVIDIA_DRIVER_CAPABILITIES": "utility"}}],
+)
+def test_capabilities_choose_the_files(wanted, image):
+    assert output(image, LIST, **wanted) == ["libnvidia-ml.so.1", f"libnvidia-ml.so.{VERSION}", "nvidia-smi", "1"]
+
+
+def test_the_image_chooses_where_nobody_else_does(tmp_path, stand_in, driver):
+    driver(stand_in)
+    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_DRIVER_CAPABILITIES": "video", "NVIDIA_VISIBLE_DEVICES": "1,0"})
+    found = output(image, LIST + "; ls /dev | grep nvidia[0-9]", gpus=1)
+    assert f"libnvidia-encode.so.{VERSION}" in found and f"libnvidia-ml.so.{VERSION}" not in found
+    assert len([name for name in found if name.startswith("nvidia")]) == 1  # a list of GPUs in an image gives none
+
+
+def test_an_unknown_capability_is_an_error(image):
+    with pytest.raises(GpuError, match="'everything'"):
+        dockless.run(image, ["true"], gpus=1, env={"NVIDIA_DRIVER_CAPABILITIES": "everything"})
+
+
+def test_void_leaves_the_files_out(image):
+    assert output(
+        image, "ls /usr/lib/*/libcuda* 2>/dev/null; ls /dev | grep nvidiactl", gpus=1, env={"NVIDIA_VISIBLE_DEVICES": "void"}
+    ) == ["nvidiactl"]
+
+
+def test_without_a_gpu_there_is_nothing_of_it(image):
+    before = output(image, "find / -xdev | grep -v ^/proc | sort; cat /etc/ld.so.cache | sha256sum")
+    output(image, "true", gpus=1)
+    assert output(image, "find / -xdev | grep -v ^/proc | sort; cat /etc/ld.so.cache | sha256sum") == before
+    assert not any("cuda" in line or "nvidia" in line for line in before)
+
+
+def test_nothing_of_it_is_in_a_diff_or_a_commit(image):
+    box = dockless.start(image, ["sh", "-c", "echo hello > /made; ldconfig -p | grep -q libcuda"], gpus=1)
+    try:
+        assert box.wait().exit_code == 0
+        assert [(change.kind, change.path) for change in dockless.diff(box)] == [("A", "/made")]
+        dockless.commit(box, "after:latest")
+    finally:
+        box.rm(force=True)
+    assert not [line for line in output("after", "find / -xdev | grep -v ^/proc; ldconfig -p") if "cuda" in line or "nvidia" in line]
+
+
+def test_a_program_can_run_ldconfig_itself(image):
+    found = output(image, "ldconfig 2>&1; ldconfig -p | grep libcuda.so.1; rm /usr/lib/*/libcuda.so.1 && echo gone", gpus=1)
+    assert len(found) == 2 and "libcuda.so.1" in found[0] and found[1] == "gone"
+
+
+def test_files_are_read_only_mounts(image):
+    mounts = output(image, "grep -e /libcuda -e /nvidia-smi -e /proc/driver /proc/self/mountinfo", gpus=1)
+    assert len(mounts) == 4
+    assert all("ro,nosuid" in line and "nodev" in line for line in mounts)
+
+
+def test_alpine_is_told(tmp_path, stand_in, driver):
+    driver(stand_in)
+    entries = [file(f"lib/ld-musl-{os.uname().machine}.so.1", b"", 0o755), file("etc/alpine-release", "3.20.0\n")]
+    image = boxes.load(tmp_path, [directory("lib"), *entries], name="alpine:3.20")
+    result = dockless.run(image, ["find", "/usr", "-name", "*cuda*"], gpus=1, capture_output=True)
+    assert result.stdout == b""
+    assert [line for line in result.warnings if "alpine:3.20 is Alpine with musl" in line and "needs glibc" in line]
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"NVIDIA_REQUIRE_DRIVER": "driver>=700"}, "needs driver>=700"),
+        ({"NVIDIA_REQUIRE_DRIVER": "driver>=700 driver<400"}, "needs driver>=700 or driver<400"),
+    ],
+)
+def test_a_requirement_that_does_not_hold_is_an_error(variables, words, tmp_path, stand_in, driver):
+    driver(stand_in)
+    image = glibc_images.load(tmp_path, "debian", env=variables)
+    with pytest.raises(GpuError, match=re.escape(words)):
+        dockless.run(image, ["true"], gpus=1)
+    assert dockless.run(image, ["true"], gpus=1, env={"NVIDIA_DISABLE_REQUIRE": "1"}).returncode == 0
+
+
+def test_proc_driver_shows_the_leased_gpu_alone(image):
+    found = output(
+        image,
+        "cd /proc/driver; ls nvidia/gpus; cat nvidia/gpus/*/information nvidia/params nvidia/version; echo x > nvidia/params || true",
+        gpus="device=1",
+    )
+    assert found == [
+        "d0c1:11:00.0",
+        "GPU 1",
+        "ResmanDebugLevel: 4294967295",
+        "ModifyDeviceFiles: 0",
+        "DeviceFileMode: 438",
+        f"NVRM version: {VERSION}",
+    ]
+
+
+def test_an_image_whose_directories_are_links(tmp_path, stand_in, driver):
+    """Nothing lands outside of its root, and the links stay."""
+    driver(stand_in)
+    more = [directory("opt"), directory("opt/libraries", 0o750), directory("opt/programs")]
+    more += [symlink("usr/lib64", "../../../opt/libraries"), symlink("usr/bin", "/opt/programs")]
+    image = boxes.load(tmp_path, more, without={"usr/bin"})
+    found = output(image, "ls /opt/libraries /opt/programs; stat -c %a /opt/libraries; readlink /usr/lib64; readlink /usr/bin", gpus=1)
+    assert f"libcuda.so.{VERSION}" in found and "nvidia-smi" in found and found[-3:] == ["750", "../../../opt/libraries", "/opt/programs"]
+
+
+def test_an_image_that_leads_to_proc_is_refused(tmp_path, stand_in, driver):
+    driver(stand_in)
+    image = boxes.load(tmp_path, [symlink("usr/lib64", "/proc")])
+    with pytest.raises(GpuError, match="leads to /proc"):
+        dockless.run(image, ["true"], gpus=1)
+
+
+def test_what_was_found_is_kept_and_looked_at_again(image, stand_in):
+    output(image, "true", gpus=1)
+    kept = {path: path.stat().st_mtime_ns for path in (paths.store() / "driver").rglob("*.json")}
+    assert len(kept) == 1
+    output(image, "true", gpus=1)
+    assert {path: path.stat().st_mtime_ns for path in (paths.store() / "driver").rglob("*.json")} == kept
+    program = stand_in / "usr/bin/nvidia-smi"
+    program.write_text("#!/bin/sh\necho this is another one\n")
+    assert output(image, "nvidia-smi", gpus=1) == ["this is another one"]
+    program.write_text("#!/bin/sh\necho this is nvidia-smi\n")
+
+
+def test_a_file_that_others_may_change_is_refused(image, stand_in):
+    library = stand_in / glibc_images.DIRECTORY["debian"] / f"libcuda.so.{VERSION}"
+    library.chmod(0o777)
+    try:
+        with pytest.raises(GpuError, match="can be changed by others"):
+            dockless.run(image, ["true"], gpus=1)
+    finally:
+        library.chmod(0o755)
+
+
+def test_an_image_cannot_say_where_the_driver_is(tmp_path, stand_in, monkeypatch):
+    """Simulated GPUs have no driver unless the settings say so."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    image = glibc_images.load(tmp_path, "debian", env={"DOCKLESS_HOME": str(stand_in), "NVIDIA_DRIVER_ROOT": str(stand_in)})
+    assert output(image, "ls /usr/lib/*/libcuda* 2>/dev/null; true", gpus=1) == []
