@@ -49,7 +49,7 @@ def read(fd: int) -> Elf:
         return Elf(bits, "")
     for kind, at, address, size in segments:
         if kind == _LOAD and address <= tags[_STRING_TABLE] < address + size:
-            name = os.pread(fd, 256, at + tags[_STRING_TABLE] - address + min(tags[_SONAME], _MOST_BYTES))
+            name = _at_most(fd, 256, at + tags[_STRING_TABLE] - address + tags[_SONAME])
             return Elf(bits, name.partition(b"\0")[0].decode("ascii"))
     raise ValueError("its string table lies in no segment")
 
@@ -87,10 +87,14 @@ def _table(start: int, size: int, count: int, expected: int) -> list[int]:
 
 
 def _exactly(fd: int, size: int, offset: int) -> bytes:
-    try:
-        data = os.pread(fd, size, offset)
-    except (OSError, OverflowError) as error:
-        raise ValueError("an offset in it leads nowhere") from error
+    data = _at_most(fd, size, offset)
     if len(data) != size:
         raise ValueError("it is shorter than it says")
     return data
+
+
+def _at_most(fd: int, size: int, offset: int) -> bytes:
+    try:
+        return os.pread(fd, size, offset)
+    except (OSError, OverflowError) as error:
+        raise ValueError("an offset in it leads nowhere") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from support import boxes, driver_roots, glibc_images
+from support.elf_files import library
 from support.make_image import directory, file, symlink
 from support.requires import requires
 
@@ -189,6 +191,34 @@ def test_a_requirement_that_does_not_hold_is_an_error(variables, words, tmp_path
     with pytest.raises(GpuError, match=re.escape(words)):
         dockless.run(image, ["true"], gpus=1)
     assert dockless.run(image, ["true"], gpus=1, env={"NVIDIA_DISABLE_REQUIRE": "1"}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "drivers", "taken"),
+    [
+        ("610.1", ["590", "600"], True),
+        ("610.1", ["590"], False),  # made for another driver
+        ("600.01", ["600"], False),  # older than the driver
+        ("610.1", None, True),
+        ("600.20", None, False),  # of the same major version, and says nothing
+    ],
+)
+def test_a_newer_libcuda_of_the_image_stands_above_the_driver(theirs, drivers, taken, tmp_path, stand_in, driver):
+    driver(stand_in)
+    note = None if drivers is None else json.dumps({"CUDA Version": "13.0", "Driver": drivers}).encode()
+    library(tmp_path / "libcuda", "libcuda.so.1", note=note)
+    compat = "usr/local/cuda/compat"
+    more = [
+        file(f"{compat}/libcuda.so.{theirs}", (tmp_path / "libcuda").read_bytes()),
+        symlink(f"{compat}/libcuda.so.1", f"libcuda.so.{theirs}"),
+    ]
+    image = glibc_images.load(tmp_path, "debian", more)
+    found = output(image, "ldconfig -p | grep -e libcuda -e nvidia-ml", gpus=1)
+    directory = compat if taken else glibc_images.DIRECTORY["debian"]
+    assert [line.rpartition(" => ")[2] for line in found] == [
+        f"/{glibc_images.DIRECTORY['debian']}/libnvidia-ml.so.1",
+        f"/{directory}/libcuda.so.1",
+    ]
 
 
 def test_proc_driver_shows_the_leased_gpu_alone(image):

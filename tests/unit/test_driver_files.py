@@ -1,0 +1,166 @@
+"""Which files of a driver are found, in trees as distributions and installers have them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.elf_files import library
+
+from dockless.errors import GpuError
+from dockless.sandbox.gpus import elf, linker_cache
+from dockless.sandbox.gpus.driver_files import DriverFile, find, installed_version, needed, parse_capabilities
+from dockless.sandbox.gpus.injection import _majors
+
+VERSION = "580.65.06"
+WIDE = f"usr/lib/{os.uname().machine}-linux-gnu"
+
+
+def names(files: tuple[DriverFile, ...], place: str = "lib") -> list[str]:
+    return sorted(file.name for file in files if file.place == place)
+
+
+def sources(root: Path, files: tuple[DriverFile, ...]) -> set[str]:
+    return {os.path.relpath(file.source, root) for file in files}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def driver(root: Path, where: str, **more) -> None:
+    library(root / where / f"libcuda.so.{VERSION}", "libcuda.so.1", **more)
+    library(root / where / f"libnvidia-ml.so.{VERSION}", "libnvidia-ml.so.1", **more)
+
+
+@pytest.mark.parametrize("where", [WIDE, f"{WIDE}/nvidia/current", f"{WIDE}/nvidia/tesla-580", "usr/lib64", "usr/lib", "lib64"])
+def test_where_it_is_installed(where, root):
+    driver(root, where)
+    assert installed_version(str(root)) == VERSION
+    found = find(str(root), VERSION)
+    assert names(found) == [f"libcuda.so.{VERSION}", f"libnvidia-ml.so.{VERSION}"]
+    assert [file.links for file in found] == [("libcuda.so.1", "libcuda.so"), ("libnvidia-ml.so.1",)]
+    assert sources(root, found) == {f"{where}/libcuda.so.{VERSION}", f"{where}/libnvidia-ml.so.{VERSION}"}
+
+
+def test_where_the_linkers_cache_says(root):
+    driver(root, "opt/nvidia/lib")
+    assert find(str(root), VERSION) == ()
+    entry = linker_cache.Entry(b"libcuda.so.1", b"/opt/nvidia/lib/libcuda.so.1", 0x303)
+    (root / "etc").mkdir()
+    (root / "etc/ld.so.cache").write_bytes(linker_cache.encode(linker_cache.Cache((entry,))))
+    assert len(find(str(root), VERSION)) == 2
+
+
+def test_another_version_is_not_taken(root):
+    driver(root, "usr/lib64")
+    library(root / "usr/lib64/libcuda.so.575.1", "libcuda.so.1")
+    library(root / "usr/lib64/libnvidia-opencl.so.1", "libnvidia-opencl.so.1")
+    library(root / f"usr/lib64/libother.so.{VERSION}", "libother.so.1")
+    (root / f"usr/lib64/libnvidia-cfg.so.{VERSION}").write_text("no library")
+    assert len(find(str(root), VERSION)) == 2
+    assert sources(root, find(str(root), "575.1")) == {"usr/lib64/libcuda.so.575.1"}
+
+
+def test_a_library_that_is_a_link_is_what_it_leads_to(root):
+    library(root / f"opt/libcuda.so.{VERSION}", "libcuda.so.1")
+    (root / "usr/lib64").mkdir(parents=True)
+    (root / f"usr/lib64/libcuda.so.{VERSION}").symlink_to(f"/opt/libcuda.so.{VERSION}")  # of the driver's root, not of the host's
+    assert sources(root, find(str(root), VERSION)) == {f"opt/libcuda.so.{VERSION}"}
+
+
+def test_no_link_leads_out_of_the_root(root):
+    library(root / f"outside/libcuda.so.{VERSION}", "libcuda.so.1")
+    (root / "driver/usr/lib64").mkdir(parents=True)
+    (root / f"driver/usr/lib64/libcuda.so.{VERSION}").symlink_to(f"../../../outside/libcuda.so.{VERSION}")
+    (root / "driver/usr/bin").symlink_to(root / "outside")
+    (root / "outside/nvidia-smi").write_text("")
+    assert find(str(root / "driver"), VERSION) == ()
+
+
+def test_32_bit_libraries_are_for_compat32(root):
+    driver(root, "usr/lib64")
+    driver(root, "usr/lib32", bits=32)
+    found = find(str(root), VERSION)
+    assert names(found, "lib32") == [f"libcuda.so.{VERSION}", f"libnvidia-ml.so.{VERSION}"]
+    assert names(needed(found, parse_capabilities("compute")), "lib32") == []
+    assert names(needed(found, parse_capabilities("compute,compat32")), "lib32") == [f"libcuda.so.{VERSION}"]
+
+
+def test_programs_and_firmware_and_configuration(root):
+    driver(root, f"{WIDE}/nvidia/current")
+    texts = ["usr/lib/nvidia/current/nvidia-smi", "usr/sbin/nvidia-cuda-mps-server", f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"]
+    texts += ["lib/firmware/nvidia/575.1/gsp_ga10x.bin", "etc/OpenCL/vendors/nvidia.icd", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"]
+    for path in texts:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("x")
+    (root / "usr/bin").mkdir()
+    (root / "usr/bin/nvidia-smi").write_text("of another driver")
+    found = find(str(root), VERSION)
+    assert names(found, "bin") == ["nvidia-cuda-mps-server", "nvidia-smi"]
+    assert "usr/lib/nvidia/current/nvidia-smi" in sources(root, found)
+    everywhere = {f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"}
+    assert set(names(needed(found, parse_capabilities("utility")), "")) == everywhere
+    assert set(names(needed(found, parse_capabilities("compute")), "")) == {*everywhere, "etc/OpenCL/vendors/nvidia.icd"}
+    assert names(needed(found, parse_capabilities("display")), "") == ["usr/share/glvnd/egl_vendor.d/10_nvidia.json"]
+
+
+def test_capabilities():
+    assert parse_capabilities("") == parse_capabilities("gpu") == {"utility", "compute"}
+    assert parse_capabilities(" utility , gpu") == {"utility"}
+    assert parse_capabilities("video") == {"video", "compute"}
+    assert parse_capabilities("all") == {"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
+    with pytest.raises(GpuError, match="'teapot'"):
+        parse_capabilities("compute,teapot")
+
+
+@pytest.mark.parametrize("path", [f"usr/lib64/libcuda.so.{VERSION}", "usr/lib64", "usr"])
+def test_what_others_may_change_is_an_error(path, root):
+    driver(root, "usr/lib64")
+    (root / path).chmod(0o777)
+    with pytest.raises(GpuError, match="can be changed by others"):
+        find(str(root), VERSION)
+
+
+def test_the_newest_of_several_is_the_installed_one(root):
+    for version in ("575.99.1", "580.65.06", "580.9"):
+        library(root / f"usr/lib64/libcuda.so.{version}", "libcuda.so.1")
+    assert installed_version(str(root)) == "580.65.06"
+
+
+# ---- ELF ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_soname_and_note(bits, tmp_path):
+    library(tmp_path / "library", "libcuda.so.1", bits=bits, note=b'{"CUDA Version": "13.0", "Driver": ["535", 570]}')
+    with open(tmp_path / "library", "rb") as stream:
+        assert elf.read(stream.fileno()) == elf.Elf(bits, "libcuda.so.1")
+        said = elf.note(stream.fileno(), ".note.cuda.fwd_compatibility")
+        assert elf.note(stream.fileno(), ".note.other") is None
+    assert said is not None
+    assert _majors(said) == {535, 570}
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b'{"Driver": 3}', b'{"Driver": ["x"]}', b"[" * 100_000])
+def test_a_note_that_makes_no_sense_names_no_driver(said):
+    assert _majors(said) == frozenset()
+
+
+def test_any_byte_may_be_wrong(tmp_path):
+    library(tmp_path / "library", "libcuda.so.1", note=b"{}")
+    sound = (tmp_path / "library").read_bytes()
+    refused = 0
+    for place in range(len(sound)):
+        for value in (0x00, 0xFF):
+            (tmp_path / "other").write_bytes(sound[:place] + bytes([value]) + sound[place + 1 :])
+            with open(tmp_path / "other", "rb") as stream:
+                try:
+                    elf.read(stream.fileno())
+                    elf.note(stream.fileno(), ".note.cuda.fwd_compatibility")
+                except ValueError:
+                    refused += 1
+    assert refused > 20
