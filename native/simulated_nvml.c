@@ -8,6 +8,8 @@
  *     DOCKLESS_SIMULATED_GPUS=8x80G,nvlink=4        NVLink inside groups of four (of 2..4: direct links; of more: through NVSwitch)
  *     DOCKLESS_SIMULATED_GPUS=2x40G,mig=3           the last GPU is divided into three MIG slices
  *     DOCKLESS_SIMULATED_GPUS=2x40G,busy=1          a foreign process (pid 1) computes on GPU 1
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,ecc=1           GPU 1 has met two uncorrectable errors of its memory
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,lost=1          GPU 1 has fallen off its bus: it is counted, and answers nothing
  *     DOCKLESS_SIMULATED_GPUS=2x40G,host=lab        the same GPUs for all who name this host: see sandbox/gpus/lease.py
  *     DOCKLESS_SIMULATED_GPUS=2x40G,old             an old driver: processes, topology, NVLink, MIG and affinity are unknown to it
  *
@@ -31,6 +33,7 @@ enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     FUNCTION_NOT_FOUND = 13,
+    GPU_IS_LOST = 15,
 };
 enum { MAX_GPUS = 99, MAX_SLICES = 7, LINKS = 12, LINKS_PER_SWITCH = 2, DOMAIN = 0xd0c1 };
 
@@ -55,7 +58,7 @@ typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } proce
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;
-static int count, group, slices, busy, old;
+static int count, group, slices, busy, ecc, lost, old;
 static struct device gpus[MAX_GPUS], parts[MAX_SLICES];
 
 const int dockless_simulated_nvml = 1;
@@ -67,7 +70,7 @@ static int configure(const char *text) {
     int used = 0;
 
     group = slices = old = 0;
-    busy = -1;
+    busy = ecc = lost = -1;
     if (sscanf(text, "%dx%llu%c%n", &count, &size, &unit, &used) != 3 || count < 1 || count > MAX_GPUS || !size || size > 999999)
         return 0;
     if (unit == 'M') size <<= 20;
@@ -79,6 +82,8 @@ static int configure(const char *text) {
         if (sscanf(text, ",nvlink=%d%n", &group, &used) == 1 && used) continue;
         if (sscanf(text, ",mig=%d%n", &slices, &used) == 1 && used) continue;
         if (sscanf(text, ",busy=%d%n", &busy, &used) == 1 && used) continue;
+        if (sscanf(text, ",ecc=%d%n", &ecc, &used) == 1 && used) continue;
+        if (sscanf(text, ",lost=%d%n", &lost, &used) == 1 && used) continue;
         if (sscanf(text, ",host=%*[a-z0-9]%n", &used) == 0 && used) continue;
         if (strncmp(text, ",old", 4)) return 0;
         old = 1;
@@ -169,6 +174,7 @@ const char *nvmlErrorString(result r) {
     case INSUFFICIENT_SIZE: return "Insufficient Size";
     case DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case FUNCTION_NOT_FOUND: return "Function Not Found";
+    case GPU_IS_LOST: return "GPU is lost";
     default: return "Unknown Error";
     }
 }
@@ -195,6 +201,7 @@ result nvmlDeviceGetCount_v2(unsigned *n) {
 
 result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
     CHECK(d && index < (unsigned)count, INVALID_ARGUMENT);
+    if ((int)index == lost) return GPU_IS_LOST;
     *d = &gpus[index];
     return OK;
 }
@@ -202,7 +209,7 @@ result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
 result nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
     CHECK(uuid && d, INVALID_ARGUMENT);
     for (int i = 0; i < count; i++)
-        if (!strcasecmp(gpus[i].uuid, uuid)) return *d = &gpus[i], OK;
+        if (!strcasecmp(gpus[i].uuid, uuid)) return *d = &gpus[i], i == lost ? GPU_IS_LOST : OK;
     for (int i = 0; i < slices; i++)
         if (!strcasecmp(parts[i].uuid, uuid)) return *d = &parts[i], OK;
     return NOT_FOUND;
@@ -251,6 +258,35 @@ result nvmlDeviceGetMemoryInfo_v2(struct device *d, memory_v2 *m) {
 result nvmlDeviceGetPciInfo_v3(struct device *d, pci_info *p) {
     CHECK(good(d) && p, INVALID_ARGUMENT);
     address(p, 0x10 + d->index);
+    return OK;
+}
+
+/* ---- what it does ---- */
+
+result nvmlDeviceGetUtilizationRates(struct device *d, unsigned rates[2]) {
+    CHECK(good(d) && rates, INVALID_ARGUMENT);
+    if (d->parent) return NOT_SUPPORTED;
+    rates[0] = rates[1] = d->index == busy ? 100 : 0;
+    return OK;
+}
+
+result nvmlDeviceGetTemperature(struct device *d, unsigned sensor, unsigned *degrees) {
+    CHECK(good(d) && !sensor && degrees, INVALID_ARGUMENT);
+    if (d->parent) return NOT_SUPPORTED;
+    *degrees = d->index == busy ? 70 : 30;
+    return OK;
+}
+
+result nvmlDeviceGetPowerUsage(struct device *d, unsigned *milliwatts) {
+    CHECK(good(d) && milliwatts, INVALID_ARGUMENT);
+    if (d->parent) return NOT_SUPPORTED;
+    *milliwatts = d->index == busy ? 300500 : 50000;
+    return OK;
+}
+
+result nvmlDeviceGetTotalEccErrors(struct device *d, unsigned type, unsigned counter, unsigned long long *n) {
+    CHECK(good(d) && type < 2 && counter < 2 && n, INVALID_ARGUMENT);
+    *n = d->index == ecc && type ? 2 : 0; /* 1: uncorrected */
     return OK;
 }
 

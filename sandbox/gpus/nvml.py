@@ -30,11 +30,13 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import Any
 from dockless.errors import BadInput, GpuDriverMissing, GpuError
+from dockless.sandbox.gpus.attempt import attempt
 from dockless.sandbox.gpus.topology import Link, bus_id, read_links
+from dockless.sandbox.gpus.watch import trouble
 
 SIMULATE = "DOCKLESS_SIMULATED_GPUS"
 _SIMULATE_GRAMMAR = re.compile(
-    r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|busy=[0-9]{1,2}|old|host=([a-z0-9]{1,20})))*\Z"
+    r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|(busy|ecc|lost)=[0-9]{1,2}|old|host=([a-z0-9]{1,20})))*\Z"
 )
 _MARK = "dockless_simulated_nvml"  # exported by the stand-in only
 _MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
@@ -70,7 +72,7 @@ class Gpu:
 
     ``minor`` names /dev/nvidia<minor>; it is **not** the index. ``memory``: bytes. ``pci_bus_id``: as in /sys/bus/pci/devices.
     ``numa_node``: of the nearest processors, None if unknown. ``links``: to every other GPU. ``mig_enabled``: the GPU is divided, its
-    slices are used and not the whole. ``simulated``: made up by ``DOCKLESS_SIMULATED_GPUS``.
+    slices are used and not the whole. ``simulated``: made up by ``DOCKLESS_SIMULATED_GPUS``. ``trouble``: why it is not fit for use.
     """
 
     index: int
@@ -86,6 +88,7 @@ class Gpu:
     links: tuple[Link, ...] = ()
     mig_enabled: bool = False
     parent: str = ""
+    trouble: str = ""
 
     def __str__(self) -> str:
         """``GPU 0 Simulated GPU, 80.0 GiB, GPU-… (simulated)``"""
@@ -126,7 +129,8 @@ def session() -> Iterator[Any]:
 
 
 def inventory(*, processes: bool = True, links: bool = True) -> tuple[Gpu, ...]:
-    """Every GPU of this host that answers, by index. ``processes=False`` and ``links=False`` leave those fields empty (cheaper).
+    """Every GPU of this host that answers, by index. ``links=False`` leaves that field empty, ``processes=False`` that and ``trouble``
+    (cheaper).
 
     Errors: as ``session``.
     """
@@ -136,24 +140,31 @@ def inventory(*, processes: bool = True, links: bool = True) -> tuple[Gpu, ...]:
         handles = [(index, handle) for index, handle in _handles(nvml) if handle is not None]
         read = [(_read(nvml, index, handle, simulated, caps, processes), handle) for index, handle in handles]
         read = [(gpu, handle) for gpu, handle in read if gpu.uuid]  # without a name it cannot be leased: lost while being read
-        joined = read_links(nvml, _attempt, [(g.uuid, g.pci_bus_id, h) for g, h in read]) if links else {}
+        joined = read_links(nvml, attempt, [(g.uuid, g.pci_bus_id, h) for g, h in read]) if links else {}
         return tuple(replace(gpu, links=joined.get(gpu.uuid, ())) for gpu, _ in read)
 
 
 def refresh(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The same GPUs with their processes read again, and nothing else: the cheap look for a loop. One that is gone is left out."""
+    """The same GPUs with their processes and troubles read again, and nothing else: the cheap look for a loop."""
     with session() as nvml:
-        found = ((gpu, _attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.uuid)) for gpu in gpus)
-        return tuple(replace(gpu, processes=_processes(nvml, handle)) for gpu, handle in found if handle is not None)
+        found = ((gpu, attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.uuid)) for gpu in gpus)
+        return tuple(
+            replace(gpu, processes=_processes(nvml, handle) if handle else (), trouble=_trouble(nvml, gpu, handle)) for gpu, handle in found
+        )
+
+
+def _trouble(nvml: Any, gpu: Gpu, handle: Any) -> str:
+    """Of a slice that is there: that of its GPU."""
+    return trouble(nvml, attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.parent) if gpu.parent and handle else handle)
 
 
 def driver() -> Driver:
     """Version and state of the driver. Errors: as ``session``."""
     with session() as nvml:
         handles = _handles(nvml)
-        cuda = _attempt(0, nvml.nvmlSystemGetCudaDriverVersion)
+        cuda = attempt(0, nvml.nvmlSystemGetCudaDriverVersion)
         return Driver(
-            version=_attempt("", nvml.nvmlSystemGetDriverVersion),
+            version=attempt("", nvml.nvmlSystemGetDriverVersion),
             cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             count=len(handles),
             lost=tuple(index for index, handle in handles if handle is None),
@@ -188,8 +199,8 @@ def simulated_host() -> str:
     if not wanted:
         return ""
     found = _SIMULATE_GRAMMAR.match(wanted)
-    if found is not None and found[3]:
-        return f"{found[3]}/"
+    if found is not None and found[4]:
+        return f"{found[4]}/"
     return f"{hashlib.blake2b(os.fsencode(paths.runtime()), digest_size=10).hexdigest()}/"
 
 
@@ -200,31 +211,21 @@ def is_simulated(nvml: Any) -> bool:
 
 def _handles(nvml: Any) -> list[tuple[int, Any]]:
     """(index, handle); handle None for a GPU that fell off the bus or that this user may not open."""
-    return [(i, _attempt(None, nvml.nvmlDeviceGetHandleByIndex, i)) for i in range(_attempt(0, nvml.nvmlDeviceGetCount))]
-
-
-def _attempt(default: Any, function: Any, *args: Any) -> Any:
-    """``function(*args)``, or ``default`` where this driver or GPU has no answer (symbol missing, not supported, not found, lost)."""
-    import pynvml
-
-    try:
-        return function(*args)
-    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
-        return default
+    return [(i, attempt(None, nvml.nvmlDeviceGetHandleByIndex, i)) for i in range(attempt(0, nvml.nvmlDeviceGetCount))]
 
 
 def _read(nvml: Any, index: int, handle: Any, simulated: bool, caps: dict[str, int] | None, processes: bool) -> Gpu:
-    memory = _attempt(None, nvml.nvmlDeviceGetMemoryInfo, handle)
-    pci = _attempt(None, nvml.nvmlDeviceGetPciInfo, handle)
+    memory = attempt(None, nvml.nvmlDeviceGetMemoryInfo, handle)
+    pci = attempt(None, nvml.nvmlDeviceGetPciInfo, handle)
     address = bus_id(pci) if pci is not None else ""
-    minor = _attempt(index, nvml.nvmlDeviceGetMinorNumber, handle)
-    mode = _attempt((0, 0), nvml.nvmlDeviceGetMigMode, handle)
+    minor = attempt(index, nvml.nvmlDeviceGetMinorNumber, handle)
+    mode = attempt((0, 0), nvml.nvmlDeviceGetMigMode, handle)
     divided = bool(mode[0])
     return Gpu(
         index=index,
-        uuid=_attempt("", nvml.nvmlDeviceGetUUID, handle),
+        uuid=attempt("", nvml.nvmlDeviceGetUUID, handle),
         minor=minor,
-        model=_attempt("NVIDIA GPU", nvml.nvmlDeviceGetName, handle),
+        model=attempt("NVIDIA GPU", nvml.nvmlDeviceGetName, handle),
         memory=int(memory.total) if memory is not None else 0,
         pci_bus_id=address,
         numa_node=_numa_node(nvml, handle, address),
@@ -232,6 +233,7 @@ def _read(nvml: Any, index: int, handle: Any, simulated: bool, caps: dict[str, i
         processes=_processes(nvml, handle) if processes else (),
         simulated=simulated,
         mig_enabled=divided,
+        trouble=trouble(nvml, handle) if processes else "",
     )
 
 
@@ -239,9 +241,9 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Compute processes, MPS clients too. A driver older than R450 cannot be asked: it shows none."""
     found: dict[int, GpuProcess] = {}
     for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"):
-        listed = _attempt(None, getattr(nvml, name), handle)
+        listed = attempt(None, getattr(nvml, name), handle)
         if listed is None:
-            listed = _attempt((), getattr(nvml, name.replace("_v3", "_v2"), tuple), handle)
+            listed = attempt((), getattr(nvml, name.replace("_v3", "_v2"), tuple), handle)
         for item in listed:
             gi = getattr(item, "gpuInstanceId", 0xFFFFFFFF)
             memory = item.usedGpuMemory
@@ -254,7 +256,7 @@ def _numa_node(nvml: Any, handle: Any, address: str) -> int | None:
     try:
         node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())
     except (OSError, ValueError):
-        masks = _attempt((), nvml.nvmlDeviceGetMemoryAffinity, handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE)
+        masks = attempt((), nvml.nvmlDeviceGetMemoryAffinity, handle, 4, nvml.NVML_AFFINITY_SCOPE_NODE)
         nodes = [word * 64 + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1]
         return nodes[0] if nodes else None
     return node if node >= 0 else None
@@ -262,23 +264,23 @@ def _numa_node(nvml: Any, handle: Any, address: str) -> int | None:
 
 def _mig(nvml: Any, handle: Any, minor: int, simulated: bool, caps: dict[str, int] | None) -> tuple[MigInstance, ...]:
     slices = []
-    for number in range(_attempt(0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
-        part = _attempt(None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+    for number in range(attempt(0, nvml.nvmlDeviceGetMaxMigDeviceCount, handle)):
+        part = attempt(None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
         if part is None:
             continue
-        gi = _attempt(None, nvml.nvmlDeviceGetGpuInstanceId, part)
-        ci = _attempt(None, nvml.nvmlDeviceGetComputeInstanceId, part)
-        uuid = _attempt("", nvml.nvmlDeviceGetUUID, part)
+        gi = attempt(None, nvml.nvmlDeviceGetGpuInstanceId, part)
+        ci = attempt(None, nvml.nvmlDeviceGetComputeInstanceId, part)
+        uuid = attempt("", nvml.nvmlDeviceGetUUID, part)
         if gi is None or ci is None or not uuid:
             continue
-        memory = _attempt(None, nvml.nvmlDeviceGetMemoryInfo, part)
+        memory = attempt(None, nvml.nvmlDeviceGetMemoryInfo, part)
         slices.append(
             MigInstance(
                 uuid=uuid,
                 gi=gi,
                 ci=ci,
                 memory=int(memory.total) if memory is not None else 0,
-                model=_attempt("MIG", nvml.nvmlDeviceGetName, part),
+                model=attempt("MIG", nvml.nvmlDeviceGetName, part),
                 gi_cap=_cap_minor(caps, minor, f"gi{gi}/access", 3 + 135 * minor + 9 * gi if simulated else None),
                 ci_cap=_cap_minor(caps, minor, f"gi{gi}/ci{ci}/access", 4 + 135 * minor + 9 * gi + ci if simulated else None),
             )
@@ -319,7 +321,8 @@ def _load_stand_in(pynvml: Any) -> None:
         raise BadInput(
             f"{SIMULATE}={wanted[:80]!r} does not describe simulated GPUs",
             subject=SIMULATE,
-            hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX', ',old' or ',host=NAME' after it",
+            hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX', ',ecc=INDEX', ',lost=INDEX',"
+            " ',old' or ',host=NAME' after it",
         )
     if pynvml.nvmlLib is not None:
         if not is_simulated(pynvml):

@@ -162,6 +162,8 @@ def why_not_free(gpu: Gpu, busy: Collection[str]) -> str:
     """ "" for a free unit, else the reason in a few words."""
     if gpu.uuid in busy or (gpu.parent and gpu.parent in busy):
         return "is leased"
+    if gpu.trouble:
+        return f"is out of service: {gpu.trouble}"
     if gpu.processes:
         pids = ", ".join(str(process.pid) for process in gpu.processes[:4])
         more = ", …" if len(gpu.processes) > 4 else ""

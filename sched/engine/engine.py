@@ -279,7 +279,7 @@ class Engine:
         outside: frozenset[str] = frozenset()
         if self.waiting.wants_gpus:
             running += self.others()
-            outside = self.gpus.computing({gpu for job in running for gpu in job.gpus})
+            outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
         return policy.QueueState(
             self.gpus.uuids,
             self.waiting,

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
+from dockless.sched.engine.faults import say
 
 if TYPE_CHECKING:
     from dockless.sandbox.gpus.gpu import Gpu
@@ -65,19 +66,27 @@ class HostGpus:
         idle = tuple(replace(unit, processes=()) for unit in self.gpus)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
 
-    def computing(self, leased: Collection[str]) -> frozenset[str]:
-        """GPUs on which something computes that nobody has leased."""
-        if not self.gpus:
-            return frozenset()
-        if time.monotonic() - self._read > FRESH:
-            from dockless.sandbox.gpus import gpu
+    def look(self) -> None:
+        """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each
+        that goes out of service or comes back."""
+        if not self.gpus or time.monotonic() - self._read <= FRESH:
+            return
+        from dockless.sandbox.gpus import gpu
 
-            try:
-                self.gpus, self.error = gpu.refresh(self.gpus), ""
-            except DocklessError as error:
-                self.error = str(error)
-            self._read = time.monotonic()
-        return frozenset(unit.uuid for unit in self.gpus if unit.processes) - frozenset(leased)
+        before = self.gpus
+        try:
+            self.gpus, self.error = gpu.refresh(before), ""
+        except DocklessError as error:
+            self.error = str(error)
+        self._read = time.monotonic()
+        for old, new in zip(before, self.gpus, strict=True):
+            if old.trouble != new.trouble:
+                say(f"GPU {new.uuid} is out of service: {new.trouble}" if new.trouble else f"GPU {new.uuid} is in service again")
+
+    def unusable(self, leased: Collection[str]) -> frozenset[str]:
+        """GPUs that nobody has leased, and on which something computes all the same, or that are out of service."""
+        self.look()
+        return frozenset(unit.uuid for unit in self.gpus if unit.processes or unit.trouble) - frozenset(leased)
 
     def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
         """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that

@@ -68,6 +68,8 @@ class Answers:
         if entry is None or self.engine.decision is None:
             return "just submitted"
         text = self.engine.decision.reason(entry.waiting).text
+        if entry.waiting.gpus:
+            text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.gpus if gpu.trouble)
         for gpu in self.engine.gpus.gpus:
             if gpu.uuid in text:
                 text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
@@ -142,7 +144,7 @@ class Answers:
         holder = {gpu: entry for entry in self.engine.active.values() for gpu in entry.job.devices}
         others = self.engine.others()
         user_of = {gpu: job.user for job in others for gpu in job.gpus}
-        computing = self.engine.gpus.computing({*holder, *user_of})
+        self.engine.gpus.look()
         rows = []
         for gpu in self.engine.gpus.gpus:
             row = GpuInfo(
@@ -152,8 +154,9 @@ class Answers:
                 gpu.memory,
                 -1 if gpu.numa_node is None else gpu.numa_node,
                 gpu.simulated,
-                gpu.uuid in user_of or gpu.uuid in computing,
+                gpu.uuid not in holder and (gpu.uuid in user_of or bool(gpu.processes)),
                 user=user_of.get(gpu.uuid, ""),
+                trouble=gpu.trouble,
             )
             if (entry := holder.get(gpu.uuid)) is not None:
                 row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)

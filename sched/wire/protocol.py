@@ -66,7 +66,8 @@ class LogLine:
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
     """A GPU of the host and who holds it. ``memory``: bytes. ``job`` 0: none of the queue; ``outside``: in use all the same,
-    leased by ``user`` without the queue, or, where that is empty, by programs that have no lease."""
+    leased by ``user`` without the queue, or, where that is empty, by programs that have no lease.
+    ``trouble``: why it is out of service."""
 
     index: int
     uuid: str
@@ -79,6 +80,7 @@ class GpuInfo:
     attempt: int = 0
     user: str = ""
     since: float = 0.0
+    trouble: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

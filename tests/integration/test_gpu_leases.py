@@ -211,6 +211,27 @@ def test_what_is_leased_without_the_queue_counts_in_it(daemon, capfd):
         until(lambda: queue.job(large).state is State.RUNNING, "its quota has room")
 
 
+def test_one_that_is_out_of_service(home, monkeypatch, capfd):
+    """It is given to nobody, and whoever waits for it is told why."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulation := f"2x80G,ecc=1,host=t{os.getpid()}")
+    broken = "GPU 1 is out of service: 2 uncorrectable errors of its memory since its driver was loaded"
+    assert main(["info"]) == 0 and f"{broken}." in capfd.readouterr().out.splitlines()
+    daemon = DaemonProcess(home, gpus=simulation).start()
+    with daemon.client() as queue:
+        both, one = (queue.submit(JobSpec(Spec(argv=("true",)), gpus=wanted)) for wanted in ("2", "device=0"))
+        assert queue.wait(one, timeout=30).state is State.COMPLETED
+        assert queue.job(both).state is State.PENDING and broken in queue.job(both).reason
+        assert main(["info"]) == 0
+        shown = capfd.readouterr().out
+        assert "  out of service" in shown and f"{broken}." in shown
+        assert main(["metrics"]) == 0
+        shown = capfd.readouterr().out
+        assert "dockless_jobs_waiting 1\n" in shown
+        (line,) = [line for line in shown.splitlines() if line.startswith("dockless_gpu_out_of_service") and line.endswith(" 1")]
+        assert 'gpu="1"' in line and 'simulated="true"' in line and "2 uncorrectable errors" in line
+    daemon.end()
+
+
 def test_never_two_have_one(four, home, tmp_path):
     """Two daemons, each with a state of its own, and programs that start sandboxes; all of them are killed at random."""
     rng = random.Random(1)

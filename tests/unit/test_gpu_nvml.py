@@ -11,13 +11,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.requires import requires
 
-from dockless.errors import BadInput, GpuDriverMissing, GpuError
+from dockless.errors import BadInput, GpuDriverMissing, GpuError, NotEnoughGpus
 from dockless.sandbox.gpus import nvml as gpu_nvml
-from dockless.sandbox.gpus.gpu import Gpu, driver, find, inventory, refresh, session, units
+from dockless.sandbox.gpus import watch
+from dockless.sandbox.gpus.gpu import Gpu, choose, driver, find, inventory, parse_request, refresh, session, units
 from dockless.sched.engine.hostgpus import HostGpus
 
 
@@ -121,7 +123,71 @@ def test_the_cheap_reads(simulate):
     again = refresh(inventory(processes=False))
     assert again == inventory()
     simulate("1x80G")
-    assert [gpu.index for gpu in refresh(again)] == [0]  # the other one is gone
+    assert [gpu.trouble for gpu in refresh(again)] == ["", watch.LOST], "the other one is gone"
+
+
+def test_one_that_is_not_fit_for_use(simulate):
+    """It is not leased, and the reason is said; nor are its slices. An old driver tells of none."""
+    simulate("3x80G,ecc=1")
+    broken = "2 uncorrectable errors of its memory since its driver was loaded"
+    assert [gpu.trouble for gpu in inventory()] == ["", broken, ""] == [gpu.trouble for gpu in refresh(inventory(processes=False))]
+    assert [gpu.index for gpu in choose(parse_request(2), inventory())] == [0, 2]
+    with pytest.raises(NotEnoughGpus) as caught:
+        choose(parse_request(3), inventory())
+    assert f"GPU 1 is out of service: {broken}" in caught.value.hint
+    simulate("2x80G,mig=2,ecc=1")
+    assert [unit.trouble for unit in units(inventory())] == ["", broken, broken] == [unit.trouble for unit in refresh(units(inventory()))]
+
+
+def test_one_that_falls_off_its_bus(simulate):
+    simulate("2x80G")
+    both = inventory()
+    simulate("2x80G,lost=1")
+    assert [gpu.index for gpu in inventory()] == [0] and driver().lost == (1,)
+    assert [gpu.trouble for gpu in refresh(both)] == ["", watch.LOST]
+
+
+class Answers:
+    """NVML of a GPU that tells what is given here, and nothing else."""
+
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 230, 1, 0
+
+    def __init__(self, action=None, rows=(0, 0, 0, 0), errors=0):
+        value = SimpleNamespace(nvmlReturn=0 if action is not None else 3, value=SimpleNamespace(uiVal=action))
+        self.nvmlDeviceGetUUID = lambda handle: "GPU-1"
+        self.nvmlDeviceGetFieldValues = lambda handle, fields: [value] if fields == [230] else []
+        self.nvmlDeviceGetRemappedRows = lambda handle: rows
+        self.nvmlDeviceGetTotalEccErrors = lambda handle, kind, since: errors if (kind, since) == (1, 0) else 77
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({}, ""),
+        ({"action": 0}, ""),
+        ({"action": 1, "errors": 5}, "asks for a reset of the GPU"),
+        ({"action": 2}, "asks for a reboot of the host"),
+        ({"rows": (9, 9, 0, 0)}, ""),
+        ({"rows": (0, 0, 1, 0)}, "are replaced by a reset"),
+        ({"rows": (0, 0, 1, 1)}, "could not be replaced"),
+        ({"errors": 1}, "1 uncorrectable errors"),
+    ],
+)
+def test_what_a_driver_says_of_trouble(answers, words):
+    found = watch.trouble(Answers(**answers), "handle")
+    assert words in found and bool(words) == bool(found)
+
+
+def test_what_a_gpu_does(simulate):
+    simulate("2x80G,mig=1,busy=0")
+    whole, divided = inventory()
+    with session() as nvml:
+        readings = watch.readings(nvml, [whole.uuid, divided.mig[0].uuid, "GPU-0"])
+    assert readings == (
+        watch.Reading(whole.uuid, 1.0, 1 << 30, 70, 300.5),
+        watch.Reading(divided.mig[0].uuid, None, 0),
+        watch.Reading("GPU-0", trouble=watch.LOST),
+    )
 
 
 def test_init_and_shutdown_are_balanced_from_threads(simulate):
@@ -194,6 +260,7 @@ def test_importing_does_not_import_pynvml():
 def test_a_stand_in_that_is_not_built_is_an_error(simulate, monkeypatch, tmp_path):
     code = """
 from pathlib import Path
+from types import SimpleNamespace
 from dockless.sandbox.gpus import nvml
 nvml.stand_in_library = lambda: Path("/nonexistent/libnvidia-ml.so.1")
 try: nvml.inventory()

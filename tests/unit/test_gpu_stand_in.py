@@ -32,6 +32,10 @@ class Memory2(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint), *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")))
 
 
+class Rates(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
 class Running(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint))
 
@@ -113,6 +117,10 @@ ABOUT_A_GPU = {
     "nvmlDeviceGetMemoryInfo": (ctypes.byref(Memory()),),
     "nvmlDeviceGetMemoryInfo_v2": (ctypes.byref(Memory2()),),
     "nvmlDeviceGetPciInfo_v3": (ctypes.byref(Pci()),),
+    "nvmlDeviceGetUtilizationRates": (ctypes.byref(Rates()),),
+    "nvmlDeviceGetTemperature": (0, ctypes.byref(ctypes.c_uint())),
+    "nvmlDeviceGetPowerUsage": (ctypes.byref(ctypes.c_uint()),),
+    "nvmlDeviceGetTotalEccErrors": (1, 0, ctypes.byref(ctypes.c_ulonglong())),
     "nvmlDeviceGetMemoryAffinity": (1, ctypes.byref(ctypes.c_ulong()), 0),
     "nvmlDeviceGetNvLinkState": (0, ctypes.byref(ctypes.c_uint())),
     "nvmlDeviceGetNvLinkRemoteDeviceType": (0, ctypes.byref(ctypes.c_uint())),

@@ -223,7 +223,7 @@ def test_gpus_in_use_outside_are_looked_at_again_while_somebody_waits_for_them(t
         async with engine(tmp_path, launcher) as running:
             taken, free = running.gpus.uuids
             answers = [frozenset((taken, free))]
-            monkeypatch.setattr(running.gpus, "computing", lambda leased: asked.append(set(leased)) or answers[0])
+            monkeypatch.setattr(running.gpus, "unusable", lambda leased: asked.append(set(leased)) or answers[0])
             await started(running, launcher, plain())
             assert asked == [] and running._look_again is None  # nobody waits for GPUs
             monkeypatch.setattr(engine_module, "LOOK_AGAIN", 0.001)
@@ -250,7 +250,7 @@ def test_nothing_is_looked_at_again_where_nothing_is_in_use_outside_or_nobody_wa
         async with engine(tmp_path, launcher) as running:
             taken, _ = running.gpus.uuids
             outside = frozenset((taken,))
-            monkeypatch.setattr(running.gpus, "computing", lambda leased: outside)
+            monkeypatch.setattr(running.gpus, "unusable", lambda leased: outside)
             await started(running, launcher, plain(gpus="1"))
             assert running._look_again is None
             outside = frozenset()

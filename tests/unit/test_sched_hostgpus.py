@@ -117,7 +117,7 @@ def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
 def test_a_host_without_gpus(host, there, error, said):
     host.there = there
     gpus = HostGpus()
-    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), gpus.computing(())) == (error, (), (), (0, ()), frozenset())
+    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), gpus.unusable(())) == (error, (), (), (0, ()), frozenset())
     assert host.looks == 0 and gpus.leased_by_others(()) == {}
     with pytest.raises(NotEnoughGpus) as caught:
         gpus.resolve("2")
@@ -128,13 +128,13 @@ def test_a_host_without_gpus(host, there, error, said):
 def test_what_is_in_use_outside(host):
     """Leased by others, or computed on, and not leased by the queue."""
     gpus = HostGpus()
-    assert gpus.computing(()) == frozenset() and gpus.leased_by_others(()) == {}
+    assert gpus.unusable(()) == frozenset() and gpus.leased_by_others(()) == {}
     host.holders = {"GPU-b": 0, MIG_1: 1000}
     assert gpus.leased_by_others(()) == {"GPU-b": 0, MIG_1: 1000}
     assert gpus.leased_by_others(["GPU-b"]) == {MIG_1: 1000} and gpus.leased_by_others([MIG_1, "GPU-a", "GPU-b"]) == {}
     host.there = (replace(A, processes=BUSY), B, C)
     host.now += 3.0
-    assert gpus.computing(()) == {"GPU-a"} and gpus.computing({"GPU-a"}) == frozenset()
+    assert gpus.unusable(()) == {"GPU-a"} and gpus.unusable({"GPU-a"}) == frozenset()
 
 
 def test_leases_that_cannot_be_seen(host):
@@ -148,8 +148,18 @@ def test_how_often_their_processes_are_read(host):
     gpus = HostGpus()
     for later, looks in ((1.9, 0), (0.3, 1), (1.9, 1), (0.3, 2)):
         host.now += later
-        gpus.computing(())
+        gpus.unusable(())
         assert host.looks == looks
+
+
+def test_one_that_goes_out_of_service(host, capfd):
+    """It is given to nobody while it is, and the log is told once."""
+    gpus = HostGpus()
+    for trouble, said in (("broken", "GPU GPU-a is out of service: broken"), ("broken", ""), ("", "GPU GPU-a is in service again")):
+        host.there = (replace(A, trouble=trouble), B, C)
+        host.now += 3.0
+        assert gpus.unusable(()) == ({"GPU-a"} if trouble else set()) and gpus.unusable({"GPU-a"}) == set()
+        assert said in (err := capfd.readouterr().err) and bool(said) == bool(err)
 
 
 def test_a_driver_that_fails_meanwhile(host):
@@ -158,9 +168,9 @@ def test_a_driver_that_fails_meanwhile(host):
     gpus = HostGpus()
     host.there = GpuDriverMissing("it is being updated")
     host.now += 3.0
-    assert gpus.computing(()) == {"GPU-a"} and gpus.error == "it is being updated"
-    gpus.computing(())
+    assert gpus.unusable(()) == {"GPU-a"} and gpus.error == "it is being updated"
+    gpus.unusable(())
     assert host.looks == 1
     host.there = (A, B)
     host.now += 3.0
-    assert gpus.computing(()) == frozenset() and gpus.error == ""
+    assert gpus.unusable(()) == frozenset() and gpus.error == ""

@@ -72,6 +72,7 @@ VERBS = {
     "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
     "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
+    "metrics": Verb("metrics", "GPUs, quotas and jobs in numbers, as Prometheus reads them", "queue"),
     "daemon": Verb("host", "start queued jobs; stays in the foreground", "queue"),
     "doctor": Verb("host", "what this machine can do, and the next step for what it cannot", "host"),
     "demo": Verb("host", "two users, four GPUs, a queue: everything in half a minute", "host"),

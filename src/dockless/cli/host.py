@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
 from dockless.cli.output import age, out, print_json, table, warn
@@ -49,15 +51,28 @@ def print_gpus(host: HostInfo) -> None:
     if not host.gpus:
         out(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
         return
-    holders = [
-        f"job {gpu.job}" if gpu.job else "a sandbox" if gpu.user else "in use outside" if gpu.outside else "free" for gpu in host.gpus
-    ]
     rows = [
-        (gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid, holder, gpu.user, age(gpu.since))
-        for gpu, holder in zip(host.gpus, holders, strict=True)
+        (
+            *(gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid),
+            *(f"job {gpu.job}" if gpu.job else _holder(gpu.user, gpu.trouble, gpu.outside), gpu.user, age(gpu.since)),
+        )
+        for gpu in host.gpus
     ]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER", "SINCE"), rows)
-    if any(gpu.simulated for gpu in host.gpus):
+    _print_troubles(host.gpus)
+
+
+def _holder(user: str, trouble: str, in_use: bool) -> str:
+    """Of a GPU that no job has."""
+    return "a sandbox" if user else "out of service" if trouble else "in use outside" if in_use else "free"
+
+
+def _print_troubles(gpus: Iterable[Any]) -> None:
+    gpus = tuple(gpus)
+    for gpu in gpus:
+        if gpu.trouble:
+            out(f"GPU {gpu.index} is out of service: {gpu.trouble}.")
+    if any(gpu.simulated for gpu in gpus):
         out("GPUs are simulated.")
 
 
@@ -75,7 +90,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     held = {uuid: user_name(uid) or str(uid) for uuid, uid in gpu_lease.holders().items()} if units else {}
     if options.json:
         gpus = [{"index": u.index, "uuid": u.uuid, "model": u.model, "memory": u.memory, "simulated": u.simulated, "held": u.uuid in held,
-                 "user": held.get(u.uuid, ""),
+                 "user": held.get(u.uuid, ""), "trouble": u.trouble,
                  "outside": bool(u.processes) and u.uuid not in held} for u in units]  # fmt: skip
         print_json({"daemon": None, "gpus": gpus, "gpu_error": problem})
         return 0
@@ -83,16 +98,13 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     if not units:
         out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
+    users = [held.get(unit.uuid, "") for unit in units]
     rows = [
-        (
-            u.index, u.model, format_size(u.memory), u.uuid, "a sandbox" if u.uuid in held else "in use outside" if u.processes else "free",
-            held.get(u.uuid, ""),
-        )
-        for u in units
-    ]  # fmt: skip
+        (u.index, u.model, format_size(u.memory), u.uuid, _holder(user, u.trouble, bool(u.processes)), user)
+        for u, user in zip(units, users, strict=True)
+    ]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), rows)
-    if any(u.simulated for u in units):
-        out("GPUs are simulated.")
+    _print_troubles(units)
     return 0
 
 
