@@ -176,9 +176,9 @@ def facts(gpus: Iterable[Gpu]) -> dict[str, str]:
     """What an image may ask of all of these GPUs: ``cuda`` (of their driver), ``arch``, ``brand``; "" for what is not known. Errors: as
     ``session``."""
     with session() as nvml:
-        handles = [_attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.parent or gpu.uuid) for gpu in gpus]
-        arches = [_attempt(None, nvml.nvmlDeviceGetCudaComputeCapability, handle) for handle in handles if handle is not None]
-        brands = {_attempt(None, nvml.nvmlDeviceGetBrand, handle) for handle in handles if handle is not None}
+        handles = [attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.parent or gpu.uuid) for gpu in gpus]
+        arches = [attempt(None, nvml.nvmlDeviceGetCudaComputeCapability, handle) for handle in handles if handle is not None]
+        brands = {attempt(None, nvml.nvmlDeviceGetBrand, handle) for handle in handles if handle is not None}
         names = {getattr(nvml, name): name[11:].lower() for name in dir(nvml) if name.startswith("NVML_BRAND_")}
         return {
             "cuda": driver().cuda,
