@@ -303,10 +303,8 @@ class _Made:
 
     def write(self, top: Path) -> None:
         """Make the layer. A directory that the image has, too, keeps the image's mode, and its owner where root makes it."""
-        for folder, known in self.directories.items():
-            paths.make(top / folder, stat.S_IMODE(known.st_mode) if known is not None else 0o755, 0o700)
-            if known is not None and os.geteuid() == 0:
-                os.chown(top / folder, known.st_uid, known.st_gid)
+        for folder in self.directories:
+            paths.make(top / folder, 0o755, 0o700)
         for path, text in self.tree.items():
             fd = os.open(top / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as stream:
@@ -314,6 +312,11 @@ class _Made:
                 stream.write(text)
         for path, target in self.links.items():
             os.symlink(target, top / path)
+        for folder, known in self.directories.items():  # last: nobody but root writes in one of mode 0555
+            if known is not None:
+                if os.geteuid() == 0:
+                    os.chown(top / folder, known.st_uid, known.st_gid)
+                os.chmod(top / folder, stat.S_IMODE(known.st_mode))
 
 
 # ---- /proc/driver ---------------------------------------------------------------------------------------------------------------------

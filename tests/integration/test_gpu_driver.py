@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -169,6 +171,45 @@ def test_files_are_read_only_mounts(image):
     assert all("ro,nosuid" in line and "nodev" in line for line in mounts)
 
 
+def test_graphics_counts_the_leased_gpus_alone(image):
+    profile, link = output(
+        image,
+        "cat /etc/nvidia/nvidia-application-profiles-rc.d/*; echo; readlink /usr/lib/*/gbm/nvidia-drm_gbm.so",
+        gpus="device=0,capabilities=graphics",
+    )
+    assert json.loads(profile)["profiles"][0]["settings"] == ["EGLVisibleDGPUDevices", 2]  # its minor is 1
+    assert link == "../libnvidia-allocator.so.1"
+
+
+def test_sockets_of_the_drivers_daemons_are_there(image, stand_in, monkeypatch):
+    (stand_in / "run/nvidia-persistenced").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        with monkeypatch.context() as patch:
+            patch.chdir(stand_in / "run/nvidia-persistenced")  # a socket's path is short
+            listening.bind("socket")
+        try:
+            look = "test -S /run/nvidia-persistenced/socket && grep -c 'nvidia-persistenced/socket .*noexec' /proc/self/mountinfo"
+            assert output(image, look, gpus=1) == ["1"]
+            assert output(image, f"{look} || echo none", gpus="capabilities=compute") == ["none"]
+        finally:
+            shutil.rmtree(stand_in / "run")
+    assert output(image, "test -e /run/nvidia-persistenced || echo none", gpus=1) == ["none"]
+
+
+def test_it_is_there_again_after_a_restart_whatever_became_of_it(image):
+    script = "ldconfig -p 2> /dev/null | grep -c libcuda.so.1; rm -f /usr/lib/*/libcuda.so /etc/ld.so.cache; ls /usr/lib/*/libcuda* | wc -l"
+    box = dockless.start(image, ["sh", "-c", script], gpus=1)
+    try:
+        box.wait()
+        assert [row.text.strip() for row in box.logs()] == [b"1", b"2"]
+        assert {change.path for change in dockless.diff(box) if change.kind != "C"} <= {"/etc/ld.so.cache"}
+        box.start()
+        box.wait()
+        assert [row.text.strip() for row in box.logs()][2:] == [b"0", b"2"]
+    finally:
+        box.rm(force=True)
+
+
 def test_alpine_is_told(tmp_path, stand_in, driver):
     driver(stand_in)
     entries = [file(f"lib/ld-musl-{os.uname().machine}.so.1", b"", 0o755), file("etc/alpine-release", "3.20.0\n")]
@@ -245,6 +286,17 @@ def test_an_image_whose_directories_are_links(tmp_path, stand_in, driver):
     image = boxes.load(tmp_path, more, without={"usr/bin"})
     found = output(image, "ls /opt/libraries /opt/programs; stat -c %a /opt/libraries; readlink /usr/lib64; readlink /usr/bin", gpus=1)
     assert f"libcuda.so.{VERSION}" in found and "nvidia-smi" in found and found[-3:] == ["750", "../../../opt/libraries", "/opt/programs"]
+
+
+def test_directories_keep_their_modes_and_owners(tmp_path, stand_in, driver):
+    """Red Hat's are 0555, in which an ordinary user makes nothing."""
+    driver(stand_in)
+    who = {"uid": 1000, "gid": 50} if os.geteuid() == 0 else {}
+    more = [directory("usr", 0o555), directory("usr/bin", 0o555), directory("usr/lib64", 0o555), directory("etc", 0o775, **who)]
+    image = boxes.load(tmp_path, more)
+    script = "stat -c '%a %u %g %n' /usr /usr/bin /usr/lib64 /etc /"
+    assert output(image, script, gpus=1) == output(image, script)
+    assert "libcuda.so.1" in output(image, "ls /usr/lib64", gpus=1)
 
 
 def test_an_image_that_leads_to_proc_is_refused(tmp_path, stand_in, driver):
