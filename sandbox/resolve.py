@@ -1,6 +1,6 @@
 """From a spec to a resolved spec: the image's configuration, the account inside, the id map, capabilities, seccomp, files, devices.
 
-Reads the host and the image; changes nothing but what a named volume needs.
+Reads the host and the image; changes nothing but what a named volume needs, and the layer of a GPU's driver in the store.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MULTIARCH_32 = {"x86_64": "i386-linux-gnu", "aarch64": "arm-linux-gnueabihf"}
 DEFAULT_CAPABILITIES = frozenset({"utility", "compute"})
 
 _LIBRARIES = {
-    "utility": "libnvidia-ml libnvidia-cfg libnvidia-nscq",
+    "utility": "libnvidia-ml libnvidia-cfg libnvidia-nscq libnvidia-sandboxutils",
     "compute": "libcuda libcudadebugger libnvidia-opencl libnvidia-gpucomp libnvidia-ptxjitcompiler libnvidia-fatbinaryloader"
     " libnvidia-allocator libnvidia-compiler libnvidia-pkcs11 libnvidia-pkcs11-openssl3 libnvidia-nvvm libnvidia-nvvm70 libnvidia-tileiras",
     "video": "libvdpau_nvidia libnvidia-encode libnvidia-opticalflow libnvcuvid",

@@ -114,9 +114,10 @@ def _kept(
     record = place / f"{digest.of(json.dumps(what).encode()).hex[:32]}.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         known = json.loads(record.read_bytes())
-        if all(_stamp(file["source"]) == file["stamp"] for file in known["files"]):
+        layer = Layer(place / known["layer"] / "fs") if known["layer"] else None
+        if all(_stamp(file["source"]) == file["stamp"] for file in known["files"]) and (layer is None or layer.path.is_dir()):
             files = tuple(HostFile(file["source"], file["target"], file["socket"]) for file in known["files"])
-            return Layer(place / known["layer"] / "fs") if known["layer"] else None, files, tuple(known["warnings"])
+            return layer, files, tuple(known["warnings"])
     made = _Made(image, root, version, capabilities, minors, sockets)
     name = ""
     if made.tree:
@@ -133,14 +134,14 @@ def _kept(
 def _place() -> Path:
     """Where it is kept: of this boot. What is of others no sandbox can use any more."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    top = Path(paths.store()) / "driver"
+    top = paths.store() / "driver"
     if not (top / boot).is_dir():
         with paths.writing("the image store", top):
             make_private(paths.store())
-            paths.make(paths.store() / "driver", 0o700)
-            for name in os.listdir(top):
-                remove_tree(paths.store() / "driver" / name)
-            paths.make(paths.store() / "driver" / boot, 0o700)
+            paths.make(top, 0o700)
+            for name in set(os.listdir(top)) - {boot}:  # which somebody else may just have made
+                remove_tree(top / name)
+            paths.make(top / boot, 0o700)
     return top / boot
 
 

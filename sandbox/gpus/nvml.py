@@ -179,12 +179,16 @@ def facts(gpus: Iterable[Gpu]) -> dict[str, str]:
         handles = [attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.parent or gpu.uuid) for gpu in gpus]
         arches = [attempt(None, nvml.nvmlDeviceGetCudaComputeCapability, handle) for handle in handles if handle is not None]
         brands = {attempt(None, nvml.nvmlDeviceGetBrand, handle) for handle in handles if handle is not None}
-        names = {getattr(nvml, name): name[11:].lower() for name in dir(nvml) if name.startswith("NVML_BRAND_")}
         return {
             "cuda": driver().cuda,
             "arch": "{}.{}".format(*min(arches)) if arches and None not in arches else "",
-            "brand": names.get(next(iter(brands)), "") if len(brands) == 1 else "",
+            "brand": brand_names(nvml).get(next(iter(brands)), "") if len(brands) == 1 else "",
         }
+
+
+def brand_names(nvml: Any) -> dict[int, str]:
+    """NVML's numbers as images write them: ``geforcertx``."""
+    return {getattr(nvml, name): name[11:].replace("_", "").lower() for name in dir(nvml) if name.startswith("NVML_BRAND_")}
 
 
 def simulating() -> bool:

@@ -318,6 +318,21 @@ def test_what_was_found_is_kept_and_looked_at_again(image, stand_in):
     program.write_text("#!/bin/sh\necho this is nvidia-smi\n")
 
 
+def test_what_was_kept_goes_with_the_boot(image):
+    output(image, "true", gpus=1)
+    (boot,) = (paths.store() / "driver").iterdir()
+    boot.rename(boot.with_name("earlier"))
+    assert output(image, "nvidia-smi", gpus=1) == ["this is nvidia-smi"]
+    assert list((paths.store() / "driver").iterdir()) == [boot]
+
+
+def test_a_layer_that_is_gone_is_made_again(image):
+    output(image, "true", gpus=1)
+    (layer,) = (paths.store() / "driver").glob("*/driver-*")
+    shutil.rmtree(layer)
+    assert output(image, "nvidia-smi", gpus=1) == ["this is nvidia-smi"]
+
+
 def test_a_file_that_others_may_change_is_refused(image, stand_in):
     library = stand_in / glibc_images.DIRECTORY["debian"] / f"libcuda.so.{VERSION}"
     library.chmod(0o777)

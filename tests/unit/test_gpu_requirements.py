@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 
 from dockless.errors import BadInput, GpuError
+from dockless.sandbox.gpus.nvml import brand_names
 from dockless.sandbox.gpus.requirements import check, requirements
 
 FACTS = {"cuda": "12.2", "driver": "535.261.03", "arch": "8.0", "brand": "tesla"}
@@ -72,3 +74,12 @@ def test_the_error_says_what_is_needed_and_what_there_is():
 )  # fmt: skip
 def test_which_variables_count(variables, expected):
     assert requirements(variables) == expected
+
+
+def test_brands_are_written_as_nvidias_images_write_them():
+    names = brand_names(pynvml)
+    assert {names[number] for number in (pynvml.NVML_BRAND_TESLA, pynvml.NVML_BRAND_NVIDIA, pynvml.NVML_BRAND_GEFORCE_RTX)} == {
+        "tesla",
+        "nvidia",
+        "geforcertx",
+    }
