@@ -294,7 +294,7 @@ def driver_sources(b: Builder, section: Section, r: Resolved) -> dict[HostFile, 
     slots = {}
     for file in (*r.driver_files, *r.driver_proc_files):
         attributes = NOSUID | NODEV | (NOEXEC if file.socket else RDONLY)
-        slots[file] = b.clone_tree(section, file.source, attributes=attributes, label=f"the driver's {file.source}")
+        slots[file] = b.clone_tree(section, file.source, attributes=attributes, label=f"the driver's {file.target}")
     return slots
 
 
