@@ -4,7 +4,8 @@
 
 The rules, in the order they bind:
 
-1. **Order.** Higher priority first; among equals, first come first served.
+1. **Order.** Higher priority first; among equals, first come first served. Jobs without GPUs have places of their own, and there among
+   equals the user comes first who has the fewest running (``turns``).
 2. **Quota.** A user and each of her groups may hold so many GPUs, never more. A job that its own quota keeps waiting does not
    hold up other users; within the same user (group) it keeps its place.
 3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``best_set``).
@@ -26,12 +27,14 @@ from heapq import heapify, heappop, heappush
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sandbox.gpus.topology import FARTHEST, best_set
+from dockless.sched.policy.turns import in_turn
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order
 
 Links = Mapping[tuple[str, str], float]
 """Distance of each pair of GPUs, in both orders; a pair that is missing is as far as can be."""
 
-HOST = "host"
+HOST, JOBS = "host", "jobs"
+"""Pools: the host's GPUs; its places for jobs without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +181,8 @@ class _Pass:
         self.whole_there = sum(1 for gpu in self.free if gpu in self.whole) + sum(len(job.gpus & self.whole) for job in state.running)
         self.running = list(state.running)
         self.used: Counter[str] = Counter()
-        self.cpu_jobs = sum(1 for job in state.running if not job.gpus)
         for job in state.running:
-            for pool in self.pools(job.user, job.groups):
-                self.used[pool] += len(job.gpus)
+            self.count(job.user, job.groups, len(job.gpus))
         self.reserved: dict[str, Reservation] = {}
         self.kept: list[Reservation] = []  # for jobs that insist on certain GPUs
         self.held: dict[Kind, dict[float, _Hold]] = {}
@@ -192,13 +193,15 @@ class _Pass:
         self.looked_at: dict[int, _Parked] = {}
 
     def run(self) -> Decision:
-        self.next = [(order(job), job) for job in (line.first() for line in self.waiting.lines.values())]
+        lines = self.waiting.lines.values()
+        self.start_in_turn([line for line in lines if not line.first().gpus])
+        self.next = [(order(job), job) for job in (line.first() for line in lines) if job.gpus]
         heapify(self.next)
         while self.next:
-            if not self.free and self.cpu_jobs >= self.state.cpu_jobs and HOST in self.reserved:
+            if not self.free and HOST in self.reserved:
                 break  # nothing left to give, and the head has its reservation
             _, job = heappop(self.next)
-            hold = self.blocked(job) if job.gpus else self.blocked_without_gpus(job)
+            hold = self.blocked(job)
             if hold is None:
                 self.start(job)
             else:
@@ -215,6 +218,15 @@ class _Pass:
             if parked is not None and hold is not None:
                 self.park(parked, hold)
         return Decision(self.starts, self.now, [*self.reserved.values(), *self.kept], self.held, self.used, list(self.free), self.state)
+
+    def start_in_turn(self, lines: Sequence[Line]) -> None:
+        """Those without GPUs."""
+        room = self.state.cpu_jobs - self.used[JOBS]
+        starts, left = in_turn(lines, lambda user: self.used[f"{JOBS} {user}"], room)
+        for job in starts:
+            self.start(job)
+        for job in left:
+            self.held[job.kind] = {job.time_limit: _Hold("jobs", "jobs", job.priority)}
 
     def follow(self, job: WaitingJob | None) -> None:
         if job is not None:
@@ -245,6 +257,11 @@ class _Pass:
                     break
                 held.add(job.time_limit)
 
+    def count(self, user: str, groups: Sequence[str], gpus: int) -> None:
+        """One more that runs."""
+        for pool in self.pools(user, groups) if gpus else (JOBS, f"{JOBS} {user}"):
+            self.used[pool] += gpus or 1
+
     def pools(self, user: str, groups: Iterable[str]) -> list[str]:
         """The quota pools that a job of ``user`` draws on, nearest first."""
         return [f"user {user}", *(f"group {group}" for group in groups)]
@@ -254,9 +271,6 @@ class _Pass:
         return self.state.quotas.of(name) if kind == "user" else self.state.quotas.groups.get(name)
 
     # -- may it start?
-
-    def blocked_without_gpus(self, job: WaitingJob) -> _Hold | None:
-        return None if self.cpu_jobs < self.state.cpu_jobs else _Hold("jobs", "jobs", job.priority)
 
     def blocked(self, job: WaitingJob) -> _Hold | None:
         """None if ``job`` may start; else what holds it, with reservations made where it is the first to be held."""
@@ -319,12 +333,11 @@ class _Pass:
                 reservation = self.reserved.get(pool)
                 if reservation is not None and not self.in_time(job, reservation):
                     reservation.extra -= self.draws(job, pool)
-            for pool in quota:
-                self.used[pool] += job.gpus
+            self.count(job.user, job.groups, job.gpus)
             for pool in (*quota, HOST):
                 self.look_at_parked(pool, job)
         else:
-            self.cpu_jobs += 1
+            self.count(job.user, job.groups, 0)
         ends = self.now + job.time_limit if job.time_limit else None
         self.running.append(RunningJob(job.id, job.user, frozenset(chosen), job.groups, ends))
         self.starts.append(StartJob(job.id, chosen))
@@ -414,8 +427,8 @@ def _reason(decision: Decision, job: WaitingJob) -> Reason:
     state = decision._state
     hold = decision._hold(job)
     if not job.gpus:
-        busy = sum(1 for other in state.running if not other.gpus) + sum(1 for start in decision.starts if not start.gpus)
-        return Reason("jobs", f"{busy} of {state.cpu_jobs} jobs without GPUs run already")
+        all_, hers = decision._used[JOBS], decision._used[f"{JOBS} {job.user}"]
+        return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
     parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
     if state.outside:
         parts[0] += f" ({len(state.outside)} in use outside dockless)"

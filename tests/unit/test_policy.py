@@ -123,8 +123,8 @@ def test_priority_first():
 def test_jobs_without_gpus_run_up_to_their_number_and_wait_for_no_gpu():
     waiting = [WaitingJob(1, "a", 8), WaitingJob(2, "a", 2), WaitingJob(3, "a"), WaitingJob(4, "a"), WaitingJob(5, "a")]
     decision = decide(QueueState(EIGHT, waiting, cpu_jobs=2), 0)
-    assert list(started(decision)) == [1, 3, 4]
-    assert decision.reason(waiting[4]).text == "2 of 2 jobs without GPUs run already"
+    assert started(decision).keys() == {1, 3, 4}
+    assert decision.reason(waiting[4]).text == "2 of 2 jobs without GPUs run already, 2 of them a's"
     assert list(started(decide(QueueState((), [WaitingJob(1, "a")]), 0))) == [1]
     assert len(started(decide(QueueState((), [WaitingJob(number, "a") for number in range(1, 70)]), 0))) == 64
 
@@ -132,10 +132,24 @@ def test_jobs_without_gpus_run_up_to_their_number_and_wait_for_no_gpu():
 def test_what_runs_without_gpus_counts_among_its_like_alone():
     waiting = [WaitingJob(1, "a"), WaitingJob(2, "b")]
     decision = decide(
-        QueueState(EIGHT, waiting, [RunningJob(8, "a"), RunningJob(9, "a", on(0)), RunningJob(10, "a", on(1))], cpu_jobs=2), 0
+        QueueState(EIGHT, waiting, [RunningJob(8, "c"), RunningJob(9, "a", on(0)), RunningJob(10, "a", on(1))], cpu_jobs=2), 0
     )
     assert list(started(decision)) == [1]
-    assert decision.reason(waiting[1]).text == "2 of 2 jobs without GPUs run already"
+    assert decision.reason(waiting[1]).text == "2 of 2 jobs without GPUs run already, 0 of them b's"
+
+
+def test_whoever_has_fewest_running_without_gpus_is_next():
+    """One user's thousand do not keep another's single job waiting; a priority does, and among equals the first."""
+    waiting = [*(WaitingJob(number, "a") for number in range(1, 1000)), WaitingJob(1000, "b"), WaitingJob(1001, "b"), WaitingJob(1002, "c")]
+    running = [RunningJob(2000 + number, "a") for number in range(3)] + [RunningJob(3000, "b")]
+
+    def starts(places, *more):
+        return list(started(decide(QueueState((), [*waiting, *more], running, cpu_jobs=4 + places), 0)))
+
+    assert [starts(places) for places in range(4)] == [[], [1002], [1002, 1000], [1002, 1000, 1001]]
+    assert starts(5) == [1002, 1000, 1001, 1, 2]
+    assert starts(2, WaitingJob(1003, "a", priority=1)) == [1003, 1002]
+    assert starts(2, WaitingJob(1003, "d", groups=("g",))) == [1002, 1003]
 
 
 def test_held_says_when_a_pass_is_needless():

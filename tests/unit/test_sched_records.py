@@ -190,7 +190,7 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
     """As it is printed: each field, by its name."""
     rows = (
         LogLine("10:00", "stdout", "text", True, 7),
-        GpuInfo(1, "GPU-1", "H100", 80, 2, True, True, 7, 3, "ann", 5.0),
+        GpuInfo(1, "GPU-1", "H100", 80, 2, True, True, 7, 3, "ann", 5.0, "broken"),
         HostInfo((GpuInfo(0, "GPU-0"),), 1, 2, 3, "why", (("user", "ann", 1, None),)),
         DaemonInfo(1, "2", 3, "ann", True, 4.0, "/s", True, "full"),
     )
@@ -198,7 +198,7 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
         {"at": "10:00", "stream": "stdout", "text": "text", "partial": True, "dropped": 7},
         {
             "index": 1, "uuid": "GPU-1", "model": "H100", "memory": 80, "numa_node": 2, "simulated": True, "outside": True, "job": 7,
-            "attempt": 3, "user": "ann", "since": 5.0,
+            "attempt": 3, "user": "ann", "since": 5.0, "trouble": "broken",
         },
         {"gpus": (GpuInfo(0, "GPU-0").as_dict(),), "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
          "quotas": (("user", "ann", 1, None),)},
