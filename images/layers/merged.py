@@ -104,12 +104,16 @@ class Merged:
 
     def children(self, node: Node) -> dict[bytes, Node]:
         """Everything in the directory ``node``."""
+        found = {name: self.child(node, name) for name in sorted(self.names(node))}
+        return {name: child for name, child in found.items() if child is not None}
+
+    def names(self, node: Node) -> set[bytes]:
+        """Names in the directory ``node``, those of whiteouts among them: quicker than ``children`` where few are wanted."""
         names: set[bytes] = set()
         for layer in node.layers:
             with self._opened(layer, node.parts, os.O_RDONLY) as fd:
                 names.update(os.fsencode(name) for name in os.listdir(fd))
-        found = {name: self.child(node, name) for name in sorted(names)}
-        return {name: child for name, child in found.items() if child is not None}
+        return names
 
     def lookup(self, path: bytes, *, follow: bool = True) -> Node | None:
         """The node at ``path``; the last component is followed too unless ``follow`` is false. None where the path leads nowhere."""

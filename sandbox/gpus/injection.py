@@ -43,6 +43,9 @@ _TEXTS = ("params", "version", "registry")
 _MODULE_VERSION = Path("/sys/module/nvidia/version")
 _LOADERS = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
 _SONAME = re.compile(r"lib[A-Za-z0-9_.+-]+\.so\.[0-9]+\Z")
+_LIBCUDA = re.compile(r"libcuda\.so\.[0-9]+\.[0-9.]+\Z")
+_MOST_COMPAT = 1000
+"""Names of that directory of an image that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +235,9 @@ class _Made:
         node = self._merged.lookup(_COMPAT.encode())
         if node is None or not node.is_dir:
             return []
-        there = {os.fsdecode(name): child for name, child in self._merged.children(node).items()}
-        versions = [name.removeprefix("libcuda.so.") for name in there if re.match(r"libcuda\.so\.[0-9]+\.[0-9.]+\Z", name)]
+        names = [name for name in map(os.fsdecode, self._merged.names(node)) if _SONAME.match(name) or _LIBCUDA.match(name)]
+        there = {name: child for name in names[:_MOST_COMPAT] if (child := self._merged.child(node, os.fsencode(name))) is not None}
+        versions = [name.removeprefix("libcuda.so.") for name in there if _LIBCUDA.match(name)]
         if len(versions) != 1:
             return []
         here, theirs = driver_files.version_numbers(version), driver_files.version_numbers(versions[0])

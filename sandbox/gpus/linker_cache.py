@@ -27,8 +27,8 @@ _ENTRY = struct.Struct("<iIIIQ")
 _EXTENSION, _SECTION = struct.Struct("<II"), struct.Struct("<IIII")
 _EXTENSION_MAGIC, _GENERATOR, _HWCAPS = 0xEAA42174, 0, 1
 _LITTLE_ENDIAN = 2
-_MOST_ENTRIES, _MOST_BYTES = 50_000, 16 << 20
-_PARTS = re.compile(rb"([0-9]+)|(.)", re.DOTALL)
+_MOST_ENTRIES, _MOST_BYTES = 50_000, 8 << 20
+_DIGITS = re.compile("[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,11 @@ def encode(cache: Cache) -> bytes:
     return _HEADER.pack(_MAGIC, len(entries), length, _LITTLE_ENDIAN, extension) + table + strings + tail
 
 
-def _order(name: bytes) -> list[tuple[int, int]]:
+def _order(name: bytes) -> str:
     """How the linker compares names: digits as a number, and above everything else. ``_dl_cache_libcmp`` in glibc's elf/dl-cache.c"""
-    return [(1, int(digits)) if digits else (0, other[0]) for digits, other in _PARTS.findall(name)]
+    return _DIGITS.sub(_number, name.decode("latin-1"))
+
+
+def _number(found: re.Match[str]) -> str:
+    digits = found[0].lstrip("0")
+    return f"\U0010ffff{chr(len(digits))}{digits}"

@@ -100,16 +100,17 @@ def make_spec(image: str, args: Sequence[str] = (), **options: Any) -> Spec:
     given["limits"] = _limits(given)
     fields = filled(KEYWORDS, given)
     if "capabilities" in str(given.get("gpus") or ""):
-        fields["env"] = (*fields.get("env", ()), *_driver_capabilities(given["gpus"]))
+        said = _driver_capabilities(given["gpus"])
+        fields["env"] = tuple((dict(fields.get("env", ())) | said).items())
     return Spec(tuple(args), image, **fields)
 
 
-def _driver_capabilities(gpus: str) -> tuple[tuple[str, str], ...]:
+def _driver_capabilities(gpus: str) -> dict[str, str]:
     """What ``--gpus`` says of the driver's files, as Docker says it inside."""
     from dockless.sandbox.gpus.request import parse_request
 
     names = [name for name in parse_request(gpus).capabilities if name not in ("gpu", "nvidia")]
-    return (("NVIDIA_DRIVER_CAPABILITIES", ",".join(names)),) if names else ()
+    return {"NVIDIA_DRIVER_CAPABILITIES": ",".join(names)} if names else {}
 
 
 def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:

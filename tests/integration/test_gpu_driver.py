@@ -22,7 +22,7 @@ from dockless.base import paths
 from dockless.errors import GpuError
 
 pytestmark = [
-    requires("userns"),
+    requires("userns", "overlay", "program:gcc"),
     pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has a real NVIDIA driver"),
 ]
 

@@ -165,3 +165,11 @@ def test_whose_store_lacks_it(pulls, daemon, image, hint):
 def test_a_user_without_a_name_has_a_number():
     assert pulling._owner(replace(DAEMON, owner_uid=0)) == "root"
     assert pulling._owner(replace(DAEMON, owner_uid=4_000_000_000)) == "user 4000000000"
+
+
+def test_the_capabilities_of_a_request_are_the_programs_variable_as_with_docker():
+    variables = {"NVIDIA_DRIVER_CAPABILITIES": "all", "A": "1"}
+    job = make_job("busybox", ["true"], {"gpus": "device=0,capabilities=gpu,utility,video", "env": variables})
+    assert sorted(job.spec.env) == [("A", "1"), ("NVIDIA_DRIVER_CAPABILITIES", "utility,video")]
+    assert job.gpus == "device=0,capabilities=gpu,utility,video"
+    assert make_job("busybox", ["true"], {"gpus": "capabilities=gpu"}).spec.env == ()
