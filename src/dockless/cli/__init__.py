@@ -74,6 +74,7 @@ VERBS = {
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
     "metrics": Verb("metrics", "GPUs, quotas and jobs in numbers, as Prometheus reads them", "queue"),
     "daemon": Verb("host", "start queued jobs; stays in the foreground", "queue"),
+    "config": Verb("config", "check and show the settings in dockless.toml", "host"),
     "doctor": Verb("host", "what this machine can do, and the next step for what it cannot", "host"),
     "demo": Verb("host", "two users, four GPUs, a queue: everything in half a minute", "host"),
     "completion": Verb("completion", "shell completion: bash, zsh or fish", "host"),

@@ -46,7 +46,6 @@ VERBS: dict[str, Word] = {
     "checkpoint": Word(NOT_YET),
     **dict.fromkeys("ai app cloud desktop dev extension feedback mcp model offload pass sandbox".split(), Word(_DESKTOP)),
     "compose": Word(_SERVICES),
-    "config": Word(_SERVICES),
     "context": Word(_ENGINE),
     "debug": Word("run it in the sandbox itself", "exec NAME -- sh"),
     "farm": Word(NOT_YET),

@@ -1,0 +1,77 @@
+"""``config``: the settings in ``dockless.toml``."""
+
+from __future__ import annotations
+
+from dockless.base.typing import Any
+from dockless.cli.output import out, print_json, table
+from dockless.cli.parser import Namespace, Parser
+from dockless.errors import BadInput
+
+
+def config_options(parser: Parser) -> None:
+    parser.usage = "dockless config check|show [FILE]"
+    parser.add_argument("action", choices=("check", "show"), help="check: whether it can be read; show: every setting, and what it is")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="instead of the one that is in use")
+    parser.json()
+
+
+def config(options: Namespace) -> int:
+    """1 for a file whose users or groups this host does not know; ``BadInput`` for one that cannot be read."""
+    from dockless.base import paths, settings
+    from dockless.base.path import Path
+
+    path = Path(options.file) if options.file else paths.config_file()
+    if options.file and not path.exists():
+        raise BadInput(
+            f"{path} is not there", subject=str(path), hint="dockless config check, without a file, reads the one that is in use"
+        )
+    values = settings.load(path)
+    return _show(values, options.json) if options.action == "show" else _check(path, settings.unknown_names(path), options.json)
+
+
+def _check(path: Any, unknown: list[str], as_json: bool) -> int:
+    if as_json:
+        print_json({"file": str(path), "there": path.exists(), "unknown": unknown})
+    elif unknown:
+        out(*unknown, "What is said of these has no effect.")
+    else:
+        out(f"{path} is right." if path.exists() else f"{path} is not there: the defaults hold.")
+    return 1 if unknown else 0
+
+
+def _show(values: Any, as_json: bool) -> int:
+    from dockless.base.settings import SETTINGS
+
+    rows = [(setting, values[setting.key.removesuffix(".*")]) for setting in SETTINGS]
+    if as_json:
+        print_json(
+            [
+                {"key": setting.key, "value": _plain(value), "default": _plain(setting.default), "about": setting.about}
+                for setting, value in rows
+            ]
+        )
+    else:
+        table(("SETTING", "VALUE", "ABOUT"), [(setting.key, _text(value, setting.kind), setting.about) for setting, value in rows])
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    return (
+        {name: _plain(one) for name, one in value.items()}
+        if hasattr(value, "items")
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
+
+
+def _text(value: Any, kind: str) -> str:
+    from dockless.base.units import format_size
+
+    if value is None:
+        return "-"
+    if hasattr(value, "items"):
+        return ", ".join(f"{name} {_text(one, kind)}" for name, one in value.items()) or "-"
+    if isinstance(value, (tuple, list)):
+        return " ".join(value) or "-"
+    return format_size(value) if kind == "size" else str(value)

@@ -1,0 +1,70 @@
+"""``config``: what it says of a file of settings, and of each setting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dockless.base.settings import DEFAULTS, SETTINGS
+from dockless.cli import main
+
+
+@pytest.fixture
+def say(home, capfd):
+    def say(*words: str) -> tuple[int, str, str]:
+        code = main(["config", *words])
+        out, err = capfd.readouterr()
+        return code, out.replace(str(home), "HOME"), err.replace(str(home), "HOME")
+
+    return say
+
+
+def test_where_there_is_no_file(say):
+    assert say("check") == (0, "HOME/dockless.toml is not there: the defaults hold.\n", "")
+    assert say("check", "--json") == (0, '{"file": "HOME/dockless.toml", "there": false, "unknown": []}\n', "")
+
+
+def test_one_that_is_right(say, home, tmp_path):
+    (home / "dockless.toml").write_text("[quota]\ndefault = 2\n")
+    assert say("check") == (0, "HOME/dockless.toml is right.\n", "")
+    other = tmp_path / "other.toml"
+    other.write_text("[quota.users]\nnobody-here = 1\n")
+    code, out, err = say("check", str(other))
+    assert (code, err) == (1, "")
+    assert out == f"{other}:2: quota.users.nobody-here: there is no user 'nobody-here'\nWhat is said of these has no effect.\n"
+    code, out, err = say("check", "--json", str(other))
+    assert (code, err) == (1, "") and len(json.loads(out)["unknown"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[quota]\ndefalt = 2\n", "HOME/dockless.toml:2: there is no setting quota.defalt\n  hint: did you mean quota.default?"),
+        ("[quota]\n\ndefault = 'two'\n", "HOME/dockless.toml:3: quota.default"),
+        ("[quota\n", "is not TOML"),
+    ],
+)
+def test_one_that_is_wrong(say, home, text, said):
+    """Line and key, and the nearest key."""
+    (home / "dockless.toml").write_text(text)
+    for action in ("check", "show"):
+        code, out, err = say(action)
+        assert (code, out) == (125, "") and said in err and "\n  hint: " in err
+
+
+def test_a_file_that_is_not_there(say):
+    code, out, err = say("check", "/nowhere/x.toml")
+    assert (code, out) == (125, "") and err.startswith("dockless: /nowhere/x.toml is not there\n")
+
+
+def test_every_setting(say, home):
+    (home / "dockless.toml").write_text('[quota.users]\nanna = 4\nbob = 0\n[images]\nmax_size = "200G"\n[host]\nadmins = ["anna", "eve"]\n')
+    code, out, err = say("show")
+    rows = {line.split()[0]: line for line in out.splitlines()[1:]}
+    assert (code, err) == (0, "") and list(rows) == [setting.key for setting in SETTINGS]
+    assert "  anna 4, bob 0  " in rows["quota.users.*"] and "  200 GiB  " in rows["images.max_size"]
+    assert "  anna eve  " in rows["host.admins"] and "  -  " in rows["host.cpu_jobs"] + "  " and "  10000  " in rows["queue.per_user"]
+    found = {row["key"]: row for row in json.loads(say("show", "--json")[1])}
+    assert found["quota.users.*"]["value"] == {"anna": 4, "bob": 0} and found["host.admins"]["value"] == ["anna", "eve"]
+    assert found["logs.size"]["value"] == found["logs.size"]["default"] == DEFAULTS["logs.size"]
