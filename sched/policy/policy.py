@@ -130,6 +130,7 @@ class Decision:
     _used: Counter[str]
     _free: list[str]
     _state: QueueState
+    _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
 
     def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
@@ -138,7 +139,13 @@ class Decision:
 
     def reason(self, job: WaitingJob) -> Reason:
         """Why ``job``, one of the waiting, does not start now."""
-        return _reason(self, job)
+        hold = self._hold(job)
+        if hold is not None and hold.reservation is not None and hold.reservation.job == job.id:
+            return _reason(self, job, hold)
+        found = self._reasons.get((job.kind, job.time_limit))
+        if found is None:
+            found = self._reasons[job.kind, job.time_limit] = _reason(self, job, hold)
+        return found
 
     def _hold(self, job: WaitingJob) -> _Hold | None:
         holds = self._held.get(job.kind, {})
@@ -423,9 +430,8 @@ def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int
 # -- words
 
 
-def _reason(decision: Decision, job: WaitingJob) -> Reason:
+def _reason(decision: Decision, job: WaitingJob, hold: _Hold | None) -> Reason:
     state = decision._state
-    hold = decision._hold(job)
     if not job.gpus:
         all_, hers = decision._used[JOBS], decision._used[f"{JOBS} {job.user}"]
         return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")

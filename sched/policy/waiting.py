@@ -11,7 +11,6 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from heapq import merge
 from itertools import islice
 
 from dockless.base.dataclass import dataclass, field
@@ -142,8 +141,13 @@ class WaitingList:
         return self._count
 
     def __iter__(self) -> Iterator[WaitingJob]:
-        lines = list(self.lines.values())
-        return iter(lines[0]) if len(lines) == 1 else merge(*lines, key=order)
+        return iter(self.of())
+
+    def of(self, user: str = "") -> list[WaitingJob]:
+        """A user's, or all, in the queue's order."""
+        jobs = [job for line in self.lines.values() if not user or line.first().user == user for job in line]
+        jobs.sort(key=order)
+        return jobs
 
     @property
     def wants_gpus(self) -> bool:

@@ -387,6 +387,12 @@ def ended(db: sqlite3.Connection, user: str, limit: int) -> Iterator[Job]:
         limit = limit - len(rows) if len(rows) == _PAGE else 0
 
 
+def count_ended(db: sqlite3.Connection, user: str) -> int:
+    """How many jobs that have ended are remembered."""
+    mine = " AND user=?" if user else ""
+    return int(db.execute(f"SELECT COUNT(*) FROM jobs WHERE ended > 0{mine}", (user,) if user else ()).fetchone()[0])
+
+
 def has_sandbox(db: sqlite3.Connection, name: str) -> bool:
     """Whether an attempt was ever given a sandbox of that name."""
     return db.execute("SELECT 1 FROM attempts WHERE sandbox=? LIMIT 1", (name,)).fetchone() is not None

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import chain
 
 from dockless.base.dataclass import replace
+from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import Job, State
 from dockless.sched.store import queue
+from dockless.sched.wire.listing import pages
 from dockless.sched.wire.protocol import GpuInfo, HostInfo
 
 _AT_ONCE = 500
@@ -25,6 +29,7 @@ class Answers:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._shown = lru_cache(1000)(self._by_index)
 
     def own(self, caller: Caller, number: int) -> Job:
         """The job, if it is the caller's to deal with. Raises UnknownJob, NotPermitted."""
@@ -70,21 +75,30 @@ class Answers:
         text = self.engine.decision.reason(entry.waiting).text
         if entry.waiting.gpus:
             text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.gpus if gpu.trouble)
+        return self._shown(text)
+
+    def _by_index(self, text: str) -> str:
         for gpu in self.engine.gpus.gpus:
             if gpu.uuid in text:
                 text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
         return text
 
-    def listing(self, caller: Caller, user: str, ended: bool, limit: int) -> Iterator[Job]:
-        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended."""
+    def listing(self, user: str, ended: bool, limit: int) -> tuple[Iterator[Job], int]:
+        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended; and how many more wait or
+        have ended. ``limit``: of waiting and of ended ones, 0 for none."""
         found = [e for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
-        waiting = (self.engine.entries[item.id] for item in self.engine.waiting if not user or item.user == user)
-        found.extend(islice(waiting, limit))
-        return self._listed(caller, found, queue.ended(self.engine.reader, user, limit) if ended else iter(()))
+        waiting = self.engine.waiting.of(user)
+        listed = waiting[:limit] if limit else waiting
+        more = len(waiting) - len(listed)
+        found += [self.engine.entries[job.id] for job in listed]
+        if ended and limit:
+            more += max(0, queue.count_ended(self.engine.reader, user) - limit)
+        past = queue.ended(self.engine.reader, user, limit or sys.maxsize) if ended else iter(())
+        return chain((entry.job for entry in found), past), more
 
-    def _listed(self, caller: Caller, entries: list[LiveJob], ended: Iterator[Job]) -> Iterator[Job]:
-        for job in chain((entry.job for entry in entries), ended):
-            yield self.view(caller, job)
+    def pages(self, caller: Caller, jobs: Iterator[Job]) -> Iterator[dict[str, Any]]:
+        """The same as ``view`` shows them."""
+        return pages(jobs, lambda job: self._why(job.id), lambda job: not caller.may_manage(job.uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,

@@ -26,6 +26,7 @@ from dockless.base.waits import Pause, blocking
 from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
+from dockless.sched.wire.listing import Listing, read_page
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
 
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
@@ -100,11 +101,22 @@ class Client:
         return list(range(int(answer["first"]), int(answer["first"]) + count)) if "first" in answer else [int(i) for i in answer["ids"]]
 
     @checked
-    def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> list[Job]:
+    def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> Listing:
         """Waiting and running jobs in the order they will start; with ``ended`` also those that have ended, newest first, after them.
-        ``limit``: at most so many waiting and so many ended ones, up to 100,000; 0 for 1,000."""
-        answer = self._call("queue", ended=ended, user=user, limit=limit)
-        return [Job.from_dict(item) for item in answer["jobs"]]
+        ``limit``: at most so many waiting and so many ended ones, up to 100,000; how many more there are is ``more`` of the list. 0 for
+        all."""
+        found = Listing()
+        page = self._call("queue", ended=ended, user=user, limit=limit, pages=True)
+        try:
+            while "count" in page:
+                found += read_page(page)
+                page = self._receive(self.timeout)
+        except BaseException:  # what follows on this connection belongs to nobody
+            self.close()
+            raise
+        found += map(Job.from_dict, page.get("jobs", ()))  # an older daemon's answer is one line
+        found.more = int(page.get("more", 0))
+        return found
 
     @checked
     def job(self, job: int) -> Job:

@@ -57,8 +57,6 @@ UNFINISHED = 8 << 20
 """Bytes of unfinished long requests that one user may have, all connections together."""
 AT_ONCE = 100
 """Jobs of an answer that are encoded before somebody else's turn."""
-LISTED = 1_000
-"""Jobs of each kind in a listing, where the client names no limit."""
 MAX_LISTED = 100_000
 
 
@@ -187,6 +185,8 @@ class Server:
                 answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
                 if isinstance(jobs := answer.get("jobs"), Iterator):
                     await self._send_jobs(uid, writer, jobs)
+                elif isinstance(pages := answer.get("pages"), Iterator):
+                    await self._send_pages(uid, writer, pages, answer["more"])
                 else:
                     writer.write(encode({"ok": True, **answer}))
             except DocklessError as error:
@@ -281,6 +281,17 @@ class Server:
             raise ConnectionError("half an answer") from error
         writer.write(b"]}\n")
 
+    async def _send_pages(self, uid: int, writer: asyncio.StreamWriter, pages: Iterator[dict[str, Any]], more: int) -> None:
+        """A line for each, and one that says how many jobs more there are than were asked for."""
+        try:
+            for page in pages:
+                writer.write(encode({"ok": True, **page}))
+                await writer.drain()
+                await self._turn(uid)
+        except DocklessError as error:
+            raise ConnectionError("half an answer") from error
+        writer.write(encode({"ok": True, "end": True, "more": more}))
+
     async def _short(self, work: Awaitable[T]) -> T:
         self._busy += 1
         try:
@@ -315,12 +326,14 @@ class Server:
         return {"first": ids[0]} if array is not None else {"ids": ids}
 
     async def _queue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        limit = _integer(request, "limit", 0, MAX_LISTED) or LISTED
+        limit = _integer(request, "limit", 0, MAX_LISTED) or 0
         user = request.get("user") or ""
         if not isinstance(user, str):
             raise BadInput("'user' is not a name", subject="user")
-        jobs = self.answers.listing(caller, user, bool(request.get("ended")), limit)
-        return {"jobs": jobs}
+        jobs, more = self.answers.listing(user, bool(request.get("ended")), limit)
+        if request.get("pages"):
+            return {"pages": self.answers.pages(caller, jobs), "more": more}
+        return {"jobs": (self.answers.view(caller, job) for job in jobs)}
 
     async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}

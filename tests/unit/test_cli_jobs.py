@@ -19,7 +19,7 @@ from dockless.cli import main
 from dockless.sandbox.run.process import Exit
 from dockless.sched import Client, Job, State, connect
 from dockless.sched.jobs import Attempt, AttemptState
-from dockless.sched.wire import server
+from dockless.sched.wire import listing
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -175,11 +175,14 @@ def test_cancelling(daemon, say):
     assert say("cancel", "--mine") == (0, [], [])
 
 
-def test_all_of_mine_are_more_than_a_listing_shows(daemon, say, monkeypatch):
-    monkeypatch.setattr(server, "LISTED", 2)
+def test_a_listing_is_whole_or_says_that_it_is_not(daemon, say, monkeypatch):
+    monkeypatch.setattr(listing, "PAGE", 2)
     say("submit", "--array", "5", "--gpus", "2", "--", "true")
     daemon.running(1)
-    assert len(say("queue", "-q")[1]) == 3
+    assert say("queue", "-q") == (0, [*"12345"], [])
+    told = ["  hint: a higher --limit shows them"]
+    assert say("queue", "-q", "--limit", "2") == (0, [*"123"], ["dockless: 2 more jobs are not listed", *told])
+    assert say("queue", "-q", "--limit", "3")[2] == ["dockless: 1 more job is not listed", *told]
     assert len(say("cancel", "--mine")[1]) == 5
 
 
@@ -188,7 +191,7 @@ def test_mine_are_nobody_elses(say, monkeypatch):
     asked = []
 
     def listed(*, user, limit):
-        asked.append((user, limit >= 100_000))
+        asked.append((user, limit == 0))
         return [row(id=5), row(id=7)]
 
     def cancel_many(ids, *, grace):

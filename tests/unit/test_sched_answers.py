@@ -19,10 +19,11 @@ from dockless.base.records import differences
 from dockless.errors import BadInput, DaemonUnavailable, NotEnoughGpus, NotPermitted, Refused, SchedError, UnknownJob
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
-from dockless.sched import JobSpec, State
+from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.policy.policy import Quotas
-from dockless.sched.wire import client, protocol, server
+from dockless.sched.store import queue as queue_store
+from dockless.sched.wire import client, listing, protocol, server
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
@@ -150,8 +151,9 @@ def test_a_listing(tmp_path):
     play(tmp_path, story)
 
 
-def test_a_long_listing_is_one_answer(tmp_path, monkeypatch):
+def test_a_long_listing_comes_in_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "AT_ONCE", 3)
+    monkeypatch.setattr(listing, "PAGE", 3)
 
     async def story(desk):
         for count in (0, 3, 4):
@@ -172,17 +174,61 @@ def test_a_long_listing_is_one_answer(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
-def test_how_many_are_listed_unless_one_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "LISTED", 2)
+def test_all_are_listed_unless_one_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "PAGE", 2)
 
     async def story(desk):
-        await desk(ANN, lambda queue: queue.submit_array(job(gpus="2"), 6))
-        lengths = [len(await desk(ANN, lambda queue, limit=limit: queue.queue(limit=limit))) for limit in (0, 1, 4)]
-        assert lengths == [3, 2, 5]  # one runs
-        return None
+        numbers = await desk(ANN, lambda queue: queue.submit_array(job(gpus="2"), 6))
+        cancelled = await desk(BEN, lambda queue: queue.submit_many([job(gpus="1"), job(gpus="1")]))
+        await desk(BEN, lambda queue: queue.cancel_many(cancelled))
+        rows = {}
+        for ended, user, limit in (
+            (False, "", 0),
+            (False, "", 1),
+            (False, "", 5),
+            (True, "", 0),
+            (True, "", 1),
+            (True, "ben", 1),
+            (True, "eve", 1),
+        ):
+            found = await desk(ANN, lambda queue, a=ended, b=user, c=limit: queue.queue(ended=a, user=b, limit=c))
+            rows[ended, user, limit] = [row.id for row in found], found.more
+        assert (
+            rows
+            == {  # one runs
+                (False, "", 0): (numbers, 0),
+                (False, "", 1): (numbers[:2], 4),
+                (False, "", 5): (numbers, 0),
+                (True, "", 0): ([*numbers, *reversed(cancelled)], 0),
+                (True, "", 1): ([*numbers[:2], cancelled[1]], 5),
+                (True, "ben", 1): ([cancelled[1]], 1),
+                (True, "eve", 1): ([], 0),
+            }
+        )
 
     play(tmp_path, story)
     assert server.MAX_LISTED == 100_000
+
+
+def test_a_page_shows_what_one_job_shows(tmp_path):
+    """Whoever asks: the columns of a listing and the daemon's answer about one job are the same."""
+
+    async def story(desk):
+        numbers = await desk.submit(ANN, *[job(gpus="2") for _ in range(3)], job(gpus="1", time_limit=9.0))
+        numbers += await desk.submit(BEN, job(gpus="1"))
+        await desk.runs(numbers[0])
+        await desk(ANN, lambda queue: queue.cancel(numbers[1]))
+        for who in (ANN, BEN):
+            caller = PEOPLE[who]
+            found = await desk(who, lambda queue: queue.queue(ended=True))
+            entries = desk.engine.entries
+            past = {row.id: row for row in queue_store.ended(desk.engine.reader, "", 10)}
+            for row in found:
+                assert row == desk.server.answers.view(caller, entries[row.id].job if row.id in entries else past[row.id])
+                assert Job.from_dict(row.as_dict()) == row
+            assert sorted(row.id for row in found) == numbers
+
+    play(tmp_path, story)
 
 
 def test_waiting_for_many(tmp_path):

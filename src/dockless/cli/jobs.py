@@ -97,9 +97,10 @@ def queue(options: Namespace) -> int:
     numbers = [*map(_number, options.ids)]
     with connect() as client:
         if numbers:
-            found = [client.job(number) for number in numbers]
+            found, more = [client.job(number) for number in numbers], 0
         else:
-            found = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
+            listed = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
+            found, more = list(listed), listed.more
         daemon = client.ping()
     simulated = daemon.simulated and any(job.gpu_count for job in found)
     if not options.quiet:
@@ -114,6 +115,8 @@ def queue(options: Namespace) -> int:
             _detail(job, simulated)
     else:
         print_queue(found, simulated)
+    if more:
+        warn(f"{more} more {'job is' if more == 1 else 'jobs are'} not listed", hint="a higher --limit shows them")
     return 0
 
 
@@ -274,7 +277,7 @@ def cancel(options: Namespace) -> int:
     numbers = [*map(_number, options.ids)]
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
-        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=100_000)]
+        ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0)]
         jobs = queue.cancel_many(ids, grace=grace)
     if options.json:
         print_json([job.as_dict() for job in jobs])

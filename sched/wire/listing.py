@@ -1,0 +1,66 @@
+"""Many jobs in few bytes: a page of a listing travels as columns, and a value that all of its jobs have travels once.
+
+A page is ``{"count": 500, "same": {"user": "ann", …}, "each": {"id": [1, 2, …], …}}``. Neither side ever has the text of more than a page.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
+from operator import attrgetter
+
+from dockless.base.dataclass import defaults_of
+from dockless.base.typing import Any
+from dockless.sched.jobs import Job, State
+
+PAGE = 500
+"""Jobs of a page: the daemon serves others between two."""
+
+_FIELDS = tuple(name for name in Job.__slots__ if name != "attempts")
+_VALUES: Callable[[Job], tuple[Any, ...]] = attrgetter(*_FIELDS)
+_DEFAULTS = defaults_of(Job)
+_READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple}
+
+
+class Listing(list[Job]):
+    """Jobs; ``more``: how many there are beyond the limit that was given."""
+
+    more: int = 0
+
+
+def pages(jobs: Iterator[Job], reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> Iterator[dict[str, Any]]:
+    """``reason``: why a job waits; ``hidden``: whether its words are not the caller's to see."""
+    state, why = _FIELDS.index("state"), _FIELDS.index("reason")
+    words = [_FIELDS.index(name) for name in ("name", "image", "command")]
+    while part := list(islice(jobs, PAGE)):
+        columns = [list(column) for column in zip(*map(_VALUES, part), strict=True)]
+        for place, job in enumerate(part):
+            if columns[state][place] == State.PENDING:
+                columns[why][place] = columns[why][place] or reason(job)
+            if hidden(job):
+                for column in words if columns[state][place] == State.PENDING else (*words, why):
+                    columns[column][place] = ""
+        page: dict[str, Any] = {"count": len(part), "same": {}, "each": {}}
+        for name, values in zip(_FIELDS, columns, strict=True):
+            if values.count(values[0]) == len(values):
+                page["same"][name] = values[0]
+            else:
+                page["each"][name] = values
+        yield page
+
+
+def read_page(page: dict[str, Any]) -> list[Job]:
+    """Its jobs. Fields of a newer daemon are ignored."""
+    count = int(page["count"])
+    jobs = [Job.__new__(Job) for _ in range(count)]
+    for name in Job.__slots__:
+        read = _READ.get(name)
+        if name in page["each"]:
+            values = page["each"][name] if read is None else map(read, page["each"][name])
+        elif name in page["same"]:
+            values = repeat(page["same"][name] if read is None else read(page["same"][name]))
+        else:
+            values = repeat(_DEFAULTS[name])
+        deque(map(Job.__dict__[name].__set__, jobs, values), 0)
+    return jobs
