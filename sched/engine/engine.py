@@ -32,7 +32,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine import attempts, remains, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.attempts import Handle, Launcher
-from dockless.sched.engine.entry import LiveJob, just_submitted, wake
+from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
@@ -41,7 +41,7 @@ from dockless.sched.engine.wants import is_the_hosts, waited_out
 from dockless.sched.jobs import JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
-from dockless.sched.policy.waiting import WaitingJob, WaitingList
+from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.lease import Lease
@@ -150,13 +150,13 @@ class Engine:
     async def recover(self) -> None:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
         unsettled: list[LiveJob] = []
-        for live in queue.live(self.reader):
-            entry = self._enter(live)
-            if live.job.state is State.PENDING:
-                self.waiting.add(entry.waiting)
-            else:
-                self.active[live.job.id] = entry
-                unsettled.append(entry)
+        with quiet_collector():
+            for entry in self._enter(queue.live(self.reader)):
+                if entry.job.state is State.PENDING:
+                    self.waiting.add(entry.waiting)
+                else:
+                    self.active[entry.job.id] = entry
+                    unsettled.append(entry)
         for entry, error in zip(
             unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
         ):
@@ -230,23 +230,23 @@ class Engine:
             with self.shares.coming(caller.uid, 0, size):
                 ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None, now))
         held = True
-        for index, (number, job) in enumerate(zip(ids, new, strict=True)):
-            entry = self._enter(just_submitted(number, job, now, ids[0] if array is not None else 0, index if array is not None else 0))
+        lives = just_submitted(ids, new, now, array is not None)
+        for entry in self._enter(lives):
             self.waiting.add(entry.waiting)
             held = held and self.decision is not None and self.decision.held(entry.waiting)
         if not held:
             self.kick()
         return ids
 
-    def _enter(self, live: Live) -> LiveJob:
-        job = live.job
-        shape = WaitingJob(job.id, job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), job.priority, job.time_limit)
-        entry = LiveJob(live, shape, live.cancelled)
-        if job.time_limit and live.boot == self._boot:
-            entry.ends = live.ticks + job.time_limit
-        self.entries[job.id] = entry
-        self.shares.enter(live)
-        return entry
+    def _enter(self, lives: Sequence[Live]) -> list[LiveJob]:
+        entries = live_jobs(lives)
+        for entry in entries:
+            live, job = entry.live, entry.live.job
+            if job.time_limit and live.boot == self._boot:
+                entry.ends = live.ticks + job.time_limit
+            self.entries[job.id] = entry
+            self.shares.enter(live)
+        return entries
 
     # -- deciding and starting
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
-from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.dataclass import dataclass, field, many, replace
 from dockless.base.typing import Any
 from dockless.sandbox.spec import GRACE
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.jobs import Job, State
-from dockless.sched.policy.waiting import WaitingJob
+from dockless.sched.policy.waiting import Kind, WaitingJob
 from dockless.sched.store import queue
 from dockless.sched.store.queue import Live
+
+_AS_SUBMITTED = (
+    "uid", "user", "name", "group", "image", "command", "gpus", "gpu_count", "priority", "time_limit", "on_reboot",
+)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -46,13 +54,46 @@ class LiveJob:
         self.live = replace(self.live, job=replace(self.live.job, **changes))
 
 
-def just_submitted(number: int, job: queue.NewJob, now: float, array: int, index: int) -> Live:
-    shown = Job(
-        id=number, uid=job.uid, user=job.user, state=State.PENDING, name=job.name, group=job.group, image=job.image, command=job.command,
-        gpus=job.gpus, gpu_count=job.gpu_count, priority=job.priority, time_limit=job.time_limit,
-        on_reboot="requeue" if job.on_reboot == "requeue" else "fail", submitted=now, array=array, index=index,
-    )  # fmt: skip
-    return Live(shown, job.wanted, job.quota_groups, False, spec_size=len(job.spec))
+def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
+    """Jobs that have not ended, as nobody has looked after them yet."""
+    jobs = [live.job for live in lives]
+    kinds: dict[Kind, Kind] = {}
+    columns: dict[str, Sequence[Any]] = {
+        "id": [job.id for job in jobs],
+        "user": [job.user for job in jobs],
+        "gpus": [job.gpu_count for job in jobs],
+        "groups": [live.quota_groups for live in lives],
+        "devices": [frozenset(live.wanted) for live in lives],
+    }
+    of = zip(columns["user"], columns["gpus"], columns["groups"], columns["devices"], strict=True)
+    columns["kind"] = [kinds.setdefault(kind, kind) for kind in of]
+    columns["devices"] = [kind[3] for kind in columns["kind"]]
+    columns |= {"priority": [job.priority for job in jobs], "time_limit": [job.time_limit for job in jobs]}
+    return many(
+        LiveJob,
+        len(lives),
+        {"live": lives, "waiting": many(WaitingJob, len(lives), columns), "cancelled": [live.cancelled for live in lives]},
+    )
+
+
+def just_submitted(ids: Sequence[int], jobs: Sequence[queue.NewJob], now: float, array: bool) -> list[Live]:
+    columns: dict[str, Iterable[Any]] = {name: [getattr(job, name) for job in jobs] for name in _AS_SUBMITTED}
+    columns |= {"id": ids, "state": repeat(State.PENDING), "submitted": repeat(now)}
+    if array:
+        columns |= {"array": repeat(ids[0]), "index": range(len(ids))}
+    rest = {"wanted": [job.wanted for job in jobs], "quota_groups": [job.quota_groups for job in jobs], "cancelled": repeat(False)}
+    return many(Live, len(jobs), {"job": many(Job, len(jobs), columns), **rest, "spec_size": [len(job.spec) for job in jobs]})
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Many objects are made that stay: they are not looked through meanwhile, nor by the collections that come."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def wake(futures: list[asyncio.Future[None]]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dockless.base import paths
-from dockless.base.dataclass import dataclass, field
+from dockless.base.dataclass import dataclass, field, many
 from dockless.base.typing import Any
 from dockless.errors import SchedError
 from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
@@ -65,7 +65,10 @@ _COLUMNS = (
     "id, uid, user, state, reason, name, grp, image, command, gpus, gpu_count, devices, priority, time_limit, on_reboot, submitted,"
     " started, ended, attempt, exit_code, signal, array, idx"
 )
+_FIELDS = (*_COLUMNS.replace("grp", "group").replace("idx", "index").split(", "),)
 _PAGE = 200
+_PART = 5_000
+"""Rows of jobs that a daemon which comes back makes jobs of together."""
 _LIVE = "state IN ('PENDING','STARTING','RUNNING')"
 
 
@@ -350,9 +353,25 @@ def live(db: sqlite3.Connection, ids: Iterable[int] | None = None) -> list[Live]
         " (SELECT size FROM specs WHERE specs.id=jobs.spec_id)"
         f" FROM jobs WHERE {where} ORDER BY id"
     )
-    return [
-        Live(_job(r), tuple(json.loads(r[23])), tuple(json.loads(r[24])), bool(r[25]), r[26] or "", r[27] or 0.0, r[28] or 0) for r in rows
-    ]
+    found: list[Live] = []
+    while part := rows.fetchmany(_PART):
+        columns = list(zip(*part, strict=True))
+        shown = dict(zip(_FIELDS, columns, strict=False)) | {"state": map(State, columns[3]), "devices": _tuples(columns[11])}
+        rest = {
+            "job": many(Job, len(part), shown), "wanted": _tuples(columns[23]), "quota_groups": _tuples(columns[24]),
+            "cancelled": map(bool, columns[25]), "boot": (boot or "" for boot in columns[26]), "ticks": (at or 0.0 for at in columns[27]),
+            "spec_size": (size or 0 for size in columns[28]),
+        }  # fmt: skip
+        found += many(Live, len(part), rest)
+    return found
+
+
+def _tuples(texts: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """Of JSON; the same text gives the same tuple."""
+    known: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        found = known.get(text)
+        yield known.setdefault(text, tuple(json.loads(text))) if found is None else found
 
 
 def job(db: sqlite3.Connection, number: int) -> Job | None:

@@ -5,12 +5,11 @@ A page is ``{"count": 500, "same": {"user": "ann", â€¦}, "each": {"id": [1, 2, â
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice, repeat
 from operator import attrgetter
 
-from dockless.base.dataclass import defaults_of
+from dockless.base.dataclass import many
 from dockless.base.typing import Any
 from dockless.sched.jobs import Job, State
 
@@ -19,7 +18,6 @@ PAGE = 500
 
 _FIELDS = tuple(name for name in Job.__slots__ if name != "attempts")
 _VALUES: Callable[[Job], tuple[Any, ...]] = attrgetter(*_FIELDS)
-_DEFAULTS = defaults_of(Job)
 _READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple}
 
 
@@ -52,15 +50,7 @@ def pages(jobs: Iterator[Job], reason: Callable[[Job], str], hidden: Callable[[J
 
 def read_page(page: dict[str, Any]) -> list[Job]:
     """Its jobs. Fields of a newer daemon are ignored."""
-    count = int(page["count"])
-    jobs = [Job.__new__(Job) for _ in range(count)]
-    for name in Job.__slots__:
-        read = _READ.get(name)
-        if name in page["each"]:
-            values = page["each"][name] if read is None else map(read, page["each"][name])
-        elif name in page["same"]:
-            values = repeat(page["same"][name] if read is None else read(page["same"][name]))
-        else:
-            values = repeat(_DEFAULTS[name])
-        deque(map(Job.__dict__[name].__set__, jobs, values), 0)
-    return jobs
+    columns = {name: repeat(value) for name, value in page["same"].items()} | page["each"]
+    for name, read in _READ.items():
+        columns[name] = map(read, columns[name])
+    return many(Job, int(page["count"]), columns)

@@ -136,3 +136,12 @@ def test_the_many_are_like_the_first():
     assert (many(0, "n"), counted("a").seen, counted("a").count) == (first[0], first[1].seen, first[1].count)
     with pytest.raises(ValueError, match="x is -1"):
         many(-1)
+
+
+def test_many_are_as_made_one_by_one():
+    assert ours.many(Point, 2, {"x": [1, 2], "tags": [("a",), ()]}) == [Point(1, tags=("a",)), Point(2)]
+    one, two = ours.many(Counter, 2, {"label": "ab", "later": [5, 6]})
+    one.seen.append(1)
+    assert (one.label, one.count, two.label, two.seen, two.later) == ("a", 0, "b", [], 6)
+    with pytest.raises(TypeError, match="no column 'x' for Point"):
+        ours.many(Point, 1, {"name": ["p"]})
