@@ -134,8 +134,9 @@ def test_what_a_program_leaves_that_is_killed_with_its_keeper(theirs, monkeypatc
     """A directory that says that it has vanished, until it is removed."""
     program, box = theirs("sleep 1000")
     keeper, init = box.pid, box.init_pid
-    for pid in (program.pid, keeper):
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither gets to do anything about the end of the other
+        for pid in (program.pid, keeper):
+            os.kill(pid, number)
     until(lambda: not os.path.exists(f"/proc/{init}"), "init ends with its keeper")
     until(lambda: not box.alive, "the lock goes with the keeper")
     assert box.state() == "vanished" and "program that started it" in box.why_vanished()
