@@ -384,16 +384,21 @@ def spoiled(exchange: Exchange) -> None:
 
 
 def tokens(registry: BadRegistry, uses: int, *, unread: bool = False) -> Callable[[], Iterable[Seen]]:
-    """From now on every request needs a token, and a token is good for ``uses`` requests. Gives the requests for tokens. ``unread``: a
-    request without a good one is refused before its body has been read."""
+    """From now on every request needs a token, and a token is good for ``uses`` requests, and for each that was refused with an older one:
+    a fresh token is not old when it is first shown, however many threads have shown it meanwhile. Gives the requests for tokens. ``unread``:
+    a request without a good one is refused before its body has been read."""
     left: dict[str, int] = {}
+    refused: dict[tuple[str, str], str] = {}
 
     def guard(exchange: Exchange) -> None:
         token = exchange.headers.get("Authorization", "").removeprefix("Bearer ")
-        if left.get(token, 0) > 0:
+        request = (exchange.command, exchange.path)
+        if left.get(token, 0) > 0 or (uses and token in left and refused.get(request, token) != token):
             left[token] -= 1
+            refused.pop(request, None)
             exchange.behave()
             return
+        refused[request] = token
         if unread:
             exchange.hang_up()  # after the answer, with the body of the request still on its way
         else:
