@@ -385,8 +385,8 @@ def spoiled(exchange: Exchange) -> None:
 
 def tokens(registry: BadRegistry, uses: int, *, unread: bool = False) -> Callable[[], Iterable[Seen]]:
     """From now on every request needs a token, and a token is good for ``uses`` requests, and for each that was refused with an older one:
-    a fresh token is not old when it is first shown, however many threads have shown it meanwhile. Gives the requests for tokens. ``unread``:
-    a request without a good one is refused before its body has been read."""
+    a fresh token is not old when it is first shown, however many threads have shown it meanwhile. Gives the requests for tokens.
+    ``unread``: a request without a good one is refused before its body has been read."""
     left: dict[str, int] = {}
     refused: dict[tuple[str, str], str] = {}
 
