@@ -195,11 +195,11 @@ class _Made:
                 continue
             directory = self.places[file.place]
             if "/vdpau/" in file.source:
-                directory += "/vdpau"
-            self._bind(file, f"{directory}/{file.name}")
+                directory = os.path.join(directory, "vdpau")
+            self._bind(file, os.path.join(directory, file.name))
             before = file.name
             for link in file.links:
-                self.links[f"{directory}/{link}"] = before
+                self.links[os.path.join(directory, link)] = before
                 before = link
 
     def _add_graphics(self, minors: list[int]) -> None:
@@ -210,7 +210,7 @@ class _Made:
             "rules": [{"pattern": [], "profile": "_container_"}],
         }
         self.tree[self._inside("etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf")] = json.dumps(profile).encode()
-        self.links[self.places["lib"] + "/gbm/nvidia-drm_gbm.so"] = "../libnvidia-allocator.so.1"
+        self.links[os.path.join(self.places["lib"], "gbm/nvidia-drm_gbm.so")] = "../libnvidia-allocator.so.1"
 
     def _add_cache(self, found: Iterable[DriverFile], version: str) -> None:
         machine = platform.machine()
@@ -218,7 +218,7 @@ class _Made:
         ours = {}
         for file in found:
             if file.soname and "/vdpau/" not in file.source:
-                path = f"/{self.places[file.place]}/{file.soname}"
+                path = os.path.join("/", self.places[file.place], file.soname)
                 ours[file.place, file.soname] = (path, wide if file.place == "lib" else linker_cache.LIBC6)
         for soname in self._forward_compatible(version):
             ours["lib", soname] = (f"/{_COMPAT}/{soname}", wide)
@@ -276,7 +276,8 @@ class _Made:
             return stream.read(limit)
 
     def _inside(self, path: str, *, directory: bool = False) -> str:
-        """Where a path of the image really is: its directories' links followed, so that ours in the layer covers none of them."""
+        """Where a path of the image really is: its directories' links followed, so that ours in the layer covers none of them. Without a
+        leading slash: "" for its root."""
         parts = path.strip("/").split("/")
         folder = parts if directory else parts[:-1]
         for length in range(len(folder), -1, -1):
@@ -307,21 +308,22 @@ class _Made:
         return above
 
     def write(self, top: Path) -> None:
-        """Make the layer. A directory that the image has, too, keeps the image's mode, and its owner where root makes it."""
+        """Make the layer: every path is put behind its own, so that none is the host's. A directory that the image has, too, keeps the
+        image's mode, and its owner where root makes it."""
         for folder in self.directories:
-            paths.make(top / folder, 0o755, 0o700)
+            paths.make(Path(f"{top}/{folder}"), 0o755, 0o700)
         for path, text in self.tree.items():
-            fd = os.open(top / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = os.open(f"{top}/{path}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as stream:
                 os.fchmod(fd, 0o644)
                 stream.write(text)
         for path, target in self.links.items():
-            os.symlink(target, top / path)
+            os.symlink(target, f"{top}/{path}")
         for folder, known in self.directories.items():  # last: nobody but root writes in one of mode 0555
             if known is not None:
                 if os.geteuid() == 0:
-                    os.chown(top / folder, known.st_uid, known.st_gid)
-                os.chmod(top / folder, stat.S_IMODE(known.st_mode))
+                    os.chown(f"{top}/{folder}", known.st_uid, known.st_gid)
+                os.chmod(f"{top}/{folder}", stat.S_IMODE(known.st_mode))
 
 
 # ---- /proc/driver ---------------------------------------------------------------------------------------------------------------------

@@ -288,6 +288,17 @@ def test_an_image_whose_directories_are_links(tmp_path, stand_in, driver):
     assert f"libcuda.so.{VERSION}" in found and "nvidia-smi" in found and found[-3:] == ["750", "../../../opt/libraries", "/opt/programs"]
 
 
+@pytest.mark.parametrize("target", ["/", "../.."])
+def test_directories_that_lead_to_the_images_root(target, tmp_path, stand_in, driver):
+    """The image's, not the host's."""
+    driver(stand_in)
+    image = boxes.load(tmp_path, [symlink("usr/bin", target), symlink("usr/lib64", target)], without={"usr/bin"})
+    names = {"nvidia-smi", "libcuda.so.1", f"libcuda.so.{VERSION}"}
+    assert names <= set(output(image, "ls /", gpus="capabilities=compute,utility,graphics"))
+    assert output(image, "cat /nvidia-smi; ls /gbm", gpus="capabilities=utility,graphics")[-1] == "nvidia-drm_gbm.so"
+    assert names.isdisjoint(os.listdir("/"))
+
+
 def test_directories_keep_their_modes_and_owners(tmp_path, stand_in, driver):
     """Red Hat's are 0555, in which an ordinary user makes nothing."""
     driver(stand_in)
