@@ -19,7 +19,7 @@ FILTERS := $(wildcard sandbox/seccomp/*.py sandbox/seccomp/profiles/*.json) sand
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench bench-images faults fuzz hunt walk mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench bench-images bench-sched faults fuzz hunt walk mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -54,6 +54,9 @@ walk: build  ## random operations of the API from threads and loops, processes k
 
 bench-images: build  ## images of real size beside umoci, skopeo, podman, containerd; a first time makes the image (root)
 	@$(PY) benchmarks/images.py $(ARGS)
+
+bench-sched: build  ## the policy on public traces: packing, waiting times; ARGS="--traces DIR packing", minutes
+	@$(PY) benchmarks/scheduling.py $(ARGS)
 
 check: build $(V)/.dev  ## ruff format and lint, mypy --strict, pyright on examples and public names, layering
 	@$(PY) -m ruff format --check .

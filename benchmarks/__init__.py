@@ -21,7 +21,8 @@
     image_verdicts.py    sample images, one by one: dockless, skopeo, umoci
 
     crash_matrix.py, crash_pull.py    kill -9 and full disks at random moments
-    submit_rate.py, replay_traces.py  the queue
+    submit_rate.py    the queue: durable submits
+    scheduling.py     the policy on public traces: packing.py on many nodes, replay_traces.py waiting times
 
 Nothing here is a test: no figure makes it fail. Times of different contenders are compared only within a round.
 """

@@ -8,7 +8,7 @@ The rules, in the order they bind:
    equals the user comes first who has the fewest running (``turns``).
 2. **Quota.** A user and each of her groups may hold so many GPUs, never more. A job that its own quota keeps waiting does not
    hold up other users; within the same user (group) it keeps its place.
-3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``best_set``).
+3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``packing``).
 4. **No starvation** (EASY backfill). The first job that finds too few free GPUs gets a *reservation*: the moment at which, by the time
    limits of what runs, its GPUs will be free. A later job may start before it only if it cannot delay it: it ends by then (it has a
    time limit), or it takes only GPUs that are over even then. Where what runs has no time limit, the moment is unknown, and only what is
@@ -26,7 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from dockless.base.dataclass import dataclass, field
-from dockless.sandbox.gpus.topology import FARTHEST, best_set
+from dockless.sandbox.gpus.topology import FARTHEST
+from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.turns import in_turn
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order
 
@@ -352,9 +353,9 @@ class _Pass:
     def pack(self, count: int, free: Sequence[str]) -> tuple[str, ...]:
         whole = [gpu for gpu in free if gpu in self.whole]
         links = self.state.links
-        if not links or count == len(whole):
-            return tuple(whole[:count])
-        return best_set(whole, count, lambda a, b: links.get((a, b), FARTHEST))
+        distance = (lambda _, one, other: links.get((whole[one], whole[other]), FARTHEST)) if links else None
+        place = choose((Node((WHOLE,) * len(whole)),), Task(count), distance=distance)
+        return tuple(whole[gpu] for gpu in place.gpus) if place else ()
 
     # -- keeping a place
 

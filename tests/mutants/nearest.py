@@ -80,6 +80,7 @@ _WORDS = {
     "sched/wire/client": "sched_client sched_answers",
     "sched/wire/protocol": "sched_answers sched_client",
     "sched/wire/server": "sched_answers sched_server sched_daemon",
+    "sched/policy/packing": "packing policy",
     "sched/policy/shares": "sched_retention",
     "src/dockless/_box": "results front_door integration/test_run",
     "src/dockless/cli/signals": "cli_signals cli_run",

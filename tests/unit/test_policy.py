@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dockless.sched.policy import policy
+from dockless.sched.policy import packing
 from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, StartJob, WaitingJob, decide, duration, shadow
 
 EIGHT = tuple(f"g{i}" for i in range(8))
@@ -394,6 +394,6 @@ def test_a_quota_is_named_where_it_is_too_small():
 
 
 def test_gpus_are_not_compared_where_there_is_nothing_to_choose(monkeypatch):
-    monkeypatch.setattr(policy, "best_set", None)
+    monkeypatch.setattr(packing, "best_set", None)
     assert started(decide(QueueState(EIGHT, [WaitingJob(1, "a", 2)]), 0)) == {1: EIGHT[:2]}
     assert started(decide(QueueState(EIGHT, [WaitingJob(1, "a", 8)], links=NVLINKED), 0)) == {1: EIGHT}
