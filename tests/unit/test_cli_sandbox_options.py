@@ -71,6 +71,16 @@ LINES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("line", "gpus"), [("", "device=0,2"), ("--gpus 1", "1"), ("--device nvidia.com/gpu=1", "device=1"), ("--device /dev/a", "device=0,2")]
+)
+def test_the_variable_of_nvidia_docker(monkeypatch, line, gpus):
+    monkeypatch.setenv("NV_GPU", "0,2")
+    assert parsed(*line.split())["gpus"] == gpus
+    monkeypatch.setenv("NV_GPU", "")
+    assert parsed()["gpus"] is None
+
+
 @pytest.mark.parametrize(("line", "given"), LINES, ids=[line for line, _ in LINES])
 def test_each_option_is_its_keyword(monkeypatch, line, given):
     monkeypatch.setenv("GIVEN", "by the caller")

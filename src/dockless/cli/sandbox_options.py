@@ -261,7 +261,8 @@ def _gpus(options: Namespace) -> str | None:
     named = [text.removeprefix(_CDI) for text in options.device if text.startswith(_CDI)]
     gpus: str | None = options.gpus
     if not named:
-        return gpus
+        first = os.environ.get("NV_GPU") if gpus is None else None  # nvidia-docker's, before Docker had --gpus
+        return f"device={first}" if first else gpus
     if gpus is not None:
         raise BadInput(f"--gpus and --device {_CDI}{named[0][:40]}", subject="--gpus", hint="give one of them")
     return "all" if "all" in named else f"device={','.join(named)}"
