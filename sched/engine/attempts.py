@@ -157,12 +157,14 @@ def wait_gone(handle: Handle) -> int | None:
             time.sleep(0.001)
 
 
-def reap(handle: Handle) -> None:
-    """Take the keeper's status if it is a child of ours: a daemon that started it is its parent, one that adopted it is not."""
+def reaped(handle: Handle) -> Any:
+    """How it ended, None if nobody can say. Takes the keeper's status if it is a child of ours: a daemon that started it is its parent, one
+    that adopted it is not."""
     pid = handle.pid
     if pid > 0:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG | _WALL)
+    return handle.exit()
 
 
 def keep_log(handle: Handle, kept: Path) -> None:

@@ -38,7 +38,7 @@ from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.wants import is_the_hosts, waited_out
-from dockless.sched.jobs import JobSpec, State, final_state, sandbox_id, shell_code
+from dockless.sched.jobs import Job, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
 from dockless.sched.policy.waiting import WaitingList
@@ -93,6 +93,7 @@ class Engine:
         self.many_ended = asyncio.Event()
         self.decision: policy.Decision | None = None
         self._took = 0.0
+        self._newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False
         self._look_again: asyncio.TimerHandle | None = None
         self._settled = False
@@ -278,7 +279,8 @@ class Engine:
         ]
         outside: frozenset[str] = frozenset()
         if self.waiting.wants_gpus:
-            running += self.others()
+            if sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
+                running += self.others()
             outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
         return policy.QueueState(
             self.gpus.uuids,
@@ -309,12 +311,19 @@ class Engine:
 
     def _spec(self, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
         """What is launched; notes what of it concerns the end."""
-        submitted = read(JobSpec, json.loads(queue.spec(self.reader, entry.job.id)), "job").spec
+        submitted = self._submitted(entry.job)
         submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
         spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
         entry.grace = spec.grace or GRACE
         entry.limit = spec.timeout + spec.grace if spec.timeout else None
         return spec
+
+    def _submitted(self, job: Job) -> Spec:
+        """The sandbox as it was asked for; the jobs of an array, which start one after the other, share one."""
+        key = job.array or job.id
+        if self._newest[0] != key:
+            self._newest = key, read(JobSpec, json.loads(queue.spec(self.reader, job.id)), "job").spec
+        return self._newest[1]
 
     async def _launch(self, entry: LiveJob, lease: Lease, now: float) -> None:
         job = entry.job
@@ -442,8 +451,7 @@ class Engine:
         """The keeper has ended: what it wrote about the end, or LOST if it could not."""
         handle = entry.handle
         assert handle is not None
-        await self.looked_at(attempts.reap, handle)
-        exit = await self.looked_at(handle.exit)
+        exit = await self.looked_at(attempts.reaped, handle)
         if exit is None:
             await self.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
             reason = await self.looked_at(handle.why_vanished)

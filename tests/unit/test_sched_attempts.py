@@ -123,16 +123,16 @@ def test_a_keeper_that_is_ours_leaves_no_zombie(box):
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     box.pid = pid
-    attempts.reap(box)
+    attempts.reaped(box)
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    attempts.reap(box)  # somebody else's
+    attempts.reaped(box)  # somebody else's
     other = os.fork()
     if other == 0:
         os._exit(0)
     os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)
     for box.pid in (0, -1):  # none, not any
-        attempts.reap(box)
+        attempts.reaped(box)
     assert os.waitpid(other, 0)[0] == other
 
 
