@@ -83,6 +83,8 @@ def stand_in(tmp_path_factory) -> Path:
         command = ["gcc", "-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-x", "c", "/dev/null", "-o", f"{where}/{name}.so.{VERSION}"]
         subprocess.run(command, check=True, capture_output=True)
     (where / "libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
+    library(where / f"vdpau/libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1")
+    library(root / f"usr/lib32/libcuda.so.{VERSION}", "libcuda.so.1", bits=32)
     (root / "usr/bin").mkdir()
     (root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\necho this is nvidia-smi\n")
     (root / "usr/bin/nvidia-smi").chmod(0o755)
@@ -90,6 +92,12 @@ def stand_in(tmp_path_factory) -> Path:
     for number in (0, 1):
         (proc / f"gpus/d0c1:1{number}:00.0").mkdir(parents=True)
         (proc / f"gpus/d0c1:1{number}:00.0/information").write_text(f"GPU {number}\n")
+    for instance in (1, 2):
+        for path in (f"gi{instance}/access", f"gi{instance}/ci0/access", f"gi{instance}/ci1/access"):
+            (proc / "capabilities/gpu0/mig" / path).parent.mkdir(parents=True, exist_ok=True)
+            (proc / "capabilities/gpu0/mig" / path).write_text(f"of {path}\n")
+    (root / "proc/driver/nvidia-caps").mkdir()
+    (root / "proc/driver/nvidia-caps/mig-minors").write_text("gpu0/gi1/access 12\n")
     (proc / "params").write_text("ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
     (proc / "version").write_text(f"NVRM version: {VERSION}\n")
     return root
@@ -166,9 +174,16 @@ def test_a_program_can_run_ldconfig_itself(image):
 
 
 def test_files_are_read_only_mounts(image):
-    mounts = output(image, "grep -e /libcuda -e /nvidia-smi -e /proc/driver /proc/self/mountinfo", gpus=1)
-    assert len(mounts) == 4
-    assert all("ro,nosuid" in line and "nodev" in line for line in mounts)
+    mounts = output(image, "grep -e /libcuda -e /nvidia-smi -e ' /proc/driver' /proc/self/mountinfo", gpus="device=1")
+    attributes = {line.split()[4]: set(line.split()[5].split(",")) for line in mounts}
+    places = ["nvidia/gpus/d0c1:11:00.0", "nvidia-caps"]
+    assert set(attributes) == {
+        f"/{glibc_images.DIRECTORY['debian']}/libcuda.so.{VERSION}",
+        "/usr/bin/nvidia-smi",
+        "/proc/driver",
+        *(f"/proc/driver/{place}" for place in places),
+    }
+    assert all({"ro", "nosuid", "nodev"} <= found for found in attributes.values())
 
 
 def test_graphics_counts_the_leased_gpus_alone(image):
@@ -275,6 +290,38 @@ def test_proc_driver_shows_the_leased_gpu_alone(image):
         "ModifyDeviceFiles: 0",
         "DeviceFileMode: 438",
         f"NVRM version: {VERSION}",
+    ]
+
+
+def test_proc_driver_shows_the_leased_slice_alone(image, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G,mig=2")
+    found = output(image, "cd /proc/driver; find . -type f | sort; cat nvidia/capabilities/gpu0/mig/gi2/ci0/access", gpus="device=1:1")
+    assert found == [
+        "./nvidia-caps/mig-minors",
+        "./nvidia/capabilities/gpu0/mig/gi2/access",
+        "./nvidia/capabilities/gpu0/mig/gi2/ci0/access",
+        "./nvidia/gpus/d0c1:11:00.0/information",
+        "./nvidia/params",
+        "./nvidia/version",
+        "of gi2/ci0/access",
+    ]
+
+
+def test_32_bit_libraries_and_those_of_vdpau_have_places_of_their_own(image):
+    script = "ls /usr/lib/i386-linux-gnu /usr/lib/x86_64-linux-gnu/vdpau; ldconfig -p | grep -e libcuda -e vdpau"
+    if os.uname().machine != "x86_64":
+        pytest.skip("the places are those of x86_64")
+    assert output(image, script, gpus="capabilities=video,compat32") == [
+        "/usr/lib/i386-linux-gnu:",
+        "libcuda.so",
+        "libcuda.so.1",
+        f"libcuda.so.{VERSION}",
+        "",
+        "/usr/lib/x86_64-linux-gnu/vdpau:",
+        "libvdpau_nvidia.so.1",
+        f"libvdpau_nvidia.so.{VERSION}",
+        "\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1",
+        "\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1",
     ]
 
 

@@ -11,7 +11,7 @@ from support.elf_files import library
 from dockless.errors import GpuError
 from dockless.sandbox.gpus import elf, linker_cache
 from dockless.sandbox.gpus.driver_files import DriverFile, find, installed_version, needed, parse_capabilities
-from dockless.sandbox.gpus.injection import _majors
+from dockless.sandbox.gpus.injection import _majors, _same
 
 VERSION = "580.65.06"
 WIDE = f"usr/lib/{os.uname().machine}-linux-gnu"
@@ -129,6 +129,19 @@ def test_the_newest_of_several_is_the_installed_one(root):
     for version in ("575.99.1", "580.65.06", "580.9"):
         library(root / f"usr/lib64/libcuda.so.{version}", "libcuda.so.1")
     assert installed_version(str(root)) == "580.65.06"
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "same"),
+    [
+        ("0000:3b:00.0", "0000:3b:00.0", True),
+        ("00000000:3B:00.0", "0000:3b:00.0", True),
+        ("0001:3b:00.0", "0000:3b:00.0", False),
+        ("0000:3b:00.0", "0000:3c:00.0", False),
+    ],
+)
+def test_pci_addresses(name, address, same):
+    assert _same(name, address) is same
 
 
 # ---- ELF ------------------------------------------------------------------------------------------------------------------------------
