@@ -373,7 +373,12 @@ def test_what_was_found_is_kept_and_looked_at_again(image, stand_in):
     program = stand_in / "usr/bin/nvidia-smi"
     program.write_text("#!/bin/sh\necho this is another one\n")
     assert output(image, "nvidia-smi", gpus=1) == ["this is another one"]
-    program.write_text("#!/bin/sh\necho this is nvidia-smi\n")
+    away = program.rename(program.with_name("away"))
+    try:
+        assert output(image, "ls /usr/bin | grep nvidia || echo none", gpus=1) == ["none"]
+    finally:
+        away.rename(program)
+        program.write_text("#!/bin/sh\necho this is nvidia-smi\n")
 
 
 def test_what_was_kept_goes_with_the_boot(image):
