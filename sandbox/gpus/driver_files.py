@@ -136,10 +136,11 @@ def parse_capabilities(text: str) -> frozenset[str]:
 
 def check_owner(path: str) -> None:
     """``GpuError`` if another user could put something else at this path of the host, which has no link in it."""
-    trusted = {0, os.geteuid()}
+    users, groups = {0, os.geteuid()}, {0, os.getegid()}
     while True:
         found = os.lstat(path)
-        if found.st_uid not in trusted or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
+        writable = found.st_mode & (0o002 if found.st_gid in groups else 0o022)
+        if found.st_uid not in users or (writable and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX)):
             raise GpuError(
                 f"{path}, of the NVIDIA driver, can be changed by others than root",
                 subject=path,

@@ -36,6 +36,7 @@ from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simula
 
 _TRIES = 50
 """How often GPUs are chosen anew because others were faster."""
+_KIND = socket.SOCK_SEQPACKET
 _DIAG, _BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
 _HEADER, _REQUEST, _ANSWER, _ATTRIBUTE = (
     struct.Struct("=IHHII"),
@@ -94,20 +95,22 @@ def take(uuids: Collection[str]) -> list[socket.socket]:
 
 
 def holders() -> dict[str, int]:
-    """The GPUs that are leased now, and the user ids of who leased them. ``GpuError`` where the kernel does not tell."""
+    """The GPUs that are leased now, and the user ids of who leased them. Names of no GPU may be among them: whoever wants can bind one.
+    ``GpuError`` where the kernel does not tell."""
     prefix = _name("").encode()
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as asked:
             body = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
             asked.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
-            return {name[len(prefix) :].decode(): uid for name, uid in _answers(asked) if name.startswith(prefix)}
+            found = {name[len(prefix) :]: uid for name, uid in _answers(asked) if name.startswith(prefix)}
+            return {name.decode(errors="backslashreplace"): uid for name, uid in found.items()}  # anybody binds any bytes
     except OSError as error:
         hint = paths.HINTS.get(error.errno or 0, "load the kernel module unix_diag")
         raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
 
 
 def _answers(asked: socket.socket) -> Iterable[tuple[bytes, int]]:
-    """Names of sockets, and the user ids of who made them."""
+    """Names of sockets of the kind that leases are, and the user ids of who made them. Each kind has names of its own."""
     while True:
         data = memoryview(asked.recv(1 << 16))
         while data:
@@ -118,7 +121,7 @@ def _answers(asked: socket.socket) -> Iterable[tuple[bytes, int]]:
                 number = -struct.unpack_from("=i", data, _HEADER.size)[0]
                 raise OSError(number, os.strerror(number))
             attributes = dict(_attributes(data[_HEADER.size + _ANSWER.size : length]))
-            if _NAME in attributes and _UID in attributes:
+            if data[_HEADER.size + 1] == _KIND and _NAME in attributes and _UID in attributes:
                 yield attributes[_NAME], struct.unpack("=I", attributes[_UID])[0]
             data = data[(length + 3) & ~3 :]
 
@@ -142,7 +145,7 @@ def _bind_all(uuids: Iterable[str]) -> list[socket.socket]:
         bound = []
         for uuid in sorted(uuids):
             try:
-                bound.append(opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)))
+                bound.append(opened.enter_context(socket.socket(socket.AF_UNIX, _KIND | socket.SOCK_CLOEXEC)))
                 bound[-1].bind(_name(uuid))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:

@@ -96,7 +96,9 @@ class HostGpus:
         from dockless.sandbox.gpus import lease
 
         try:
-            return {uuid: uid for uuid, uid in lease.holders().items() if uuid not in leased}
+            # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.
+            ours = set(self.uuids).difference(leased)
+            return {uuid: uid for uuid, uid in lease.holders().items() if uuid in ours}
         except DocklessError as error:
             self.error = str(error)
             return {}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -102,6 +103,24 @@ def test_these_very_ones(uuids):
             assert lease.holders().keys() == {uuids[1]}, "all or none"
             held[0].close()
     assert lease.holders() == {}
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
+def test_a_socket_of_another_kind_is_no_lease(kind, uuids):
+    """The kernel has names of their own for each kind: it would be shown as the holder and hold nothing."""
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(f"\0dockless-gpu/{gpu.simulated_host()}{uuids[0]}")
+        assert lease.holders() == {}
+        with dockless.Sandbox("host", FOREVER, gpus=4) as box:
+            assert set(lease.holders()) == set(box.gpus)
+
+
+def test_a_name_of_any_bytes_keeps_nobody_from_a_gpu(uuids, daemon, capfd):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as odd, daemon.client() as queue:
+        odd.bind(f"\0dockless-gpu/{gpu.simulated_host()}".encode() + b"\xff\n")
+        assert dockless.run("host", ["true"], gpus=4).returncode == 0
+        assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)), gpus="3"))).state is State.COMPLETED
+        assert queue.info().gpus and main(["metrics"]) == 0
 
 
 def test_each_is_given_out_once_to_many_at_a_time(uuids):

@@ -125,6 +125,28 @@ def test_what_others_may_change_is_an_error(path, root):
         find(str(root), VERSION)
 
 
+@pytest.mark.parametrize("path", [f"usr/lib64/libcuda.so.{VERSION}", "usr/lib64"])
+def test_what_another_group_may_change_is_an_error(path, root):
+    others = 4711 if os.geteuid() == 0 else next((gid for gid in os.getgroups() if gid != os.getegid()), None)
+    if others is None:
+        pytest.skip("this user is in one group alone")
+    driver(root, "usr/lib64")
+    os.chown(root / path, -1, others)
+    (root / path).chmod(0o775)
+    with pytest.raises(GpuError, match="can be changed by others"):
+        find(str(root), VERSION)
+
+
+def test_a_file_is_not_protected_by_a_sticky_bit(root):
+    """As a directory is."""
+    driver(root, "usr/lib64")
+    (root / "usr/lib64").chmod(0o1777)
+    assert find(str(root), VERSION)
+    (root / f"usr/lib64/libcuda.so.{VERSION}").chmod(0o1777)
+    with pytest.raises(GpuError, match="can be changed by others"):
+        find(str(root), VERSION)
+
+
 def test_the_newest_of_several_is_the_installed_one(root):
     for version in ("575.99.1", "580.65.06", "580.9"):
         library(root / f"usr/lib64/libcuda.so.{version}", "libcuda.so.1")

@@ -137,6 +137,13 @@ def test_what_is_in_use_outside(host):
     assert gpus.unusable(()) == {"GPU-a"} and gpus.unusable({"GPU-a"}) == frozenset()
 
 
+def test_names_of_no_gpu_of_this_host(host):
+    """Bound by whoever likes to fill her group's quota."""
+    gpus = HostGpus()
+    host.holders = {"GPU-x": 1000, "": 1000, "other/GPU-a": 1001, "GPU-a\\xff": 1001, "GPU-b": 1002}
+    assert gpus.leased_by_others(()) == {"GPU-b": 1002}
+
+
 def test_leases_that_cannot_be_seen(host):
     """Nobody can be kept from a GPU by them, who could not start with it anyway; the reason is shown."""
     gpus = HostGpus()
