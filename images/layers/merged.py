@@ -24,6 +24,8 @@ from dockless.images.layers import whiteouts
 from dockless.images.layers.layers import Layer
 
 LINKS_MAX = 40
+STEPS_MAX = 256
+"""Components of all links on one way together: each costs an open for every layer and every directory above it."""
 PATH_MAX = 4096
 Parts = tuple[bytes, ...]
 
@@ -121,7 +123,7 @@ class Merged:
             return None
         todo = _split(path)
         trail = [self.root]
-        links = 0
+        links = steps = 0
         while todo:
             name = todo.pop()
             if name == b"..":
@@ -136,11 +138,13 @@ class Merged:
             if stat.S_ISLNK(node.info.st_mode) and (todo or follow):
                 links += 1
                 target = self.readlink(node)
-                if links > LINKS_MAX or len(todo) + len(target) > PATH_MAX:
+                more = _split(target)
+                steps += len(more)
+                if links > LINKS_MAX or steps > STEPS_MAX or len(todo) + len(target) > PATH_MAX:
                     raise UnsafeLayer(f"too many symbolic links on the way to {show(path)}", subject=show(path))
                 if target.startswith(b"/"):
                     del trail[1:]
-                todo += _split(target)
+                todo += more
             else:
                 trail.append(node)
         return trail[-1]

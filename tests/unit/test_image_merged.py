@@ -13,7 +13,7 @@ from support.requires import requires
 
 from dockless.errors import BadImage, UnsafeLayer
 from dockless.images.layers.layers import Layer, opened
-from dockless.images.layers.merged import LINKS_MAX, PATH_MAX, Merged, Node, _is_opaque, read_file, show
+from dockless.images.layers.merged import LINKS_MAX, PATH_MAX, STEPS_MAX, Merged, Node, _is_opaque, read_file, show
 from dockless.images.layers.whiteouts import is_opaque, is_whiteout
 
 
@@ -175,6 +175,15 @@ def test_a_path_that_links_make_long(merged, top):
     assert merged.lookup(b"link" + b"/x" * (PATH_MAX - 5)) is None
     with pytest.raises(UnsafeLayer):
         merged.lookup(b"link" + b"/x" * (PATH_MAX - 4))
+
+
+def test_links_make_no_way_of_thousands_of_steps(merged, top):
+    """Each costs an open for every layer and every directory above it: 38 links of 1,000 components kept a processor busy for minutes."""
+    os.symlink("d/.." + "/d/.." * (STEPS_MAX // 2 - 1), top / "long")
+    os.symlink("long/.", top / "more")
+    assert merged.lookup(b"long").parts == ()
+    with pytest.raises(UnsafeLayer, match="too many symbolic links"):
+        merged.lookup(b"more")
 
 
 def test_names_too_long_are_not_there(merged):
