@@ -9,7 +9,7 @@ sock_diag(7).
 
     lease(request) ──► GpuLease        free GPUs, chosen and held
     take(uuids) ──► sockets            these very GPUs
-    holders() ──► {uuid: uid}          whose they are now
+    holders(uuids) ──► {uuid: uid}     whose they are now
 
 The sandbox's keeper gets the sockets, so a GPU is leased for as long as its keeper lives, and no daemon has to. What none of this sees,
 programs that compute without dockless, shows as processes on the GPU, which ``choose`` respects.
@@ -32,7 +32,7 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.errors import GpuError, NotEnoughGpus
-from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simulated_host
+from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simulated_host, units
 
 _TRIES = 50
 """How often GPUs are chosen anew because others were faster."""
@@ -44,7 +44,8 @@ _HEADER, _REQUEST, _ANSWER, _ATTRIBUTE = (
     struct.Struct("=BBBBIII"),
     struct.Struct("=HH"),
 )
-_SHOW_NAME, _SHOW_UID, _NAME, _UID = 1, 64, 0, 7
+_BEGIN = struct.Struct("=IH")
+_SHOW_NAME, _SHOW_UID, _UID = 1, 64, 7
 """netlink(7); linux/sock_diag.h, linux/unix_diag.h."""
 
 
@@ -78,8 +79,9 @@ def lease(request: GpuRequest) -> GpuLease:
     """Choose free GPUs for a request and hold them. Errors: ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``, ``GpuError`` where the
     kernel does not tell what is leased."""
     gpus = inventory()
+    known = {gpu.uuid for gpu in (*gpus, *units(gpus))}
     for attempt in range(_TRIES):
-        chosen = choose(request, gpus, holders())
+        chosen = choose(request, gpus, holders(known))
         with contextlib.suppress(_Taken):
             return GpuLease(chosen, _bind_all(gpu.uuid for gpu in chosen))
         time.sleep(random.random() * 0.001 * (attempt + 1))
@@ -94,36 +96,41 @@ def take(uuids: Collection[str]) -> list[socket.socket]:
         raise NotEnoughGpus(f"GPU {taken.uuid} is leased", subject=taken.uuid, hint="wait for it, or ask for another") from None
 
 
-def holders() -> dict[str, int]:
-    """The GPUs that are leased now, and the user ids of who leased them. Names of no GPU may be among them: whoever wants can bind one.
-    ``GpuError`` where the kernel does not tell."""
+def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
+    """Those of these GPUs that are leased now, and the user ids of who leased them. Without ``uuids`` every name that somebody has bound,
+    also one of no GPU. ``GpuError`` where the kernel does not tell."""
     prefix = _name("").encode()
+    wanted = None if uuids is None else {prefix + uuid.encode() for uuid in uuids}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as asked:
             body = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
             asked.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
-            found = {name[len(prefix) :]: uid for name, uid in _answers(asked) if name.startswith(prefix)}
-            return {name.decode(errors="backslashreplace"): uid for name, uid in found.items()}  # anybody binds any bytes
+            # Anybody binds any bytes.
+            return {name[len(prefix) :].decode(errors="backslashreplace"): uid for name, uid in _answers(asked, prefix, wanted)}
     except OSError as error:
         hint = paths.HINTS.get(error.errno or 0, "load the kernel module unix_diag")
         raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
 
 
-def _answers(asked: socket.socket) -> Iterable[tuple[bytes, int]]:
-    """Names of sockets of the kind that leases are, and the user ids of who made them. Each kind has names of its own."""
+def _answers(asked: socket.socket, prefix: bytes, wanted: Collection[bytes] | None) -> Iterable[tuple[bytes, int]]:
+    """Names with this prefix of sockets of the kind that leases are (each kind has names of its own), and the user ids of who made them. A
+    user can bind a million names: little is done for one that is not wanted."""
     while True:
-        data = memoryview(asked.recv(1 << 16))
-        while data:
-            length, kind, *_ = _HEADER.unpack_from(data)
+        data, at = asked.recv(1 << 16), 0
+        while at < len(data):
+            length, kind = _BEGIN.unpack_from(data, at)
             if kind == _DONE:
                 return
             if kind == _ERROR:
-                number = -struct.unpack_from("=i", data, _HEADER.size)[0]
+                number = -struct.unpack_from("=i", data, at + _HEADER.size)[0]
                 raise OSError(number, os.strerror(number))
-            attributes = dict(_attributes(data[_HEADER.size + _ANSWER.size : length]))
-            if data[_HEADER.size + 1] == _KIND and _NAME in attributes and _UID in attributes:
-                yield attributes[_NAME], struct.unpack("=I", attributes[_UID])[0]
-            data = data[(length + 3) & ~3 :]
+            first = at + _HEADER.size + _ANSWER.size  # of the attributes; a name is always the first
+            if data.startswith(prefix, first + _ATTRIBUTE.size) and data[at + _HEADER.size + 1] == _KIND:
+                name = data[first + _ATTRIBUTE.size : first + _ATTRIBUTE.unpack_from(data, first)[0]]
+                if wanted is None or name in wanted:
+                    attributes = dict(_attributes(memoryview(data)[first : at + length]))
+                    yield name, struct.unpack("=I", attributes[_UID])[0]
+            at += (length + 3) & ~3
 
 
 def _attributes(data: memoryview) -> Iterable[tuple[int, bytes]]:

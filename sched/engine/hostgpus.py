@@ -97,8 +97,7 @@ class HostGpus:
 
         try:
             # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.
-            ours = set(self.uuids).difference(leased)
-            return {uuid: uid for uuid, uid in lease.holders().items() if uuid in ours}
+            return lease.holders(set(self.uuids).difference(leased))
         except DocklessError as error:
             self.error = str(error)
             return {}

@@ -126,7 +126,7 @@ def test_real_gpus_are_not_called_simulated(home, monkeypatch, say):
 def test_a_gpu_on_which_a_run_computes_is_not_in_use_outside(home, monkeypatch, say):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G,busy=0")
     (unit,) = gpu.units(gpu.inventory())
-    monkeypatch.setattr(gpu_lease, "holders", lambda: {unit.uuid: 4_000_000_000})
+    monkeypatch.setattr(gpu_lease, "holders", lambda uuids: {unit.uuid: 4_000_000_000})
     assert unit.processes and "  a sandbox  4000000000\n" in say("info")[1]
     (shown,) = json.loads(say("info", "--json")[1])["gpus"]
     assert (shown["held"], shown["outside"]) == (True, False)

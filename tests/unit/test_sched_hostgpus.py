@@ -55,10 +55,10 @@ def host(monkeypatch):
     monkeypatch.setattr(gpu, "refresh", refresh)
     monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now))
 
-    def holders():
+    def holders(uuids):
         if isinstance(host.holders, Exception):
             raise host.holders
-        return host.holders
+        return {uuid: uid for uuid, uid in host.holders.items() if uuid in uuids}
 
     monkeypatch.setattr(gpu_lease, "holders", holders)
     return host

@@ -87,7 +87,8 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         problem = str(missing)
-    held = {uuid: user_name(uid) or str(uid) for uuid, uid in gpu_lease.holders().items()} if units else {}
+    holders = gpu_lease.holders([unit.uuid for unit in units]) if units else {}
+    held = {uuid: user_name(uid) or str(uid) for uuid, uid in holders.items()}
     if options.json:
         gpus = [{"index": u.index, "uuid": u.uuid, "model": u.model, "memory": u.memory, "simulated": u.simulated, "held": u.uuid in held,
                  "user": held.get(u.uuid, ""), "trouble": u.trouble,

@@ -74,7 +74,7 @@ def _gpus() -> Iterable[Sample]:
     with gpu.session() as nvml:
         units = gpu.units(gpu.inventory(links=False))
         found = readings(nvml, [unit.uuid for unit in units])
-    holders = lease.holders()
+    holders = lease.holders([unit.uuid for unit in units])
     for unit, reading in zip(units, found, strict=True):
         holder = holders.get(unit.uuid)
         yield from _gpu(unit, reading, "" if holder is None else user_name(holder) or str(holder))
