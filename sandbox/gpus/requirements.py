@@ -39,7 +39,8 @@ def requirements(variables: Mapping[str, str]) -> dict[str, str]:
 def check(wanted: Mapping[str, str], facts: Mapping[str, str], *, note: str = "") -> None:
     """``facts``: cuda, driver, arch, brand, as far as they are known. ``GpuError`` names the first that does not hold, ``BadInput`` one
     that cannot be read."""
-    for variable, text in wanted.items():
+    for name, text in wanted.items():
+        variable = name[:80]
         if not any(all(_holds(variable, condition, facts) for condition in one.split(",")) for one in text.split()):
             has = ", ".join(f"{name} {value}" for name, value in facts.items() if value) or "GPUs"
             raise GpuError(

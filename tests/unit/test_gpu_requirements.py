@@ -59,6 +59,13 @@ def test_the_error_says_what_is_needed_and_what_there_is():
     assert "(simulated)" in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["cuda>=13.0", "nonsense", "cuda>=x"])
+def test_a_variable_with_an_endless_name_makes_no_endless_error(text):
+    with pytest.raises((GpuError, BadInput)) as error:
+        check({"NVIDIA_REQUIRE_" + "A" * 1_000_000: text}, FACTS)
+    assert len(str(error.value)) + len(error.value.subject) < 1000
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
