@@ -24,7 +24,7 @@ from dockless.images.layers import whiteouts
 from dockless.images.layers.layers import Layer
 
 LINKS_MAX = 40
-STEPS_MAX = 256
+STEPS_MAX = 128
 """Components of all links on one way together: each costs an open for every layer and every directory above it."""
 PATH_MAX = 4096
 Parts = tuple[bytes, ...]
