@@ -11,6 +11,7 @@ Importing this package is cheap (no asyncio, no sqlite3) and never imports the d
         jobs = queue.queue()                      # -> list[Job], waiting and running; every waiting one with its reason
         jobs = queue.queue(ended=True, limit=50, user="anna")
         job = queue.job(job_id)                   # -> Job with .attempts filled
+        why = queue.why(job_id)                   # -> Why(reason, place, starts_in, sooner, …)
         job = queue.wait(job_id, timeout=None)    # -> Job; blocks without polling; TimeoutError after ``timeout`` seconds
         jobs = queue.wait_many(ids)               # outlives a restart of the daemon
         job = queue.cancel(job_id, grace=10.0)    # owner or administrator; ending an ended job is no error
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.wire.client import Client, connect
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, Why
 
 __all__ = [
     "Attempt",
@@ -47,5 +48,6 @@ __all__ = [
     "JobSpec",
     "LogLine",
     "State",
+    "Why",
     "connect",
 ]

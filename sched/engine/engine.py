@@ -262,7 +262,7 @@ class Engine:
         if self.closing or self.outage.text:  # no start can be recorded: its end kicks again
             return
         now, began = queue.ticks(), self._loop.time()
-        decision = self.decision = policy.decide(self._state(), now)
+        decision = self.decision = policy.decide(self.state(), now)
         self._took = self._loop.time() - began
         for start in decision.starts:
             self._start(self.entries[start.job], start.gpus, now)
@@ -273,7 +273,8 @@ class Engine:
         self._look_again = None
         self.kick()
 
-    def _state(self) -> policy.QueueState:
+    def state(self) -> policy.QueueState:
+        """What a decision depends on now."""
         running = [
             policy.RunningJob(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
         ]

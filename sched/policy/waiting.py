@@ -123,6 +123,11 @@ class Line:
             skipped = 0
         return None
 
+    def before(self, place: tuple[int, int]) -> int:
+        """How many stand before that place of the queue's order."""
+        at = bisect_left(self._places, place)
+        return sum(map(len, self._parts[:at])) + (bisect_left(self._parts[at], place, key=order) if at < len(self._parts) else 0)
+
     def _find(self, place: tuple[int, int]) -> tuple[int, int]:
         at = bisect_left(self._places, place)
         return at, bisect_left(self._parts[at], place, key=order)
@@ -152,6 +157,10 @@ class WaitingList:
     @property
     def wants_gpus(self) -> bool:
         return any(gpus for _, gpus, _, _ in self.lines)
+
+    def before(self, job: WaitingJob) -> int:
+        """How many stand before it."""
+        return sum(line.before(order(job)) for line in self.lines.values())
 
     def add(self, job: WaitingJob) -> None:
         line = self.lines.get(job.kind)

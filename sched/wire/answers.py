@@ -16,9 +16,11 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import Job, State
+from dockless.sched.policy.policy import duration
+from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
-from dockless.sched.wire.protocol import GpuInfo, HostInfo
+from dockless.sched.wire.protocol import GpuInfo, HostInfo, Why
 
 _AT_ONCE = 500
 """Job ids looked up together."""
@@ -65,6 +67,20 @@ class Answers:
         if not caller.may_manage(job.uid):
             job = replace(job, name="", image="", command="", reason=job.reason if job.state is State.PENDING else "")
         return job
+
+    def why(self, caller: Caller, number: int) -> Why:
+        """Raises UnknownJob, NotPermitted."""
+        job = self.own(caller, number)
+        entry, engine = self.engine.entries.get(number), self.engine
+        if job.state is not State.PENDING or entry is None:
+            return Why(number, str(job.state), job.reason)
+        place, now, decision = engine.waiting.before(entry.waiting) + 1, queue.ticks(), engine.decision
+        if engine.outage.text or decision is None or not decision.held(entry.waiting):
+            return Why(number, str(job.state), job.reason, place, len(engine.waiting))
+        starts_at = decision.reason(entry.waiting).starts_at
+        starts_in = None if starts_at is None else max(0.0, starts_at - now)
+        found = sooner(engine.state(), entry.waiting, now) if entry.waiting.gpus else Sooner()
+        return Why(number, str(job.state), job.reason, place, len(engine.waiting), starts_in, tuple(_words(found, job)))
 
     def _why(self, number: int) -> str:
         if self.engine.outage.text:
@@ -192,3 +208,12 @@ class Answers:
             self.engine.gpus.error,
             tuple(table),
         )
+
+
+def _words(found: Sooner, job: Job) -> Iterator[str]:
+    if found.gpus is not None:
+        yield f"with {found.gpus} GPU{'' if found.gpus == 1 else 's'} instead of {job.gpu_count}"
+    if found.any_gpus:
+        yield f"with any {job.gpu_count} GPUs instead of these" if job.gpu_count > 1 else "with any GPU instead of this one"
+    if found.time_limit is not None:
+        yield f"with a time limit of {duration(found.time_limit)} or less"

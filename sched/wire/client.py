@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, Why
 
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
 _CANCELLED_AT_ONCE = 1000
@@ -122,6 +122,12 @@ class Client:
     def job(self, job: int) -> Job:
         """One job with its attempts. Raises UnknownJob."""
         return Job.from_dict(self._call("job", job=job)["job"])
+
+    @checked
+    def why(self, job: int) -> Why:
+        """Why a job waits, when it starts, and what would let it start now. Raises UnknownJob, NotPermitted."""
+        found = self._call("why", job=job)["why"]
+        return Why(**found | {"sooner": tuple(found["sooner"])})
 
     @checked
     def cancel(self, job: int, *, grace: float | None = None) -> Job:

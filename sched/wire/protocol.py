@@ -87,6 +87,25 @@ class GpuInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Why:
+    """Why a job waits. ``reason``: the one that holds it, with its numbers; of a job that does not wait what became of it. ``place``: in
+    the queue, 1 for the first, 0 for one that does not wait; ``waiting``: how many wait. ``starts_in``: seconds until it starts if all that
+    runs takes its whole time limit and nothing with a higher priority comes; None where nobody can say. ``sooner``: what it could ask for
+    instead and start now."""
+
+    job: int
+    state: str
+    reason: str
+    place: int = 0
+    waiting: int = 0
+    starts_in: float | None = None
+    sooner: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class HostInfo:
     """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit)."""
 

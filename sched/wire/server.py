@@ -83,6 +83,7 @@ class Server:
             "submit": self._submit,
             "queue": self._queue,
             "job": self._job,
+            "why": self._why,
             "cancel": self._cancel,
             "wait": self._wait,
             "info": self._info,
@@ -337,6 +338,9 @@ class Server:
 
     async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
+
+    async def _why(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        return {"why": self.answers.why(caller, _job_id(request.get("job"))).as_dict()}
 
     async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         numbers, grace = _job_ids(request), _seconds(request, "grace", 3600.0)

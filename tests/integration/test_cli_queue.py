@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from support.boxes import until
 from support.requires import requires
 
 import dockless
@@ -178,3 +179,30 @@ def test_sandboxes_of_jobs_are_left_to_the_daemon(daemon, capfd):
         assert time.monotonic() < deadline
     assert main(["rm", "-f", rows[0]["id"]]) == 125
     assert f"dockless cancel {job}" in capfd.readouterr().err
+
+
+def test_why_a_job_waits(daemon, capfd):
+    """The reason, its place, when it starts, and what would start now; of one that does not wait what it is."""
+
+    def why(number: int, *words: str) -> str:
+        assert main(["why", *words, str(number)]) == 0
+        return capfd.readouterr().out
+
+    long = dockless.submit(["sleep", "1000"], gpus=1, time_limit="2h")
+    wide = dockless.submit(["true"], gpus=2)
+    late = dockless.submit(["true"], gpus="device=0", time_limit="9h")
+    until(lambda: long.status().state == "RUNNING" and "starts in" in wide.status().reason, "they wait")
+    lines = why(wide.id).splitlines()
+    assert lines[0].startswith(f"job {wide.id} waits: needs 2 GPUs, 1 free; starts in about ") and lines[1] == "place    1 of 2"
+    assert lines[2].startswith(("starts   in 1h59m", "starts   in 2h")) and lines[2].endswith(
+        "if what runs takes its whole time limit and nothing comes before it"
+    )
+    assert lines[3:] == ["now      with 1 GPU instead of 2", "GPUs are simulated."]
+    found = json.loads(why(late.id, "--json"))
+    assert (found["job"], found["state"], found["place"], found["waiting"], found["simulated"]) == (late.id, "PENDING", 2, 2, True)
+    assert why(long.id) == f"job {long.id} does not wait: it is RUNNING\n"
+    with connect() as queue:
+        assert queue.why(wide.id).sooner == ("with 1 GPU instead of 2",)
+        with pytest.raises(dockless.DocklessError, match="there is no job 999"):
+            queue.why(999)
+    assert main(["why", "999"]) == 125 and "there is no job 999" in capfd.readouterr().err

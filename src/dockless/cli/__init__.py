@@ -69,6 +69,7 @@ VERBS = {
     "volume": Verb("volumes", "named directories that are kept between sandboxes", "host"),
     "submit": Verb("jobs", "queue a command", "queue"),
     "queue": Verb("jobs", "list jobs, and why each waiting one waits", "queue"),
+    "why": Verb("why", "why a job waits, when it starts, and what would let it start now", "queue"),
     "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
     "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
