@@ -15,12 +15,13 @@ What was found is kept in the store until the next boot, by image, driver and ki
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import platform
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dockless.base import json, paths, settings
 from dockless.base.dataclass import dataclass
@@ -36,6 +37,9 @@ from dockless.sandbox.gpus.driver_files import DriverFile
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.resolved import HostFile
 
+KEPT = 64
+"""Layers, and records of what was found, that are kept at most besides those that sandboxes have."""
+_LAYER = "driver-"
 _FORMAT = "1"
 """Of what is kept: another one is not read."""
 _COMPAT = "usr/local/cuda/compat"
@@ -119,18 +123,21 @@ def _kept(
         known = json.loads(record.read_bytes())
         layer = Layer(place / known["layer"] / "fs") if known["layer"] else None
         if all(_stamp(file["source"]) == file["stamp"] for file in known["files"]) and (layer is None or layer.path.is_dir()):
+            for used in (record, *((layer.path.parent,) if layer is not None else ())):
+                os.utime(used)
             files = tuple(HostFile(file["source"], file["target"], file["socket"]) for file in known["files"])
             return layer, files, tuple(known["warnings"])
     made = _Made(image, root, version, capabilities, minors, sockets)
     name = ""
     if made.tree:
-        name = f"driver-{os.urandom(8).hex()}"
+        name = f"{_LAYER}{os.urandom(8).hex()}"
         with paths.writing("the image store", place):
             made.write(place / name / "fs")
     files = tuple(made.files)
     listed = [{"source": f.source, "target": f.target, "socket": f.socket, "stamp": _stamp(f.source)} for f in files]
     with paths.writing("the image store", place), replacing(record) as out:
         out.write(json.dumps({"layer": name, "files": listed, "warnings": made.warnings}).encode())
+    _make_room(place)
     return Layer(place / name / "fs") if name else None, files, tuple(made.warnings)
 
 
@@ -146,6 +153,47 @@ def _place() -> Path:
                 remove_tree(top / name)
             paths.make(top / boot, 0o700)
     return top / boot
+
+
+def _make_room(place: Path) -> None:
+    """Of what is kept the longest unused goes: an image says what is to be kept, and there are many images. What a sandbox has stays."""
+    kept = sorted(((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in os.scandir(place)), reverse=True)
+    for layers in (False, True):
+        for _, name in [one for one in kept if one[1].startswith(_LAYER) == layers][KEPT:]:
+            with contextlib.suppress(OSError):
+                _remove(place / name)
+
+
+def _remove(path: Path) -> None:
+    """``BlockingIOError`` for a layer that is pinned."""
+    if not path.name.startswith(_LAYER):
+        os.unlink(path)
+        return
+    with _opened(path) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(path)
+
+
+def pin(layers: Sequence[Layer], opened: contextlib.ExitStack) -> list[int]:
+    """A descriptor for the driver's layer among these, which stays as long as it is open. ``GpuError`` where it has just been removed."""
+    found = []
+    for path in (layer.path.parent for layer in layers if layer.path.parent.name.startswith(_LAYER)):
+        try:
+            found.append(opened.enter_context(_opened(path)))
+            fcntl.flock(found[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.lstat(path)
+        except OSError:
+            raise GpuError("the driver's layer has just been removed from the store", subject=str(path), hint="try again") from None
+    return found
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _stamp(path: str) -> list[int]:

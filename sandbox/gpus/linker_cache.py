@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dockless.base.dataclass import dataclass
 
 PATH = "/etc/ld.so.cache"
-SIZE_MAX = 8 << 20
+SIZE_MAX = 1 << 20
 """Bytes of such a file that are read. A large distribution has 200 KiB."""
 LIBC6 = 0x3
 X86_64, AARCH64 = 0x0300, 0x0A00

@@ -31,11 +31,11 @@ from dockless.sandbox.run.start import (
     collect,
     document_of,
     find_image,
-    held_open,
     hold,
     make_cgroup,
     new_id,
     occupy,
+    pins,
     warnings_of,
 )
 from dockless.sandbox.spec import Spec
@@ -75,7 +75,7 @@ def create(
         raise taken(id)
     try:
         with contextlib.ExitStack() as opened:
-            held_open(image, opened)
+            pins(image, opened)
             warnings = _keep_image(image, made.directory)
         asked = Document(spec, "", time.time(), os.geteuid(), "", dict(labels or {}), warnings, image.digest)
         documents.write(made.directory, replace(asked, removed=remove, gpus=gpus, restart=restart))

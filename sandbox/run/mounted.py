@@ -34,7 +34,7 @@ from dockless.sandbox.run.documents import Document
 from dockless.sandbox.run.places import make_door
 from dockless.sandbox.run.prepared import Prepared
 from dockless.sandbox.run.removal import remove_tree
-from dockless.sandbox.run.start import Place, StartInputs, carry_out, find_image, held_open
+from dockless.sandbox.run.start import Place, StartInputs, carry_out, find_image, held_open, pins
 from dockless.sandbox.spec import Namespaces, Spec
 
 _PROGRAM = "/proc/self/fd/2"
@@ -114,7 +114,7 @@ def _mount(box: Box, opened: contextlib.ExitStack) -> door.Entrance:
         ours.callback(os.close, waits)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         ours.callback(os.close, null)
-        slots = {0: waits, 1: null, 2: native.agent(), **place.slots, **held_open(image, ours), **ready.slots(None, ours)}
+        slots = {0: waits, 1: null, 2: native.agent(), **place.slots, **held_open(pins(image, ours), ours), **ready.slots(None, ours)}
         running = carry_out(StartInputs(replace(place, directory=box.directory), ready, slots), f"dockless files of {box.id}")
     opened.callback(running.close)
     identity = ready.resolved.identity

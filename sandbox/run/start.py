@@ -118,8 +118,17 @@ def collect(
 ) -> StartInputs:
     """The plan, and the descriptors for all of its slots, open until ``opened`` is closed. ``leased``: the lease of its GPUs; without one
     they are taken here. Errors: ``resolve``'s and ``compile_plan``'s, and ``NotEnoughGpus``."""
-    slots = dict(enumerate(stdio)) | place.slots | held_open(image, opened, spec.gpus, leased)
+    held = pins(image, opened)
+    if spec.gpus:
+        from dockless.sandbox.gpus.lease import take
+
+        held += [(one if leased else opened.enter_context(one)).fileno() for one in leased or take(spec.gpus)]
     ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
+    if ready.resolved.driver_files:
+        from dockless.sandbox.gpus.injection import pin
+
+        held += pin(ready.resolved.layers, opened)
+    slots = dict(enumerate(stdio)) | place.slots | held_open(held, opened)
     return StartInputs(place, ready, slots | ready.slots(group, opened))
 
 
@@ -136,21 +145,22 @@ def carry_out(
     return process.start(start.ready.plan, filled, start.slots, partial(native.launch, name=name), detached=detached)
 
 
-def held_open(image: Image, opened: contextlib.ExitStack, gpus: Sequence[str] = (), leased: Sequence[socket] = ()) -> dict[int, int]:
-    """The slot of what the keeper holds for as long as it lives: the image's pin, and the leases of GPUs."""
-    held = []
-    if not image.is_host:
-        from dockless import images
+def pins(image: Image, opened: contextlib.ExitStack) -> list[int]:
+    """Of the image, which stays in the store as long as they are open."""
+    if image.is_host:
+        return []
+    from dockless import images
 
-        held.append(images.Store().pin(image))
-        opened.callback(os.close, held[0])
-    if gpus:
-        from dockless.sandbox.gpus.lease import take
+    fd = images.Store().pin(image)
+    opened.callback(os.close, fd)
+    return [fd]
 
-        held += [(one if leased else opened.enter_context(one)).fileno() for one in leased or take(gpus)]
-    if len(held) > 1:
-        held = [_bundle(held, opened)]
-    return {SLOT_HELD: held[0]} if held else {}
+
+def held_open(fds: Sequence[int], opened: contextlib.ExitStack) -> dict[int, int]:
+    """The slot of what the keeper holds for as long as it lives: pins, and leases of GPUs."""
+    if not fds:
+        return {}
+    return {SLOT_HELD: fds[0] if len(fds) == 1 else _bundle(fds, opened)}
 
 
 def _bundle(fds: Sequence[int], opened: contextlib.ExitStack) -> int:

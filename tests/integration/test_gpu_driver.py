@@ -20,6 +20,7 @@ from support.requires import requires
 import dockless
 from dockless.base import paths
 from dockless.errors import GpuError
+from dockless.sandbox.gpus import injection
 
 pytestmark = [
     requires("userns", "overlay", "program:gcc"),
@@ -366,10 +367,10 @@ def test_an_image_that_leads_to_proc_is_refused(tmp_path, stand_in, driver):
 
 def test_what_was_found_is_kept_and_looked_at_again(image, stand_in):
     output(image, "true", gpus=1)
-    kept = {path: path.stat().st_mtime_ns for path in (paths.store() / "driver").rglob("*.json")}
+    kept = {path: path.stat().st_ino for path in (paths.store() / "driver").rglob("*.json")}
     assert len(kept) == 1
     output(image, "true", gpus=1)
-    assert {path: path.stat().st_mtime_ns for path in (paths.store() / "driver").rglob("*.json")} == kept
+    assert {path: path.stat().st_ino for path in (paths.store() / "driver").rglob("*.json")} == kept
     program = stand_in / "usr/bin/nvidia-smi"
     program.write_text("#!/bin/sh\necho this is another one\n")
     assert output(image, "nvidia-smi", gpus=1) == ["this is another one"]
@@ -387,6 +388,34 @@ def test_what_was_kept_goes_with_the_boot(image):
     boot.rename(boot.with_name("earlier"))
     assert output(image, "nvidia-smi", gpus=1) == ["this is nvidia-smi"]
     assert list((paths.store() / "driver").iterdir()) == [boot]
+
+
+def test_what_is_kept_has_a_bound(image, monkeypatch):
+    """An image says what is to be kept, by its variables. What a sandbox has stays, and so does what was used last."""
+    monkeypatch.setattr(injection, "KEPT", 2)
+    with dockless.Sandbox(image, ["sleep", "1000"], gpus=1, env={"NVIDIA_DRIVER_CAPABILITIES": "all"}) as box:
+        (oldest,) = (paths.store() / "driver").glob("*/driver-*")
+        for wanted in ("utility", "compute", "utility", "graphics", "compute,video"):
+            output(image, "true", gpus=1, env={"NVIDIA_DRIVER_CAPABILITIES": wanted})
+        left = {path.name for path in (paths.store() / "driver").glob("*/driver-*")}
+        assert oldest.name in left and len(left) == 3
+        assert box.exec("nvidia-smi", text=True).stdout == "this is nvidia-smi\n"
+        assert len([*(paths.store() / "driver").glob("*/*.json")]) == 2
+    output(image, "true", gpus=1, env={"NVIDIA_DRIVER_CAPABILITIES": "utility,video"})
+    left = {path.name for path in (paths.store() / "driver").glob("*/driver-*")}
+    assert oldest.name not in left and len(left) == 2
+
+
+def test_a_layer_that_goes_before_it_is_held_is_an_error(image, monkeypatch):
+    def removed(*arguments):
+        found = inject(*arguments)
+        shutil.rmtree(found.layer.path.parent)
+        return found
+
+    inject = injection.inject
+    monkeypatch.setattr(injection, "inject", removed)
+    with pytest.raises(GpuError, match="has just been removed"):
+        output(image, "true", gpus=1)
 
 
 def test_a_layer_that_is_gone_is_made_again(image):
