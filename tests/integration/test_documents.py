@@ -46,8 +46,8 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str], ...]] = {
             "ID=$(dockless submit -q --gpus 2 --time 2h python:3.12 -- python)",
         ),
         (
-            "logs -f ID; dockless wait ID; dockless cancel ID;",
-            "logs -f $ID; dockless wait $ID; dockless cancel $(dockless submit -q -- sleep 99);",
+            "why ID; dockless logs -f ID; dockless wait ID; dockless cancel ID",
+            "why $ID; dockless logs -f $ID; dockless wait $ID; dockless cancel $(dockless submit -q -- sleep 99)",
         ),
         ("dockless login registry.example;", "echo secret | dockless login -u me --password-stdin $REGISTRY;"),
     ),
