@@ -46,8 +46,8 @@ class Inner:
 
     made: list[Inner]
 
-    def __init__(self, spec, *, id, stdin, stdout, stderr, times, labels, size):
-        self.labels = labels
+    def __init__(self, spec, *, id, stdin, stdout, stderr, times, labels, size, leased):
+        self.labels, self.leased = labels, leased
         self.spec, self.given, self.times, self.streams, self.warnings = spec, id, times, (stdin, stdout, stderr), ("odd",)
         self.left: list[object] = []
         self.made.append(self)
@@ -57,7 +57,7 @@ class Inner:
         return self.given or "s-1"
 
     def __enter__(self):
-        self.held = gpu_lease.held(self.spec.gpus)
+        self.kept = [one.dup() for one in self.leased]  # as its keeper does
         streams = dict(zip(("stdin", "stdout", "stderr"), self.streams, strict=True))
         self.process = Child(subprocess.Popen(self.spec.argv, **streams))
         return self
@@ -67,6 +67,8 @@ class Inner:
         self.kill()
         self.process.child.wait()
         os.close(self.process.fileno())
+        for one in self.kept:
+            one.close()
 
     def wait(self, timeout=None):
         try:
@@ -143,10 +145,10 @@ def test_it_runs_once_and_not_before_it_has_begun():
 def test_gpus_are_held_as_long_as_it_lives(made, monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     with Sandbox(["true"], gpus=1) as it:
-        assert len(it.gpus) == 1 and it.simulated is True and made[0].spec.gpus == it.gpus and made[0].held == set(it.gpus)
+        assert len(it.gpus) == 1 and it.simulated is True and made[0].spec.gpus == it.gpus
         assert it.warnings == ("the GPUs are simulated: nothing computes on them", "odd")
-        assert gpu_lease.held(it.gpus) == set(it.gpus)
-    assert gpu_lease.held(it.gpus) == frozenset()
+        assert gpu_lease.holders(it.gpus).keys() == set(it.gpus)
+    assert gpu_lease.holders(it.gpus) == {}
     monkeypatch.setattr(gpu_lease.GpuLease, "simulated", False)
     with Sandbox(["true"], gpus=1) as it:
         assert it.warnings == ("odd",)
@@ -157,14 +159,14 @@ def test_a_start_that_fails_leaves_nothing(made, monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
 
     def broken(self):
-        assert gpu_lease.held(self.spec.gpus) == set(self.spec.gpus)
+        assert gpu_lease.holders(self.spec.gpus).keys() == set(self.spec.gpus)
         raise UnknownImage("there is none")
 
     monkeypatch.setattr(Inner, "__enter__", broken)
     it = Sandbox(["true"], gpus=1, stdin=PIPE, stdout=PIPE)
     with pytest.raises(UnknownImage):
         it.__enter__()
-    assert gpu_lease.held(made[0].spec.gpus) == frozenset() and len(made[0].spec.gpus) == 1
+    assert gpu_lease.holders(made[0].spec.gpus) == {} and len(made[0].spec.gpus) == 1
     with pytest.raises(UnknownImage):
         run(["true"], capture_output=True)
 
