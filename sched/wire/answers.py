@@ -72,7 +72,7 @@ class Answers:
         """Raises UnknownJob, NotPermitted."""
         job = self.own(caller, number)
         entry, engine = self.engine.entries.get(number), self.engine
-        if job.state is not State.PENDING or entry is None:
+        if job.state is not State.PENDING or entry is None or entry.cancelled:
             return Why(number, str(job.state), job.reason)
         place, now, decision = engine.waiting.before(entry.waiting) + 1, queue.ticks(), engine.decision
         if engine.outage.text or decision is None or not decision.held(entry.waiting):

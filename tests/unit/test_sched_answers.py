@@ -123,6 +123,32 @@ def test_why_a_job_waits(tmp_path):
     play(tmp_path, story)
 
 
+def test_why_a_job_waits_at_length(tmp_path):
+    """Its owner and administrators are told. One that is just being cancelled waits no more, though its end is not written down."""
+
+    async def story(desk):
+        head, wide, other = await desk.submit(ANN, job(gpus="1", time_limit=3600.0), job(gpus="2"), job(gpus="1"))
+        await desk.runs(head)
+        found = await desk(ANN, lambda queue: queue.why(wide))
+        assert (found.job, found.state, found.place, found.waiting, found.sooner) == (wide, "PENDING", 1, 2, ("with 1 GPU instead of 2",))
+        assert found.reason.startswith("needs 2 GPUs, 1 free; starts in about 1 h") and 3500 < found.starts_in <= 3600
+        found = await desk(0, lambda queue: queue.why(other))
+        assert (found.place, found.sooner) == (2, ("with a time limit of 59 min or less",))
+        await desk.refused(NotPermitted, BEN, lambda queue: queue.why(wide))
+        await desk.refused(UnknownJob, ANN, lambda queue: queue.why(99))
+        found = await desk(ANN, lambda queue: queue.why(head))
+        assert (found.state, found.place, found.starts_in, found.sooner) == ("RUNNING", 0, None, ())
+        entry = desk.engine.entries[wide]
+        entry.cancelled = True
+        desk.engine.waiting.remove(entry.waiting)
+        found = await desk(ANN, lambda queue: queue.why(wide))
+        assert (found.state, found.place, found.sooner) == ("PENDING", 0, ())
+        entry.cancelled = False
+        desk.engine.waiting.add(entry.waiting)
+
+    play(tmp_path, story)
+
+
 def test_a_listing(tmp_path):
     """What runs, by its number; what waits, as it will start; then what has ended, the newest first. A limit is for the latter two each."""
 
