@@ -143,6 +143,23 @@ def test_each_is_given_out_once_to_many_at_a_time(uuids):
         assert set(pool.map(one, range(400))) == {*uuids}
 
 
+def test_a_kernel_that_does_not_tell_whose_they_are(uuids, monkeypatch):
+    """One without unix_diag: they are leased all the same."""
+
+    def no_handler(*arguments):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with lease.lease(gpu.parse_request("3")) as held, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(lease._name(uuids[3]))  # another kind
+        before = lease.holders()
+        monkeypatch.setattr(lease, "_answers", no_handler)
+        assert lease.holders() == dict.fromkeys(held.uuids, lease.NOBODY) and lease.holders().keys() == before.keys()
+        assert lease.holders([held.uuids[0], uuids[3]]) == {held.uuids[0]: lease.NOBODY}
+        with pytest.raises(NotEnoughGpus):
+            lease.lease(gpu.parse_request("2"))
+    assert lease.holders() == {}
+
+
 @requires("root")
 def test_another_users(uuids):
     """She sees who has it and cannot take it; who has hers is seen by all; hers are free when her program is gone."""
