@@ -254,7 +254,7 @@ def test_a_time_limit_counts_from_the_start_and_not_from_the_restart(tmp_path, l
     async def play():
         async with engine(tmp_path, launcher) as running:
             assert running.entries[number].job.state is State.RUNNING
-            assert [job.ends for job in running._state().running] == [ticks + 3600.0]
+            assert [job.ends for job in running.state().running] == [ticks + 3600.0]
 
     asyncio.run(play())
 
@@ -291,7 +291,7 @@ def test_a_clock_of_another_boot_says_nothing(tmp_path, launcher):
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            assert [job.ends for job in running._state().running] == [None]
+            assert [job.ends for job in running.state().running] == [None]
             assert number in running.entries
 
     asyncio.run(play())
