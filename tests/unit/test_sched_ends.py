@@ -541,8 +541,8 @@ def test_who_cancelled_is_written_down_once(tmp_path, launcher):
 
 
 def test_what_the_end_of_the_daemon_leaves(tmp_path, launcher, monkeypatch):
-    closed, waits, wait = [], [], asyncio.wait
-    monkeypatch.setattr(HostGpus, "close", lambda self: closed.append(self))
+    closed, waits, wait, close = [], [], asyncio.wait, HostGpus.close
+    monkeypatch.setattr(HostGpus, "close", lambda self: closed.append(self) or close(self))
     monkeypatch.setattr(engine_module.asyncio, "wait", lambda tasks, **how: waits.append(how) or wait(tasks, **how))
 
     async def play():
