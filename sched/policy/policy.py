@@ -243,7 +243,7 @@ class _Pass:
     def park(self, parked: _Parked, hold: _Hold) -> None:
         """They may keep a place in these pools, once something else has started from them."""
         job = parked.job
-        if len(parked.line.limits) == 1 or not job.gpus:
+        if len(parked.line.limits) == 1:
             return
         for pool in (*self.pools(job.user, job.groups), HOST):
             limited = pool == HOST or self.capacity(pool) is not None

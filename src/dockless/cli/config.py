@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.cli.output import out, print_json, table
 from dockless.cli.parser import Namespace, Parser
@@ -44,25 +45,10 @@ def _show(values: Any, as_json: bool) -> int:
 
     rows = [(setting, values[setting.key.removesuffix(".*")]) for setting in SETTINGS]
     if as_json:
-        print_json(
-            [
-                {"key": setting.key, "value": _plain(value), "default": _plain(setting.default), "about": setting.about}
-                for setting, value in rows
-            ]
-        )
+        print_json(plain([{"key": one.key, "value": value, "default": one.default, "about": one.about} for one, value in rows]))
     else:
         table(("SETTING", "VALUE", "ABOUT"), [(setting.key, _text(value, setting.kind), setting.about) for setting, value in rows])
     return 0
-
-
-def _plain(value: Any) -> Any:
-    return (
-        {name: _plain(one) for name, one in value.items()}
-        if hasattr(value, "items")
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )
 
 
 def _text(value: Any, kind: str) -> str:
