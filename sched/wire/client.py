@@ -13,13 +13,13 @@ import socket
 import struct
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 
 from dockless.base import paths
 from dockless.base.checks import check, checked
 from dockless.base.dataclass import replace
 from dockless.base.descriptors import received
+from dockless.base.path import Path
 from dockless.base.records import differences
 from dockless.base.typing import Any, Literal
 from dockless.base.waits import Pause, blocking

@@ -4,17 +4,17 @@ A request is one line, ``{"v": 1, "op": "submit", …}``; the answer is one line
 ``logs`` answers with several lines, the last of them has ``"end": true``. Who asks is never part of a message: the daemon reads
 the caller's user id from the socket (SO_PEERCRED, unix(7)).
 
-JSON by the standard library in its ASCII form: a log line that is not UTF-8 travels as lone surrogates and comes back byte for byte.
+JSON in its ASCII form: a log line that is not UTF-8 travels as lone surrogates and comes back byte for byte.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict
-from pathlib import Path
 
+from dockless.base import json
 from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
+from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError, SchedError
 
@@ -32,11 +32,20 @@ MAX_JOBS_PER_REQUEST = 10_000
 _LONGEST_ADDRESS = 107
 """Bytes of a socket's path, unix(7): 108 with the NUL."""
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+class Record:
+    """What an answer says."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for ``json.dumps``."""
+        values: dict[str, Any] = plain(self)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Record):
     """One line of a job's output. ``at``: RFC 3339 with nanoseconds; ``stream``: ``stdout`` or ``stderr``; ``text`` without its
     newline, bytes that are not UTF-8 as surrogates (``text.encode(errors="surrogateescape")`` gives them back); ``partial``: no
     newline was written. ``dropped``: so many bytes of output are missing here, and there is no text."""
@@ -59,12 +68,9 @@ class LogLine:
 
         return Row(self.at, self.stream, self.text.encode(errors="surrogateescape"), self.partial, self.dropped)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class GpuInfo:
+class GpuInfo(Record):
     """A GPU of the host and who holds it. ``memory``: bytes. ``job`` 0: none of the queue; ``outside``: in use all the same,
     leased by ``user`` without the queue, or, where that is empty, by programs that have no lease.
     ``trouble``: why it is out of service."""
@@ -82,12 +88,9 @@ class GpuInfo:
     since: float = 0.0
     trouble: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class Why(Record):
     """Why a job waits. ``reason``: the one that holds it, with its numbers; of a job that does not wait what became of it. ``place``: in
     the queue, 1 for the first, 0 for one that does not wait; ``waiting``: how many wait. ``starts_in``: seconds until it starts if all that
     runs takes its whole time limit and nothing with a higher priority comes; None where nobody can say. ``sooner``: what it could ask for
@@ -101,12 +104,9 @@ class Why:
     starts_in: float | None = None
     sooner: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class HostInfo:
+class HostInfo(Record):
     """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit)."""
 
     gpus: tuple[GpuInfo, ...] = ()
@@ -116,12 +116,9 @@ class HostInfo:
     gpu_error: str = ""
     quotas: tuple[tuple[str, str, int, int | None], ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class DaemonInfo:
+class DaemonInfo(Record):
     """The daemon that answers. ``admin``: whether this caller may do everything; ``user``: who the daemon says the caller is.
     ``outage``: why the queue cannot be written now, empty where it can."""
 
@@ -135,9 +132,6 @@ class DaemonInfo:
     simulated: bool = False
     outage: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def check_address(path: Path) -> None:
     """``BadInput`` for a path that no socket can have, unix(7)."""
@@ -149,7 +143,7 @@ def check_address(path: Path) -> None:
 
 def encode(message: dict[str, Any]) -> bytes:
     """One message as one line."""
-    return _ENCODER.encode(message).encode("ascii") + b"\n"
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:

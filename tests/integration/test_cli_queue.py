@@ -47,6 +47,15 @@ def job_ids(capfd) -> list[int]:
     return [int(word) for word in capfd.readouterr().out.split()]
 
 
+@pytest.mark.parametrize("line", [["submit", "--", "true"], ["queue"], ["info"], ["cancel", "1"]])
+def test_a_request_imports_nothing_slow(daemon, line):
+    dockless.submit(["true"])
+    code = f"import sys; had = set(sys.modules)\nfrom dockless.cli import main\nassert main({line!r}) == 0\nprint(*set(sys.modules) - had)"
+    said = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True).stdout
+    slow = "dataclasses inspect pathlib json urllib.parse ipaddress re typing decimal base64 subprocess asyncio argparse datetime"
+    assert {"dockless.sched.wire.client"} <= set(said.split()) and sorted({*slow.split()} & {*said.split()}) == []
+
+
 def test_from_submit_to_exit(daemon, capfd):
     script = "echo out; echo err >&2; echo $DOCKLESS_GPUS; ls /dev | grep -c '^nvidia[0-9]'; exit 3"
     assert main(["submit", "-q", "--gpus", "2", "--name", "both", "--time", "1m", "--", "sh", "-c", script]) == 0
