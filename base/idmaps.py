@@ -155,6 +155,34 @@ def parse_subordinate(data: bytes, name: str | None, uid: int) -> list[tuple[int
     return found
 
 
+def subordinate_owner(uid: int) -> int | None:
+    """The user whose sandboxes have this id: the first to whom /etc/subuid gives it, root for those of root's sandboxes. None: nobody."""
+    if ROOT_BASE <= uid < ROOT_BASE + ROOT_COUNT:
+        return 0
+    try:
+        with open(SUBUID, "rb") as file:
+            lines = file.read(_MAX_FILE).split(b"\n")
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.strip().split(b":")
+        if len(fields) == 3 and (start := _number(fields[1])) is not None and start <= uid < start + (_number(fields[2]) or 0):
+            return _account(os.fsdecode(fields[0]))
+    return None
+
+
+def _account(name: str) -> int | None:
+    """The user id of a line of /etc/subuid."""
+    import pwd
+
+    if name == "dockless":  # see _root_map
+        return 0
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return _number(name.encode())
+
+
 def _number(field: bytes) -> int | None:
     return int(field) if field.isdigit() and len(field) <= 10 else None
 

@@ -14,6 +14,7 @@ import struct
 import time
 
 from dockless.base.dataclass import dataclass
+from dockless.base.idmaps import subordinate_owner
 from dockless.errors import NotPermitted
 from dockless.sched.config import Config
 
@@ -81,8 +82,11 @@ class Callers:
         return tuple(name for name in self.config.quotas.groups if self.member(caller, name))
 
     def quota_of(self, uid: int) -> tuple[str, tuple[str, ...]]:
-        """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in."""
+        """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in. What holds an id of
+        her sandboxes is hers."""
         user, groups, account = self._look_up(uid)
+        if not account and (owner := subordinate_owner(uid)) is not None:
+            user, groups, account = self._look_up(owner)
         return user, self.quota_groups(Caller(uid, user, groups, False, account))
 
     def member(self, caller: Caller, group: str) -> bool:

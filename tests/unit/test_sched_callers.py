@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dockless.base import idmaps
 from dockless.errors import NotPermitted
 from dockless.sched import callers as module
 from dockless.sched.callers import Caller, Callers
@@ -105,3 +106,21 @@ def test_the_kernel_says_who_calls():
         assert served_by(0).peer_uid(near) == os.getuid()
     ucred = SimpleNamespace(getsockopt=lambda level, option, size: struct.pack("3i", 11, 22, 33)[:size])  # pid, uid, gid
     assert served_by(0).peer_uid(ucred) == 22
+
+
+def test_what_an_id_of_a_sandbox_holds_is_its_owners(monkeypatch, tmp_path):
+    (tmp_path / "subuid").write_text("# ids\nann:100000:65536\nnobody-known:300000:10\n1002:165536:65536\ndockless:500000:5\nann:x:y\n")
+    monkeypatch.setattr(idmaps, "SUBUID", str(tmp_path / "subuid"))
+    monkeypatch.setattr(module.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid={n: u for u, n in USERS.items()}[name]))
+    daemon = served_by(0, Config(Quotas(groups={"vision": 1, "students": 2})))
+    ann, ben = ("ann", ("vision", "students")), ("ben", ("students",))
+    assert daemon.quota_of(1001) == daemon.quota_of(100_000) == daemon.quota_of(165_535) == ann
+    assert daemon.quota_of(165_536) == daemon.quota_of(231_071) == ben
+    assert daemon.quota_of(idmaps.ROOT_BASE)[0] == daemon.quota_of(500_004)[0] == "root"
+    assert [daemon.quota_of(uid) for uid in (99_999, 231_072, 300_000, 500_005)] == [
+        (f"uid-{uid}", ()) for uid in (99_999, 231_072, 300_000, 500_005)
+    ]
+    with pytest.raises(NotPermitted, match="has no account"):
+        daemon.caller(100_000)
+    (tmp_path / "subuid").unlink()
+    assert daemon.quota_of(100_000) == ("uid-100000", ())
