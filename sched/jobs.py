@@ -29,6 +29,7 @@ from enum import StrEnum
 from dockless.base.checks import check_record
 from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import exit_code
+from dockless.base.records import differences, read
 from dockless.base.typing import Any, Literal
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
@@ -114,6 +115,19 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What a job asks of the scheduler beyond its place, as it stands now. Only what differs from these defaults is stored.
+
+    ``held``: who keeps it from starting, empty for nobody.
+    """
+
+    held: str = ""
+
+
+NO_OPTIONS = JobOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One try to run a job. Times are seconds since the epoch; ``exit`` is the sandbox's exit record as JSON, see ``Exit``."""
 
@@ -135,7 +149,7 @@ class Job:
     ``gpus``: as asked; ``gpu_count``: how many that is; ``devices``: UUIDs it holds now or held last. ``attempt``: number of the newest
     attempt, 0 before the first. ``exit_code``: shell style (128+N by signal N, 124 by time limit), None while there is none.
     ``array``/``index``: the id of the first job of its array and the place in it; 0/0 outside arrays (``array`` is 0 there).
-    ``name``, ``image``, ``command`` and, unless it waits, ``reason`` are empty in what other users see.
+    ``name``, ``image``, ``command``, ``options`` and, unless it waits, ``reason`` are empty in what other users see.
     """
 
     id: int
@@ -161,6 +175,7 @@ class Job:
     signal: int | None = None
     array: int = 0
     index: int = 0
+    options: JobOptions = NO_OPTIONS
     attempts: tuple[Attempt, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -168,6 +183,7 @@ class Job:
         out: dict[str, Any] = {name: getattr(self, name) for name in _JOB_FIELDS}
         out["state"] = str(self.state)
         out["devices"] = list(self.devices)
+        out["options"] = differences(self.options)
         out["attempts"] = [
             {name: (str(value) if name == "state" else list(value) if name == "gpus" else value) for name, value in _fields(attempt)}
             for attempt in self.attempts
@@ -180,6 +196,7 @@ class Job:
         known = {name: data[name] for name in _JOB_FIELDS if name in data}
         known["state"] = State(known["state"])
         known["devices"] = tuple(known.get("devices", ()))
+        known["options"] = read_options(known.get("options", {}))
         attempts = []
         for item in known.get("attempts", ()):
             fields = {name: item[name] for name in Attempt.__slots__ if name in item}
@@ -188,6 +205,11 @@ class Job:
             attempts.append(Attempt(**fields))
         known["attempts"] = tuple(attempts)
         return Job(**known)
+
+
+def read_options(values: dict[str, Any]) -> JobOptions:
+    """The inverse of ``records.differences``; fields of a newer daemon are ignored."""
+    return read(JobOptions, values, "options", newer=True) if values else NO_OPTIONS
 
 
 _JOB_FIELDS: tuple[str, ...] = tuple(Job.__slots__)

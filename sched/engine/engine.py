@@ -187,7 +187,7 @@ class Engine:
         elif found.what == "void":
             await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
         elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
-            await self._back(entry, lambda db: queue.requeue(db, job.id, job.attempt, now, "the host was rebooted"))
+            await self._back(entry, lambda db: queue.requeue(db, job.id, now, "the host was rebooted"))
         else:
             reason = found.reason if same_boot else "the host was rebooted while it ran"
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)

@@ -19,6 +19,7 @@ from dockless.sched.store.queue import Live
 
 _AS_SUBMITTED = (
     "uid", "user", "name", "group", "image", "command", "gpus", "gpu_count", "priority", "time_limit", "on_reboot",
+    "options",
 )  # fmt: skip
 
 

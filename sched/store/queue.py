@@ -19,17 +19,19 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass, field, many
+from dockless.base.records import differences
 from dockless.base.typing import Any
 from dockless.errors import SchedError
-from dockless.sched.jobs import ALLOWED, Attempt, AttemptState, Job, State
+from dockless.sched.jobs import ALLOWED, NO_OPTIONS, Attempt, AttemptState, Job, JobOptions, State, read_options
 from dockless.sched.store import lease as leases
 from dockless.sched.store.lease import Lease
 
-VERSION = 2
+VERSION = 3
 
 # A spec is there once for all jobs that were submitted with it, and as long as one of them may still start.
 SINCE_2 = (
@@ -47,7 +49,7 @@ SCHEMA = (
         time_limit REAL NOT NULL, on_reboot TEXT NOT NULL, submitted REAL NOT NULL, started REAL NOT NULL DEFAULT 0,
         ended REAL NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, signal INTEGER, array INTEGER NOT NULL,
         idx INTEGER NOT NULL, devices TEXT NOT NULL DEFAULT '[]', cancelled INTEGER NOT NULL DEFAULT 0,
-        spec_id INTEGER NOT NULL DEFAULT 0)""",
+        spec_id INTEGER NOT NULL DEFAULT 0, options TEXT NOT NULL DEFAULT '{}')""",
     "CREATE INDEX jobs_live ON jobs(state) WHERE state IN ('PENDING','STARTING','RUNNING')",
     "CREATE INDEX jobs_ended ON jobs(ended) WHERE ended > 0",
     """CREATE TABLE attempts(
@@ -63,7 +65,7 @@ SCHEMA = (
 
 _COLUMNS = (
     "id, uid, user, state, reason, name, grp, image, command, gpus, gpu_count, devices, priority, time_limit, on_reboot, submitted,"
-    " started, ended, attempt, exit_code, signal, array, idx"
+    " started, ended, attempt, exit_code, signal, array, idx, options"
 )
 _FIELDS = (*_COLUMNS.replace("grp", "group").replace("idx", "index").split(", "),)
 _PAGE = 200
@@ -90,6 +92,7 @@ class NewJob:
     time_limit: float
     on_reboot: str
     spec: str = field(repr=False)
+    options: JobOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,10 @@ def open_queue(path: Path) -> sqlite3.Connection:
             db.execute("INSERT INTO meta VALUES('queue', ?)", (uuid.uuid4().hex,))
             db.execute(f"PRAGMA user_version={VERSION}")
             db.execute("COMMIT")
-        elif have == 1:
+        if have == 1:
             _upgrade_1(db)
+        if have in (1, 2):
+            _upgrade_2(db)
     except sqlite3.DatabaseError as error:
         raise SchedError(f"the queue {path} cannot be opened: {error}", subject=str(path), hint="restore it, or move it away") from error
     if have > VERSION:
@@ -155,6 +160,14 @@ def _upgrade_1(db: sqlite3.Connection) -> None:
         db.execute("VACUUM")
     except sqlite3.OperationalError:
         pass  # no room for a copy: the file keeps its size, and its room is used again
+
+
+def _upgrade_2(db: sqlite3.Connection) -> None:
+    """Jobs had no options."""
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("ALTER TABLE jobs ADD COLUMN options TEXT NOT NULL DEFAULT '{}'")
+    db.execute("PRAGMA user_version=3")
+    db.execute("COMMIT")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -202,18 +215,20 @@ def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: flo
     def plain(values: tuple[str, ...]) -> str:
         return encoded.get(values) or encoded.setdefault(values, json.dumps(values))
 
+    options = {found: json.dumps(differences(found)) for found in {new.options for new in jobs}}
     specs: dict[str, int] = {}
     for new in jobs:
         if new.spec not in specs:
             specs[new.spec] = int(db.execute("INSERT INTO specs(size, body) VALUES(?,?)", (len(new.spec), new.spec)).lastrowid or 0)
     db.executemany(
         "INSERT INTO jobs(id, uid, user, state, name, grp, image, command, gpus, gpu_count, wanted, quota_groups, priority, time_limit,"
-        " on_reboot, submitted, array, idx, spec_id) VALUES(?,?,?,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        " on_reboot, submitted, array, idx, spec_id, options) VALUES(?,?,?,'PENDING',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             (
                 *(first + i, j.uid, j.user, j.name, j.group, j.image, j.command, j.gpus, j.gpu_count, plain(j.wanted)),
                 *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, first if array else 0, i if array else 0),
                 specs[j.spec],
+                options[j.options],
             )
             for i, j in enumerate(jobs)
         ),
@@ -246,10 +261,17 @@ def void_attempt(db: sqlite3.Connection, job: int, attempt: int, now: float, rea
     _end_attempt(db, job, attempt, AttemptState.VOID, now, reason, None)
 
 
-def requeue(db: sqlite3.Connection, job: int, attempt: int, now: float, reason: str) -> None:
-    """STARTING or RUNNING → PENDING after a reboot, by the job's own policy."""
+def requeue(db: sqlite3.Connection, job: int, now: float, reason: str, exit_record: dict[str, Any] | None = None) -> None:
+    """STARTING or RUNNING → PENDING: the job waits for another attempt. This one ends with ``exit_record``, and is LOST without."""
+    attempt = db.execute("SELECT attempt FROM jobs WHERE id=?", (job,)).fetchone()[0]
     _move(db, job, _state(db, job), State.PENDING, "", started=0.0, devices="[]")
-    _end_attempt(db, job, attempt, AttemptState.LOST, now, reason, None)
+    _end_attempt(db, job, attempt, AttemptState.LOST if exit_record is None else AttemptState.ENDED, now, reason, exit_record)
+
+
+def set_options(db: sqlite3.Connection, job: int, options: JobOptions, now: float, what: str, detail: str) -> None:
+    """Other options from now on. ``what`` and ``detail``: for the log of events."""
+    db.execute("UPDATE jobs SET options=? WHERE id=?", (json.dumps(differences(options)), job))
+    event(db, now, job, 0, what, detail)
 
 
 def finish(
@@ -356,11 +378,12 @@ def live(db: sqlite3.Connection, ids: Iterable[int] | None = None) -> list[Live]
     found: list[Live] = []
     while part := rows.fetchmany(_PART):
         columns = list(zip(*part, strict=True))
-        shown = dict(zip(_FIELDS, columns, strict=False)) | {"state": map(State, columns[3]), "devices": _tuples(columns[11])}
+        shown: dict[str, Iterable[Any]] = dict(zip(_FIELDS, columns, strict=False))
+        shown |= {"state": map(State, columns[3]), "devices": _tuples(columns[11]), "options": _all_options(columns[23])}
         rest = {
-            "job": many(Job, len(part), shown), "wanted": _tuples(columns[23]), "quota_groups": _tuples(columns[24]),
-            "cancelled": map(bool, columns[25]), "boot": (boot or "" for boot in columns[26]), "ticks": (at or 0.0 for at in columns[27]),
-            "spec_size": (size or 0 for size in columns[28]),
+            "job": many(Job, len(part), shown), "wanted": _tuples(columns[24]), "quota_groups": _tuples(columns[25]),
+            "cancelled": map(bool, columns[26]), "boot": (boot or "" for boot in columns[27]), "ticks": (at or 0.0 for at in columns[28]),
+            "spec_size": (size or 0 for size in columns[29]),
         }  # fmt: skip
         found += many(Live, len(part), rest)
     return found
@@ -372,6 +395,14 @@ def _tuples(texts: Iterable[str]) -> Iterator[tuple[str, ...]]:
     for text in texts:
         found = known.get(text)
         yield known.setdefault(text, tuple(json.loads(text))) if found is None else found
+
+
+def _options(text: str) -> JobOptions:
+    return NO_OPTIONS if text == "{}" else read_options(json.loads(text))
+
+
+def _all_options(texts: tuple[str, ...]) -> Iterable[JobOptions]:
+    return repeat(NO_OPTIONS, len(texts)) if texts.count("{}") == len(texts) else map(_options, texts)
 
 
 def job(db: sqlite3.Connection, number: int) -> Job | None:
@@ -432,7 +463,8 @@ def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:
     return Job(
         id=r[0], uid=r[1], user=r[2], state=State(r[3]), reason=r[4], name=r[5], group=r[6], image=r[7], command=r[8],
         gpus=r[9], gpu_count=r[10], devices=tuple(json.loads(r[11])), priority=r[12], time_limit=r[13], on_reboot=r[14], submitted=r[15],
-        started=r[16], ended=r[17], attempt=r[18], exit_code=r[19], signal=r[20], array=r[21], index=r[22], attempts=tries,
+        started=r[16], ended=r[17], attempt=r[18], exit_code=r[19], signal=r[20], array=r[21], index=r[22], options=_options(r[23]),
+        attempts=tries,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
-from dockless.sched.jobs import Job, State
+from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.policy import duration
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
@@ -65,7 +65,7 @@ class Answers:
         if job.state is State.PENDING and not job.reason:
             job = replace(job, reason=self._why(job.id))
         if not caller.may_manage(job.uid):
-            job = replace(job, name="", image="", command="", reason=job.reason if job.state is State.PENDING else "")
+            job = replace(job, name="", image="", command="", options=NO_OPTIONS, reason=job.reason if job.state is State.PENDING else "")
         return job
 
     def why(self, caller: Caller, number: int) -> Why:

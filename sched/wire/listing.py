@@ -10,15 +10,16 @@ from itertools import islice, repeat
 from operator import attrgetter
 
 from dockless.base.dataclass import many
+from dockless.base.records import differences
 from dockless.base.typing import Any
-from dockless.sched.jobs import Job, State
+from dockless.sched.jobs import NO_OPTIONS, Job, State, read_options
 
 PAGE = 500
 """Jobs of a page: the daemon serves others between two."""
 
 _FIELDS = tuple(name for name in Job.__slots__ if name != "attempts")
 _VALUES: Callable[[Job], tuple[Any, ...]] = attrgetter(*_FIELDS)
-_READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple}
+_READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple, "options": read_options}
 
 
 class Listing(list[Job]):
@@ -29,7 +30,7 @@ class Listing(list[Job]):
 
 def pages(jobs: Iterator[Job], reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> Iterator[dict[str, Any]]:
     """``reason``: why a job waits; ``hidden``: whether its words are not the caller's to see."""
-    state, why = _FIELDS.index("state"), _FIELDS.index("reason")
+    state, why, options = map(_FIELDS.index, ("state", "reason", "options"))
     words = [_FIELDS.index(name) for name in ("name", "image", "command")]
     while part := list(islice(jobs, PAGE)):
         columns = [list(column) for column in zip(*map(_VALUES, part), strict=True)]
@@ -39,6 +40,8 @@ def pages(jobs: Iterator[Job], reason: Callable[[Job], str], hidden: Callable[[J
             if hidden(job):
                 for column in words if columns[state][place] == State.PENDING else (*words, why):
                     columns[column][place] = ""
+                columns[options][place] = NO_OPTIONS
+        columns[options] = [{} if found is NO_OPTIONS else differences(found) for found in columns[options]]
         page: dict[str, Any] = {"count": len(part), "same": {}, "each": {}}
         for name, values in zip(_FIELDS, columns, strict=True):
             if values.count(values[0]) == len(values):

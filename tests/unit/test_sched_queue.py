@@ -12,7 +12,7 @@ import pytest
 
 from dockless.errors import SchedError, Unwritable
 from dockless.sched import State
-from dockless.sched.jobs import Attempt, AttemptState, Job
+from dockless.sched.jobs import NO_OPTIONS, Attempt, AttemptState, Job, JobOptions
 from dockless.sched.store import queue
 from dockless.sched.store import writer as writer_module
 from dockless.sched.store.lease import Lease, held
@@ -161,15 +161,50 @@ def test_a_job_that_goes_back_has_nothing(db, how, running):
         queue.set_running(db, 1, 1, 6.0)
         if how is queue.void_attempt:  # it ran
             with pytest.raises(SchedError, match="is not STARTING any more"):
-                how(db, 1, 1, 8.0, "why")
+                queue.void_attempt(db, 1, 1, 8.0, "why")
             return
-    how(db, 1, 1, 8.0, "why")
+    if how is queue.requeue:
+        how(db, 1, 8.0, "why")
+    else:
+        how(db, 1, 1, 8.0, "why")
     job = queue.job(db, 1)
     assert (job.state, job.reason, job.started, job.devices, job.attempt) == (State.PENDING, "", 0.0, (), 1)
     state = AttemptState.LOST if how is queue.requeue else AttemptState.VOID
     assert job.attempts == (Attempt(1, 1, state, "job-1-1", ("g0", "g1"), 5.0, 8.0, "why"),)
     assert held(db) == []
     start(db, 1, 2, ("g0", "g1"))
+
+
+def test_another_attempt_after_one_that_ended(db):
+    """Its exit record stays with the attempt; a job that waits, or has ended, is not queued again."""
+    queue.insert(db, [new_job()], False, 1.0)
+    with pytest.raises(SchedError, match="cannot go from PENDING to PENDING"):
+        queue.requeue(db, 1, 5.0, "why")
+    start(db, 1)
+    queue.set_running(db, 1, 1, 6.0)
+    queue.requeue(db, 1, 8.0, "preempted", {"code": None, "signal": 15})
+    assert held(db) == []
+    start(db, 1, 2)
+    queue.finish(db, 1, 2, State.COMPLETED, 9.0, "", {"code": 0}, 0)
+    job = queue.job(db, 1)
+    assert [(a.number, a.state, a.reason, a.exit) for a in job.attempts] == [
+        (1, AttemptState.ENDED, "preempted", {"code": None, "signal": 15}), (2, AttemptState.ENDED, "", {"code": 0})
+    ]  # fmt: skip
+
+
+def test_options_are_stored_where_they_differ(db, path):
+    """Nothing is read or written for the many jobs that have none."""
+    queue.insert(db, [new_job(), new_job(options=JobOptions("ann"))], False, 1.0)
+    assert [row[0] for row in db.execute("SELECT options FROM jobs")] == ["{}", '{"held": "ann"}']
+    assert [live.job.options for live in queue.live(db)] == [JobOptions(), JobOptions("ann")]
+    assert queue.live(db)[0].job.options is queue.job(db, 1).options is NO_OPTIONS
+    queue.set_options(db, 1, JobOptions("ben"), 2.0, "hold", "by ben")
+    queue.set_options(db, 2, NO_OPTIONS, 3.0, "release", "by ann")
+    assert (queue.job(db, 1).options, queue.job(db, 2).options) == (JobOptions("ben"), NO_OPTIONS)
+    db.execute("UPDATE jobs SET options='{\"of_a_newer_version\": 1}' WHERE id=2")
+    assert queue.live(db)[1].job.options == NO_OPTIONS
+    events = list(db.execute("SELECT at, job, event, detail FROM events WHERE at > 1 ORDER BY seq"))
+    assert events == [(2.0, 1, "hold", "by ben"), (3.0, 2, "release", "by ann")]
 
 
 def test_how_ends_are_recorded(db):

@@ -14,6 +14,7 @@ from support.stand_in import until
 
 from dockless.sched import State
 from dockless.sched.engine import housekeeping
+from dockless.sched.jobs import NO_OPTIONS
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept
@@ -223,9 +224,20 @@ def test_a_round_every_hour_and_after_many_ends(monkeypatch, capfd):
     asyncio.run(play())
 
 
-def test_an_older_queue_is_taken_over(path):
+def to_version_2(path: Path) -> None:
+    db = queue.connect(path)
+    db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    queue._upgrade_1(db)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == 2
+    db.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_queue_is_taken_over(path, version):
     old_queue(path)
     before = path.stat().st_size
+    if version == 2:
+        to_version_2(path)
     db = queue.open_queue(path)
     assert db.execute("PRAGMA user_version").fetchone()[0] == queue.VERSION and queue.queue_id(db) == "cafe"
     assert specs(db) == 3 and len(queue.live(db)) == 52 and len(list(queue.ended(db, "", 100))) == 3
@@ -243,6 +255,7 @@ def test_an_older_queue_is_taken_over(path):
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert path.stat().st_size < before / 10
     assert queue.insert(db, [new()], False, 1.0) == [56]
+    assert {live.job.options for live in queue.live(db)} == {NO_OPTIONS}
     db.close()
     queue.open_queue(path).close()
 

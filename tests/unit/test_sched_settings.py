@@ -71,7 +71,7 @@ NUMBERS = {
     protocol: {
         "VERSION": 1, "MAX_REQUEST": 1_048_576, "MAX_PARTS": 150_000, "MAX_JOBS_PER_SUBMIT": 10_000, "MAX_JOBS_PER_REQUEST": 10_000
     },
-    queue: {"VERSION": 2, "_PAGE": 200},
+    queue: {"VERSION": 3, "_PAGE": 200},
     server: {
         "PER_USER": 64, "IN_ALL": 200, "OWN": 8, "EVERYBODY": 280, "KEPT_BACK": 128, "PIECE": 65_536, "UNFINISHED": 8_388_608,
         "AT_ONCE": 100, "MAX_LISTED": 100_000,
