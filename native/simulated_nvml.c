@@ -13,6 +13,14 @@
  *     DOCKLESS_SIMULATED_GPUS=2x40G,host=lab        the same GPUs for all who name this host: see sandbox/gpus/lease.py
  *     DOCKLESS_SIMULATED_GPUS=2x40G,old             an old driver: processes, topology, NVLink, MIG and affinity are unknown to it
  *
+ * With DOCKLESS_SIMULATED_STATE=FILE, what the GPUs do is read from a file at each question, so that a test can change it at any moment.
+ * A line of it is one of
+ *
+ *     busy 0 35                  GPU 0 computes, 35 percent of the time
+ *     process 0 4711 1048576     process 4711 has 1 MiB of GPU 0
+ *     process 1 4711 1048576 2   … of its MIG GPU instance 2
+ *     xid 0 79                   an event: GPU 0 has met the error 79; each such line is told once to who waits, in their order
+ *
  * Without the variable it says "driver not loaded". Every model name contains "Simulated". The symbol dockless_simulated_nvml tells
  * callers what they have loaded. Handles point into one static table, which changes only while nobody holds the library initialised.
  *
@@ -23,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 enum {
     OK = 0,
@@ -32,8 +41,10 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     FUNCTION_NOT_FOUND = 13,
     GPU_IS_LOST = 15,
+    MEMORY = 20,
 };
 enum { MAX_GPUS = 99, MAX_SLICES = 7, LINKS = 12, LINKS_PER_SWITCH = 2, DOMAIN = 0xd0c1 };
 
@@ -60,6 +71,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;
 static int count, group, slices, busy, ecc, lost, old;
 static struct device gpus[MAX_GPUS], parts[MAX_SLICES];
+static char state[4096];
 
 const int dockless_simulated_nvml = 1;
 
@@ -148,6 +160,8 @@ result nvmlInitWithFlags(unsigned flags) {
         const char *text = getenv("DOCKLESS_SIMULATED_GPUS");
         if (!text || !*text) r = DRIVER_NOT_LOADED;
         else if (!configure(text)) r = INVALID_ARGUMENT;
+        const char *file = getenv("DOCKLESS_SIMULATED_STATE");
+        snprintf(state, sizeof state, "%s", file ? file : "");
     }
     if (r == OK) users++;
     pthread_mutex_unlock(&lock);
@@ -239,7 +253,46 @@ result nvmlDeviceGetMinorNumber(struct device *d, unsigned *minor) {
     return OK;
 }
 
-static unsigned long long occupied(const struct device *d) { return d->index == busy && !d->parent ? 1ull << 30 : 0; }
+/* The lines of the state that begin with this word and this GPU (any for -1), one after the other: up to three numbers. */
+static int next_line(FILE *file, const char *word, int gpu, long long numbers[4]) {
+    char line[200], found[20];
+
+    while (file && fgets(line, sizeof line, file)) {
+        numbers[0] = numbers[1] = numbers[2] = numbers[3] = -1;
+        if (sscanf(line, "%19s %lld %lld %lld %lld", found, &numbers[0], &numbers[1], &numbers[2], &numbers[3]) < 3) continue;
+        if (!strcmp(found, word) && (gpu < 0 || numbers[0] == gpu)) return 1;
+    }
+    return 0;
+}
+
+static FILE *open_state(void) { return *state ? fopen(state, "re") : NULL; }
+
+static void close_state(FILE *file) {
+    if (file) fclose(file);
+}
+
+static int inside(const struct device *d, const long long numbers[4]) { return !d->parent || numbers[3] < 0 || numbers[3] == d->gi; }
+
+static unsigned long long occupied(const struct device *d) {
+    unsigned long long sum = d->index == busy && !d->parent ? 1ull << 30 : 0;
+    long long n[4];
+    FILE *file = open_state();
+
+    while (next_line(file, "process", d->index, n))
+        if (inside(d, n) && n[2] > 0) sum += n[2];
+    close_state(file);
+    return sum < d->memory ? sum : d->memory;
+}
+
+static unsigned load(const struct device *d) {
+    unsigned percent = d->index == busy ? 100 : 0;
+    long long n[4];
+    FILE *file = open_state();
+
+    while (next_line(file, "busy", d->index, n)) percent = n[1];
+    close_state(file);
+    return percent;
+}
 
 result nvmlDeviceGetMemoryInfo(struct device *d, memory_v1 *m) {
     CHECK(good(d) && m, INVALID_ARGUMENT);
@@ -266,21 +319,21 @@ result nvmlDeviceGetPciInfo_v3(struct device *d, pci_info *p) {
 result nvmlDeviceGetUtilizationRates(struct device *d, unsigned rates[2]) {
     CHECK(good(d) && rates, INVALID_ARGUMENT);
     if (d->parent) return NOT_SUPPORTED;
-    rates[0] = rates[1] = d->index == busy ? 100 : 0;
+    rates[0] = rates[1] = load(d);
     return OK;
 }
 
 result nvmlDeviceGetTemperature(struct device *d, unsigned sensor, unsigned *degrees) {
     CHECK(good(d) && !sensor && degrees, INVALID_ARGUMENT);
     if (d->parent) return NOT_SUPPORTED;
-    *degrees = d->index == busy ? 70 : 30;
+    *degrees = 30 + load(d) * 2 / 5;
     return OK;
 }
 
 result nvmlDeviceGetPowerUsage(struct device *d, unsigned *milliwatts) {
     CHECK(good(d) && milliwatts, INVALID_ARGUMENT);
     if (d->parent) return NOT_SUPPORTED;
-    *milliwatts = d->index == busy ? 300500 : 50000;
+    *milliwatts = 50000 + load(d) * 2505;
     return OK;
 }
 
@@ -417,11 +470,17 @@ result nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct device *d, struct dev
 result nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
     CHECK(good(d) && n, INVALID_ARGUMENT);
     MODERN();
-    unsigned room = *n;
-    *n = d->index == busy && !d->parent;
-    if (*n > room || (*n && !list)) return INSUFFICIENT_SIZE;
-    if (*n) list[0] = (process_info){.pid = 1, .used = 1ull << 30, .gi = divided(d) ? 1u : ~0u, .ci = divided(d) ? 0u : ~0u};
-    return OK;
+    unsigned room = list ? *n : 0, have = 0;
+    if (d->index == busy && !d->parent && have++ < room)
+        list[0] = (process_info){.pid = 1, .used = 1ull << 30, .gi = divided(d) ? 1u : ~0u, .ci = divided(d) ? 0u : ~0u};
+    long long numbers[4];
+    FILE *file = open_state();
+    while (next_line(file, "process", d->index, numbers))
+        if (inside(d, numbers) && have++ < room)
+            list[have - 1] = (process_info){.pid = numbers[1], .used = numbers[2], .gi = numbers[3], .ci = numbers[3] < 0 ? ~0u : 0};
+    close_state(file);
+    *n = have;
+    return have > room ? INSUFFICIENT_SIZE : OK;
 }
 
 result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
@@ -429,5 +488,66 @@ result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *d, unsigned *n,
     CHECK(good(d) && n, INVALID_ARGUMENT);
     MODERN();
     *n = 0;
+    return OK;
+}
+
+/* ---- what happens to it ---- */
+
+enum { XID = 8, POLL_MS = 20 };
+
+struct event_set {
+    unsigned long long wanted[MAX_GPUS];
+    long told; /* lines of the state */
+};
+
+typedef struct { struct device *device; unsigned long long type, data; unsigned gi, ci; } event_data;
+
+result nvmlDeviceGetSupportedEventTypes(struct device *d, unsigned long long *types) {
+    CHECK(good(d) && types, INVALID_ARGUMENT);
+    *types = d->parent ? 0 : XID;
+    return OK;
+}
+
+result nvmlEventSetCreate(struct event_set **set) {
+    CHECK(set, INVALID_ARGUMENT);
+    *set = calloc(1, sizeof **set);
+    return *set ? OK : MEMORY;
+}
+
+result nvmlDeviceRegisterEvents(struct device *d, unsigned long long types, struct event_set *set) {
+    CHECK(good(d) && set, INVALID_ARGUMENT);
+    if (d->parent || types & ~(unsigned long long)XID) return NOT_SUPPORTED;
+    set->wanted[d->index] |= types;
+    return OK;
+}
+
+/* The first line that was not told yet; a file that became shorter is a new one. */
+static int happened(struct event_set *set, event_data *event) {
+    long long n[4];
+    long line = 0;
+    FILE *file = open_state();
+
+    event->device = NULL;
+    while (!event->device && next_line(file, "xid", -1, n))
+        if (++line > set->told && n[0] >= 0 && n[0] < count && set->wanted[n[0]] & XID)
+            *event = (event_data){.device = &gpus[n[0]], .type = XID, .data = n[1], .gi = ~0u, .ci = ~0u};
+    close_state(file);
+    set->told = line;
+    return event->device != NULL;
+}
+
+result nvmlEventSetWait_v2(struct event_set *set, event_data *event, unsigned milliseconds) {
+    CHECK(set && event, INVALID_ARGUMENT);
+    MODERN();
+    for (unsigned waited = 0;; waited += POLL_MS) {
+        if (happened(set, event)) return OK;
+        if (waited >= milliseconds) return TIMEOUT;
+        nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
+        if (!ready()) return UNINITIALIZED;
+    }
+}
+
+result nvmlEventSetFree(struct event_set *set) {
+    free(set);
     return OK;
 }

@@ -33,6 +33,7 @@ from dockless.errors import DocklessError, SchedError
 from dockless.sched import config
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
+from dockless.sched.engine.failures import listen
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import keep_house
@@ -96,7 +97,8 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         _notify("READY=1")
         if ready is not None:
             ready()
-        chores = [asyncio.create_task(let_removed_layers_go(LET_GO_EVERY)), asyncio.create_task(keep_house(engine))]
+        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, gpus.failed))
+        chores = [asyncio.create_task(work) for work in works]
         await end.wait()
         for chore in chores:
             chore.cancel()

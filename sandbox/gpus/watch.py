@@ -1,11 +1,14 @@
 """What a GPU does, and whether it is fit for use: read through NVML, each question on its own, for old drivers and GPUs do not know all.
 
-``trouble`` is asked whenever GPUs are chosen: one with an answer is not leased. The rest is for people: ``dockless metrics``.
+``trouble`` is asked whenever GPUs are chosen: one with an answer is not leased. ``failures`` waits for what a driver reports by itself.
+``readings`` is for people: ``dockless top``, ``dockless metrics``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ctypes
+import time
+from collections.abc import Collection, Iterator
 
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import Any
@@ -20,6 +23,19 @@ _ACTIONS = {
     7: "its driver asks for a reboot of the system",
 }
 """nvmlDeviceGpuRecoveryAction_t, since R570."""
+_OF_PROGRAMS = frozenset((13, 31, 43, 45, 68, 109))
+"""Xid errors that a program causes, and that end with it. docs.nvidia.com, Xid Errors"""
+_MENDED = frozenset((63, 94))
+"""Xid errors that the driver has dealt with; where a reset is still to be done, ``trouble`` says so."""
+_XIDS = {
+    48: "an uncorrectable error of its memory",
+    64: "a row of its memory could not be replaced",
+    74: "an error of an NVLink",
+    79: "it has fallen off its bus",
+    95: "an uncontained error of its memory",
+    119: "its system processor does not answer",
+    120: "its system processor has failed",
+}
 LOST = "it does not answer: nvidia-smi and the kernel's log say why"
 
 
@@ -74,3 +90,57 @@ def readings(nvml: Any, uuids: Collection[str]) -> tuple[Reading, ...]:
             )
         )
     return tuple(found)
+
+
+def failures(nvml: Any, uuids: Collection[str], seconds: float) -> Iterator[tuple[str, str] | None]:
+    """What the driver reports of whole GPUs, as it happens: UUID and why the GPU is not fit for use; ``""`` as UUID for all of them. None
+    at least every so many seconds. Ends where the driver reports nothing."""
+    wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+    events = attempt(None, nvml.nvmlEventSetCreate)
+    if events is None:
+        return
+    try:
+        names = {}
+        for uuid in uuids:
+            handle = attempt(None, nvml.nvmlDeviceGetHandleByUUID, uuid)
+            types = wanted & attempt(0, nvml.nvmlDeviceGetSupportedEventTypes, handle) if handle is not None else 0
+            if types and attempt(False, _registered, nvml, handle, types, events):
+                names[_address(handle)] = uuid
+        lost = False
+        while names:
+            try:
+                event = nvml.nvmlEventSetWait_v2(events, int(seconds * 1000))
+            except nvml.NVMLError_Timeout:
+                yield None
+                continue
+            except nvml.NVMLError_GpuIsLost:  # the driver does not say which: whoever asks each finds out
+                yield None if lost else ("", LOST)
+                lost = True
+                time.sleep(seconds)  # it says so again at once
+                continue
+            except nvml.NVMLError:
+                return
+            if what := _failure(nvml, event):
+                yield names.get(_address(event.device), ""), what
+    finally:
+        attempt(None, nvml.nvmlEventSetFree, events)
+
+
+def _registered(nvml: Any, handle: Any, types: int, events: Any) -> bool:
+    nvml.nvmlDeviceRegisterEvents(handle, types, events)
+    return True
+
+
+def _address(handle: Any) -> int | None:
+    """NVML names a GPU by a pointer, and gives another object with the same pointer each time."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _failure(nvml: Any, event: Any) -> str:
+    """Empty for what is no failure of the GPU."""
+    if event.eventType != nvml.nvmlEventTypeXidCriticalError:
+        return "an uncorrectable error of its memory"
+    number = int(event.eventData)
+    if number in _OF_PROGRAMS or number in _MENDED:
+        return ""
+    return f"Xid {number}, {_XIDS.get(number, 'an error that its driver has reported: the kernel log says more')}"

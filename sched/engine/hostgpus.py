@@ -5,6 +5,7 @@ A host without GPUs, or without a driver, is no error here: it runs jobs that as
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from contextlib import ExitStack
@@ -37,9 +38,15 @@ class HostGpus:
         except DocklessError as error:
             self.error = str(error)
         self._read = time.monotonic()
+        self._failed: dict[str, str] = {}
         self.uuids = tuple(unit.uuid for unit in self.gpus)
         self.slices = frozenset(unit.uuid for unit in self.gpus if unit.parent)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in self.gpus for link in unit.links}
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """UUIDs of GPUs, also of those that are divided."""
+        return tuple(dict.fromkeys(unit.parent or unit.uuid for unit in self.gpus))
 
     @property
     def simulated(self) -> bool:
@@ -73,12 +80,27 @@ class HostGpus:
             return
         from dockless.sandbox.gpus import gpu
 
-        before = self.gpus
+        before, now = self.gpus, self.gpus
         try:
-            self.gpus, self.error = gpu.refresh(before), ""
+            now, self.error = gpu.refresh(before), ""
         except DocklessError as error:
             self.error = str(error)
         self._read = time.monotonic()
+        self._show(now)
+
+    def failed(self, uuid: str, why: str) -> None:
+        """The driver has reported a failure of a GPU, or (``""``) of one that it does not name: until the daemon is started again nobody
+        gets the GPU, nor a slice of it."""
+        if not uuid:
+            self._read = -math.inf
+            self.look()
+            return
+        self._failed.setdefault(uuid, f"{why} ({time.strftime('%Y-%m-%d %H:%M')})")
+        self._show(self.gpus)
+
+    def _show(self, gpus: tuple[Gpu, ...]) -> None:
+        before = self.gpus
+        self.gpus = tuple(replace(unit, trouble=self._failed.get(unit.parent or unit.uuid, unit.trouble)) for unit in gpus)
         for old, new in zip(before, self.gpus, strict=True):
             if old.trouble != new.trouble:
                 say(f"GPU {new.uuid} is out of service: {new.trouble}" if new.trouble else f"GPU {new.uuid} is in service again")

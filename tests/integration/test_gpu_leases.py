@@ -269,6 +269,29 @@ def test_one_that_is_out_of_service(home, monkeypatch, capfd):
     daemon.end()
 
 
+def test_what_fails_or_is_used_meanwhile(home, monkeypatch):
+    """A GPU whose driver reports an error, and one on which a program computes that has no lease, are given to nobody from then on. A job
+    that is there goes on."""
+    daemon = DaemonProcess(home, gpus=f"3x80G,host=t{os.getpid()}")
+    state = home / "gpus-now"
+    state.touch()
+    daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
+    daemon.start()
+    with daemon.client() as queue:
+        runs = queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="device=0"))
+        until(lambda: queue.job(runs).state is State.RUNNING, "it runs")
+        state.write_text(f"process 0 {os.getpid()} 1048576\nprocess 1 {os.getpid()} 1048576\nxid 0 79\nxid 2 13\nxid 2 119\n")
+        until(lambda: [bool(one.trouble) for one in queue.info().gpus] == [True, False, True], "the driver was heard")
+        until(lambda: [one.outside for one in queue.info().gpus] == [False, True, False], "the program was seen")
+        waits = queue.submit(JobSpec(Spec(argv=("true",)), gpus="1"))
+        until(lambda: "0 free" in queue.job(waits).reason, "nothing is free")
+        assert "is out of service: Xid 119, its system processor does not answer (" in queue.job(waits).reason
+        assert queue.job(runs).state is State.RUNNING and "is out of service: Xid 79" in daemon.errors()
+        state.write_text("")
+        assert queue.wait(waits, timeout=30).state is State.COMPLETED  # on GPU 1
+    daemon.end()
+
+
 def test_never_two_have_one(four, home, tmp_path):
     """Two daemons, each with a state of its own, and programs that start sandboxes; all of them are killed at random."""
     rng = random.Random(1)

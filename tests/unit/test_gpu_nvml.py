@@ -229,6 +229,74 @@ def test_the_stand_in_reads_no_further_than_its_own_grammar(simulate):
             assert library.nvmlShutdown() == 0
 
 
+def state_of(monkeypatch, tmp_path, *lines: str) -> Path:
+    state = tmp_path / "state"
+    state.write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setenv("DOCKLESS_SIMULATED_STATE", str(state))
+    return state
+
+
+def test_what_the_simulated_gpus_do_changes_at_will(simulate, monkeypatch, tmp_path):
+    simulate("2x80G,mig=2")
+    state = state_of(monkeypatch, tmp_path, "busy 0 35", "process 0 4711 1048576", "process 1 4712 2097152 2", "busy x 1", "")
+    with session() as nvml:
+        gpus = units(inventory())
+        assert [[(p.pid, p.memory) for p in unit.processes] for unit in gpus] == [[(4711, 1 << 20)], [], [(4712, 2 << 20)]]
+        first = watch.readings(nvml, [unit.uuid for unit in gpus])
+        assert [one.busy for one in first] == [0.35, None, None] and [one.used for one in first] == [1 << 20, 0, 2 << 20]
+        assert (first[0].temperature, first[0].power) == (44, 50 + 35 * 2.505)
+        state.write_text("")
+        assert not any(unit.processes for unit in refresh(gpus))
+        assert watch.readings(nvml, [gpus[0].uuid])[0].busy == 0
+
+
+def test_what_the_driver_reports_by_itself(simulate, monkeypatch, tmp_path):
+    """Failures of a GPU, each once, and not what a program has done to itself."""
+    simulate("3x80G,lost=2")
+    state = state_of(monkeypatch, tmp_path, "xid 0 31", "xid 1 79", "xid 0 63")
+    with session() as nvml:
+        uuids = [gpu.uuid for gpu in inventory()]
+        heard = watch.failures(nvml, [*uuids, "GPU-of-another-host"], 0.01)
+        assert next(heard) == (uuids[1], "Xid 79, it has fallen off its bus")
+        assert next(heard) is None
+        with state.open("a") as file:
+            file.write("xid 0 13\nxid 0 1000\n")
+        assert next(heard) == (uuids[0], "Xid 1000, an error that its driver has reported: the kernel log says more")
+        state.write_text("xid 0 48\n")
+        assert next(heard) is None and state.write_text("") == 0 and next(heard) is None
+        state.write_text("xid 0 48\n")
+        assert next(heard) == (uuids[0], "Xid 48, an uncorrectable error of its memory")
+        heard.close()
+
+
+def test_a_driver_that_reports_nothing(simulate):
+    simulate("2x80G,old")
+    with session() as nvml:
+        assert [*watch.failures(nvml, [gpu.uuid for gpu in inventory()], 0.01)] == []
+        assert [*watch.failures(nvml, [], 0.01)] == []
+
+
+def test_a_lost_gpu_that_is_not_named(simulate, monkeypatch):
+    """It is told once, however often the driver says so; others are still heard of."""
+    simulate("2x80G")
+    with session() as nvml:
+        uuids = [gpu.uuid for gpu in inventory()]
+        device = nvml.nvmlDeviceGetHandleByUUID(uuids[1])
+        event = SimpleNamespace(device=device, eventType=nvml.nvmlEventTypeDoubleBitEccError, eventData=0)
+        lost = nvml.NVMLError(nvml.NVML_ERROR_GPU_IS_LOST)
+        said = [lost, lost, event, nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN)]
+
+        def wait(events, milliseconds):
+            if isinstance(one := said.pop(0), Exception):
+                raise one
+            return one
+
+        monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", wait)
+        assert [*watch.failures(nvml, uuids, 0.001)] == [
+            ("", watch.LOST), None, (uuids[1], "an uncorrectable error of its memory")
+        ]  # fmt: skip
+
+
 def test_once_the_variable_is_gone_the_simulated_gpus_are(simulate, monkeypatch):
     simulate("2x80G")
     inventory()

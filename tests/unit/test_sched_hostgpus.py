@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -53,7 +54,7 @@ def host(monkeypatch):
     monkeypatch.setattr(gpu, "session", session)
     monkeypatch.setattr(gpu, "inventory", shown)
     monkeypatch.setattr(gpu, "refresh", refresh)
-    monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now))
+    monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now, strftime=time.strftime))
 
     def holders(uuids):
         if isinstance(host.holders, Exception):
@@ -167,6 +168,28 @@ def test_one_that_goes_out_of_service(host, capfd):
         host.now += 3.0
         assert gpus.unusable(()) == ({"GPU-a"} if trouble else set()) and gpus.unusable({"GPU-a"}) == set()
         assert said in (err := capfd.readouterr().err) and bool(said) == bool(err)
+
+
+def test_a_failure_that_the_driver_reports(host, capfd):
+    """Of a divided one it concerns the slices. It stays until the daemon is started again, and what is heard first is what is shown."""
+    gpus = HostGpus()
+    assert gpus.whole == ("GPU-a", "GPU-b", "GPU-c")
+    gpus.failed("GPU-a", "Xid 79")
+    gpus.failed("GPU-a", "Xid 95")
+    gpus.failed(gpus.gpus[-1].parent, "Xid 48")
+    shown = {unit.uuid: unit.trouble for unit in gpus.gpus if unit.trouble}
+    assert list(shown) == ["GPU-a", MIG_1, MIG_2] and shown["GPU-a"].startswith("Xid 79 (20")
+    assert capfd.readouterr().err.count("is out of service: Xid") == 3
+    host.now += 3.0
+    assert gpus.unusable(()) == {"GPU-a", MIG_1, MIG_2} and capfd.readouterr().err == ""
+
+
+def test_one_of_unknown_name_has_failed(host):
+    """All are asked at once, however short a time ago they were asked."""
+    gpus = HostGpus()
+    host.there = (A, replace(B, trouble="broken"), C)
+    gpus.failed("", "it does not answer")
+    assert gpus.unusable(()) == {"GPU-b"}
 
 
 def test_a_driver_that_fails_meanwhile(host):

@@ -1,0 +1,47 @@
+"""What the GPUs' driver reports by itself, such as Xid errors: heard by a thread, for NVML can only be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from dockless.errors import DocklessError
+from dockless.sched.engine.faults import describe, say
+
+EVERY = 0.5
+"""Seconds after which the thread looks whether the daemon ends."""
+
+
+async def listen(uuids: Sequence[str], failed: Callable[[str, str], None]) -> None:
+    """Until cancelled. ``uuids``: of whole GPUs; ``failed``: called in the loop with a UUID and the reason, see ``watch.failures``."""
+    if not uuids:
+        return
+    loop, over = asyncio.get_running_loop(), threading.Event()
+    # A daemon thread: it may be in the driver when the program ends.
+    threading.Thread(target=_hear, args=(uuids, over, lambda *what: _tell(loop, failed, what)), name="dockless-gpus", daemon=True).start()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        over.set()
+
+
+def _hear(uuids: Sequence[str], over: threading.Event, tell: Callable[..., None]) -> None:
+    from dockless.sandbox.gpus import gpu, watch
+
+    try:
+        with gpu.session() as nvml:
+            for found in watch.failures(nvml, uuids, EVERY):
+                if over.is_set():
+                    return
+                if found is not None:
+                    tell(*found)
+    except DocklessError as error:
+        say(f"nothing is heard of failures of GPUs: {describe(error)}")
+
+
+def _tell(loop: asyncio.AbstractEventLoop, failed: Callable[[str, str], None], what: tuple[str, str]) -> None:
+    try:
+        loop.call_soon_threadsafe(failed, *what)
+    except RuntimeError:  # the daemon has ended
+        pass
