@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dockless.base.idmaps import IdMap, Range
 from dockless.errors import BadInput, Unsupported
@@ -28,21 +28,21 @@ _MOST = 64
 _BITS = {"r": 4, "w": 2}
 
 
-def given(spec: Spec, idmap: IdMap | None, owner: int | None, *, rootful: bool, filtered: bool, makes_nodes: bool) -> tuple[Device, ...]:
-    """The nodes of ``spec.devices``. ``filtered``: the device filter holds the sandbox to what it is given. ``makes_nodes``: it has
-    CAP_MKNOD of the host. ``BadInput``, ``Unsupported``"""
-    if not spec.devices:
+def given(
+    spec: Spec,
+    idmap: IdMap | None,
+    named: Sequence[HostDevice] = (),
+    *,
+    rootful: bool,
+    filtered: bool,
+    makes_nodes: bool,
+) -> tuple[Device, ...]:
+    """The nodes of ``spec.devices``, and ``named``, those of the devices of ``spec.cdi``. ``filtered``: the device filter holds the sandbox
+    to what it is given. ``makes_nodes``: it has CAP_MKNOD of the host. ``BadInput``, ``Unsupported``"""
+    wanted = (*spec.devices, *named)
+    if not wanted:
         return ()
-    if owner:
-        raise Unsupported(
-            "the queue gives no devices but GPUs to a user's job",
-            subject="devices",
-            hint="run it yourself: dockless run --device; or ask for GPUs: --gpus",
-        )
-    if spec.profile == "untrusted":
-        hint = "leave the device out, or take the default profile"
-        raise BadInput("the profile untrusted has no devices of the host", subject="devices", hint=hint)
-    found = [device for wanted in spec.devices for device in _nodes(wanted)]
+    found = [device for one in wanted for device in _nodes(one)]
     if len(found) > _MOST:
         raise BadInput(f"{len(found)} devices are more than {_MOST}", subject="devices", hint="name the nodes that it needs")
     _check_targets(found, spec)
@@ -55,6 +55,21 @@ def given(spec: Spec, idmap: IdMap | None, owner: int | None, *, rootful: bool, 
             raise BadInput(f"device {device.source}: nothing inside can make nodes (m)", subject="devices", hint=hint)
     _check_one_filter(found)
     return tuple(found)
+
+
+def refuse(spec: Spec, owner: int | None) -> None:
+    """``Unsupported``, ``BadInput`` for a sandbox that can have no devices, and asks for some."""
+    if not spec.devices and not spec.cdi:
+        return
+    if owner:
+        raise Unsupported(
+            "the queue gives no devices but GPUs to a user's job",
+            subject="devices",
+            hint="run it yourself: dockless run --device; or ask for GPUs: --gpus",
+        )
+    if spec.profile == "untrusted":
+        hint = "leave the device out, or take the default profile"
+        raise BadInput("the profile untrusted has no devices of the host", subject="devices", hint=hint)
 
 
 def _nodes(wanted: HostDevice) -> Iterator[Device]:

@@ -32,6 +32,7 @@ from dockless.sandbox.volumes import volume_path
 
 if TYPE_CHECKING:
     from dockless.images import Image
+    from dockless.sandbox.gpus.cdi import Given
     from dockless.sandbox.gpus.injection import Injection
 
 UNTRUSTED_PIDS = 512
@@ -52,14 +53,17 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
     kept = capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
     hostname = spec.hostname or "dockless"
     gpu_nodes, gpu_environment, driver = _gpus(spec, image)
-    command = _command(spec, image, account, hostname, gpu_environment)
+    named = _named(spec, image, owner, _own_layers(driver))
+    if named is not None and named.gids and idmap is None:
+        account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *named.gids))))
+    command = _command(spec, image, account, hostname, (dict(named.env) if named is not None else {}) | gpu_environment)
     granted = binds.grants(spec, owner)
     return Resolved(
         spec=_hardened(spec),
         features=features,
         account=account,
         command=command,
-        layers=(Layer(_skeleton()), *_layers(image, features, rootful), *_driver_layer(driver)) if image.layers else (),
+        layers=(Layer(_skeleton()), *_layers(image, features, rootful), *_own_layers(driver, named)) if image.layers else (),
         host_entries=_host_entries() if image.is_host else (),
         idmap=idmap,
         rootful=rootful,
@@ -72,8 +76,12 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         mounts=_mounts(spec, image, owner),
         bind_maps={index: found.idmap for index, found in enumerate(granted) if found.idmap is not None},
         warnings=(*(found.warning for found in granted if found.warning), *(driver.warnings if driver is not None else ())),
-        devices=(*STANDARD_DEVICES, *_devices(spec, idmap, owner, kept, rootful=rootful, filtered=rootful and has_cgroup), *gpu_nodes),
-        driver_files=driver.files if driver is not None else (),
+        devices=(
+            *STANDARD_DEVICES,
+            *_devices(spec, idmap, kept, named, rootful=rootful, filtered=rootful and has_cgroup),
+            *gpu_nodes,
+        ),
+        driver_files=(*(driver.files if driver is not None else ()), *(named.files if named is not None else ())),
         driver_proc=driver.proc if driver is not None else (),
         driver_proc_files=driver.proc_files if driver is not None else (),
         has_cgroup=has_cgroup,
@@ -293,14 +301,15 @@ def _host_entries() -> tuple[HostEntry, ...]:
 
 
 def _devices(
-    spec: Spec, idmap: IdMap | None, owner: int | None, kept: frozenset[str], *, rootful: bool, filtered: bool
+    spec: Spec, idmap: IdMap | None, kept: frozenset[str], named: Given | None, *, rootful: bool, filtered: bool
 ) -> tuple[Device, ...]:
-    if not spec.devices:
+    given = named.devices if named is not None else ()
+    if not spec.devices and not given:
         return ()
     from dockless.sandbox import devices
 
     makes_nodes = idmap is None and "CAP_MKNOD" in kept
-    return devices.given(spec, idmap, owner, rootful=rootful, filtered=filtered, makes_nodes=makes_nodes)
+    return devices.given(spec, idmap, given, rootful=rootful, filtered=filtered, makes_nodes=makes_nodes)
 
 
 def _gpus(spec: Spec, image: Image) -> tuple[tuple[Device, ...], dict[str, str], Injection | None]:
@@ -315,5 +324,18 @@ def _gpus(spec: Spec, image: Image) -> tuple[tuple[Device, ...], dict[str, str],
     return nodes, environment(leased), driver
 
 
-def _driver_layer(driver: Injection | None) -> tuple[Layer, ...]:
-    return (driver.layer,) if driver is not None and driver.layer is not None else ()
+def _named(spec: Spec, image: Image, owner: int | None, below: tuple[Layer, ...]) -> Given | None:
+    """What the devices of ``spec.cdi`` bring. ``BadInput``, ``Unsupported`` for a sandbox that can have no devices, and asks for some."""
+    if spec.cdi or spec.devices:
+        from dockless.sandbox.devices import refuse
+
+        refuse(spec, owner)
+    if not spec.cdi:
+        return None
+    from dockless.sandbox.gpus import cdi
+
+    return cdi.given(spec.cdi, image, below)
+
+
+def _own_layers(*found: Injection | Given | None) -> tuple[Layer, ...]:
+    return tuple(one.layer for one in found if one is not None and one.layer is not None)

@@ -44,11 +44,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class HostFile:
-    """A file or directory of a GPU's driver, shown read-only: ``source`` here, ``target`` there. ``socket``: one that is connected to."""
+    """A file, a socket or a directory that a device needs: ``source`` here, ``target`` there. ``recursive``: with what is mounted
+    below."""
 
     source: str
     target: str
-    socket: bool = False
+    readonly: bool = True
+    noexec: bool = False
+    recursive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

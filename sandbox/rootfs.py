@@ -293,8 +293,9 @@ def driver_sources(b: Builder, section: Section, r: Resolved) -> dict[HostFile, 
     """Clones of the files of a GPU's driver, which are root's: the slot of each."""
     slots = {}
     for file in (*r.driver_files, *r.driver_proc_files):
-        attributes = NOSUID | NODEV | (NOEXEC if file.socket else RDONLY)
-        slots[file] = b.clone_tree(section, file.source, attributes=attributes, label=f"the driver's {file.target}")
+        attributes = NOSUID | NODEV | (RDONLY if file.readonly else 0) | (NOEXEC if file.noexec else 0)
+        label = f"the driver's {file.target}"
+        slots[file] = b.clone_tree(section, file.source, recursive=file.recursive, attributes=attributes, label=label)
     return slots
 
 

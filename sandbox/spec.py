@@ -13,6 +13,7 @@ from dockless.base import signal
 from dockless.base.checks import check_record
 from dockless.base.dataclass import dataclass, field
 from dockless.base.healthcheck import HealthCheck
+from dockless.base.later import re
 from dockless.base.paths import StrPath
 from dockless.base.typing import Literal
 from dockless.base.units import NOT_FOR_STOP
@@ -32,6 +33,7 @@ RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
 
 GRACE = 10.0
 """Seconds between the stop signal of whoever ends it and SIGKILL, where neither they nor its spec say."""
+_CDI_NAME = r"[A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_.-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*\Z"
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
@@ -145,7 +147,8 @@ class Spec:
     ``argv`` empty: the image's Entrypoint and Cmd. ``env`` is added to the image's. ``user``: ``name|uid[:group|gid]``, looked up
     inside the image; empty: the image's. ``timeout``: seconds of wall time after which the whole tree is killed, 0 for none;
     ``stop_signal``: asks the program to end, 0 for the image's; ``grace``: seconds between it and SIGKILL. ``gpus``: UUIDs of leased
-    GPUs, never a wish. ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
+    GPUs, never a wish. ``cdi``: devices by their names of the Container Device Interface, ``amd.com/gpu=0``.
+    ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
     profile in the format that Docker and Podman share, ``unconfined``, or empty for dockless's own.
     ``hosts``: names and addresses of /etc/hosts besides its own, ``host-gateway`` for the host itself. ``sysctls``: settings of the kernel
     that are its own namespaces'.
@@ -174,6 +177,7 @@ class Spec:
     mounts: tuple[Mount, ...] = ()
     shm_size: int = 0
     devices: tuple[HostDevice, ...] = ()
+    cdi: tuple[str, ...] = ()
     network: Network = "none"
     namespaces: Namespaces = field(default_factory=Namespaces)
     limits: Limits = field(default_factory=Limits)
@@ -215,6 +219,15 @@ def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: flo
 
 def _check(spec: Spec) -> None:
     check_beginning(spec.env, spec.workdir, spec.timeout)
+    for name in spec.cdi:
+        if not re.match(_CDI_NAME, name):
+            raise BadInput(
+                f"device {name[:60]!r} is not VENDOR/CLASS=NAME", subject="devices", hint="write amd.com/gpu=0, or a path below /dev"
+            )
+        if name.startswith("nvidia.com/gpu="):
+            wanted = name.partition("=")[2]
+            hint = f'ask for it: --gpus device={wanted} (gpus="device={wanted}")'
+            raise BadInput(f"device {name[:60]} is a GPU, and GPUs are leased", subject="devices", hint=hint)
     for mount in spec.mounts:
         if not mount.target.startswith("/"):
             raise BadInput(f"mount target {mount.target!r} is not an absolute path", subject=mount.target, hint="start it with '/'")

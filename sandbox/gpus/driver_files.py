@@ -134,7 +134,7 @@ def parse_capabilities(text: str) -> frozenset[str]:
     return frozenset(names) or DEFAULT_CAPABILITIES
 
 
-def check_owner(path: str) -> None:
+def check_owner(path: str, what: str = "of the NVIDIA driver", hint: str = "or reinstall the driver") -> None:
     """``GpuError`` if another user could put something else at this path of the host, which has no link in it."""
     users, groups = {0, os.geteuid()}, {0, os.getegid()}
     while True:
@@ -142,9 +142,9 @@ def check_owner(path: str) -> None:
         writable = found.st_mode & (0o002 if found.st_gid in groups else 0o022)
         if found.st_uid not in users or (writable and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX)):
             raise GpuError(
-                f"{path}, of the NVIDIA driver, can be changed by others than root",
+                f"{path}, {what}, can be changed by others than root",
                 subject=path,
-                hint="make it and the directories above it root's, writable by nobody else; or reinstall the driver",
+                hint=f"make it and the directories above it root's, writable by nobody else; {hint}",
             )
         if path == "/":
             return

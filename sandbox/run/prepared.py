@@ -91,7 +91,7 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
 
 def _keepable(spec: Spec) -> bool:
     volumes = any(mount.kind == "volume" for mount in spec.mounts)
-    return not spec.gpus and not spec.devices and not volumes and spec.seccomp in ("", "unconfined")
+    return not spec.gpus and not spec.devices and not spec.cdi and not volumes and spec.seccomp in ("", "unconfined")
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -105,7 +105,7 @@ class Admission:
             (spec.namespaces.user == "host", "the host's user namespace"),
             (spec.oom_score_adj is not None and spec.oom_score_adj < 0, f"oom_score_adj {spec.oom_score_adj}"),
             (any(mount.idmap for mount in spec.mounts), "an id-mapped bind mount"),
-            (bool(spec.devices), "a device of the host that is no GPU"),
+            (bool(spec.devices or spec.cdi), "a device of the host that is no GPU"),
         ):
             if wrong:
                 raise NotPermitted(f"{what} is for root", subject=caller.user, hint="leave it out")

@@ -198,12 +198,23 @@ def _assignment(entry: str, name: str) -> tuple[str, str]:
     return left, right
 
 
+def _named_devices(value: Iterable[str], name: str) -> tuple[str, ...]:
+    """``VENDOR/CLASS=NAME``."""
+    return tuple(text for text in value if _is_name(text))
+
+
+def _is_name(text: str) -> bool:
+    return text[:1] != "/" and "=" in text
+
+
 def _devices(value: Iterable[str], name: str) -> tuple[HostDevice, ...]:
     """``SOURCE[:TARGET][:rwm]``."""
     from dockless.sandbox.spec import HostDevice
 
     found = []
     for text in value:
+        if _is_name(text):
+            continue
         source, *rest = text.split(":")
         access = rest.pop() if rest and rest[-1] and not set(rest[-1]) - set("rwm") else "rw"
         if len(rest) > 1:
@@ -321,6 +332,7 @@ KEYWORDS = (
     Keyword("tty", "tty", as_it_is),
     Keyword("interactive", "interactive", as_it_is),
     Keyword("devices", "devices", _devices),
+    Keyword("devices", "cdi", _named_devices),
     Keyword("network", "network", as_it_is),
     Keyword("namespaces", "namespaces", _namespaces),
     Keyword("time_offset", "time_offset", as_it_is),

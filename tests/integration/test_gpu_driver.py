@@ -20,7 +20,7 @@ from support.requires import requires
 import dockless
 from dockless.base import paths
 from dockless.errors import GpuError
-from dockless.sandbox.gpus import injection
+from dockless.sandbox.gpus import extra_layer, injection
 
 pytestmark = [
     requires("userns", "overlay", "program:gcc"),
@@ -392,7 +392,7 @@ def test_what_was_kept_goes_with_the_boot(image):
 
 def test_what_is_kept_has_a_bound(image, monkeypatch):
     """An image says what is to be kept, by its variables. What a sandbox has stays, and so does what was used last."""
-    monkeypatch.setattr(injection, "KEPT", 2)
+    monkeypatch.setattr(extra_layer, "KEPT", 2)
     with dockless.Sandbox(image, ["sleep", "1000"], gpus=1, env={"NVIDIA_DRIVER_CAPABILITIES": "all"}) as box:
         (oldest,) = (paths.store() / "driver").glob("*/driver-*")
         for wanted in ("utility", "compute", "utility", "graphics", "compute,video"):

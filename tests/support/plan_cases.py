@@ -57,7 +57,7 @@ DRIVER = {
     "layers": (*LAYERS, Layer(Path("/store/driver/boot/driver-eeeeeeee/fs"))),
     "driver_files": (
         HostFile("/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03", "/usr/lib64/libcuda.so.535.261.03"),
-        HostFile("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", socket=True),
+        HostFile("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", readonly=False, noexec=True),
     ),
     "driver_proc": (("nvidia/params", "ModifyDeviceFiles: 0\n"),),
     "driver_proc_files": (HostFile("/proc/driver/nvidia/gpus/0000:3b:00.0", "nvidia/gpus/0000:3b:00.0"),),

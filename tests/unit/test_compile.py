@@ -368,7 +368,7 @@ def test_what_a_sandbox_is_when_nothing_is_said():
     said = {name: getattr(Spec(argv=("x",)), name) for name in Spec.__dataclass_fields__}
     assert said == {
         "argv": ("x",), "image": "host", "entrypoint": None, "env": (), "workdir": "", "user": "", "groups": (), "hostname": "",
-        "domainname": "", "hosts": (), "sysctls": (), "devices": (),
+        "domainname": "", "hosts": (), "sysctls": (), "devices": (), "cdi": (),
         "profile": "default",
         "root": "disk", "root_size": 0, "mounts": (), "shm_size": 0, "network": "none",
         "namespaces": Namespaces("new", "new", "new", "new", "new", "new", "host"), "limits": Limits(), "best_effort": False, "cap_add": (),

@@ -35,6 +35,7 @@ HEAVY = (
     "ssl",
     "multiprocessing",
     "unittest",
+    "yaml",
 )
 
 needs_sources = pytest.mark.skipif(not SOURCE.is_dir(), reason="only the installed package is here, not the sources")

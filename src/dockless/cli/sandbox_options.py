@@ -364,7 +364,14 @@ LIMITS = (
 )
 ISOLATION = (
     Option("profile", "--profile", "", "untrusted: no capabilities, no network, read-only", ("default", "untrusted", "privileged")),
-    Option("devices", "--device", "SOURCE[:TARGET][:rwm]", "a device node of the host, below /dev", repeated=True, value=_devices),
+    Option(
+        "devices",
+        "--device",
+        "SOURCE[:TARGET][:rwm]",
+        "a node of the host's /dev, or VENDOR/CLASS=NAME",
+        repeated=True,
+        value=_devices,
+    ),
     Option("network", "--network --net", "", "none: loopback only (default)", ("none", "host")),
     *(
         Option("namespaces", f"--{flag}", "", f"{name} namespace: its own or the host's", ("new", "host"), value=_namespaces)
