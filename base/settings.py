@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dockless.base import paths
@@ -24,8 +24,11 @@ from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path"]
-_KINDS = {"count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path"}
+Kind = Literal["count", "size", "names", "path", "quota"]
+_KINDS = {
+    "count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path",
+    "quota": "a whole number or a table like { limit = 6, jobs = 20 }",
+}  # fmt: skip
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
 """Bytes of a settings file."""
@@ -47,11 +50,18 @@ class Setting:
         return tuple(self.key.split("."))
 
 
+QUOTA = (
+    Setting("limit", "count", None, "GPUs at once; left out: no limit"),
+    Setting("jobs", "count", None, "jobs that run at once, with or without GPUs; left out: no limit"),
+    Setting("cpu_jobs", "count", None, "jobs without GPUs that run at once; left out: no limit"),
+)
+"""What a table of kind ``quota`` may say. A plain number instead of the table is its ``limit``."""
+
 SETTINGS = (
     Setting("images.max_size", "size", None, "upper bound of the image store; images go by their last use; left out: none"),
-    Setting("quota.default", "count", None, "GPUs at once for each user not named below [quota.users]; left out: no limit"),
-    Setting("quota.users.*", "count", {}, "GPUs at once for this user"),
-    Setting("quota.groups.*", "count", {}, "GPUs at once for all members of this group together"),
+    Setting("quota.default", "quota", None, "GPUs at once for each user not named below [quota.users]; left out: no limit"),
+    Setting("quota.users.*", "quota", {}, "GPUs at once for this user"),
+    Setting("quota.groups.*", "quota", {}, "GPUs at once for all members of this group together"),
     Setting("groups.*", "names", {}, "the members of a group; left out: the system's group of that name"),
     Setting("queue.per_user", "count", 10_000, "jobs that one user may have waiting and running", 1),
     Setting("queue.per_user_size", "size", 64 << 20, "what one user's waiting and running jobs may take; an array counts once", 1),
@@ -189,26 +199,43 @@ class _Reader:
                 raise self.wrong(here, f"is {value!r}, not {_KINDS['size']}") from error
             if size >= setting.least:
                 return size
-        if setting.kind == "count" and isinstance(value, int) and not isinstance(value, bool) and setting.least <= value <= _MOST:
+        if setting.kind == "quota" and isinstance(value, dict):
+            return self.record(here, value, QUOTA)
+        if (
+            setting.kind in ("count", "quota")
+            and isinstance(value, int)
+            and not isinstance(value, bool)
+            and setting.least <= value <= _MOST
+        ):
             return value
         if setting.kind == "names" and isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         if setting.kind == "path" and isinstance(value, str) and value.startswith("/") and "\0" not in value:
             return os.path.normpath(value)
         least = f" from {setting.least}" if setting.kind in ("count", "size") else ""
-        raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}")
+        raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}", setting)
 
-    def wrong(self, here: tuple[str, ...], what: str) -> BadInput:
+    def record(self, here: tuple[str, ...], value: Mapping[str, Any], fields: tuple[Setting, ...]) -> dict[str, Any]:
+        """A table in which only ``fields`` may stand."""
+        known = {field.key: field for field in fields}
+        for name, one in value.items():
+            if name not in known:
+                raise self.unknown((*here, name), one, known)
+        return {name: self.value((*here, name), known[name], one) for name, one in value.items()}
+
+    def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None) -> BadInput:
         key = _dotted(here)
-        setting = _setting(here)
+        setting = setting or _setting(here)
         hint = f"{key}: {setting.about}" if setting is not None else f"the settings are {_known()}"
         return BadInput(f"{self.path}:{_line(self.text, here)}: {key} {what}", subject=key, hint=hint)
 
-    def unknown(self, here: tuple[str, ...], value: Any) -> BadInput:
+    def unknown(self, here: tuple[str, ...], value: Any, fields: Iterable[str] = ()) -> BadInput:
+        """``fields``: what may stand there instead, if that is a table of its own."""
         key = _dotted(here)
-        what = f"there is no section [{key}]" if isinstance(value, dict) else f"there is no setting {key}"
-        near = _nearest(here, section=isinstance(value, dict))
-        hint = f"did you mean {near}?" if near else f"the settings are {_known()}"
+        section = isinstance(value, dict) and not fields
+        what = f"there is no section [{key}]" if section else f"there is no setting {key}"
+        near = _nearest(here[-1], fields) if fields else _nearest_key(here, section=section)
+        hint = f"did you mean {near}?" if near else f"the settings are {', '.join(fields) or _known()}"
         return BadInput(f"{self.path}:{_line(self.text, here)}: {what}", subject=key, hint=hint)
 
 
@@ -234,12 +261,16 @@ def _known() -> str:
     return ", ".join(setting.key for setting in SETTINGS)
 
 
-def _nearest(here: tuple[str, ...], *, section: bool) -> str:
+def _nearest_key(here: tuple[str, ...], *, section: bool) -> str:
+    known = {".".join(setting.path[:-1]) for setting in SETTINGS} if section else {setting.key for setting in SETTINGS}
+    near = _nearest(".".join(here), known)
+    return f"[{near}]" if section and near else near
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    known = {".".join(setting.path[:-1]) for setting in SETTINGS} if section else {setting.key for setting in SETTINGS}
-    near = difflib.get_close_matches(".".join(here), sorted(known), 1, 0.5)
-    return (f"[{near[0]}]" if section else near[0]) if near else ""
+    return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.5)), "")
 
 
 def _line(text: str, here: tuple[str, ...]) -> int:

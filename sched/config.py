@@ -10,7 +10,8 @@ from pathlib import Path
 from dockless.base import settings
 from dockless.base.dataclass import dataclass, field
 from dockless.base.settings import DEFAULTS
-from dockless.sched.policy.policy import Quotas
+from dockless.base.typing import Any
+from dockless.sched.policy.quotas import Quota, Quotas
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,11 @@ def load(path: Path) -> Config:
     """The settings in ``path``; defaults where there is no file. ``BadInput`` names line and key."""
     found = settings.load(path)
     return Config(
-        Quotas(found["quota.users"], found["quota.groups"], found["quota.default"]),
+        Quotas(
+            {name: _quota(said) for name, said in found["quota.users"].items()},
+            {name: _quota(said) for name, said in found["quota.groups"].items()},
+            _quota(found["quota.default"]),
+        ),
         found["groups"],
         found["queue.per_user"],
         Config().cpu_jobs if found["host.cpu_jobs"] is None else found["host.cpu_jobs"],
@@ -52,3 +57,7 @@ def load(path: Path) -> Config:
         found["logs.size_limit"],
         found["logs.size"],
     )
+
+
+def _quota(said: Mapping[str, Any] | int | None) -> Quota:
+    return Quota(**said) if isinstance(said, Mapping) else Quota(said)

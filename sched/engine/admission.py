@@ -116,13 +116,20 @@ class Admission:
 
     def _quota(self, caller: Caller, job: JobSpec, count: int, groups: tuple[str, ...]) -> None:
         quotas = self.config.quotas
-        limits = [(f"user {caller.user}", quotas.of(caller.user)), *((f"group {name}", quotas.groups.get(name)) for name in groups)]
-        for who, limit in limits:
-            if limit is not None and count > limit:
+        for kind, name in (("user", caller.user), *(("group", name) for name in groups)):
+            quota = quotas.of(kind, name)
+            if quota.limit is not None and count > quota.limit:
                 raise Refused(
-                    f"needs {count} GPUs, the quota of {who} is {limit}: this could never start",
+                    f"needs {count} GPUs, the quota of {kind} {name} is {quota.limit}: this could never start",
                     subject=job.gpus,
-                    hint=f"ask for at most {limit}, or ask the administrator for a larger quota",
+                    hint=f"ask for at most {quota.limit}, or ask the administrator for a larger quota",
+                )
+            if quota.jobs == 0 or (not count and quota.cpu_jobs == 0):
+                what, key = ("", "jobs") if quota.jobs == 0 else (" without GPUs", "cpu_jobs")
+                raise Refused(
+                    f"{kind} {name} may run no jobs{what}: this could never start",
+                    subject=name,
+                    hint=f"ask the administrator; it is {key} of the quota",
                 )
         if not count and self.config.cpu_jobs == 0:
             raise Refused("this host runs no jobs without GPUs", subject="gpus", hint="the setting is host.cpu_jobs")

@@ -6,29 +6,30 @@ The rules, in the order they bind:
 
 1. **Order.** Higher priority first; among equals, first come first served. Jobs without GPUs have places of their own, and there among
    equals the user comes first who has the fewest running (``turns``).
-2. **Quota.** A user and each of her groups may hold so many GPUs, never more. A job that its own quota keeps waiting does not
-   hold up other users; within the same user (group) it keeps its place.
+2. **Quota.** A user and each of her groups may hold so many GPUs and run so many jobs, never more. A job that its own quota keeps waiting
+   does not hold up other users; within the same user (group) it keeps its place.
 3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``packing``).
 4. **No starvation** (EASY backfill). The first job that finds too few free GPUs gets a *reservation*: the moment at which, by the time
    limits of what runs, its GPUs will be free. A later job may start before it only if it cannot delay it: it ends by then (it has a
    time limit), or it takes only GPUs that are over even then. Where what runs has no time limit, the moment is unknown, and only what is
    over in the worst case may be taken. The same rule guards a job's place inside its quota.
 
-Everything countable is a *pool* (the host's GPUs, a user's quota, a group's quota), so rule 4 is one piece of code for all of them. Time
-limits are upper bounds: a job that ends early only makes the reservation come earlier.
+Everything countable is a *pool* (the host's GPUs, the GPUs and the running jobs of a user and of a group), so rule 4 is one piece of code
+for all of them. Time limits are upper bounds: a job that ends early only makes the reservation come earlier.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sandbox.gpus.topology import FARTHEST
 from dockless.sched.policy.packing import WHOLE, Node, Task, choose
-from dockless.sched.policy.turns import in_turn
+from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, Quotas, counts_jobs
+from dockless.sched.policy.turns import Turns
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order
 
 Links = Mapping[tuple[str, str], float]
@@ -47,18 +48,6 @@ class RunningJob:
     gpus: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
     ends: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Quotas:
-    """GPUs that may be held at once. ``default``: for users not named, None for no limit."""
-
-    users: Mapping[str, int] = field(default_factory=dict)
-    groups: Mapping[str, int] = field(default_factory=dict)
-    default: int | None = None
-
-    def of(self, user: str) -> int | None:
-        return self.users.get(user, self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +178,10 @@ class _Pass:
         self.whole_there = sum(1 for gpu in self.free if gpu in self.whole) + sum(len(job.gpus & self.whole) for job in state.running)
         self.running = list(state.running)
         self.used: Counter[str] = Counter()
+        self.limits: dict[str, int] = {}
+        self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
         for job in state.running:
-            self.count(job.user, job.groups, len(job.gpus))
+            self.count(job, len(job.gpus))
         self.reserved: dict[str, Reservation] = {}
         self.kept: list[Reservation] = []  # for jobs that insist on certain GPUs
         self.held: dict[Kind, dict[float, _Hold]] = {}
@@ -202,8 +193,9 @@ class _Pass:
 
     def run(self) -> Decision:
         lines = self.waiting.lines.values()
-        self.start_in_turn([line for line in lines if not line.first().gpus])
-        self.next = [(order(job), job) for job in (line.first() for line in lines) if job.gpus]
+        with_gpus = [line for line in lines if line.first().gpus]
+        self.start_in_turn([line for line in lines if not line.first().gpus], with_gpus)
+        self.next = [(order(job), job) for job in (line.first() for line in with_gpus)]
         heapify(self.next)
         while self.next:
             if not self.free and HOST in self.reserved:
@@ -227,14 +219,39 @@ class _Pass:
                 self.park(parked, hold)
         return Decision(self.starts, self.now, [*self.reserved.values(), *self.kept], self.held, self.used, list(self.free), self.state)
 
-    def start_in_turn(self, lines: Sequence[Line]) -> None:
-        """Those without GPUs."""
-        room = self.state.cpu_jobs - self.used[JOBS]
-        starts, left = in_turn(lines, lambda user: self.used[f"{JOBS} {user}"], room)
-        for job in starts:
-            self.start(job)
-        for job in left:
-            self.held[job.kind] = {job.time_limit: _Hold("jobs", "jobs", job.priority)}
+    def start_in_turn(self, lines: Sequence[Line], others: Sequence[Line]) -> None:
+        """Those without GPUs, of ``lines``. ``others``: the lines of those with GPUs, which may be held by the same quota of jobs."""
+        turns = Turns(lines, lambda user: self.used[f"{JOBS}/{user}"])
+        first: dict[str, WaitingJob] = {}
+        if self.state.quotas.limit_jobs:
+            for head in sorted((line.first() for line in others), key=order):
+                for pool in self.pools(head):
+                    first.setdefault(pool, head)
+        while self.used[JOBS] < self.state.cpu_jobs and (job := turns.next()) is not None:
+            hold = self.full(job, first)
+            if hold is None:
+                self.start(job)
+                turns.take()
+            else:
+                self.held[job.kind] = {job.time_limit: hold}
+                turns.put_aside()
+        for job in turns:
+            self.held[job.kind] = {job.time_limit: _Hold("jobs", JOBS, job.priority)}
+
+    def full(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> _Hold | None:
+        """What of its quotas holds a job without GPUs. ``first``: of each pool the first job with GPUs that wants a place there, which is
+        kept for it from those that come later."""
+        quota = self.pools(job)
+        for level, pool in enumerate(quota):
+            over = self.limits[pool] - self.used[pool] - 1
+            ahead = first.get(pool)
+            if ahead is not None and order(ahead) < order(job) and over <= 0:
+                return _Hold("quota", pool, job.priority, Reservation(pool, ahead.id, 1, None, 0, 0))
+            if over < 0:
+                return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
+            if (reservation := self.in_the_way(job, pool)) is not None:
+                return _Hold("reserved", pool, job.priority, reservation)
+        return None
 
     def follow(self, job: WaitingJob | None) -> None:
         if job is not None:
@@ -245,9 +262,8 @@ class _Pass:
         job = parked.job
         if len(parked.line.limits) == 1:
             return
-        for pool in (*self.pools(job.user, job.groups), HOST):
-            limited = pool == HOST or self.capacity(pool) is not None
-            if limited and (pool not in self.reserved or (pool == HOST and job.devices)):
+        for pool in (*self.pools(job), HOST):
+            if pool not in self.reserved or (pool == HOST and job.devices):
                 self.parked.setdefault(pool, []).append(parked)
             if pool == hold.pool:
                 break  # they come no further either
@@ -265,27 +281,31 @@ class _Pass:
                     break
                 held.add(job.time_limit)
 
-    def count(self, user: str, groups: Sequence[str], gpus: int) -> None:
+    def count(self, job: WaitingJob | RunningJob, gpus: int) -> None:
         """One more that runs."""
-        for pool in self.pools(user, groups) if gpus else (JOBS, f"{JOBS} {user}"):
-            self.used[pool] += gpus or 1
+        for pool in self.pools(job):
+            self.used[pool] += 1 if counts_jobs(pool) else gpus
+        if not gpus:
+            self.used[JOBS] += 1
+            self.used[f"{JOBS}/{job.user}"] += 1
 
-    def pools(self, user: str, groups: Iterable[str]) -> list[str]:
-        """The quota pools that a job of ``user`` draws on, nearest first."""
-        return [f"user {user}", *(f"group {group}" for group in groups)]
-
-    def capacity(self, pool: str) -> int | None:
-        kind, _, name = pool.partition(" ")
-        return self.state.quotas.of(name) if kind == "user" else self.state.quotas.groups.get(name)
+    def pools(self, job: WaitingJob | RunningJob) -> list[str]:
+        """The limited quota pools that ``job`` draws on, nearest first."""
+        key = job.user, job.groups, bool(job.gpus), bool(job.id)
+        found = self.pools_of.get(key)
+        if found is None:
+            limits = self.state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus), job=bool(job.id))
+            self.limits |= limits
+            found = self.pools_of[key] = list(limits)
+        return found
 
     # -- may it start?
 
     def blocked(self, job: WaitingJob) -> _Hold | None:
         """None if ``job`` may start; else what holds it, with reservations made where it is the first to be held."""
-        quota = self.pools(job.user, job.groups)
+        quota = self.pools(job)
         for level, pool in enumerate(quota):
-            limit = self.capacity(pool)
-            if limit is not None and self.used[pool] + job.gpus > limit:
+            if self.used[pool] + self.draws(job, pool) > self.limits[pool]:
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
                 return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
@@ -304,6 +324,8 @@ class _Pass:
 
     def draws(self, job: WaitingJob, pool: str) -> int:
         """How much of ``pool`` the job takes. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
+        if counts_jobs(pool):
+            return 1
         return len(job.devices - self.state.slices) if job.devices and pool == HOST else job.gpus
 
     def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
@@ -336,16 +358,14 @@ class _Pass:
             free = self.allowed(job)
             chosen = tuple(g for g in free if g in job.devices) if job.devices else self.pack(job.gpus, free)
             self.free = [gpu for gpu in self.free if gpu not in chosen]
-            quota = self.pools(job.user, job.groups)
-            for pool in (*quota, HOST):
-                reservation = self.reserved.get(pool)
-                if reservation is not None and not self.in_time(job, reservation):
-                    reservation.extra -= self.draws(job, pool)
-            self.count(job.user, job.groups, job.gpus)
-            for pool in (*quota, HOST):
-                self.look_at_parked(pool, job)
-        else:
-            self.count(job.user, job.groups, 0)
+        pools = (*self.pools(job), HOST) if job.gpus else self.pools(job)
+        for pool in pools:
+            reservation = self.reserved.get(pool)
+            if reservation is not None and not self.in_time(job, reservation):
+                reservation.extra -= self.draws(job, pool)
+        self.count(job, job.gpus)
+        for pool in pools:
+            self.look_at_parked(pool, job)
         ends = self.now + job.time_limit if job.time_limit else None
         self.running.append(RunningJob(job.id, job.user, frozenset(chosen), job.groups, ends))
         self.starts.append(StartJob(job.id, chosen))
@@ -366,38 +386,40 @@ class _Pass:
         wanted = job.devices if short == HOST else frozenset()
         if not wanted and short in self.reserved:
             stands = self.reserved[short]
-            return stands if job.gpus <= self.most(short) else None
+            return stands if self.draws(job, short) <= self.most(short) else None
+        need = job.gpus if short == HOST else self.draws(job, short)
         if short == HOST:
             goal = wanted or self.whole
             free = sum(1 for gpu in self.free if gpu in goal)
             releases = [(other.ends, len(other.gpus & goal), other.id) for other in self.running if other.gpus & goal]
         else:
-            free = max(0, (self.capacity(short) or 0) - self.used[short])
+            free = self.limits[short] - self.used[short]
             releases = self.releases(short)
-        if free + sum(count for _, count, _ in releases) < job.gpus:
+        if free + sum(count for _, count, _ in releases) < need:
             return None
-        at, extra, after = shadow(free, job.gpus, releases, self.now)
-        main = Reservation(short, job.id, job.gpus, at, extra, after, wanted)
+        at, extra, after = shadow(free, need, releases, self.now)
+        main = Reservation(short, job.id, need, at, extra, after, wanted)
         if not wanted:
             self.reserved[short] = main
         elif all(other.devices != wanted for other in self.kept):  # else the same GPUs are kept, until the same moment
             self.kept.append(main)
         for pool in quota:
-            limit = self.capacity(pool)
-            if limit is None or pool in self.reserved:
+            if pool in self.reserved:
                 continue
-            over = limit - self.used[pool] - job.gpus
+            draws = self.draws(job, pool)
+            over = self.limits[pool] - self.used[pool] - draws
             if at is not None:
                 over += sum(count for ends, count, _ in self.releases(pool) if ends is not None and ends <= at)
-            self.reserved[pool] = Reservation(pool, job.id, job.gpus, at, max(0, over), after)
+            self.reserved[pool] = Reservation(pool, job.id, draws, at, max(0, over), after)
         return main
 
     def most(self, pool: str) -> int:
         """What a job could have of the pool if all others ended."""
-        return self.whole_there if pool == HOST else max(self.capacity(pool) or 0, self.used[pool])
+        return self.whole_there if pool == HOST else self.limits[pool]
 
     def releases(self, pool: str) -> list[tuple[float | None, int, int]]:
-        return [(job.ends, len(job.gpus), job.id) for job in self.running if job.gpus and pool in self.pools(job.user, job.groups)]
+        runs = counts_jobs(pool)
+        return [(job.ends, 1 if runs else len(job.gpus), job.id) for job in self.running if pool in self.pools(job)]
 
 
 def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int]], now: float) -> tuple[float | None, int, int]:
@@ -433,20 +455,18 @@ def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int
 
 def _reason(decision: Decision, job: WaitingJob, hold: _Hold | None) -> Reason:
     state = decision._state
-    if not job.gpus:
-        all_, hers = decision._used[JOBS], decision._used[f"{JOBS} {job.user}"]
+    quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
+    if not job.gpus and (hold is None or hold.pool == JOBS):
+        all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
         return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
     parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
     if state.outside:
         parts[0] += f" ({len(state.outside)} in use outside dockless)"
     if others := sum(len(other.gpus) for other in state.running if not other.id):
         parts[0] += f" ({others} leased outside the queue)"
-    for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
-        kind, _, name = pool.partition(" ")
-        limit = state.quotas.of(name) if kind == "user" else state.quotas.groups.get(name)
-        used = decision._used[pool]
-        if limit is not None and used + job.gpus > limit:
-            parts.append(f"{pool} uses {used} of {limit}")
+    if not job.gpus:
+        parts = []
+    parts += filter(None, quotas)
     if hold is None:
         return Reason("order", "; ".join([*parts, "other jobs come first"]))
     reservation = hold.reservation
@@ -455,11 +475,24 @@ def _reason(decision: Decision, job: WaitingJob, hold: _Hold | None) -> Reason:
     when = _when(reservation, decision.now)
     if reservation.job == job.id:
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
-    place = "" if hold.pool == HOST else f" in the quota of {hold.pool}"
-    parts.append(f"job {reservation.job} comes first{place}: it needs {reservation.need}{' and ' + when if when else ''}")
+    place = "" if hold.pool == HOST else f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"
+    needs = [] if counts_jobs(hold.pool) else [f"needs {reservation.need}"]
+    what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
+    parts.append(f"job {reservation.job} comes first{place}{what}")
     if hold.code == "reserved" and reservation.at is not None:
         parts.append("a time limit that ends before then would let this one start")
     return Reason(hold.code, "; ".join(parts))
+
+
+def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
+    """That there is not enough for ``job`` in one of its quotas; empty where there is."""
+    used = decision._used[pool]
+    if not counts_jobs(pool):
+        return f"{pool} uses {used} of {limit}" if used + job.gpus > limit else ""
+    if used < limit:
+        return ""
+    what = "jobs without GPUs" if pool.startswith(CPU_JOBS_OF) else "jobs"
+    return f"{pool.removeprefix(CPU_JOBS_OF).removeprefix(JOBS_OF)} runs {used} of {limit} {what}"
 
 
 def _gpus(job: WaitingJob) -> str:

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 
 from dockless.sched.policy.waiting import Line, WaitingJob
 
-Turn = tuple[int, int, int]
 
+class Turns:
+    """The heads of their lines. Higher priority first; among equals the user who has the fewest running, so that one user's thousand do not
+    keep another's single job waiting; then first come, first served. ``running``: how many each user has now."""
 
-def in_turn(lines: Iterable[Line], running: Callable[[str], int], room: int) -> tuple[list[WaitingJob], list[WaitingJob]]:
-    """``room`` jobs that start, and of each line that still has some the first that does not. ``running``: how many each user has.
+    def __init__(self, lines: Iterable[Line], running: Callable[[str], int]) -> None:
+        self._running = running
+        self._heads = [(self._turn(line.first()), line, line.first()) for line in lines]
+        heapify(self._heads)
 
-    Higher priority first; among equals the user who has the fewest running, so that one user's thousand do not keep another's single job
-    waiting; then first come, first served."""
-    more: Counter[str] = Counter()
+    def __iter__(self) -> Iterator[WaitingJob]:
+        """Of each line that has not been put aside, the first job that has not been taken."""
+        return (job for _, _, job in self._heads)
 
-    def turn(job: WaitingJob) -> Turn:
-        return -job.priority, running(job.user) + more[job.user], job.id
+    def next(self) -> WaitingJob | None:
+        """Whose turn it is, None if no line is left."""
+        while self._heads:
+            place, line, job = self._heads[0]
+            if place == self._turn(job):
+                return job
+            heapreplace(self._heads, (self._turn(job), line, job))  # another one of that user has started meanwhile
+        return None
 
-    heads = [(turn(line.first()), line, line.first()) for line in lines]
-    heapify(heads)
-    starts: list[WaitingJob] = []
-    while heads and len(starts) < room:
-        place, line, job = heappop(heads)
-        if place == turn(job):
-            starts.append(job)
-            more[job.user] += 1
-            following = line.after(job)
-        else:  # another one of that user has started meanwhile
-            following = job
+    def take(self) -> None:
+        """The one whose turn it was has its place; the next one of its line comes forward."""
+        _, line, job = heappop(self._heads)
+        following = line.after(job)
         if following is not None:
-            heappush(heads, (turn(following), line, following))
-    return starts, [job for _, _, job in heads]
+            heappush(self._heads, (self._turn(following), line, following))
+
+    def put_aside(self) -> None:
+        """No job of that line can start."""
+        heappop(self._heads)
+
+    def _turn(self, job: WaitingJob) -> tuple[int, int, int]:
+        return -job.priority, self._running(job.user), job.id

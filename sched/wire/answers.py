@@ -198,8 +198,8 @@ class Answers:
                 used[key] = used.get(key, 0) + count
         quotas = self.engine.config.quotas
         users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
-        table = [("user", name, used.get(("user", name), 0), quotas.of(name)) for name in users]
-        table += [("group", name, used.get(("group", name), 0), limit) for name, limit in sorted(quotas.groups.items())]
+        table = [("user", name, used.get(("user", name), 0), quotas.of("user", name).limit) for name in users]
+        table += [("group", name, used.get(("group", name), 0), quotas.of("group", name).limit) for name in sorted(quotas.groups)]
         return HostInfo(
             tuple(rows),
             len(self.engine.waiting),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dockless.sched.policy.policy import HOST, Decision, QueueState, _Pass
+from dockless.sched.policy.waiting import WaitingJob
 
 
 class _Plain(_Pass):
@@ -28,11 +29,26 @@ class _Plain(_Pass):
 
     def without_gpus(self) -> None:
         waiting = [job for job in self.state.waiting if not job.gpus]
-        while waiting and sum(not job.gpus for job in self.running) < self.state.cpu_jobs:
+        aside = set()
+        while sum(not job.gpus for job in self.running) < self.state.cpu_jobs:
             having = Counter(job.user for job in self.running if not job.gpus)
-            job = min(waiting, key=lambda job: (-job.priority, having[job.user], job.id))
+            left = [job for job in waiting if job.kind not in aside]
+            if not left:
+                return
+            job = min(left, key=lambda job: (-job.priority, having[job.user], job.id))
             waiting.remove(job)
-            self.start(job)
+            if self.full(job, self.first_of_each_pool()):
+                aside.add(job.kind)
+            else:
+                self.start(job)
+
+    def first_of_each_pool(self) -> dict[str, WaitingJob]:
+        found: dict[str, WaitingJob] = {}
+        for job in self.state.waiting:
+            if job.gpus:
+                for pool in self.pools(job):
+                    found.setdefault(pool, job)
+        return found
 
 
 def decide_plainly(state: QueueState, now: float) -> Decision:

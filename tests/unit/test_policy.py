@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from support.quotas import limits
+
 from dockless.sched.policy import packing
-from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, StartJob, WaitingJob, decide, duration, shadow
+from dockless.sched.policy.policy import QueueState, RunningJob, StartJob, WaitingJob, decide, duration, shadow
+from dockless.sched.policy.quotas import Quota
 
 EIGHT = tuple(f"g{i}" for i in range(8))
 
@@ -26,7 +29,7 @@ def test_starts_in_order_while_there_is_room():
 def test_reason_with_numbers_quota_and_estimate():
     running = [RunningJob(17, "anna", on(0, 1, 2, 3), ends=4800.0), RunningJob(16, "anna", on(4, 5), ends=9000.0)]
     job = WaitingJob(20, "anna", 4)
-    decision = decide(QueueState(EIGHT, [job], running, Quotas(users={"anna": 6})), now=0)
+    decision = decide(QueueState(EIGHT, [job], running, limits(users={"anna": 6})), now=0)
     reason = decision.reason(job)
     assert reason.code == "quota"
     assert reason.text == "needs 4 GPUs, 2 free; user anna uses 6 of 6; starts in about 1 h 20 min when job 17 ends"
@@ -35,7 +38,7 @@ def test_reason_with_numbers_quota_and_estimate():
 
 def test_own_quota_does_not_hold_up_others():
     waiting = [WaitingJob(1, "anna", 2), WaitingJob(2, "anna", 1), WaitingJob(3, "bob", 4)]
-    state = QueueState(EIGHT, waiting, [RunningJob(8, "anna", on(0, 1)), RunningJob(9, "anna", on(2))], Quotas(users={"anna": 4}))
+    state = QueueState(EIGHT, waiting, [RunningJob(8, "anna", on(0, 1)), RunningJob(9, "anna", on(2))], limits(users={"anna": 4}))
     decision = decide(state, 0)
     assert list(started(decision)) == [3]
     assert "user anna uses 3 of 4" in decision.reason(waiting[0]).text
@@ -45,7 +48,7 @@ def test_own_quota_does_not_hold_up_others():
 
 def test_group_quota_counts_all_members():
     waiting = [WaitingJob(1, "bob", 3, groups=("vision",)), WaitingJob(2, "carl", 3)]
-    state = QueueState(EIGHT, waiting, [RunningJob(9, "anna", on(0, 1, 2, 3), groups=("vision",))], Quotas(groups={"vision": 6}))
+    state = QueueState(EIGHT, waiting, [RunningJob(9, "anna", on(0, 1, 2, 3), groups=("vision",))], limits(groups={"vision": 6}))
     decision = decide(state, 0)
     assert list(started(decision)) == [2]
     assert "group vision uses 4 of 6" in decision.reason(waiting[0]).text
@@ -53,7 +56,7 @@ def test_group_quota_counts_all_members():
 
 def test_default_quota_and_named_user():
     waiting = [WaitingJob(1, "anna", 2), WaitingJob(2, "bob", 2)]
-    assert list(started(decide(QueueState(EIGHT, waiting, quotas=Quotas(users={"bob": 8}, default=1)), 0))) == [2]
+    assert list(started(decide(QueueState(EIGHT, waiting, quotas=limits(users={"bob": 8}, default=1)), 0))) == [2]
 
 
 def test_wide_job_is_not_starved():
@@ -94,7 +97,7 @@ def test_a_held_place_in_the_group_quota():
     """While the wide group job waits for the host, its group's quota is not given away behind its back."""
     running = [RunningJob(1, "x", on(0, 1, 2, 3), ends=100.0)]
     waiting = [WaitingJob(2, "anna", 6, groups=("g",)), WaitingJob(3, "bob", 2, groups=("g",)), WaitingJob(4, "carl", 2)]
-    decision = decide(QueueState(EIGHT, waiting, running, Quotas(groups={"g": 6})), 0)
+    decision = decide(QueueState(EIGHT, waiting, running, limits(groups={"g": 6})), 0)
     assert list(started(decision)) == [4]
 
 
@@ -136,6 +139,50 @@ def test_what_runs_without_gpus_counts_among_its_like_alone():
     )
     assert list(started(decision)) == [1]
     assert decision.reason(waiting[1]).text == "2 of 2 jobs without GPUs run already, 0 of them b's"
+
+
+def test_so_many_jobs_at_once():
+    """With and without GPUs together, or those without alone, of a user and of a group."""
+    anna = [WaitingJob(1, "anna"), WaitingJob(2, "anna", 1), WaitingJob(3, "anna"), WaitingJob(4, "bob")]
+    _, two, three, bobs = anna
+    running = [RunningJob(9, "anna", on(0))]
+    decision = decide(QueueState(EIGHT, anna, running, limits(default=Quota(jobs=3))), 0)
+    assert list(started(decision)) == [1, 4, 2]
+    reason = decision.reason(three)
+    assert (reason.code, reason.text) == ("quota", "user anna runs 3 of 3 jobs; job 2 comes first among the jobs of user anna")
+    decision = decide(QueueState(EIGHT, anna, running, limits(default=Quota(cpu_jobs=1))), 0)
+    assert list(started(decision)) == [1, 4, 2]
+    assert decision.reason(three).text.startswith("user anna runs 1 of 1 jobs without GPUs; waits for job 1")
+    decision = decide(QueueState(EIGHT, anna, running, limits({"anna": Quota(jobs=0)})), 0)
+    assert list(started(decision)) == [4]
+    assert decision.reason(two).text == "needs 1 GPU, 7 free; user anna runs 1 of 0 jobs"
+    grouped = [WaitingJob(1, "bob", 1, groups=("g",)), WaitingJob(2, "carl", 0, groups=("g",)), bobs]
+    decision = decide(QueueState(EIGHT, grouped, [RunningJob(9, "anna", on(0), ("g",), 60.0)], limits(groups={"g": Quota(jobs=2)})), 0)
+    assert list(started(decision)) == [4, 1]
+    assert decision.reason(grouped[1]).text == "group g runs 2 of 2 jobs; job 1 comes first among the jobs of group g"
+
+
+def test_what_holds_gpus_outside_the_queue_is_no_job():
+    outside = [RunningJob(0, "anna", on(0)), RunningJob(0, "anna", on(1))]
+    quotas = limits({"anna": Quota(limit=3, jobs=1)})
+    assert list(started(decide(QueueState(EIGHT, [WaitingJob(1, "anna", 1)], outside, quotas), 0))) == [1]
+    assert not started(decide(QueueState(EIGHT, [WaitingJob(1, "anna", 2)], outside, quotas), 0))
+
+
+def test_a_place_among_the_jobs_of_a_group_is_kept():
+    """For the first with GPUs, which waits for the host: those without, and smaller ones that come later, do not keep it from starting."""
+    running = [RunningJob(8, "x", frozenset(EIGHT), ends=50.0), RunningJob(9, "anna", groups=("g",))]
+    wide = WaitingJob(1, "bob", 8, groups=("g",))
+    waiting = [wide, WaitingJob(2, "anna", groups=("g",)), WaitingJob(3, "anna", groups=("g",))]
+    quotas = limits(groups={"g": Quota(jobs=3)})
+    assert list(started(decide(QueueState(EIGHT, waiting, running, quotas), 0))) == [2]
+    decision = decide(QueueState(EIGHT, waiting[:1] + waiting[2:], [*running, RunningJob(2, "anna", groups=("g",))], quotas), 0)
+    assert not started(decision) and decision.reason(wide).starts_at == 50.0
+    older = WaitingJob(1, "anna", groups=("g",))
+    behind = WaitingJob(2, "bob", 1, groups=("g",))
+    full = [RunningJob(7 + n, "anna", groups=("g",), ends=10.0 + n) for n in range(3)]
+    decision = decide(QueueState(EIGHT, [older, behind], full, quotas), 0)
+    assert decision.reason(older).starts_at == 10.0 and "job 1 comes first" in decision.reason(behind).text
 
 
 def test_whoever_has_fewest_running_without_gpus_is_next():
@@ -223,7 +270,7 @@ def test_what_ends_at_the_same_moment_counts_together():
 
 
 def test_a_quota_may_be_used_to_its_end():
-    quotas = Quotas(users={"anna": 4}, groups={"g": 4})
+    quotas = limits(users={"anna": 4}, groups={"g": 4})
     for waiting in ([WaitingJob(1, "anna", 4)], [WaitingJob(1, "anna", 2), WaitingJob(2, "anna", 2)]):
         assert len(started(decide(QueueState(EIGHT, waiting, quotas=quotas), 0))) == len(waiting)
     for waiting in (
@@ -243,16 +290,16 @@ def test_when_there_is_room_in_a_quota_again():
     ]
     for limit, need, at in ((2, 1, 10.0), (2, 2, 20.0), (3, 2, 10.0), (3, 3, 20.0)):
         job = WaitingJob(1, "anna", need)
-        reason = decide(QueueState(EIGHT, [job], running, Quotas(users={"anna": limit})), 0).reason(job)
+        reason = decide(QueueState(EIGHT, [job], running, limits(users={"anna": limit})), 0).reason(job)
         assert (reason.code, reason.starts_at) == ("quota", at), (limit, need)
     job = WaitingJob(1, "anna", 1)
     endless = [RunningJob(6, "anna"), RunningJob(7, "bob", on(6)), RunningJob(8, "anna", on(0))]
-    reason = decide(QueueState(EIGHT, [job], endless, Quotas(users={"anna": 1})), 0).reason(job)
+    reason = decide(QueueState(EIGHT, [job], endless, limits(users={"anna": 1})), 0).reason(job)
     assert reason.text.endswith("; waits for job 8, which has no time limit")
 
 
 def test_who_can_never_start_keeps_nothing_from_others():
-    for quotas, devices, gpus in ((Quotas(users={"anna": 0}), frozenset(), 1), (Quotas(default=1), frozenset(), 2), (Quotas(), on(0), 1)):
+    for quotas, devices, gpus in ((limits(users={"anna": 0}), frozenset(), 1), (limits(default=1), frozenset(), 2), (limits(), on(0), 1)):
         never, other = WaitingJob(1, "anna", gpus, devices=devices), WaitingJob(2, "bob", 1)
         decision = decide(QueueState(EIGHT, [never, other], quotas=quotas, outside=on(0)), 0)
         assert decision.reservations == [] and list(started(decision)) == [2]
@@ -262,12 +309,12 @@ def test_a_place_in_a_quota_is_kept_in_those_before_it_and_in_no_other():
     """Held by her group's quota, anna's job keeps its place in her own, too; held by her own, it keeps none in the group's."""
     grouped = WaitingJob(1, "anna", 4, groups=("g",))
     decision = decide(
-        QueueState(EIGHT, [grouped, WaitingJob(2, "anna", 1)], [RunningJob(9, "bob", on(0), groups=("g",))], Quotas({"anna": 4}, {"g": 4})),
+        QueueState(EIGHT, [grouped, WaitingJob(2, "anna", 1)], [RunningJob(9, "bob", on(0), groups=("g",))], limits({"anna": 4}, {"g": 4})),
         0,
     )
     assert not started(decision) and decision.reason(grouped).code == "quota"
     waiting = [WaitingJob(1, "anna", 2, groups=("g",)), WaitingJob(2, "bob", 4, groups=("g",))]
-    assert list(started(decide(QueueState(EIGHT, waiting, [RunningJob(9, "anna", on(0))], Quotas({"anna": 2}, {"g": 4})), 0))) == [2]
+    assert list(started(decide(QueueState(EIGHT, waiting, [RunningJob(9, "anna", on(0))], limits({"anna": 2}, {"g": 4})), 0))) == [2]
 
 
 def test_what_is_over_in_a_quota_when_its_wide_job_starts():
@@ -277,7 +324,7 @@ def test_what_is_over_in_a_quota_when_its_wide_job_starts():
 
     def passes(limit: int, ends: float | None) -> bool:
         mine = RunningJob(2, "carl", on(3), groups=("g",), ends=ends)
-        decision = decide(QueueState(EIGHT, waiting, [*running, mine, RunningJob(3, "x", on(4))], Quotas(groups={"g": limit})), 0)
+        decision = decide(QueueState(EIGHT, waiting, [*running, mine, RunningJob(3, "x", on(4))], limits(groups={"g": limit})), 0)
         assert decision.reason(waiting[0]).code == "resources"
         assert {r.pool: r.job for r in decision.reservations} == {"host": 4, "group g": 4}
         return list(started(decision)) == [5]
@@ -286,7 +333,7 @@ def test_what_is_over_in_a_quota_when_its_wide_job_starts():
     assert passes(7, None)
     # Nothing is said about when: only what is left now is over.
     running = [RunningJob(1, "x", on(0, 1, 2, 3, 4, 5, 6))]
-    assert not started(decide(QueueState(EIGHT, waiting, running, Quotas(groups={"g": 5})), 0))
+    assert not started(decide(QueueState(EIGHT, waiting, running, limits(groups={"g": 5})), 0))
 
 
 def test_the_first_reservation_stands():
@@ -298,7 +345,7 @@ def test_the_first_reservation_stands():
     assert decision.reason(wider).text.startswith("needs 8 GPUs, 2 free; job 2 comes first: it needs 4 and starts in about 2 min")
     running = [RunningJob(8, "bob", on(0, 1, 2, 3, 4, 5), ends=1000.0), RunningJob(9, "anna", on(6), ends=100.0)]
     waiting = [WaitingJob(1, "anna", 3), WaitingJob(2, "anna", 2, time_limit=50), WaitingJob(3, "anna", 1)]
-    decision = decide(QueueState(EIGHT, waiting, running, Quotas(users={"anna": 3})), 0)
+    decision = decide(QueueState(EIGHT, waiting, running, limits(users={"anna": 3})), 0)
     assert not started(decision)
     assert {r.pool: r.job for r in decision.reservations} == {"user anna": 1, "host": 2}
     assert "job 1 comes first in the quota of user anna: it needs 3" in decision.reason(waiting[2]).text
@@ -332,7 +379,7 @@ def test_a_slice_is_none_of_the_hosts_gpus_but_one_of_a_quotas():
     )
     assert list(started(decide(state, 0))) == [2]
     waiting = [WaitingJob(1, "a", 2), WaitingJob(2, "a", 1, devices=frozenset({"m1"}))]
-    state = QueueState(("g0", "g1", "m1"), waiting, [RunningJob(9, "a", on(0))], Quotas(users={"a": 2}), slices=frozenset({"m1"}))
+    state = QueueState(("g0", "g1", "m1"), waiting, [RunningJob(9, "a", on(0))], limits(users={"a": 2}), slices=frozenset({"m1"}))
     assert not started(decide(state, 0))
 
 
@@ -389,7 +436,7 @@ def test_a_quota_is_named_where_it_is_too_small():
     running = [RunningJob(9, "anna", on(0, 1, 2, 3))]
     for need, parts in ((5, ""), (6, "; user anna uses 4 of 9")):
         job = WaitingJob(1, "anna", need)
-        text = decide(QueueState(EIGHT, [job], running, Quotas(default=9)), 0).reason(job).text
+        text = decide(QueueState(EIGHT, [job], running, limits(default=9)), 0).reason(job).text
         assert text == f"needs {need} GPUs, 4 free{parts}; waits for job 9, which has no time limit"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless.sched.policy.policy import HOST, QueueState, Quotas, RunningJob, WaitingJob, decide, order
+from dockless.sched.policy.policy import HOST, QueueState, RunningJob, WaitingJob, decide, order
+from dockless.sched.policy.quotas import Quota, Quotas, counts_jobs
 
 USERS = ("anna", "bob", "carl")
 GROUP = {"anna": ("vision",), "bob": ("vision",), "carl": ()}
@@ -36,11 +38,13 @@ def jobs(draw, gpus, *, limits=LIMITS, priorities=PRIORITIES, named=True):
     return sorted(out, key=order)
 
 
+NUMBER = st.one_of(st.none(), st.integers(0, 8))
+QUOTA = st.builds(Quota, limit=NUMBER, jobs=NUMBER, cpu_jobs=NUMBER)
 quotas = st.builds(
     Quotas,
-    users=st.dictionaries(st.sampled_from(USERS), st.integers(0, 8), max_size=3),
-    groups=st.dictionaries(st.just("vision"), st.integers(0, 8), max_size=1),
-    default=st.one_of(st.none(), st.integers(0, 8)),
+    users=st.dictionaries(st.sampled_from(USERS), QUOTA, max_size=3),
+    groups=st.dictionaries(st.just("vision"), QUOTA, max_size=1),
+    default=QUOTA,
 )
 
 
@@ -60,15 +64,17 @@ def states(draw):
 
 
 def usage(state, starts):
-    """GPUs per pool after ``starts``."""
+    """What is used of each pool after ``starts``, and the pools that these drew on."""
     by_id = {job.id: job for job in state.waiting}
-    used = {}
-    held = [(job.user, job.groups, len(job.gpus)) for job in state.running]
-    held += [(by_id[s.job].user, by_id[s.job].groups, len(s.gpus)) for s in starts]
-    for user, groups, count in held:
-        for pool in (("user", user), *(("group", g) for g in groups)):
-            used[pool] = used.get(pool, 0) + count
-    return used
+    used, drawn = Counter(), {}
+    held = [(job, len(job.gpus)) for job in state.running] + [(by_id[start.job], len(start.gpus)) for start in starts]
+    for job, count in held:
+        pools = state.quotas.pools(job.user, job.groups, gpus=count > 0, job=job.id > 0)
+        for pool in pools:
+            used[pool] += 1 if counts_jobs(pool) else count
+        if isinstance(job, WaitingJob):
+            drawn |= pools
+    return used, drawn
 
 
 @settings(max_examples=400, deadline=None)
@@ -84,13 +90,8 @@ def test_grants_are_sound(state):
         assert len(start.gpus) == job.gpus
         assert not set(start.gpus) & state.outside
         assert not job.devices or set(start.gpus) == job.devices
-    used = usage(state, decision.starts)
-    gained = {("user", by_id[s.job].user) for s in decision.starts if s.gpus} | {
-        ("group", g) for s in decision.starts if s.gpus for g in by_id[s.job].groups
-    }
-    for kind, name in gained:
-        limit = state.quotas.of(name) if kind == "user" else state.quotas.groups.get(name)
-        assert limit is None or used[kind, name] <= limit
+    used, limits = usage(state, decision.starts)
+    assert all(used[pool] <= limit for pool, limit in limits.items())
     cpu = sum(1 for job in state.running if not job.gpus)
     assert sum(1 for s in decision.starts if not s.gpus) <= max(0, state.cpu_jobs - cpu)
 
@@ -126,7 +127,7 @@ def test_nothing_idle_without_a_reservation(state):
     if decision.reservations:
         return
     going = {start.job for start in decision.starts}
-    after = usage(state, decision.starts)
+    after, _ = usage(state, decision.starts)
     free = [g for g in state.gpus if g not in state.outside]
     for holder in (*(j.gpus for j in state.running), *(s.gpus for s in decision.starts)):
         free = [g for g in free if g not in holder]
@@ -134,9 +135,8 @@ def test_nothing_idle_without_a_reservation(state):
         if job.id in going or not job.gpus:
             continue
         fits = job.devices <= set(free) if job.devices else job.gpus <= len(free)
-        limits = [(state.quotas.of(job.user), after.get(("user", job.user), 0))]
-        limits += [(state.quotas.groups.get(g), after.get(("group", g), 0)) for g in job.groups]
-        assert not fits or any(limit is not None and used + job.gpus > limit for limit, used in limits)
+        pools = state.quotas.pools(job.user, job.groups, gpus=True)
+        assert not fits or any(after[pool] + (1 if counts_jobs(pool) else job.gpus) > limit for pool, limit in pools.items())
 
 
 def simulate(state, length):
@@ -182,7 +182,7 @@ def test_bounded_bypass(data):
     gpus, links = data.draw(hosts())
     waiting = data.draw(jobs(gpus, limits=st.just(0.0), priorities=st.just(0), named=False))
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=len(waiting), max_size=len(waiting)))
-    limits = data.draw(st.sampled_from((Quotas(), Quotas(users={u: len(gpus) for u in USERS}))))
+    limits = data.draw(st.sampled_from((Quotas(), Quotas(users={u: Quota(len(gpus)) for u in USERS}))))
     state = QueueState(gpus, waiting, quotas=limits, links=links)
     need = {job.id: job.gpus for job in waiting}
     finished = set()

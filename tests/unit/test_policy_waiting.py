@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.plain_policy import decide_plainly
 
 from dockless.sched.policy import waiting
-from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.waiting import Line, WaitingList, longest, order
 
 
@@ -35,10 +36,16 @@ def state(dice: random.Random) -> QueueState:
         user = dice.choice(users)
         running.append(RunningJob(100 + number, user, frozenset(free[:count]), groups[user], dice.choice((None, 3.0, 7.0, 30.0, 60.0))))
         free = free[count:]
+    jobs_too = dice.random() < 0.4
+
+    def quota() -> Quota:
+        counts = [dice.choice((None, dice.randint(0, 4))) for _ in range(2)] if jobs_too else []
+        return Quota(dice.choice((None, dice.randint(0, 8))), *counts)
+
     quotas = Quotas(
-        {user: dice.randint(0, 8) for user in users if dice.random() < 0.5},
-        {group: dice.randint(0, 8) for group in ("vision", "speech") if dice.random() < 0.5},
-        dice.choice((None, None, 3)),
+        {user: quota() for user in users if dice.random() < 0.7},
+        {group: quota() for group in ("vision", "speech") if dice.random() < 0.7},
+        dice.choice((Quota(), Quota(), Quota(3))),
     )
     outside, slices = (frozenset(dice.sample(gpus, 1)) if dice.random() < 0.15 else frozenset() for _ in range(2))
     return QueueState(gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, dice.randint(0, 3))

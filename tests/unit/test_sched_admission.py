@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from support.quotas import limits
 
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
@@ -14,7 +15,6 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission import Admission
 from dockless.sched.jobs import JobSpec
-from dockless.sched.policy.policy import Quotas
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store.queue import NewJob
 
@@ -31,7 +31,7 @@ def desk(config: Config | None = None, check_image=lambda reference: None) -> Ad
 
 def test_what_is_queued():
     images = []
-    config = Config(Quotas(groups={"vision": 5, "other": 1, "students": 9}))
+    config = Config(limits(groups={"vision": 5, "other": 1, "students": 9}))
     spec = Spec(argv=("a b", "\udcff"), entrypoint=("env",), image="img", env=(("A", "1"),))
     job = JobSpec(spec, gpus="device=0,1", priority=-3, time_limit=4.5, name="n", group="vision", on_reboot="requeue")
     assert desk(config, images.append).admit(ANN, job) == NewJob(
@@ -102,12 +102,12 @@ def test_limits_that_this_host_cannot_keep(monkeypatch, limits, best_effort):
 @pytest.mark.parametrize(
     ("quotas", "asked", "said"),
     [
-        (Quotas({"ann": 2}), "2", ""),
-        (Quotas({"ann": 2}), "3", "needs 3 GPUs, the quota of user ann is 2: this could never start"),
-        (Quotas(default=1), "2", "needs 2 GPUs, the quota of user ann is 1: this could never start"),
-        (Quotas(groups={"vision": 2, "other": 1}), "2", ""),
-        (Quotas(groups={"students": 4, "vision": 2}), "3", "needs 3 GPUs, the quota of group vision is 2: this could never start"),
-        (Quotas({"ann": 0}), "", ""),
+        (limits({"ann": 2}), "2", ""),
+        (limits({"ann": 2}), "3", "needs 3 GPUs, the quota of user ann is 2: this could never start"),
+        (limits(default=1), "2", "needs 2 GPUs, the quota of user ann is 1: this could never start"),
+        (limits(groups={"vision": 2, "other": 1}), "2", ""),
+        (limits(groups={"students": 4, "vision": 2}), "3", "needs 3 GPUs, the quota of group vision is 2: this could never start"),
+        (limits({"ann": 0}), "", ""),
     ],
 )
 def test_more_than_a_quota_can_never_start(quotas, asked, said):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.desk import ANN, BEN, PEOPLE, play
+from support.quotas import limits
 from support.stand_in import DEADLINE, until
 
 from dockless.base.records import differences
@@ -21,7 +22,6 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
 from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
-from dockless.sched.policy.policy import Quotas
 from dockless.sched.store import queue as queue_store
 from dockless.sched.wire import client, listing, protocol, server
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
@@ -51,7 +51,7 @@ def test_who_answers_and_to_whom(tmp_path):
 
 
 def test_the_host_and_who_holds_what(tmp_path):
-    config = Config(Quotas({"ann": 1, "zoe": 3}, {"vision": 2, "empty": 1}), {"vision": ("ann",)}, cpu_jobs=7)
+    config = Config(limits({"ann": 1, "zoe": 3}, {"vision": 2, "empty": 1}), {"vision": ("ann",)}, cpu_jobs=7)
 
     async def story(desk):
         first, _, third = [*await desk.submit(ANN, job(gpus="1"), job(gpus="1")), *await desk.submit(BEN, job())]
@@ -663,7 +663,7 @@ def test_what_is_refused_at_submit(tmp_path, who, spec, error, said):
             assert said in await desk.refused(error, who, lambda queue: queue.submit(spec))
             assert not desk.engine.entries
 
-    play(tmp_path, story, Config(Quotas({"ann": 1}), {"vision": ("ann",), "lab": ("ben",)}, log_size_limit=1000, log_size=10))
+    play(tmp_path, story, Config(limits({"ann": 1}), {"vision": ("ann",), "lab": ("ben",)}, log_size_limit=1000, log_size=10))
 
 
 def test_a_host_that_runs_no_jobs_without_gpus(tmp_path):

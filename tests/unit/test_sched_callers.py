@@ -8,13 +8,13 @@ import struct
 from types import SimpleNamespace
 
 import pytest
+from support.quotas import limits
 
 from dockless.base import idmaps
 from dockless.errors import NotPermitted
 from dockless.sched import callers as module
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.policy.policy import Quotas
 
 NOBODY = 65534
 USERS = {0: "root", 1001: "ann", 1002: "ben", NOBODY: "nobody"}
@@ -76,7 +76,7 @@ def test_the_id_of_those_that_have_none_here():
 
 
 def test_groups_of_the_settings_come_before_those_of_the_system():
-    config = Config(Quotas(groups={"vision": 3, "students": 2, "lab": 1}), {"students": ("ben",), "lab": ("ann",)})
+    config = Config(limits(groups={"vision": 3, "students": 2, "lab": 1}), {"students": ("ben",), "lab": ("ann",)})
     daemon = served_by(0, config)
     ann, ben = daemon.caller(1001), daemon.caller(1002)
     assert (daemon.quota_groups(ann), daemon.quota_groups(ben)) == (("vision", "lab"), ("students",))
@@ -112,7 +112,7 @@ def test_what_an_id_of_a_sandbox_holds_is_its_owners(monkeypatch, tmp_path):
     (tmp_path / "subuid").write_text("# ids\nann:100000:65536\nnobody-known:300000:10\n1002:165536:65536\ndockless:500000:5\nann:x:y\n")
     monkeypatch.setattr(idmaps, "SUBUID", str(tmp_path / "subuid"))
     monkeypatch.setattr(module.pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid={n: u for u, n in USERS.items()}[name]))
-    daemon = served_by(0, Config(Quotas(groups={"vision": 1, "students": 2})))
+    daemon = served_by(0, Config(limits(groups={"vision": 1, "students": 2})))
     ann, ben = ("ann", ("vision", "students")), ("ben", ("students",))
     assert daemon.quota_of(1001) == daemon.quota_of(100_000) == daemon.quota_of(165_535) == ann
     assert daemon.quota_of(165_536) == daemon.quota_of(231_071) == ben

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.quotas import limits
 
 from dockless import errors
 from dockless.errors import NotPermitted
@@ -29,7 +30,7 @@ def test_settings(tmp_path):
         '[queue]\nper_user = 50\n[host]\ncpu_jobs = 3\nadmins = ["carl"]\n[logs]\nkeep_days = 7\n'
     )
     read = config.load(path)
-    assert read.quotas.of("anna") == 4 and read.quotas.of("bob") == 2 and read.quotas.groups == {"vision": 6}
+    assert read.quotas == limits({"anna": 4}, {"vision": 6}, 2)
     assert (read.groups, read.per_user, read.cpu_jobs, read.admins, read.keep_days) == ({"vision": ("anna",)}, 50, 3, ("carl",), 7.0)
     assert config.load(tmp_path / "none") == config.Config()
 
@@ -52,7 +53,7 @@ def test_every_setting_goes_to_its_place(tmp_path):
         "[logs]\nkeep_days = 6\nper_user = 70000\nsize_limit = 80000\nsize = 9000\n"
     )
     assert config.load(path) == config.Config(
-        config.Quotas(default=1), per_user=2, per_user_size=30000, keep_jobs_days=4.0, keep_jobs=5, keep_days=6.0, logs_per_user=70000,
+        limits(default=1), per_user=2, per_user_size=30000, keep_jobs_days=4.0, keep_jobs=5, keep_days=6.0, logs_per_user=70000,
         log_size_limit=80000, log_size=9000,
     )  # fmt: skip
 
@@ -88,7 +89,7 @@ def test_how_much_and_how_long():
 
 
 def test_groups_come_from_the_settings_or_the_system(tmp_path):
-    settings = config.Config(config.Quotas(groups={"mine": 2, "root": 3, "other": 1}), groups={"mine": ("root",), "root": ()})
+    settings = config.Config(limits(groups={"mine": 2, "root": 3, "other": 1}), groups={"mine": ("root",), "root": ()})
     callers = Callers(settings)
     root = callers.caller(0) if os.geteuid() == 0 else callers.caller(os.geteuid())
     if root.uid == 0:

@@ -27,6 +27,7 @@ max_size = "1.5G"
 default = 2
 [quota.users]
 "anna.b" = 4
+ben = { limit = 3, jobs = 20, cpu_jobs = 8 }
 [quota.groups]
 vision = 6
 [groups]
@@ -75,7 +76,7 @@ def test_every_setting_is_read(home):
     assert found == {
         "images.max_size": 3 << 29,
         "quota.default": 2,
-        "quota.users": {"anna.b": 4},
+        "quota.users": {"anna.b": 4, "ben": {"limit": 3, "jobs": 20, "cpu_jobs": 8}},
         "quota.groups": {"vision": 6},
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
@@ -91,7 +92,7 @@ def test_every_setting_is_read(home):
         "logs.size_limit": 4 << 20,
     }
     assert disk_usage.bound() == 3 << 29
-    assert config.load(paths.config_file()).quotas.of("anna.b") == 4
+    assert config.load(paths.config_file()).quotas.of("user", "anna.b").limit == 4
 
 
 def test_without_a_file_everything_is_as_it_comes(home):
@@ -111,6 +112,10 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[images]\nmax_size = 'much'\n", 2, ("images.max_size is 'much', not a size",)),
         ("[images]\nmax_size = -1\n", 2, ("images.max_size",)),
         ("images = 1\n", 1, ("images is a section: write [images]",)),
+        ("[quota.users]\nanna = { limit = 3, jbos = 1 }\n", 2, ("no setting quota.users.anna.jbos", "did you mean jobs?")),
+        ("[quota.users.anna]\nlimit = 3\njobs = 'few'\n", 3, ("quota.users.anna.jobs is 'few', not a whole number from 0", "run at once")),
+        ("[quota]\ndefault = { limit = { x = 1 } }\n", 2, ("quota.default.limit is a section, not a whole number",)),
+        ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are limit, ")),
         ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
         ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
         ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),
@@ -271,7 +276,7 @@ def test_what_a_value_may_be(home, section, value, accepted):
 
 def test_what_is_shown_of_a_long_value(home):
     assert f"is '{'x' * 59}, not a size" not in str(refused(f"[images]\nmax_size = '{'x' * 100}'\n"))
-    assert str(refused(f"[quota]\ndefault = '{'x' * 100}'\n")).endswith(f"is '{'x' * 59}, not a whole number from 0")
+    assert str(refused(f"[queue]\nper_user = '{'x' * 100}'\n")).endswith(f"is '{'x' * 59}, not a whole number from 1")
 
 
 @pytest.mark.parametrize(("size", "sound"), [(1 << 20, True), ((1 << 20) + 1, False)])

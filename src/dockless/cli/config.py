@@ -57,7 +57,11 @@ def _text(value: Any, kind: str) -> str:
     if value is None:
         return "-"
     if hasattr(value, "items"):
-        return ", ".join(f"{name} {_text(one, kind)}" for name, one in value.items()) or "-"
+        return ", ".join(f"{name} {_in_one(one, kind)}" for name, one in value.items()) or "-"
     if isinstance(value, (tuple, list)):
         return " ".join(value) or "-"
     return format_size(value) if kind == "size" else str(value)
+
+
+def _in_one(value: Any, kind: str) -> str:
+    return f"({_text(value, kind)})" if hasattr(value, "items") else _text(value, kind)
