@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Mapping
 
 import psutil
 
@@ -68,6 +69,40 @@ def _children(pid: int) -> set[int]:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as stream:
             found.update(map(int, stream.read().split()))
     return found
+
+
+def whose(pids: Iterable[int], keepers: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Of each process its user id on the host, -1 where it has ended, and what ``keepers`` has of the keeper above it, 0 where there is
+    none. Takes as long as there are processes above them, however many share those."""
+    known: dict[int, int] = {}
+    return {pid: (_uid(pid), _above(pid, keepers, known)) for pid in pids}
+
+
+def _above(pid: int, keepers: Mapping[int, int], known: dict[int, int]) -> int:
+    way: list[int] = []
+    while pid not in known and pid not in keepers and pid > 1:
+        known[pid] = 0  # also a way that comes back to itself, as numbers are given out again, ends
+        way.append(pid)
+        pid = _parent(pid)
+    found = keepers[pid] if pid in keepers else known.get(pid, 0)
+    known.update(dict.fromkeys(way, found))
+    return found
+
+
+def _parent(pid: int) -> int:
+    """proc_pid_stat(5); 0 for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _uid(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
 
 
 def _seen(process: psutil.Process) -> Seen | None:

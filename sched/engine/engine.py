@@ -34,6 +34,7 @@ from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.figures import Watch
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.outage import Outage
@@ -88,6 +89,7 @@ class Engine:
         self.active: dict[int, LiveJob] = {}
         self.shares = Shares()
         self.kept = Kept(self.logs)
+        self.watch = Watch(self)
         self.left: list[Handle] = []
         self.ends = 0
         self.many_ended = asyncio.Event()

@@ -64,6 +64,9 @@ class Line:
         for part in self._parts:
             yield from part
 
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
     def first(self) -> WaitingJob:
         return self._parts[0][0]
 

@@ -21,13 +21,16 @@ from dockless.base.dataclass import replace
 from dockless.base.descriptors import received
 from dockless.base.path import Path
 from dockless.base.records import differences
-from dockless.base.typing import Any, Literal
+from dockless.base.typing import TYPE_CHECKING, Any, Literal
 from dockless.base.waits import Pause, blocking
 from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, Why
+
+if TYPE_CHECKING:
+    from dockless.sched.wire.top import Top
 
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
 _CANCELLED_AT_ONCE = 1000
@@ -271,6 +274,13 @@ class Client:
         gpus = tuple(GpuInfo(**{k: v for k, v in item.items() if k in GpuInfo.__slots__}) for item in data.pop("gpus", ()))
         quotas = tuple((str(q[0]), str(q[1]), int(q[2]), q[3]) for q in data.pop("quotas", ()))
         return HostInfo(gpus=gpus, quotas=quotas, **{k: v for k, v in data.items() if k in HostInfo.__slots__})
+
+    def top(self) -> Top:
+        """What the GPUs, the running jobs and the users do at this moment; read anew at most once a second, whoever asks."""
+        from dockless.base.records import read
+        from dockless.sched.wire.top import Top
+
+        return read(Top, self._call("top")["top"], "top", newer=True)
 
     def ping(self) -> DaemonInfo:
         data = self._call("ping")["daemon"]

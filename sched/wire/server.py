@@ -26,9 +26,10 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
-from dockless.sched.wire import logs
+from dockless.sched.wire import logs, metrics
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.entering import Entering
+from dockless.sched.wire.picture import Picture
 from dockless.sched.wire.protocol import (
     MAX_JOBS_PER_REQUEST,
     MAX_JOBS_PER_SUBMIT,
@@ -58,6 +59,8 @@ UNFINISHED = 8 << 20
 AT_ONCE = 100
 """Jobs of an answer that are encoded before somebody else's turn."""
 MAX_LISTED = 100_000
+_HEADERS = 100
+"""Lines of a request over HTTP that are passed over."""
 
 
 class Server:
@@ -66,6 +69,7 @@ class Server:
     def __init__(self, engine: Engine, path: Path, version: str, shutdown: Callable[[], None]) -> None:
         self.engine = engine
         self.answers = Answers(engine)
+        self.picture = Picture(self.answers)
         self.entering = Entering(engine, KEPT_BACK)
         self.path = path
         self.version = version
@@ -87,6 +91,7 @@ class Server:
             "cancel": self._cancel,
             "wait": self._wait,
             "info": self._info,
+            "top": self._top,
             "shutdown": self._shutdown,
         }
 
@@ -151,6 +156,10 @@ class Server:
                 return
             size = len(line)
             await self._turn(uid)
+            if line.startswith(b"GET "):
+                self._over(uid, size)
+                await self._over_http(uid, line, reader, writer)
+                return
             request: dict[str, Any] = {}
             try:
                 try:
@@ -201,6 +210,23 @@ class Server:
                 failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
                 writer.write(encode(error_message(failed)))
             await writer.drain()
+
+    async def _over_http(self, uid: int, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """``curl --unix-socket daemon.sock http://dockless/metrics``: a request of RFC 9112, and no more than this one."""
+        for _ in range(_HEADERS):
+            header = await self._line(uid, reader)
+            self._over(uid, len(header))
+            if header in (b"", b"\n", b"\r\n"):
+                break
+        status, kind, body = "404 Not Found", "text/plain", "there is /metrics\n"
+        if line.split()[1:2] == [b"/metrics"]:
+            caller = self.engine.callers.caller(uid)
+            status, kind = "200 OK", metrics.KIND
+            body = metrics.text(self.answers.info(), await self._short(self.picture.seen_by(caller)))
+        data = body.encode()
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + data)
+        await writer.drain()
 
     def _refuse_too_many(self, caller: Caller, descriptor: int) -> None:
         """Refused: too many connections. Whatever one user has, the others can have a few; root can always call."""
@@ -357,6 +383,9 @@ class Server:
 
     async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"info": self.answers.info().as_dict()}
+
+    async def _top(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        return {"top": (await self.picture.seen_by(caller)).as_dict()}
 
     async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         if not caller.admin:

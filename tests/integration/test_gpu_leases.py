@@ -17,6 +17,7 @@ import pytest
 from support.boxes import until
 from support.requires import requires
 from support.scheduling import DaemonProcess
+from support.screens import Screen
 
 import dockless
 from dockless import Sandbox
@@ -25,7 +26,7 @@ from dockless.cli import main
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.run import box as run_box
-from dockless.sandbox.run import detached, restarting
+from dockless.sandbox.run import detached, restarting, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 
@@ -269,7 +270,7 @@ def test_one_that_is_out_of_service(home, monkeypatch, capfd):
     daemon.end()
 
 
-def test_what_fails_or_is_used_meanwhile(home, monkeypatch):
+def test_what_fails_or_is_used_meanwhile(home, capfd):
     """A GPU whose driver reports an error, and one on which a program computes that has no lease, are given to nobody from then on. A job
     that is there goes on."""
     daemon = DaemonProcess(home, gpus=f"3x80G,host=t{os.getpid()}")
@@ -283,6 +284,19 @@ def test_what_fails_or_is_used_meanwhile(home, monkeypatch):
         state.write_text(f"process 0 {os.getpid()} 1048576\nprocess 1 {os.getpid()} 1048576\nxid 0 79\nxid 2 13\nxid 2 119\n")
         until(lambda: [bool(one.trouble) for one in queue.info().gpus] == [True, False, True], "the driver was heard")
         until(lambda: [one.outside for one in queue.info().gpus] == [False, True, False], "the program was seen")
+        (inside,) = seen.processes(run_box.get(sandbox := queue.job(runs).attempts[0].sandbox))
+        state.write_text(f"{state.read_text()}busy 0 40\nprocess 0 {inside.pid} 4096\n")
+        until(lambda: [(one.job, one.busy, one.used) for one in queue.top().jobs] == [(runs, 0.4, 4096)], f"{sandbox} has a process there")
+        assert {(one.pid, one.job) for one in queue.top().gpus[0].programs} == {(os.getpid(), 0), (inside.pid, runs)}
+        assert main(["top"]) == 0
+        shown = capfd.readouterr().out
+        assert f"GPU 1 is used by process {os.getpid()} of " in shown and f"job {runs}" in shown and "is out of service: Xid 119" in shown
+        with Screen("top", "--interval", "1s", size=(40, 160)) as screen:
+            screen.expect("40 %")
+            state.write_text(state.read_text().replace("busy 0 40", "busy 0 70"))
+            screen.expect("70 %")
+            screen.type("\x03")
+            assert screen.code() == 0
         waits = queue.submit(JobSpec(Spec(argv=("true",)), gpus="1"))
         until(lambda: "0 free" in queue.job(waits).reason, "nothing is free")
         assert "is out of service: Xid 119, its system processor does not answer (" in queue.job(waits).reason

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from dockless import sched
-from dockless.cli import main, metrics
+from dockless.cli import main
 from dockless.errors import DaemonUnavailable
 from dockless.sandbox.gpus import gpu, lease
 from dockless.sched import HostInfo
+from dockless.sched.wire import metrics
+from dockless.sched.wire.top import GpuUse, JobUse, Top, UserUse
 
 LINE = re.compile(r'[a-z_]+({[a-z]+="([^"\\\n]|\\.)*"(,[a-z]+="([^"\\\n]|\\.)*")*})? [0-9.e+]+')
 
 
 @pytest.fixture
 def shown(home, monkeypatch, capfd):
-    def shown(host: HostInfo | None = None) -> list[str]:
+    def shown(host: HostInfo | None = None, top: Top | None = None) -> list[str]:
+        top = top or Top(1.0)
+
         def connect():
             if host is None:
                 raise DaemonUnavailable("nobody")
-            return contextlib.nullcontext(type("Queue", (), {"info": lambda self: host})())
+            return contextlib.nullcontext(SimpleNamespace(info=lambda: host, top=lambda: top))
 
         monkeypatch.setattr(sched, "connect", connect)
         assert main(["metrics"]) == 0
@@ -60,5 +65,25 @@ def test_gpus(shown, monkeypatch):
     assert all('simulated="true"' in line for line in lines[1:])
 
 
+def test_what_jobs_and_users_have(shown):
+    """Of the daemon's one picture; what a driver does not tell is left out, and a job's name is none of its labels."""
+    top = Top(
+        1.0,
+        (GpuUse(0, "GPU-0", "H100", 10, job=7, user="ann", busy=0.5),),
+        (JobUse(7, "ann", "secret", (0,), busy=0.25, used=5), JobUse(8, "ben", "", (1,)), JobUse(9, "ben")),
+        (UserUse("ann", 1, 1, 3),),
+    )
+    lines = shown(HostInfo(), top)
+    assert [line for line in lines if line.startswith(("dockless_job_", "dockless_user_"))] == [
+        'dockless_user_jobs_waiting{user="ann"} 3',
+        'dockless_user_jobs_running{user="ann"} 1',
+        'dockless_job_gpus{job="7",user="ann"} 1',
+        'dockless_job_gpus{job="8",user="ben"} 1',
+        'dockless_job_gpu_busy_ratio{job="7",user="ann"} 0.25',
+        'dockless_job_gpu_memory_used_bytes{job="7",user="ann"} 5',
+    ]
+    assert 'dockless_gpu_leased{gpu="0",uuid="GPU-0",model="H100",user="ann"} 1' in lines
+
+
 def test_each_has_an_explanation():
-    assert all(text.endswith(".") and name.startswith("dockless_") for name, text in metrics._HELP.items())
+    assert all(text.endswith(".") and name.startswith("dockless_") for name, text in metrics.HELP.items())

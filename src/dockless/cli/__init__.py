@@ -32,7 +32,7 @@ VERBS = {
     "ps": Verb("boxes", "list sandboxes", "now"),
     "exec": Verb("executing", "run a command in a sandbox that runs", "now", "exec_in"),
     "attach": Verb("attaching", "come back to a detached sandbox or a job: its terminal, its streams", "now"),
-    "top": Verb("seen", "the processes of a sandbox", "now"),
+    "top": Verb("seen", "GPUs, jobs and users, live; or the processes of a sandbox", "now"),
     "events": Verb("events", "what happens to sandboxes, as it happens", "now"),
     "stats": Verb("seen", "what sandboxes take, again and again", "now"),
     "logs": Verb("logs", "show what a job or a detached sandbox wrote; -f follows", "now"),

@@ -1,4 +1,4 @@
-"""``top``: the processes of a sandbox. ``stats``: what sandboxes take, again and again."""
+"""``top``: the processes of a sandbox, or the GPUs, jobs and users of the host. ``stats``: what sandboxes take, again and again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ _EVERY = 1.0
 
 
 def top_options(parser: Parser) -> None:
-    parser.add_argument("id", metavar="ID", help="a sandbox of `dockless ps`")
+    parser.add_argument("id", nargs="?", metavar="ID", help="a sandbox of `dockless ps`; left out: GPUs, jobs and users")
+    parser.add_argument("--once", action="store_true", help="without ID: print it once, and stop")
+    parser.add_argument("--interval", default="2s", metavar="TIME", help="without ID: look again that often (default: 2s)")
     parser.json()
 
 
 def top(options: Namespace) -> int:
+    if options.id is None:
+        from dockless.cli.overview import overview
+
+        return overview(options)
     from dockless.sandbox.run import box, seen
 
     found = seen.processes(box.get(options.id))

@@ -1,0 +1,88 @@
+"""What the GPUs do and for which jobs: read through NVML in a thread, at most once a second however many ask.
+
+A process on a GPU is a job's if the job's keeper is above it: all that runs in a sandbox descends from its keeper. NVML knows processes by
+the host's numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import DocklessError
+
+if TYPE_CHECKING:
+    from dockless.sandbox.gpus.gpu import Gpu
+    from dockless.sandbox.gpus.watch import Reading
+    from dockless.sched.engine.attempts import Handle
+    from dockless.sched.engine.engine import Engine
+
+FRESH = 1.0
+"""Seconds for which what was read is good enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A process that uses a GPU. ``pid``: as the host numbers it; ``uid``: whose it is there, -1 where it has ended; ``job`` 0: of none
+    that runs here. ``memory``: bytes of the GPU, None where that is not told."""
+
+    pid: int
+    uid: int
+    job: int
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one GPU."""
+
+    reading: Reading
+    programs: tuple[Program, ...]
+
+
+class Watch:
+    """``figures``: what was read last, by UUID; empty where the driver does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.figures: Mapping[str, Figures] = {}
+        self._read = -FRESH
+        self._reading: asyncio.Future[None] | None = None
+
+    async def look(self) -> None:
+        """Read again what is older than a second."""
+        if not self.engine.gpus.gpus or time.monotonic() - self._read < FRESH:
+            return
+        if self._reading is None:
+            handles = {entry.job.id: entry.handle for entry in self.engine.active.values() if entry.job.devices and entry.handle}
+            work = partial(read, self.engine.gpus.gpus, handles)
+            self._reading = asyncio.ensure_future(self._take(work))
+        await asyncio.shield(self._reading)  # who asked may go away, and others wait for it, too
+
+    async def _take(self, work: Callable[[], Mapping[str, Figures]]) -> None:
+        try:
+            self.figures = await asyncio.get_running_loop().run_in_executor(None, work)
+        except DocklessError:
+            self.figures = {}
+        finally:
+            self._read, self._reading = time.monotonic(), None
+
+
+def read(gpus: Sequence[Gpu], handles: Mapping[int, Handle]) -> dict[str, Figures]:
+    """Blocking. ``handles``: the sandboxes of jobs. Errors: as ``gpu.session``."""
+    from dockless.sandbox.gpus import gpu, watch
+    from dockless.sandbox.run import seen
+
+    with gpu.session() as nvml:
+        readings = watch.readings(nvml, [unit.uuid for unit in gpus])
+        units = gpu.refresh(tuple(gpus))
+    keepers = {pid: job for job, handle in handles.items() if (pid := handle.pid) > 0}
+    found = seen.whose({process.pid for unit in units for process in unit.processes}, keepers)
+    return {
+        unit.uuid: Figures(reading, tuple(Program(p.pid, *found[p.pid], p.memory) for p in unit.processes))
+        for unit, reading in zip(units, readings, strict=True)
+    }

@@ -1,0 +1,134 @@
+"""The host at one moment: GPUs and what they do, running jobs, users and what they wait for.
+
+Made at most once a second, however many look, and bounded however long the queue is: the waiting are counted by line, and only the first
+of each user is looked up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING
+from dockless.sched.callers import Caller
+from dockless.sched.engine.figures import FRESH, Figures
+from dockless.sched.policy.waiting import WaitingJob, order
+from dockless.sched.store import queue
+from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.entry import LiveJob
+    from dockless.sched.wire.answers import Answers
+    from dockless.sched.wire.protocol import GpuInfo
+
+PROGRAMS = 8
+"""Of one GPU."""
+JOBS = 200
+USERS = 100
+PLACES = 20
+"""Users whose first job's place in the queue is looked up."""
+
+
+class Picture:
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.engine = answers.engine
+        self._made = -FRESH
+        self._top = Top(0.0)
+
+    async def seen_by(self, caller: Caller) -> Top:
+        """Names of jobs are their owners' and the administrators' to see."""
+        await self.engine.watch.look()
+        if time.monotonic() - self._made >= FRESH:
+            self._top, self._made = self._whole(), time.monotonic()
+        entries = self.engine.entries
+        named = ((job, entries.get(job.job)) for job in self._top.jobs)
+        return replace(
+            self._top,
+            jobs=tuple(job if entry is None or caller.may_manage(entry.job.uid) else replace(job, name="") for job, entry in named),
+        )
+
+    def _whole(self) -> Top:
+        info = self.answers.info()
+        figures = self.engine.watch.figures
+        active = sorted(self.engine.active.values(), key=lambda entry: (not entry.job.devices, entry.job.id))
+        users = self._users(info.gpus)
+        return Top(
+            time.time(),
+            tuple(self._gpu(row, figures.get(row.uuid)) for row in info.gpus),
+            tuple(self._job(entry) for entry in active[:JOBS]),
+            tuple(users[:USERS]),
+            info.running,
+            info.waiting,
+            max(0, len(active) - JOBS),
+            max(0, len(users) - USERS),
+            info.gpu_error,
+        )
+
+    def _gpu(self, row: GpuInfo, figures: Figures | None) -> GpuUse:
+        held = GpuUse(
+            row.index, row.uuid, row.model, row.memory, row.simulated, row.job, row.user, row.since, row.outside, row.trouble
+        )  # fmt: skip
+        if figures is None:
+            return held
+        reading, programs = figures.reading, figures.programs
+        return replace(
+            held,
+            busy=reading.busy,
+            used=reading.used,
+            temperature=reading.temperature,
+            power=reading.power,
+            programs=tuple(
+                GpuProgram(one.pid, "" if one.uid < 0 else self.engine.callers.quota_of(one.uid)[0], one.job, one.memory)
+                for one in programs[:PROGRAMS]
+            ),
+            more=max(0, len(programs) - PROGRAMS),
+        )
+
+    def _job(self, entry: LiveJob) -> JobUse:
+        job = entry.job
+        index = {gpu.uuid: gpu.index for gpu in self.engine.gpus.gpus}
+        figures = [found for uuid in job.devices if (found := self.engine.watch.figures.get(uuid)) is not None]
+        busy = [figure.reading.busy for figure in figures if figure.reading.busy is not None]
+        used = [program.memory for figure in figures for program in figure.programs if program.job == job.id]
+        return JobUse(
+            job.id,
+            job.user,
+            job.name or job.command or job.image,
+            tuple(sorted(index.get(uuid, -1) for uuid in job.devices)),
+            job.started,
+            job.time_limit,
+            sum(busy) / len(busy) if busy else None,
+            None if not figures or None in used else sum(memory or 0 for memory in used),
+        )
+
+    def _users(self, gpus: tuple[GpuInfo, ...]) -> list[UserUse]:
+        """Who has most GPUs comes first, then who waits with most jobs."""
+        running = Counter(entry.job.user for entry in self.engine.active.values())
+        held = Counter(row.user for row in gpus if row.user)
+        waiting: Counter[str] = Counter()
+        first: dict[str, WaitingJob] = {}
+        for line in self.engine.waiting.lines.values():
+            job = line.first()
+            waiting[job.user] += len(line)
+            first[job.user] = min(first.get(job.user, job), job, key=order)
+        next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
+        places = {user: self.engine.waiting.before(job) + 1 for user, job in list(next_ones.items())[:PLACES]}
+        now, decision = queue.ticks(), self.engine.decision
+        found = []
+        for user in {*running, *held, *waiting}:
+            head = first.get(user)
+            starts = None if head is None or user not in places or decision is None else decision.reason(head).starts_at
+            found.append(
+                UserUse(
+                    user,
+                    running[user],
+                    held[user],
+                    waiting[user],
+                    0 if head is None else head.id,
+                    places.get(user, 0),
+                    None if starts is None else max(0.0, starts - now),
+                )
+            )
+        return sorted(found, key=lambda row: (-row.gpus, -row.waiting, -row.running, row.user))

@@ -1,0 +1,172 @@
+"""``top`` without a sandbox: GPUs, jobs and users, again and again."""
+
+from __future__ import annotations
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.base.units import format_size, parse_duration
+from dockless.cli.output import age, cut, out, print_json, span, table
+from dockless.cli.parser import Namespace
+from dockless.errors import DaemonUnavailable, GpuDriverMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dockless.sched.wire.top import GpuUse, JobUse, Top, UserUse
+
+    Table = tuple[Sequence[str], list[tuple[object, ...]]]
+
+
+def overview(options: Namespace) -> int:
+    """Live on a terminal, else once."""
+    import sys
+
+    every = parse_duration(options.interval, "--interval")
+    if options.json:
+        print_json(look().as_dict())
+    elif options.once or sys.stdout is None or not sys.stdout.isatty():
+        print_lines(look())
+    else:
+        from dockless.cli.live import show
+
+        show(look, max(every, 1.0))
+    return 0
+
+
+def look() -> Top:
+    """By the daemon, else what the host itself says."""
+    from dockless.sched import connect
+
+    try:
+        with connect() as queue:
+            return queue.top()
+    except DaemonUnavailable as error:
+        return without_daemon(str(error))
+
+
+def without_daemon(problem: str) -> Top:
+    """The GPUs, and whose they are. ``problem``: why no daemon is asked."""
+    import time
+    from collections import Counter
+
+    from dockless.base.idmaps import user_name
+    from dockless.sandbox.gpus import gpu, lease
+    from dockless.sandbox.gpus.watch import readings
+    from dockless.sched.wire.top import GpuProgram, GpuUse, Top, UserUse
+
+    try:
+        with gpu.session() as nvml:
+            units = gpu.units(gpu.inventory(links=False))
+            found = readings(nvml, [unit.uuid for unit in units])
+    except GpuDriverMissing as missing:
+        return Top(time.time(), gpu_error=f"{problem}; {missing}")
+    holders = lease.holders([unit.uuid for unit in units])
+    held = {uuid: user_name(uid) or str(uid) for uuid, uid in holders.items()}
+    gpus = tuple(
+        GpuUse(
+            unit.index,
+            unit.uuid,
+            unit.model,
+            unit.memory,
+            unit.simulated,
+            user=held.get(unit.uuid, ""),
+            outside=bool(unit.processes) or unit.uuid in held,
+            trouble=unit.trouble,
+            busy=reading.busy,
+            used=reading.used,
+            temperature=reading.temperature,
+            power=reading.power,
+            programs=tuple(GpuProgram(process.pid, memory=process.memory) for process in unit.processes),
+        )
+        for unit, reading in zip(units, found, strict=True)
+    )
+    users = tuple(UserUse(user, gpus=count) for user, count in Counter(held.values()).most_common())
+    return Top(time.time(), gpus, users=users, gpu_error=problem)
+
+
+def print_lines(top: Top) -> None:
+    """Tables of what there is."""
+    out(headline(top))
+    tables = (gpu_table(top.gpus), job_table(top.jobs), user_table(top.users))
+    for heads, rows in tables:
+        if rows:
+            out("")
+            table(heads, rows)
+    notes = [*remarks(top)]
+    if notes:
+        out("", *notes)
+
+
+def headline(top: Top) -> str:
+    free = sum(1 for gpu in top.gpus if holder(gpu) == "free")
+    gpus = f"{free} of {len(top.gpus)} GPUs free" if top.gpus else "no GPUs"
+    return f"{gpus}, {top.running} jobs running, {top.waiting} waiting"
+
+
+def holder(gpu: GpuUse) -> str:
+    if gpu.job:
+        return f"job {gpu.job}"
+    return "a sandbox" if gpu.user else "out of service" if gpu.trouble else "in use outside" if gpu.outside else "free"
+
+
+def gpu_table(gpus: Iterable[GpuUse]) -> Table:
+    rows: list[tuple[object, ...]] = [
+        (
+            *(gpu.index, gpu.model, share(gpu.busy), memory(gpu.used, gpu.memory), _unit(gpu.temperature, "°C"), _unit(gpu.power, "W")),
+            *(holder(gpu), gpu.user, age(gpu.since)),
+        )
+        for gpu in gpus
+    ]
+    return ("GPU", "MODEL", "BUSY", "MEMORY", "TEMP", "POWER", "HOLDER", "USER", "SINCE"), rows
+
+
+def job_table(jobs: Iterable[JobUse]) -> Table:
+    rows: list[tuple[object, ...]] = [
+        (
+            *(job.job, job.user, ",".join(map(str, job.gpus)), share(job.busy), memory(job.used), age(job.started)),
+            *(span(job.time_limit) if job.time_limit else "", cut(job.name, 40)),
+        )
+        for job in jobs
+    ]
+    return ("JOB", "USER", "GPUS", "BUSY", "MEMORY", "TIME", "LIMIT", "NAME"), rows
+
+
+def user_table(users: Iterable[UserUse]) -> Table:
+    rows: list[tuple[object, ...]] = [
+        (
+            *(one.user, one.gpus or "", one.running or "", one.waiting or ""),
+            *(f"job {one.next}" if one.next else "", one.place or "", "" if one.starts_in is None else f"in {span(one.starts_in)}"),
+        )
+        for one in users
+    ]
+    return ("USER", "GPUS", "RUNNING", "WAITING", "NEXT", "PLACE", "STARTS"), rows
+
+
+def remarks(top: Top) -> Iterable[str]:
+    """What does not fit in a table."""
+    for gpu in top.gpus:
+        if gpu.trouble:
+            yield f"GPU {gpu.index} is out of service: {gpu.trouble}."
+        strangers = [] if gpu.user and not gpu.job else [one for one in gpu.programs if one.job != gpu.job or not gpu.job]
+        for one in strangers:
+            whose, size = f" of {one.user}" if one.user else "", "" if one.memory is None else f", {format_size(one.memory)} of its memory"
+            yield f"GPU {gpu.index} is used by process {one.pid}{whose}, which has no lease{size}."
+    if top.more_jobs or top.more_users:
+        yield f"Not shown: {top.more_jobs} more jobs, {top.more_users} more users."
+    if top.gpu_error:
+        yield f"{top.gpu_error}."
+    if any(gpu.simulated for gpu in top.gpus):
+        yield "GPUs are simulated."
+
+
+def share(busy: float | None) -> str:
+    return "" if busy is None else f"{busy * 100:.0f} %"
+
+
+def memory(used: int | None, whole: int = 0) -> str:
+    if used is None:
+        return ""
+    return f"{format_size(used)} of {format_size(whole)}" if whole else format_size(used)
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.0f} {unit}"

@@ -1,0 +1,172 @@
+"""What ``top`` is told: GPUs, jobs and users at one moment, over the daemon's socket and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import socket
+
+import pytest
+from support.desk import ANN, BEN, play
+
+from dockless.cli import live, overview
+from dockless.sandbox.run import seen
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec
+from dockless.sched.config import Config
+from dockless.sched.engine import figures
+from dockless.sched.policy.policy import Quotas
+from dockless.sched.policy.waiting import WaitingList
+from dockless.sched.wire import picture
+from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "3x80G")
+    now = tmp_path / "gpus-now"
+    now.touch()
+    monkeypatch.setenv("DOCKLESS_SIMULATED_STATE", str(now))
+    monkeypatch.setattr(figures, "FRESH", 0.0)
+    monkeypatch.setattr(picture, "FRESH", 0.0)
+    return now
+
+
+def job(**fields) -> JobSpec:
+    return JobSpec(Spec(argv=("true",)), **fields)
+
+
+def test_what_is_there_at_one_moment(tmp_path, now, monkeypatch):
+    """A program is a job's if the job's keeper is above it; another's job has no name."""
+    monkeypatch.setattr(seen, "_uid", lambda pid: ANN if pid == os.getpid() else 0)
+
+    async def story(desk):
+        (first,) = await desk.submit(ANN, job(gpus="2", name="train", time_limit=60.0))
+        box = await desk.runs(first)
+        waits, *_ = await desk.submit(ANN, *[job(gpus="2")] * 2, job(gpus="3"))
+        (last,) = await desk.submit(BEN, job(gpus="3"))
+        box.pid = os.getppid()  # ours is the keeper's child
+        a, b = (desk.engine.gpus.uuids.index(uuid) for uuid in desk.engine.entries[first].job.devices)
+        (free,) = {0, 1, 2} - {a, b}
+        now.write_text(f"busy {a} 50\nprocess {a} {os.getpid()} 1024\nprocess {b} {os.getpid()} 2048\nprocess {b} 1 4096\n")
+        top = await desk(BEN, lambda queue: queue.top())
+        assert top.running == 1 and top.waiting == 4 and top.gpus[a].job == top.gpus[b].job == first
+        (shown,) = top.jobs
+        assert (shown.job, shown.user, shown.name, shown.gpus, shown.busy, shown.used) == (first, "ann", "", (a, b), 0.25, 3072)
+        assert top.gpus[b].programs == (GpuProgram(1, "root", 0, 4096), GpuProgram(os.getpid(), "ann", first, 2048))
+        assert (top.gpus[free].job, top.gpus[free].programs) == (0, ())
+        assert [(one.user, one.running, one.gpus, one.waiting, one.next, one.place) for one in top.users] == [
+            ("ann", 1, 2, 3, waits, 1), ("ben", 0, 0, 1, last, 4)
+        ]  # fmt: skip
+        assert 0 < top.users[0].starts_in <= 60
+        assert (await desk(ANN, lambda queue: queue.top())).jobs[0].name == "train"
+
+    play(tmp_path, story)
+
+
+def test_it_is_bounded(tmp_path, monkeypatch):
+    """Who waits with many jobs, in many lines, costs no more than their number; a place is looked up for a few users."""
+    monkeypatch.setattr(picture, "JOBS", 1)
+    monkeypatch.setattr(picture, "USERS", 1)
+    monkeypatch.setattr(picture, "PLACES", 1)
+    asked = []
+    before = WaitingList.before
+    monkeypatch.setattr(WaitingList, "before", lambda self, job: asked.append(job) or before(self, job))
+
+    async def story(desk):
+        first, second, *_ = await desk.submit(ANN, job(), job(), job(gpus="1"), job(gpus="2", time_limit=5.0), job())
+        await desk.runs(first), await desk.runs(second)
+        await desk.submit(BEN, job(gpus="3"))
+        top = await desk(BEN, lambda queue: queue.top())
+        assert (len(top.jobs), top.more_jobs, len(top.users), top.more_users) == (1, 3, 1, 1) and top.running == 4
+        assert len(asked) == 1
+        monkeypatch.setattr(figures, "FRESH", 60.0)
+        monkeypatch.setattr(picture, "FRESH", 60.0)
+        assert [await desk(who, lambda queue: queue.top()) for who in (ANN, BEN)] and len(asked) == 1
+
+    play(tmp_path, story, Config(Quotas(), cpu_jobs=2))
+
+
+def test_metrics_over_http(tmp_path, now):
+    """What curl asks; anything else on the socket is not served, and the connection ends."""
+
+    def ask(path: str, request: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.sendall(request)
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+    async def story(desk):
+        (first,) = await desk.submit(ANN, job(gpus="1"))
+        await desk.runs(first)
+        head, _, body = (
+            await asyncio.to_thread(ask, str(desk.path), b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n")
+        ).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4") and f"Length: {len(body)}".encode() in head
+        assert b"\ndockless_daemon_up 1\n" in body and f'\ndockless_job_gpus{{job="{first}",user="ann"}} 1\n'.encode() in body
+        assert (await asyncio.to_thread(ask, str(desk.path), b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+        assert (await asyncio.to_thread(ask, str(desk.path), b"GET \r\n" + b"x: y\r\n" * 200)).startswith(b"HTTP/1.1 404 ")
+
+    play(tmp_path, story)
+
+
+def test_whose_a_process_is(monkeypatch):
+    """The keeper itself counts; a way that comes back to itself, or to nothing, ends."""
+    ways = {5: 4, 4: 3, 3: 1, 9: 8, 8: 9, 7: 0, 6: 4}
+    asked = []
+    monkeypatch.setattr(seen, "_parent", lambda pid: asked.append(pid) or ways[pid])
+    monkeypatch.setattr(seen, "_uid", lambda pid: pid * 10)
+    assert seen.whose([5, 4, 6, 3, 9, 7, 1], {4: 11, 100: 12}) == {
+        5: (50, 11), 4: (40, 11), 6: (60, 11), 3: (30, 0), 9: (90, 0), 7: (70, 0), 1: (10, 0)
+    }  # fmt: skip
+    assert len(asked) == len(set(asked))
+
+
+TOP = Top(
+    1.0,
+    (
+        GpuUse(0, "GPU-0", "H100", 80 << 30, job=7, user="ann", busy=0.5, used=40 << 30, temperature=61.4, power=300.0,
+               programs=(GpuProgram(11, "ann", 7, 1), GpuProgram(12, "eve", 0, 1 << 30))),
+        GpuUse(1, "GPU-1", "H100", 80 << 30, outside=True, programs=(GpuProgram(13),)),
+        GpuUse(2, "GPU-2", "H100", 80 << 30, user="ben", outside=True, programs=(GpuProgram(14),)),
+        GpuUse(3, "GPU-3", "H100", 80 << 30, trouble="Xid 79"),
+        GpuUse(4, "GPU-4", "H100", 80 << 30),
+    ),
+    (JobUse(7, "ann", "train\x1b[2J\n", (0,), 0.0, 3600.0, 0.5, 1 << 30), JobUse(8, "ben")),
+    (UserUse("ann", 1, 1, 3, 9, 2, 90.0), UserUse("ben")),
+    2, 3, 4, 5,
+)  # fmt: skip
+REMARKS = [
+    "GPU 0 is used by process 12 of eve, which has no lease, 1 GiB of its memory.",
+    "GPU 1 is used by process 13, which has no lease.",
+    "GPU 3 is out of service: Xid 79.",
+    "Not shown: 4 more jobs, 5 more users.",
+]
+
+
+def test_how_it_is_printed(capfd):
+    overview.print_lines(TOP)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "1 of 5 GPUs free, 2 jobs running, 3 waiting" and lines[-4:] == REMARKS
+    assert lines[3].split() == "0 H100 50 % 40 GiB of 80 GiB 61 °C 300 W job 7 ann".split()
+    assert [line.split()[2:] for line in lines[4:8]] == [
+        ["in", "use", "outside"],
+        ["a", "sandbox", "ben"],
+        ["out", "of", "service"],
+        ["free"],
+    ]
+    assert lines[10].split() == "7 ann 0 50 % 1 GiB 1h train\\x1b[2J\\n".split()
+    assert lines[14].split() == "ann 1 1 3 job 9 2 in 1m30s".split()
+
+
+def test_how_it_is_drawn():
+    """Names are drawn escaped."""
+    from rich.console import Console
+
+    drawn = io.StringIO()
+    Console(file=drawn, width=160, color_system=None).print(live.picture(TOP))
+    lines = [line.rstrip() for line in drawn.getvalue().splitlines()]
+    assert lines[0] == "1 of 5 GPUs free, 2 jobs running, 3 waiting" and lines[-4:] == REMARKS
+    assert "━━━━━━━━" in lines[3] and "job 7" in lines[3] and "40 GiB of 80 GiB" in lines[3]
+    assert any("train\\x1b[2J\\n" in line for line in lines)
