@@ -58,8 +58,7 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
     ``GpuError`` for a requirement of the image that does not hold, and for files that root cannot trust; ``BadInput``.
     """
     simulated = any(gpu.simulated for gpu in gpus)
-    root = _driver_root(paths.config_file())
-    version = _version(root, simulated)
+    root, version = installed(simulated=simulated)
     wanted = requirements.requirements(variables)
     if wanted:
         requirements.check(wanted, nvml.facts(gpus) | {"driver": version}, note=" (simulated)" if simulated else "")
@@ -69,6 +68,12 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
         return Injection(proc=proc, proc_files=proc_files)
     layer, files, warnings = _kept(image, root, version, capabilities, gpus)
     return Injection(layer, files, proc, proc_files, warnings)
+
+
+def installed(*, simulated: bool) -> tuple[str, str]:
+    """Where the driver's files are, and its version: "" for simulated GPUs that have no driver. ``GpuError``, ``BadInput``"""
+    root = _driver_root(paths.config_file())
+    return root, _version(root, simulated)
 
 
 @functools.cache

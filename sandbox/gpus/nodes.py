@@ -67,6 +67,12 @@ def device_nodes(gpus: Sequence[Gpu]) -> tuple[DeviceNode, ...]:
         return ()
     if any(gpu.simulated for gpu in gpus):
         return _simulated_nodes(gpus)
+    if (_DEV / "dxg").exists() and not (_DEV / "nvidiactl").exists():
+        raise GpuError(
+            "this is Windows Subsystem for Linux: its GPUs are behind /dev/dxg, shared by all and not leased one by one",
+            subject="/dev/dxg",
+            hint="run dockless on Linux itself; without GPUs it works here, too",
+        )
     majors = character_majors(_PROC_DEVICES.read_text())
     nodes = []
     for wanted in _wanted(gpus, majors.get("nvidia-uvm"), majors.get("nvidia-caps")):

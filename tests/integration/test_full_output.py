@@ -59,6 +59,7 @@ PRINTING = {
     "wait": "1",
     "cancel": "1",
     "why": "1",
+    "gpu": "list",
     "info": "",
     "metrics": "",
     "config": "show",

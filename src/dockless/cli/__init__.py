@@ -72,6 +72,7 @@ VERBS = {
     "why": Verb("why", "why a job waits, when it starts, and what would let it start now", "queue"),
     "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
     "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
+    "gpu": Verb("gpus", "this host's GPUs and their slices; describe them for other programs (CDI)", "queue"),
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
     "metrics": Verb("metrics", "GPUs, quotas and jobs in numbers, as Prometheus reads them", "queue"),
     "daemon": Verb("host", "start queued jobs; stays in the foreground", "queue"),
