@@ -43,11 +43,12 @@ from dockless.sched.jobs import Job, JobSpec, State, final_state, sandbox_id, sh
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
 from dockless.sched.policy.waiting import WaitingList
-from dockless.sched.store import queue
+from dockless.sched.store import queue, usage
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.lease import Lease
 from dockless.sched.store.queue import Live
 from dockless.sched.store.writer import Change, QueueWriter
+from dockless.sched.used import By, Used
 
 LAUNCHERS = 4
 AT_A_TIME = 50
@@ -73,6 +74,8 @@ class Engine:
         database = directory / "jobs.db"
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
+        usage.know(writing, {unit.uuid: unit.model for unit in gpus.gpus})
+        self.database = database
         self.reader = queue.connect(database)
         self._writer = QueueWriter(writing, self._committed)
         self._loop = asyncio.get_running_loop()
@@ -541,6 +544,16 @@ class Engine:
     def log_base(self, number: int, attempt: int) -> Path:
         """Where an ended attempt's output is kept, without the suffix."""
         return self.logs / self.name(number, attempt)
+
+    async def used(self, since: float, until: float, by: By) -> list[Used]:
+        """See ``usage.report``."""
+
+        def read() -> list[Used]:
+            with contextlib.closing(queue.connect(self.database)) as db:
+                return usage.report(db, since, until, time.time(), by)
+
+        found: list[Used] = await self.in_thread(self._ending, read)
+        return found
 
     # -- the end of the daemon
 

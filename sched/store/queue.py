@@ -29,6 +29,7 @@ from dockless.base.typing import Any
 from dockless.errors import SchedError
 from dockless.sched.jobs import ALLOWED, NO_OPTIONS, Attempt, AttemptState, Job, JobOptions, State, read_options
 from dockless.sched.store import lease as leases
+from dockless.sched.store import usage
 from dockless.sched.store.lease import Lease
 
 VERSION = 3
@@ -61,6 +62,7 @@ SCHEMA = (
     """CREATE TABLE events(seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, job INTEGER NOT NULL, attempt INTEGER NOT NULL,
         event TEXT NOT NULL, detail TEXT NOT NULL DEFAULT '')""",
     *SINCE_2,
+    *usage.SCHEMA,
 )
 
 _COLUMNS = (
@@ -163,9 +165,12 @@ def _upgrade_1(db: sqlite3.Connection) -> None:
 
 
 def _upgrade_2(db: sqlite3.Connection) -> None:
-    """Jobs had no options."""
+    """Jobs had no options, and nobody counted what was used."""
     db.execute("BEGIN IMMEDIATE")
     db.execute("ALTER TABLE jobs ADD COLUMN options TEXT NOT NULL DEFAULT '{}'")
+    for statement in usage.SCHEMA:
+        db.execute(statement)
+    usage.count_all(db)
     db.execute("PRAGMA user_version=3")
     db.execute("COMMIT")
 
@@ -337,9 +342,12 @@ def _end_attempt(
     db: sqlite3.Connection, job: int, attempt: int, state: AttemptState, now: float, reason: str, record: dict[str, Any] | None
 ) -> None:
     db.execute(
-        "UPDATE attempts SET state=?, ended=?, reason=?, exit=? WHERE job=? AND number=?",
-        (str(state), now, reason, None if record is None else json.dumps(record), job, attempt),
+        "UPDATE attempts SET state=?, ended=MAX(started, MIN(?, ?)), reason=?, exit=? WHERE job=? AND number=?",
+        # What a daemon finds when it comes back has ended before.
+        (str(state), now, (record or {}).get("ended") or now, reason, None if record is None else json.dumps(record), job, attempt),
     )
+    if state is not AttemptState.VOID:
+        usage.count(db, job, attempt)
     leases.release(db, job, attempt)
     event(db, now, job, attempt, str(state).lower(), reason)
 

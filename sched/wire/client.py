@@ -30,6 +30,7 @@ from dockless.sched.wire.listing import Listing, read_page
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, Why
 
 if TYPE_CHECKING:
+    from dockless.sched.used import Used
     from dockless.sched.wire.top import Top
 
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
@@ -281,6 +282,15 @@ class Client:
         from dockless.sched.wire.top import Top
 
         return read(Top, self._call("top")["top"], "top", newer=True)
+
+    @checked
+    def usage(self, *, since: float | None = None, until: float | None = None, by: str = "user") -> list[Used]:
+        """What was used from the day of ``since`` to that of ``until``, seconds since 1970 (default: the last 30 days); by ``user``,
+        ``group``, ``gpu``, ``day``, ``week`` or ``month``. Days are those of UTC; what runs counts until now."""
+        from dockless.base.records import read
+        from dockless.sched.used import Used
+
+        return [read(Used, one, "used", newer=True) for one in self._call("usage", since=since, until=until, by=by)["used"]]
 
     def ping(self) -> DaemonInfo:
         data = self._call("ping")["daemon"]

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from dockless.base.records import plain
 from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
@@ -26,6 +27,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
+from dockless.sched.used import BY
 from dockless.sched.wire import logs, metrics
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.entering import Entering
@@ -59,6 +61,8 @@ UNFINISHED = 8 << 20
 AT_ONCE = 100
 """Jobs of an answer that are encoded before somebody else's turn."""
 MAX_LISTED = 100_000
+MOST_SECONDS = 1e11
+"""A moment of long after, as seconds since 1970 that ``date`` knows."""
 _HEADERS = 100
 """Lines of a request over HTTP that are passed over."""
 
@@ -92,6 +96,7 @@ class Server:
             "wait": self._wait,
             "info": self._info,
             "top": self._top,
+            "usage": self._usage,
             "shutdown": self._shutdown,
         }
 
@@ -386,6 +391,14 @@ class Server:
 
     async def _top(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"top": (await self.picture.seen_by(caller)).as_dict()}
+
+    async def _usage(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        now = time.time()
+        since, until = (_seconds(request, name, MOST_SECONDS) for name in ("since", "until"))
+        if (by := request.get("by", "user")) not in BY:
+            raise BadInput(f"use is not reported by {str(by)[:40]!r}", subject="by", hint=f"use {', '.join(BY)}")
+        found = await self.engine.used(now - 30 * 86400 if since is None else since, now if until is None else until, by)
+        return {"used": plain(found)}
 
     async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         if not caller.admin:

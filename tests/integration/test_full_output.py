@@ -61,6 +61,7 @@ PRINTING = {
     "why": "1",
     "gpu": "list",
     "info": "",
+    "usage": "",
     "metrics": "",
     "config": "show",
     "doctor": "",

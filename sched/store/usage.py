@@ -1,0 +1,141 @@
+"""What was used: a row a day for each user, group and model of GPU, in the transaction that ends an attempt.
+
+Jobs are forgotten after a while, this is not: it is what reports, and shares of what went before, are made of. A day is one of UTC. Times
+are whole milliseconds, so that sums are exact; an attempt counts from the lease of its GPUs to the end of its program.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Any
+from dockless.sched.used import By, Used
+
+DAY = 86_400_000
+"""Milliseconds."""
+SCHEMA = (
+    """CREATE TABLE usage(
+        day INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, grp TEXT NOT NULL, model TEXT NOT NULL,
+        gpu_ms INTEGER NOT NULL, cpu_ms INTEGER NOT NULL, attempts INTEGER NOT NULL, jobs INTEGER NOT NULL,
+        PRIMARY KEY(day, uid, user, grp, model)) WITHOUT ROWID""",
+    "CREATE TABLE gpu_models(uuid TEXT PRIMARY KEY, model TEXT NOT NULL) WITHOUT ROWID",
+)
+_RUNNING = (
+    "SELECT a.job, a.number, a.started, a.gpus, j.uid, j.user, j.grp FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state='RUNNING'"
+)
+_COLUMNS = {"user": "user", "group": "grp", "gpu": "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    day: int
+    model: str
+    gpu_ms: int
+    cpu_ms: int
+    attempts: int
+    jobs: int
+
+
+def know(db: sqlite3.Connection, models: Mapping[str, str]) -> None:
+    """Of which model each GPU is: what a later daemon finds used may be there no more."""
+    known = dict(db.execute("SELECT uuid, model FROM gpu_models"))
+    new = [(uuid, model) for uuid, model in models.items() if known.get(uuid) != model]
+    if new:
+        db.executemany("INSERT OR REPLACE INTO gpu_models VALUES(?,?)", new)
+
+
+def count(db: sqlite3.Connection, job: int, number: int) -> None:
+    """Add an attempt that has run and ended, inside the transaction that says so."""
+    started, ended, gpus = db.execute("SELECT started, ended, gpus FROM attempts WHERE job=? AND number=?", (job, number)).fetchone()
+    owner = db.execute("SELECT uid, user, grp FROM jobs WHERE id=?", (job,)).fetchone()
+    rows = _rows(started, ended, _models(db, json.loads(gpus)), _is_first(db, job, number))
+    db.executemany(
+        "INSERT INTO usage VALUES(?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET gpu_ms=gpu_ms+excluded.gpu_ms,"
+        " cpu_ms=cpu_ms+excluded.cpu_ms, attempts=attempts+excluded.attempts, jobs=jobs+excluded.jobs",
+        [(row.day, *owner, row.model, row.gpu_ms, row.cpu_ms, row.attempts, row.jobs) for row in rows],
+    )
+
+
+def count_all(db: sqlite3.Connection) -> None:
+    """Those of a queue that did not count yet."""
+    for job, number in db.execute("SELECT job, number FROM attempts WHERE state IN ('ENDED','LOST')").fetchall():
+        count(db, job, number)
+
+
+def report(db: sqlite3.Connection, since: float, until: float, now: float, by: By) -> list[Used]:
+    """The days from that of ``since`` to that of ``until``, seconds since 1970; what runs counts until ``now``. Most GPU time first, or,
+    by time, the oldest. Reads the database as it is at one moment."""
+    first, last = _milliseconds(since) // DAY, _milliseconds(until) // DAY + 1
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+
+    def add(day: int, user: str, group: str, model: str, *values: int) -> None:
+        sums = found[_key(by, day, user, group, model)]
+        for place, value in enumerate(values):
+            sums[place] += value
+
+    db.execute("BEGIN")
+    try:
+        for row in db.execute(
+            "SELECT day, user, grp, model, SUM(gpu_ms), SUM(cpu_ms), SUM(jobs), SUM(attempts) FROM usage WHERE day >= ? AND day < ?"
+            f" GROUP BY {_COLUMNS.get(by, 'day')}",
+            (first, last),
+        ):
+            add(*row)
+        for job, number, started, gpus, _uid, user, group in db.execute(_RUNNING).fetchall():
+            for one in _rows(started, now, _models(db, json.loads(gpus)), _is_first(db, job, number)):
+                if first <= one.day < last:
+                    add(one.day, user, group, one.model, one.gpu_ms, one.cpu_ms, one.jobs, one.attempts)
+    finally:
+        db.execute("COMMIT")
+    rows = [Used(key, gpu / 1000, cpu / 1000, jobs, attempts) for key, (gpu, cpu, jobs, attempts) in found.items()]
+    in_time = by in ("day", "week", "month")
+    return sorted(rows, key=lambda used: (used.key,) if in_time else (-used.gpu_seconds, -used.cpu_seconds, used.key))
+
+
+def _key(by: By, day: int, user: str, group: str, model: str) -> str:
+    if by in _COLUMNS:
+        return {"user": user, "group": group, "gpu": model}[by]
+    import datetime
+
+    date = datetime.date.fromordinal(datetime.date(1970, 1, 1).toordinal() + day)
+    if by == "week":
+        year, week, _ = date.isocalendar()
+        return f"{year}-W{week:02}"
+    return date.isoformat()[: 7 if by == "month" else 10]
+
+
+def _rows(started: float, ended: float, models: Mapping[str, int], first: bool) -> Iterator[_Row]:
+    """One for each day and model that an attempt has to do with; without GPUs the model is empty."""
+    for at, (day, length) in enumerate(_days(_milliseconds(started), _milliseconds(ended))):
+        for place, model in enumerate(sorted(models) or [""]):
+            begun = at == place == 0
+            yield _Row(day, model, length * models.get(model, 0), 0 if models else length, begun, begun and first)
+
+
+def _days(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The days that a time lies in, and how much of it, milliseconds; the day of its beginning at least. A clock that was set back takes
+    nothing away."""
+    yield start // DAY, max(0, min(end, (start // DAY + 1) * DAY) - start)
+    for day in range(start // DAY + 1, -(-end // DAY)):
+        yield day, min(end, (day + 1) * DAY) - day * DAY
+
+
+def _models(db: sqlite3.Connection, gpus: Iterable[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for uuid in gpus:
+        row: Any = db.execute("SELECT model FROM gpu_models WHERE uuid=?", (uuid,)).fetchone()
+        found[row[0] if row else "unknown"] += 1
+    return found
+
+
+def _is_first(db: sqlite3.Connection, job: int, number: int) -> bool:
+    """Whether it is the first attempt of its job that ran."""
+    return db.execute("SELECT 1 FROM attempts WHERE job=? AND number<? AND state != 'VOID' LIMIT 1", (job, number)).fetchone() is None
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

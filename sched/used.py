@@ -1,0 +1,22 @@
+"""A line of the report of what was used: a record that client and daemon share."""
+
+from __future__ import annotations
+
+from dockless.base.dataclass import dataclass
+from dockless.base.typing import Literal
+
+By = Literal["user", "group", "gpu", "day", "week", "month"]
+BY: tuple[By, ...] = ("user", "group", "gpu", "day", "week", "month")
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """``key``: the user, the group, the GPUs' model, or the day, week or month (``2026-11-23``, ``2026-W48``, ``2026-11``; UTC).
+    ``gpu_seconds``: of each GPU; ``cpu_seconds``: that jobs without GPUs ran. ``jobs``: those that were started for the first time, and
+    ``attempts``: those that began, in that time."""
+
+    key: str
+    gpu_seconds: float
+    cpu_seconds: float
+    jobs: int
+    attempts: int

@@ -1,0 +1,59 @@
+"""``usage``: GPU time by user, group, model or time."""
+
+from __future__ import annotations
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.cli.output import out, print_json, table
+from dockless.cli.parser import Namespace, Parser
+from dockless.errors import BadInput
+
+if TYPE_CHECKING:
+    from dockless.sched.used import Used
+
+_BY = ("user", "group", "gpu", "day", "week", "month")
+
+
+def usage_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--since", default="30d", metavar="TIME", help="from that day on: 7d ago (default: 30d), 2026-01-31, seconds since 1970"
+    )
+    parser.add_argument("--until", metavar="TIME", help="to the end of that day (default: today)")
+    parser.add_argument("--by", choices=_BY, default="user", help="one line for each (default: user)")
+    parser.add_argument("--csv", action="store_true", help="comma-separated values")
+    parser.json()
+
+
+def usage(options: Namespace) -> int:
+    from dockless.base.records import plain
+    from dockless.cli.logs import moment
+    from dockless.sched import connect
+
+    if options.csv and options.json:
+        raise BadInput("--csv and --json together", subject="--csv", hint="give one of them")
+    since = moment(options.since, "--since")
+    until = None if options.until is None else moment(options.until, "--until")
+    with connect() as queue:
+        found = queue.usage(since=since, until=until, by=options.by)
+    if options.json:
+        print_json([plain(used) for used in found])
+    elif options.csv:
+        _print_csv(options.by, found)
+    else:
+        rows = [
+            (used.key or "-", f"{used.gpu_seconds / 3600:.2f}", f"{used.cpu_seconds / 3600:.2f}", used.jobs, used.attempts)
+            for used in found
+        ]
+        table((options.by.upper(), "GPU-HOURS", "CPU-JOB-HOURS", "JOBS", "ATTEMPTS"), rows)
+    return 0
+
+
+def _print_csv(by: str, found: list[Used]) -> None:
+    """RFC 4180, with lines as this system has them."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((by, "gpu_seconds", "cpu_seconds", "jobs", "attempts"))
+    writer.writerows((used.key, used.gpu_seconds, used.cpu_seconds, used.jobs, used.attempts) for used in found)
+    out(*text.getvalue().splitlines())
