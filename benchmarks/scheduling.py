@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import packing
 from benchmarks import replay_traces as replays
+from dockless.sched.policy.replay import Replay, TraceJob
 
 Row = dict[str, Any]
 GROUPS = ("packing", "waiting")
@@ -60,26 +61,26 @@ def packed(place: Path, trace: str, seed: int, learnt: bool) -> tuple[float, flo
 def waited(kind: str, place: Path) -> list[Row]:
     """One kind of replay: its rows of the table."""
     if kind in ONE_HOST:
-        trace = (replays.tiresias if kind == "tiresias_60" else replays.philly)(place)
-        return [_row(kind, name, [trace], [replays.replay(trace, name == "strict")]) for name in ("strict", "dockless")]
+        jobs = replays.read(place, f"{kind}.csv")
+        return [_row(kind, name, [replays.replayed(jobs, 8, policy)]) for name, policy in (("strict", "fifo"), ("dockless", "backfill"))]
     windows = replays.lublin(place)
     if kind == "lublin_256":
-        return [_row(kind, "dockless", windows, [replays.replay(window) for window in windows])]
+        return [_row(kind, "dockless", [replays.replayed(window, replays.LUBLIN_GPUS) for window in windows])]
     name, _, backfill = kind.partition(" ")
-    score: Callable[[replays.Job], float] = (lambda job: job[0]) if name == "FCFS" else (lambda job: job[1])
-    return [_row("lublin_256", kind, windows, [replays.simple(window, score, bool(backfill)) for window in windows])]
+    score: Callable[[TraceJob], float] = (lambda job: job.submitted) if name == "FCFS" else (lambda job: job.runs)
+    return [_row("lublin_256", kind, [replays.simple(window, replays.LUBLIN_GPUS, score, bool(backfill)) for window in windows])]
 
 
-def _row(trace: str, policy: str, windows: list[replays.Trace], waits: list[list[float]]) -> Row:
-    every = sorted(wait for window in waits for wait in window)
+def _row(trace: str, policy: str, found: list[Replay]) -> Row:
+    every = sorted(wait for one in found for wait in one.waits)
     return {
         "trace": trace,
         "policy": policy,
         "mean_wait_s": round(mean(every)),
         "p95_wait_s": round(every[int(0.95 * len(every))]),
         "longest_wait_s": round(every[-1]),
-        "utilisation": round(mean(map(replays.utilisation, windows, waits)), 4),
-        "bounded_slowdown": round(mean(map(replays.slowdown, windows, waits)), 2),
+        "utilisation": round(mean(one.utilisation for one in found), 4),
+        "bounded_slowdown": round(mean(one.slowdown for one in found), 2),
     }
 
 

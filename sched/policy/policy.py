@@ -120,10 +120,13 @@ class Decision:
     _used: Counter[str]
     _free: list[str]
     _state: QueueState
+    _closed: int | None = None  # nothing is left for jobs of this priority or less that come later
     _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
 
     def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
+        if job.gpus and self._closed is not None and job.priority <= self._closed:
+            return True
         hold = self._hold(job)
         return hold is not None and job.priority <= hold.priority
 
@@ -197,9 +200,8 @@ class _Pass:
         self.start_in_turn([line for line in lines if not line.first().gpus], with_gpus)
         self.next = [(order(job), job) for job in (line.first() for line in with_gpus)]
         heapify(self.next)
-        while self.next:
-            if not self.free and HOST in self.reserved:
-                break  # nothing left to give, and the head has its reservation
+        closed: int | None = None
+        while self.next and closed is None:
             _, job = heappop(self.next)
             hold = self.blocked(job)
             if hold is None:
@@ -217,7 +219,10 @@ class _Pass:
                 self.follow(line.after(job, within))
             if parked is not None and hold is not None:
                 self.park(parked, hold)
-        return Decision(self.starts, self.now, [*self.reserved.values(), *self.kept], self.held, self.used, list(self.free), self.state)
+            if not self.free and HOST in self.reserved:
+                closed = job.priority  # nothing left to give, and the head has its reservation
+        reservations = [*self.reserved.values(), *self.kept]
+        return Decision(self.starts, self.now, reservations, self.held, self.used, list(self.free), self.state, closed)
 
     def start_in_turn(self, lines: Sequence[Line], others: Sequence[Line]) -> None:
         """Those without GPUs, of ``lines``. ``others``: the lines of those with GPUs, which may be held by the same quota of jobs."""

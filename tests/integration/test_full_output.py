@@ -60,6 +60,7 @@ PRINTING = {
     "cancel": "1",
     "why": "1",
     "gpu": "list",
+    "simulate": "{trace} --gpus 2",
     "info": "",
     "usage": "",
     "metrics": "",
@@ -89,7 +90,8 @@ def test_every_verb_says_that_its_output_is_lost(home, tmp_path):
     assert set(PRINTING) == set(VERBS)
     load(tmp_path, [make.file("data", "x")], name="one:1")
     export(Store().get("one:1"), tmp_path / "root.tar")
-    places = {"layout": str(next(tmp_path.glob("layout-*"))), "tar": str(tmp_path / "root.tar")}
+    places = {"layout": str(next(tmp_path.glob("layout-*"))), "tar": str(tmp_path / "root.tar"), "trace": str(tmp_path / "jobs.csv")}
+    (tmp_path / "jobs.csv").write_text("submitted,run\n0,1\n")
     (home / "run").mkdir(exist_ok=True)
     daemon = DaemonProcess(home).start()
     try:

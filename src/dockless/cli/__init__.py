@@ -70,6 +70,7 @@ VERBS = {
     "submit": Verb("jobs", "queue a command", "queue"),
     "queue": Verb("jobs", "list jobs, and why each waiting one waits", "queue"),
     "why": Verb("why", "why a job waits, when it starts, and what would let it start now", "queue"),
+    "simulate": Verb("simulate", "what the scheduler would do with the jobs of a trace", "queue"),
     "wait": Verb("jobs", "wait until jobs or sandboxes have ended", "queue"),
     "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
     "gpu": Verb("gpus", "this host's GPUs and their slices; describe them for other programs (CDI)", "queue"),

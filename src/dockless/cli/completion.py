@@ -18,7 +18,7 @@ _ARGUMENTS = {
     "commit": (_BOXES,), "cp": (_BOXES,), "diff": (_BOXES,),
     "snapshot": (_BOXES,), "fork": (_BOXES,), "attach": (_JOBS, _BOXES), "exec": (_JOBS, _BOXES), "images": ("echo check", _IMAGES),
 }  # fmt: skip
-_FILES = ("load", "import")
+_FILES = ("load", "import", "simulate")
 
 
 class Flag(NamedTuple):

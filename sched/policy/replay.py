@@ -1,0 +1,229 @@
+"""What the scheduler would do with the jobs of a trace: the daemon's own ``decide``, asked in simulated time.
+
+Pure: no clock, no files, no chance. The same trace and the same host have the same answer. A pass is made when the daemon makes one: when
+something has ended, and for a job that has just been submitted unless the last pass says that it must wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+
+from dockless.base.dataclass import dataclass, replace
+from dockless.base.typing import Literal
+from dockless.sched.policy.policy import Decision, QueueState, RunningJob, decide
+from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList, order
+
+Policy = Literal["backfill", "fifo", "shortest"]
+POLICIES: dict[Policy, str] = {
+    "backfill": "the daemon's: in order, and ahead of it whatever delays nobody",
+    "fifo": "strictly in order: nothing starts before the first in the queue",
+    "shortest": "the daemon's, and of equal priority the shortest time limit is first",
+}
+
+SHORTEST = 1e-3
+"""Seconds that every job runs at least."""
+STEP = 1000
+"""Jobs between two calls of ``progress``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """A job of a trace. Times in seconds. ``runs``: how long it would run if it had no time limit; ``time_limit``: 0 for none;
+    ``groups``: whose quotas it counts in."""
+
+    submitted: float
+    runs: float
+    gpus: int = 0
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    priority: int = 0
+    time_limit: float = 0.0
+
+    @property
+    def length(self) -> float:
+        """Seconds that it runs, once it has started."""
+        return max(min(self.runs, self.time_limit or math.inf), SHORTEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long some jobs wait, seconds. ``p95``: what 95 of 100 do not pass."""
+
+    jobs: int = 0
+    mean: float = 0.0
+    p95: float = 0.0
+    longest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What became of a trace on a host of so many GPUs. ``started``: when each job of ``jobs`` does, in seconds of the trace's clock;
+    ``never``: how many of the trace's jobs are not among them, because this host or a quota could never let them start."""
+
+    gpus: int
+    jobs: tuple[TraceJob, ...]
+    started: tuple[float, ...]
+    never: int = 0
+
+    @property
+    def begins(self) -> float:
+        """The first submission."""
+        return min((job.submitted for job in self.jobs), default=0.0)
+
+    @property
+    def ends(self) -> float:
+        """The end of the last job."""
+        return max((start + job.length for job, start in self._pairs()), default=0.0)
+
+    @property
+    def waits(self) -> list[float]:
+        return [start - job.submitted for job, start in self._pairs()]
+
+    @property
+    def utilisation(self) -> float:
+        """The part of all GPU time, from the first submission to the last end, in which jobs had the GPUs."""
+        whole = self.gpus * (self.ends - self.begins)
+        return sum(job.length * job.gpus for job in self.jobs) / whole if whole else 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """The mean bounded slowdown: (wait + run) / run, where a run of less than 10 seconds counts as 10, and never less than 1."""
+        rows = [max(1.0, (wait + job.length) / max(job.length, 10.0)) for job, wait in zip(self.jobs, self.waits, strict=True)]
+        return sum(rows) / len(rows) if rows else 1.0
+
+    def wait(self) -> Wait:
+        """Of all jobs."""
+        return _summary(self.waits)
+
+    def by_user(self) -> dict[str, Wait]:
+        """Of each user's jobs; who has the most GPU time is first."""
+        waits: dict[str, list[float]] = defaultdict(list)
+        for job, wait in zip(self.jobs, self.waits, strict=True):
+            waits[job.user].append(wait)
+        work = self.gpu_seconds()
+        return {user: _summary(waits[user]) for user in sorted(waits, key=lambda user: (-work[user], user))}
+
+    def gpu_seconds(self) -> dict[str, float]:
+        """By user."""
+        work: dict[str, float] = defaultdict(float)
+        for job in self.jobs:
+            work[job.user] += job.gpus * job.length
+        return work
+
+    def over_time(self, pieces: int) -> dict[str, list[float]]:
+        """How many GPUs each user has, as the mean of each of so many equal pieces of the time."""
+        begins = self.begins
+        piece = (self.ends - begins) / pieces
+        rows: dict[str, list[float]] = {user: [0.0] * (pieces + 1) for user in self.by_user()}
+        for job, start in self._pairs():
+            if not job.gpus:
+                continue
+            row, length = rows[job.user], job.length
+            first, last = (min(pieces - 1, int((moment - begins) / piece)) for moment in (start, start + length))
+            if first == last:
+                row[first] += job.gpus * length / piece
+                continue
+            row[first] += job.gpus * (first + 1 - (start - begins) / piece)
+            for at in range(first + 1, last):
+                row[at] += job.gpus
+            row[last] += job.gpus * ((start + length - begins) / piece - last)
+        return {user: row[:pieces] for user, row in rows.items()}
+
+    def _pairs(self) -> Iterable[tuple[TraceJob, float]]:
+        return zip(self.jobs, self.started, strict=True)
+
+
+def _summary(waits: Sequence[float]) -> Wait:
+    if not waits:
+        return Wait()
+    waits = sorted(waits)
+    return Wait(len(waits), sum(waits) / len(waits), waits[min(len(waits) - 1, int(0.95 * len(waits)))], waits[-1])
+
+
+def replay(
+    jobs: Iterable[TraceJob], host: QueueState, policy: Policy = "backfill", progress: Callable[[int], None] | None = None
+) -> Replay:
+    """Run ``jobs`` on ``host``, of which nobody waits and nothing runs. ``progress`` is told now and then how many have ended."""
+    run = _Run(sorted(jobs, key=lambda job: job.submitted), host, policy, progress)
+    run.to_the_end()
+    kept = [number for number, start in enumerate(run.started) if start is not None]
+    starts = tuple(start for start in run.started if start is not None)
+    return Replay(len(host.gpus), tuple(run.jobs[number] for number in kept), starts, len(run.jobs) - len(kept))
+
+
+class _Run:
+    def __init__(self, jobs: Sequence[TraceJob], host: QueueState, policy: Policy, progress: Callable[[int], None] | None) -> None:
+        self.jobs = jobs
+        self.host = host
+        self.strict = policy == "fifo"
+        self.progress = progress
+        self.ended = 0
+        self.started: list[float | None] = [None] * len(jobs)
+        self.waiting = WaitingList()
+        self.queued: dict[int, WaitingJob] = {}
+        self.running: dict[int, RunningJob] = {}
+        self.ends: list[tuple[float, int]] = []
+        self.possible: dict[Kind, bool] = {}
+        self.decision: Decision | None = None
+        self.ranks: dict[float, int] = {}
+        if policy == "shortest":
+            lengths = sorted({job.time_limit or math.inf for job in jobs}, reverse=True)
+            self.ranks = {length: rank for rank, length in enumerate(lengths)}
+
+    def to_the_end(self) -> None:
+        coming = 0
+        while coming < len(self.jobs) or self.ends:
+            now = min(self.jobs[coming].submitted if coming < len(self.jobs) else math.inf, self.ends[0][0] if self.ends else math.inf)
+            look = False
+            while self.ends and self.ends[0][0] <= now:
+                del self.running[heappop(self.ends)[1]]
+                self.ended += 1
+                look = True
+                if self.progress is not None and self.ended % STEP == 0:
+                    self.progress(self.ended)
+            while coming < len(self.jobs) and self.jobs[coming].submitted <= now:
+                job = self._waiting_job(coming)
+                coming += 1
+                if self._can_start(job):
+                    self.waiting.add(job)
+                    self.queued[job.id] = job
+                    look = look or self.decision is None or not self.decision.held(job)
+            if look:
+                self._pass(now)
+
+    def _waiting_job(self, number: int) -> WaitingJob:
+        job = self.jobs[number]
+        priority = job.priority
+        if self.ranks:
+            priority = priority * len(self.ranks) + self.ranks[job.time_limit or math.inf]
+        return WaitingJob(number + 1, job.user, job.gpus, job.groups, priority=priority, time_limit=job.time_limit)
+
+    def _can_start(self, job: WaitingJob) -> bool:
+        """Whether it would on this host with nothing else there: the daemon refuses those that would not."""
+        if job.kind not in self.possible:
+            self.possible[job.kind] = bool(decide(replace(self.host, waiting=(job,), running=()), 0.0).starts)
+        return self.possible[job.kind]
+
+    def _pass(self, now: float) -> None:
+        while self.waiting:
+            waiting = WaitingList([self._first()]) if self.strict else self.waiting
+            decision = decide(replace(self.host, waiting=waiting, running=list(self.running.values())), now)
+            for start in decision.starts:
+                number = start.job - 1
+                job = self.jobs[number]
+                self.waiting.remove(self.queued.pop(start.job))
+                self.started[number] = now
+                ends = now + job.time_limit if job.time_limit else None
+                self.running[start.job] = RunningJob(start.job, job.user, frozenset(start.gpus), job.groups, ends)
+                heappush(self.ends, (now + job.length, start.job))
+            if not self.strict:
+                self.decision = decision
+                return
+            if not decision.starts:
+                return
+
+    def _first(self) -> WaitingJob:
+        return min((line.first() for line in self.waiting.lines.values()), key=order)

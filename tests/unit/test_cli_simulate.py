@@ -1,0 +1,165 @@
+"""``simulate`` on the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.requires import requires
+
+from dockless.cli import main
+
+TRACE = """\
+submitted,run,gpus,user,time_limit
+0,100,3,anna,100
+1,50,4,ben,50
+2,98,1,carl,98
+3,,1,carl,98
+4,10,9,ben,10
+"""
+
+
+@pytest.fixture
+def say(home, capfd, tmp_path):
+    (tmp_path / "jobs.csv").write_text(TRACE)
+
+    def say(*words: str) -> tuple[int, str, str]:
+        code = main(["simulate", *words])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return say
+
+
+@pytest.fixture
+def jobs(tmp_path) -> str:
+    return str(tmp_path / "jobs.csv")
+
+
+def test_two_policies(say, jobs):
+    code, out, err = say(jobs, "--gpus", "4", "--policy", "fifo", "--policy", "backfill")
+    assert code == 0
+    assert out == (
+        "POLICY    JOBS  MEAN WAIT  P95    LONGEST  GPUS USED  LASTS\n"
+        "fifo      3     1m22s      2m28s  2m28s    60.3 %     4m8s\n"
+        "backfill  3     33s        1m39s  1m39s    99.7 %     2m30s\n"
+        "\n"
+        "USER  JOBS  GPU-HOURS  MEAN WAIT fifo  P95 fifo  MEAN WAIT backfill  P95 backfill\n"
+        "anna  1     0.1        0s              0s        0s                  0s\n"
+        "ben   1     0.1        1m39s           1m39s     1m39s               1m39s\n"
+        "carl  1     0.0        2m28s           2m28s     0s                  0s\n"
+    )
+    assert err == (
+        "dockless: 1 job of the trace left out: nobody knows how long it runs\n"
+        "dockless: fifo: 1 job could never start\n  hint: they ask for more GPUs than the host has, or a quota allows\n"
+        "dockless: backfill: 1 job could never start\n  hint: they ask for more GPUs than the host has, or a quota allows\n"
+    )
+
+
+def test_json(say, jobs):
+    code, out, _ = say(jobs, "--gpus", "4", "--json")
+    found = json.loads(out)
+    assert (code, found["gpus"], found["left_out"]) == (0, 4, 1)
+    (one,) = found["results"]
+    assert (one["policy"], one["jobs"], one["never"], one["mean_wait"], one["longest_wait"], one["lasts"]) == (
+        "backfill",
+        3,
+        1,
+        33,
+        99,
+        150,
+    )
+    assert one["users"][0] == {"user": "anna", "gpu_seconds": 300, "jobs": 1, "mean_wait": 0, "p95_wait": 0, "longest_wait": 0}
+
+
+def test_settings_beside_each_other(say, jobs, tmp_path):
+    """Carl and Anna share a quota, Ben has one of his own."""
+    for name, most in (("a.toml", 3), ("b.toml", 4)):
+        (tmp_path / name).write_text(f'[quota.groups]\nvision = {most}\n[groups]\nvision = ["anna", "carl"]\n[quota.users]\nben = 4\n')
+    names = [str(tmp_path / name) for name in ("a.toml", "b.toml")]
+    _, out, _ = say(jobs, "--gpus", "8", "--json", "--config", names[0], "--config", names[1])
+    found = {one["policy"]: {user["user"]: user["mean_wait"] for user in one["users"]} for one in json.loads(out)["results"]}
+    assert found == {f"backfill, {names[0]}": {"anna": 0, "ben": 0, "carl": 98}, f"backfill, {names[1]}": {"anna": 0, "ben": 0, "carl": 0}}
+
+
+def test_standard_input(say, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TRACE.encode())))
+    code, out, _ = say("-", "--gpus", "4", "--json")
+    assert code == 0 and json.loads(out)["results"][0]["jobs"] == 3
+
+
+def test_the_gpus_of_this_host(say, jobs, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "4x80G")
+    _, out, _ = say(jobs, "--json")
+    assert json.loads(out)["gpus"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere.csv", "--gpus", "1"), "nowhere.csv: No such file or directory"),
+        (("JOBS", "--gpus", "5000"), "5000 GPUs are more than one host has"),
+        (("JOBS", "--gpus", "0"), "'0' is not a whole number of 1 or more"),
+        (("JOBS", "--gpus", "1", "--policy", "random"), "--policy cannot be 'random'"),
+        (("JOBS", "--gpus", "1", "--config", "/nowhere.toml"), "/nowhere.toml is not there"),
+        (("JOBS", "--gpus", "1", "--chart", "x.pdf"), "x.pdf is neither .svg nor .png"),
+        (("/dev/null", "--gpus", "1"), "/dev/null has no column 'run'"),
+        ((sys.executable, "--gpus", "1"), "is not a text in UTF-8"),
+    ],
+)
+def test_what_is_wrong(say, jobs, words, said):
+    code, out, err = say(*(jobs if word == "JOBS" else word for word in words))
+    assert (code, out) == (125, "") and said in err and "\n  hint: " in err
+
+
+def test_a_chart_without_its_library(say, jobs, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = say(jobs, "--gpus", "4", "--chart", str(tmp_path / "x.svg"))
+    assert (code, out) == (125, "")
+    assert err == "dockless: a chart needs Matplotlib, which is not installed\n  hint: pip install 'dockless[chart]'\n"
+
+
+@requires("module:matplotlib")
+def test_a_chart(say, jobs, tmp_path):
+    """In a process of its own: Matplotlib keeps its fonts open."""
+
+    def drawn(name: str, *policies: str) -> bytes:
+        words = [word for policy in policies for word in ("--policy", policy)]
+        command = [sys.executable, "-P", "-m", "dockless", "simulate", jobs, "--gpus", "4", *words, "--chart", tmp_path / name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return (tmp_path / name).read_bytes()
+
+    text = drawn("gpus.svg", "fifo", "backfill").decode()
+    for word in ("fifo: mean wait 1m22s, 60.3 % used", "backfill: mean wait 33s, 99.7 % used", "anna", "carl", "minutes", "GPUs"):
+        assert f">{word}</text>" in text
+    assert drawn("gpus.png").startswith(b"\x89PNG")
+
+
+def test_an_interrupt_ends_it(home, tmp_path):
+    """Once it has said how far it is, on a terminal."""
+    (tmp_path / "long.csv").write_text(
+        "submitted,run,gpus,user\n" + "".join(f"{number},1000,1,u{number % 50}\n" for number in range(40_000))
+    )
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dockless", "simulate", tmp_path / "long.csv", "--gpus", "4"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(theirs)
+    try:
+        said = b""
+        while b" % of 40000 jobs" not in said:
+            said += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == (b"", None) and process.returncode == 130
+        assert os.read(ours, 4096).endswith(b"\r\033[K")  # nothing is left of it
+    finally:
+        process.kill()
+        os.close(ours)

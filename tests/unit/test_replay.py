@@ -1,0 +1,166 @@
+"""Replays of traces: what is asked of the policy, and what is made of its answers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dockless.errors import BadInput
+from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, WaitingJob, decide
+from dockless.sched.policy.replay import TraceJob, replay
+from dockless.sched.traces import parse
+
+
+def host(gpus: int, **more) -> QueueState:
+    return QueueState(tuple(f"g{number}" for number in range(gpus)), (), **more)
+
+
+def jobs_of(seed: int, count: int = 120) -> list[TraceJob]:
+    dice = random.Random(seed)
+    made = []
+    for _ in range(count):
+        run = dice.choice([1.0, 5.0, 30.0, 200.0])
+        limit = dice.choice([0.0, run, run, 2 * run, run / 2])
+        made.append(
+            TraceJob(float(dice.randrange(600)), run, dice.choice([0, 1, 1, 2, 4]), dice.choice("abc"), (), dice.choice([0, 0, -1]), limit)
+        )
+    return made
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_replay_is_a_pass_at_every_moment(seed):
+    """It makes as few passes as the daemon; with one at every moment the jobs start at the same times."""
+    jobs = sorted(jobs_of(seed), key=lambda job: job.submitted)
+    state = host(4, quotas=Quotas({"a": 3}, {}, None), cpu_jobs=3)
+    possible = [number for number, job in enumerate(jobs) if not (job.user == "a" and job.gpus > 3)]
+    moments = {job.submitted for job in jobs}
+    started: dict[int, float] = {}
+    running: dict[int, RunningJob] = {}
+    while moments:
+        now = min(moments)
+        moments.remove(now)
+        running = {number: one for number, one in running.items() if started[number] + jobs[number].length > now}
+        waiting = [
+            WaitingJob(number, job.user, job.gpus, priority=job.priority, time_limit=job.time_limit)
+            for number in possible
+            if (job := jobs[number]).submitted <= now and number not in started
+        ]
+        for start in decide(QueueState(state.gpus, waiting, [*running.values()], state.quotas, cpu_jobs=3), now).starts:
+            job = jobs[start.job]
+            started[start.job] = now
+            ends = now + job.time_limit if job.time_limit else None
+            running[start.job] = RunningJob(start.job, job.user, frozenset(start.gpus), (), ends)
+            moments.add(now + job.length)
+    got = replay(jobs, state)
+    assert got.never == len(jobs) - len(possible)
+    assert list(got.started) == [started[number] for number in sorted(started)] and len(started) == len(possible)
+
+
+def test_policies():
+    """The second job is too large for now; the third would delay nobody; the fourth is shorter than the second."""
+    trace = [
+        TraceJob(0, 100, 3, time_limit=100),
+        TraceJob(1, 50, 4, time_limit=50),
+        TraceJob(2, 98, 1, time_limit=98),
+        TraceJob(3, 10, 4, time_limit=10),
+    ]
+    assert replay(trace, host(4)).started == (0, 100, 2, 150)
+    assert replay(trace, host(4), "fifo").started == (0, 100, 150, 248)
+    assert replay(trace, host(4), "shortest").started == (0, 110, 2, 100)
+
+
+def test_a_job_that_cannot_be_started_is_in_nobodys_way():
+    trace = [TraceJob(0, 10, 5), TraceJob(0, 10, 2, "anna"), TraceJob(1, 10, 1, "ben", ("vision",))]
+    state = host(4, quotas=Quotas({"anna": 1}, {"vision": 0}, None))
+    for policy in ("backfill", "fifo", "shortest"):
+        found = replay([*trace, TraceJob(2, 10, 4, "carl")], state, policy)
+        assert (found.never, found.started, [job.user for job in found.jobs]) == (3, (2.0,), ["carl"])
+
+
+def test_figures():
+    """Two GPUs for 20 seconds: 10 and 20 of the 40 GPU-seconds are used."""
+    found = replay([TraceJob(10, 10, 1, "anna"), TraceJob(10, 10, 2, "ben", time_limit=10)], host(2))
+    assert found.waits == [0, 10] and found.utilisation == 0.75 and (found.begins, found.ends) == (10, 30)
+    assert found.gpu_seconds() == {"anna": 10, "ben": 20} and [*found.by_user()] == ["ben", "anna"]
+    assert found.wait().mean == 5 and found.wait().longest == found.wait().p95 == 10 and found.wait().jobs == 2
+    assert found.slowdown == 1.5
+    assert found.over_time(4) == {"ben": [0, 0, 2, 2], "anna": [1, 1, 0, 0]}
+    third = found.over_time(3)
+    assert [sum(pieces) * 20 / 3 for pieces in third.values()] == pytest.approx([20, 10])
+    assert third["anna"] == pytest.approx([1, 0.5, 0])
+
+
+def test_progress_is_told():
+    told: list[int] = []
+    replay([TraceJob(float(number), 1, 1) for number in range(2500)], host(1), progress=told.append)
+    assert told == [1000, 2000]
+
+
+CSV = """\
+submitted,run,gpus,user,group,priority,time_limit,other
+2026-11-02T09:00:00+00:00,60,2,anna,vision,-3,120,x
+1793610060,30,,ben,,,
+5,,1,carl,,0,
+"""
+
+
+def test_a_csv():
+    found = parse(CSV, "jobs.csv")
+    assert found.jobs == (
+        TraceJob(1793610000, 60, 2, "anna", ("vision",), -3, 120),
+        TraceJob(1793610060, 30, 0, "ben", (), 0, 0),
+    )
+    assert found.left_out == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,2,7,606,vgg19,164,30\n",
+        "job_id,submit_s,run_s,gpus\n0,7.0,164,2\n",
+        '[{"id": 3, "gpu_count": 2, "gpus": "device=0,1", "submitted": 7.0, "started": 10.0, "ended": 174.0}]',
+        "; Version: 2\n1 7 -1 164 2 -1 -1 2 -1 -1 1 -1 -1 -1 0 -1 -1 -1\n",
+        "1 7 -1 164 -1 -1 -1 2 -1 -1 1 -1 -1 -1 0 -1 -1 -1\n",
+    ],
+)
+def test_forms_of_others(text):
+    """Without time limits, each is what its job runs."""
+    name = "x.swf" if "," not in text else "x"
+    assert parse(text, name).jobs == (TraceJob(7, 164, 2, time_limit=164),)
+
+
+def test_what_the_queue_prints():
+    known = '"user": "anna", "group": "", "gpu_count": 1, "submitted": 7.5, "time_limit": 0.0, "priority": 0'
+    ended = f'{{"id": 1, {known}, "started": 8.0, "ended": 9.5}}'
+    waits = f'{{"id": 2, {known}, "started": 0.0, "ended": 0.0}}'
+    assert parse(f"[{ended}, {waits}]", "-").jobs == (TraceJob(7.5, 1.5, 1, "anna"),)
+    assert parse(f"[{ended}, {waits}]", "-").left_out == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no column 'run'"),
+        ("run,gpus\n1,2\n", "has no column 'submitted'"),
+        ("submitted,run\n", "has no jobs"),
+        ("submitted,run\n1,-\n", "has no jobs"),
+        ("submitted,run\n1,x\n", "x.csv: line 2: run is 'x', not a number of 0 or more"),
+        ("submitted,run\n1,nan\n", "line 2: run is 'nan'"),
+        ("submitted,run\n1,1e400\n", "line 2: run is"),
+        ("submitted,run\n1,1\n10:99,1\n", "line 3"),
+        ("submitted,run,gpus\n1,1,-1\n", "gpus is '-1'"),
+        ("submitted,run,gpus\n1,1,1.5\n", "gpus is '1.5', not a whole number"),
+        ('submitted,run\n"1', "x.csv"),
+        ("[1]", "is not a list of jobs"),
+        ("{}", "is not a list of jobs"),
+        ("[{", "is not JSON"),
+        ("[" * 100000, "is not JSON"),
+        ('[{"id": 7, "run": 1}]', "job 7: submitted is '', not a number"),
+        ("; x\n1 2 3\n", "line 2: 3 fields"),
+    ],
+)
+def test_a_trace_that_cannot_be_read(text, said):
+    with pytest.raises(BadInput) as caught:
+        parse(text, "x.csv")
+    assert said in str(caught.value) and str(caught.value).startswith("x.csv") and caught.value.hint
