@@ -7,7 +7,8 @@ import random
 import pytest
 
 from dockless.errors import BadInput
-from dockless.sched.policy.policy import QueueState, Quotas, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.replay import TraceJob, replay
 from dockless.sched.traces import parse
 
@@ -32,7 +33,7 @@ def jobs_of(seed: int, count: int = 120) -> list[TraceJob]:
 def test_a_replay_is_a_pass_at_every_moment(seed):
     """It makes as few passes as the daemon; with one at every moment the jobs start at the same times."""
     jobs = sorted(jobs_of(seed), key=lambda job: job.submitted)
-    state = host(4, quotas=Quotas({"a": 3}, {}, None), cpu_jobs=3)
+    state = host(4, quotas=Quotas({"a": Quota(3), "b": Quota(jobs=3)}), cpu_jobs=3)
     possible = [number for number, job in enumerate(jobs) if not (job.user == "a" and job.gpus > 3)]
     moments = {job.submitted for job in jobs}
     started: dict[int, float] = {}
@@ -72,7 +73,7 @@ def test_policies():
 
 def test_a_job_that_cannot_be_started_is_in_nobodys_way():
     trace = [TraceJob(0, 10, 5), TraceJob(0, 10, 2, "anna"), TraceJob(1, 10, 1, "ben", ("vision",))]
-    state = host(4, quotas=Quotas({"anna": 1}, {"vision": 0}, None))
+    state = host(4, quotas=Quotas({"anna": Quota(1)}, {"vision": Quota(0)}))
     for policy in ("backfill", "fifo", "shortest"):
         found = replay([*trace, TraceJob(2, 10, 4, "carl")], state, policy)
         assert (found.never, found.started, [job.user for job in found.jobs]) == (3, (2.0,), ["carl"])
