@@ -43,15 +43,16 @@ def test_a_replay_is_a_pass_at_every_moment(seed):
         moments.remove(now)
         running = {number: one for number, one in running.items() if started[number] + jobs[number].length > now}
         waiting = [
-            WaitingJob(number, job.user, job.gpus, priority=job.priority, time_limit=job.time_limit)
+            WaitingJob(number + 1, job.user, job.gpus, priority=job.priority, time_limit=job.time_limit)
             for number in possible
             if (job := jobs[number]).submitted <= now and number not in started
         ]
         for start in decide(QueueState(state.gpus, waiting, [*running.values()], state.quotas, cpu_jobs=3), now).starts:
-            job = jobs[start.job]
-            started[start.job] = now
+            number = start.job - 1
+            job = jobs[number]
+            started[number] = now
             ends = now + job.time_limit if job.time_limit else None
-            running[start.job] = RunningJob(start.job, job.user, frozenset(start.gpus), (), ends)
+            running[number] = RunningJob(start.job, job.user, frozenset(start.gpus), (), ends)
             moments.add(now + job.length)
     got = replay(jobs, state)
     assert got.never == len(jobs) - len(possible)
