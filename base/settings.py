@@ -13,6 +13,7 @@ file is read strictly: an unknown section or key, a value of the wrong kind and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -21,13 +22,14 @@ from pathlib import Path
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import Any, Literal
-from dockless.base.units import parse_size
+from dockless.base.units import parse_duration, parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path", "quota"]
+Kind = Literal["count", "size", "names", "path", "quota", "duration"]
 _KINDS = {
     "count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path",
     "quota": "a whole number or a table like { limit = 6, jobs = 20 }",
+    "duration": 'a time, like "30s", "7d" or seconds',
 }  # fmt: skip
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
@@ -69,6 +71,10 @@ SETTINGS = (
     Setting("queue.keep_jobs", "count", 10_000, "jobs that have ended of which one user's are remembered, the newest"),
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
+    Setting(
+        "gpus.idle_after", "duration", 0.0, "jobs that leave all their GPUs unused for so long are ended, after a notice; 0: they are not"
+    ),
+    Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("logs.keep_days", "count", 30, "days for which the output of ended jobs is kept"),
     Setting("logs.per_user", "size", 4 << 30, "what the kept output of one user's ended jobs may take; the oldest goes first"),
@@ -212,6 +218,10 @@ class _Reader:
             return tuple(value)
         if setting.kind == "path" and isinstance(value, str) and value.startswith("/") and "\0" not in value:
             return os.path.normpath(value)
+        if setting.kind == "duration" and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            with contextlib.suppress(BadInput):
+                if setting.least <= (seconds := parse_duration(value)) <= _MOST:
+                    return seconds
         least = f" from {setting.least}" if setting.kind in ("count", "size") else ""
         raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}", setting)
 

@@ -30,6 +30,8 @@ class Config:
     logs_per_user: int = DEFAULTS["logs.per_user"]
     log_size_limit: int = DEFAULTS["logs.size_limit"]
     log_size: int = DEFAULTS["logs.size"]
+    idle_after: float = DEFAULTS["gpus.idle_after"]
+    idle_notice: float = DEFAULTS["gpus.idle_notice"]
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -56,6 +58,8 @@ def load(path: Path) -> Config:
         found["logs.per_user"],
         found["logs.size_limit"],
         found["logs.size"],
+        found["gpus.idle_after"],
+        found["gpus.idle_notice"],
     )
 
 

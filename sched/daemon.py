@@ -31,6 +31,7 @@ from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import config
+from dockless.sched.engine import idle
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.failures import listen
@@ -97,12 +98,13 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         _notify("READY=1")
         if ready is not None:
             ready()
-        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, gpus.failed))
+        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, gpus.failed), idle.watch(engine))
         chores = [asyncio.create_task(work) for work in works]
         await end.wait()
+        say("ending; running jobs go on")
         for chore in chores:
             chore.cancel()
-        say("ending; running jobs go on")
+        await asyncio.wait(chores)
     finally:
         _notify("STOPPING=1")
         engine.closing = True

@@ -225,12 +225,13 @@ def sandbox_id(job: int, attempt: int, queue: str) -> str:
     return f"job-{job}-{attempt}-{queue[:8]}"
 
 
-def final_state(exit_record: dict[str, Any], cancelled: bool) -> tuple[State, str]:
-    """How a job ended and why, from its exit record. A cancel that was committed wins over what the program made of its signal."""
+def final_state(exit_record: dict[str, Any], cancelled: bool, why: str = "") -> tuple[State, str]:
+    """How a job ended and why, from its exit record. A cancel that was committed wins over what the program made of its signal; ``why``: it
+    was ended for, where its owner did not ask for it."""
     code, signal = exit_record.get("code"), exit_record.get("signal")
     how = f"exit code {code}" if signal is None else f"killed by signal {signal}"
     if cancelled:
-        return State.CANCELLED, f"cancelled while it ran ({how})"
+        return State.CANCELLED, f"{why or 'cancelled while it ran'} ({how})"
     if exit_record.get("timed_out"):
         return State.TIMEOUT, "reached its time limit"
     if code == 0:

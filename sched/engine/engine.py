@@ -464,7 +464,7 @@ class Engine:
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
             return
         record = attempts.exit_record(exit)
-        state, reason = final_state(record, entry.cancelled)
+        state, reason = final_state(record, entry.cancelled, entry.verdict)
         await self._end(entry, state, reason, record, shell_code(record))
 
     async def _end(self, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:

@@ -29,7 +29,8 @@ class LiveJob:
     ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone; ``silent``: nobody need wait for
     the last of these any more. ``stop_by``: when it is killed, on the policy's clock, None while nobody wants its end; ``hurry``: set when
     that changed. ``limit``: seconds it may run, grace included, None without a limit; ``overdue``: the timer that looks whether it still
-    runs then."""
+    runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: it was told that it
+    will be ended for it. ``verdict``: why it is ended, where nobody asked for it."""
 
     live: Live
     waiting: WaitingJob
@@ -46,6 +47,9 @@ class LiveJob:
     stop_by: float | None = None
     hurry: asyncio.Event | None = None
     overdue: asyncio.TimerHandle | None = None
+    idle_since: float | None = None
+    warned: bool = False
+    verdict: str = ""
 
     @property
     def job(self) -> Job:

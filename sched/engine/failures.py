@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dockless.errors import DocklessError
 from dockless.sched.engine.faults import describe, say
 
-EVERY = 0.5
+EVERY = 0.25
 """Seconds after which the thread looks whether the daemon ends."""
 
 
@@ -18,12 +18,16 @@ async def listen(uuids: Sequence[str], failed: Callable[[str, str], None]) -> No
     if not uuids:
         return
     loop, over = asyncio.get_running_loop(), threading.Event()
-    # A daemon thread: it may be in the driver when the program ends.
-    threading.Thread(target=_hear, args=(uuids, over, lambda *what: _tell(loop, failed, what)), name="dockless-gpus", daemon=True).start()
+    # A daemon thread: a driver that hangs keeps no daemon from ending.
+    thread = threading.Thread(
+        target=_hear, args=(uuids, over, lambda *what: _tell(loop, failed, what)), name="dockless-gpus", daemon=True
+    )  # fmt: skip
+    thread.start()
     try:
         await asyncio.Event().wait()
     finally:
         over.set()
+        await asyncio.to_thread(thread.join, 4 * EVERY)
 
 
 def _hear(uuids: Sequence[str], over: threading.Event, tell: Callable[..., None]) -> None:

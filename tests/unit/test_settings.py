@@ -45,6 +45,8 @@ cpu_jobs = 3
 admins = ["carl"]
 [gpus]
 driver_root = "/run/nvidia/driver/"
+idle_after = "2h"
+idle_notice = 90
 [logs]
 keep_days = 7
 per_user = "2M"
@@ -82,6 +84,8 @@ def test_every_setting_is_read(home):
         "queue.per_user": 50,
         "queue.per_user_size": 1 << 20,
         "gpus.driver_root": "/run/nvidia/driver",
+        "gpus.idle_after": 7200.0,
+        "gpus.idle_notice": 90.0,
         "queue.keep_days": 8,
         "queue.keep_jobs": 9,
         "host.cpu_jobs": 3,

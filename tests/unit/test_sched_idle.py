@@ -1,0 +1,123 @@
+"""Jobs that do not use their GPUs: the notice, the end, and what counts as use."""
+
+from __future__ import annotations
+
+import pytest
+from support.desk import ANN, play
+from support.stand_in import until
+
+from dockless.errors import BadInput
+from dockless.sandbox.gpus.watch import Reading
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, State
+from dockless.sched.config import Config, load
+from dockless.sched.engine import figures, idle
+from dockless.sched.engine.figures import Figures, Program
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    now = tmp_path / "gpus-now"
+    now.touch()
+    monkeypatch.setenv("DOCKLESS_SIMULATED_STATE", str(now))
+    monkeypatch.setattr(figures, "FRESH", 0.0)
+    return now
+
+
+def clock(monkeypatch):
+    """``go``: the policy's clock goes on by so many seconds."""
+    time = [1000.0]
+    monkeypatch.setattr(idle.queue, "ticks", lambda: time[0])
+
+    def go(seconds: float) -> None:
+        time[0] += seconds
+
+    return go
+
+
+JOB = JobSpec(Spec(argv=("true",)), gpus="2")
+
+
+def test_a_job_that_does_not_use_its_gpus(tmp_path, monkeypatch, now):
+    """Its owner is told in time, whoever uses one of them again is left alone, and the end has its reason."""
+    go = clock(monkeypatch)
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, JOB)
+        box = await desk.runs(number)
+        entry = desk.engine.entries[number]
+        await until(lambda: entry.pidfd >= 0)
+        desk.engine.config = Config(idle_after=3600.0, idle_notice=600.0)
+        await idle.look(desk.engine)
+        go(3599)
+        await idle.look(desk.engine)
+        assert entry.job.reason == ""
+        go(1)
+        await idle.look(desk.engine)
+        said = "its 2 GPUs were unused for 1h: it is ended in 10m unless it uses them"
+        assert (await desk(ANN, lambda client: client.job(number))).reason == said
+        assert [*desk.engine.reader.execute("SELECT detail FROM events WHERE event='idle'")] == [(said,)]
+        go(599)
+        now.write_text("busy 1 3\n")
+        await idle.look(desk.engine)
+        assert entry.job.reason == ""
+        go(3600 + 600)
+        now.write_text("process 0 1 1024\n")  # memory alone
+        await idle.look(desk.engine)
+        assert entry.job.reason == "" and box.said == []
+        go(3700)
+        await idle.look(desk.engine)
+        go(500)
+        await idle.look(desk.engine)
+        assert entry.job.reason and box.said == []
+        go(0.4)
+        desk.engine.config = Config(idle_after=3600.0, idle_notice=600.4)
+        await idle.look(desk.engine)
+        ended = await desk(ANN, lambda client: client.wait(number))
+        assert (ended.state, ended.reason) == (
+            State.CANCELLED, "ended by the daemon: its 2 GPUs were unused for 1h10m (killed by signal 15)"
+        )  # fmt: skip
+        assert box.said[0] == "stop"
+        assert "unused for 1h10m" in desk.engine.reader.execute("SELECT detail FROM events WHERE event='cancel'").fetchone()[0]
+
+    play(tmp_path, story)
+
+
+def test_one_without_gpus_and_one_that_is_ending(tmp_path, monkeypatch):
+    go = clock(monkeypatch)
+
+    async def story(desk):
+        numbers = await desk.submit(ANN, JobSpec(Spec(argv=("true",))), JobSpec(Spec(argv=("true",)), gpus="1"))
+        boxes = [await desk.runs(number) for number in numbers]
+        desk.engine.config = Config(idle_after=1.0)
+        desk.engine.entries[numbers[1]].cancelled = True
+        for _ in range(3):
+            go(1000)
+            await idle.look(desk.engine)
+        assert [box.said for box in boxes] == [[], []]
+        assert all(desk.engine.entries[number].job.reason == "" for number in numbers)
+
+    play(tmp_path, story)
+
+
+PROGRAM = (Program(1, 0, 0, None),)
+
+
+@pytest.mark.parametrize(
+    ("busy", "programs", "used"),
+    [(0.0, (), False), (0.0, PROGRAM, False), (0.01, (), True), (None, (), False), (None, PROGRAM, True)],
+)
+def test_what_counts_as_use(busy, programs, used):
+    assert idle.used(Figures(Reading("GPU-0", busy), programs)) is used and idle.used(None)
+
+
+def test_its_settings(tmp_path):
+    """Off unless it is asked for."""
+    path = tmp_path / "dockless.toml"
+    assert Config().idle_after == 0
+    path.write_text('[gpus]\nidle_after = "2h"\nidle_notice = 30\n')
+    assert (load(path).idle_after, load(path).idle_notice) == (7200.0, 30.0)
+    path.write_text('[gpus]\nidle_after = "soon"\n')
+    with pytest.raises(BadInput, match="idle_after is 'soon', not a time"):
+        load(path)
