@@ -27,7 +27,8 @@ def fields(record: type) -> list[str]:
 
 
 def test_the_table_has_the_keywords_that_type_checkers_know_in_their_order():
-    assert [row.name for row in (*KEYWORDS, *limits.KEYWORDS)] == list(KNOWN)
+    names = [row.name for row in (*KEYWORDS, *limits.KEYWORDS)]
+    assert list(dict.fromkeys(names)) == list(KNOWN)
 
 
 def test_every_field_of_a_spec_has_its_keyword():
