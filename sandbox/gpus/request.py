@@ -5,6 +5,7 @@ The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, w
     2 | all | count=2             that many GPUs; all of them
     device=0,2                    these, by index (Docker: '"device=0,2"', accepted too), by UUID, or GPU:SLICE for MIG
     GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID
+    memory=20G                    each has at least so much; of one GPU a MIG slice that has it will do
     capabilities=compute,utility  driver=nvidia  options=key=value     checked and kept
 
 Two differences, on purpose. **N means N free GPUs**: Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
@@ -21,6 +22,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.units import format_size, parse_size
 from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.gpus.topology import FARTHEST, best_set
@@ -35,25 +37,28 @@ _MORE_DEVICES = re.compile(r"(?!all\Z)")
 _MORE_CAPABILITIES = re.compile(r"(?!(all|-?[0-9]+)\Z)")
 _NEVER = re.compile(r"(?!)")
 _INDEX = re.compile(r"[0-9]{1,4}(:[0-9]{1,2})?\Z")
-_KEYS = ("count", "device", "capabilities", "driver", "options")
+_KEYS = ("count", "device", "memory", "capabilities", "driver", "options")
 _HINT = "write a number of GPUs, 'all', 'device=0,2' or GPU UUIDs"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """A parsed wish. ``count``: how many, ``ALL`` (-1) for every one, 0 when ``devices`` names them (indices, ``GPU:SLICE`` or UUIDs)."""
+    """A parsed wish. ``count``: how many, ``ALL`` (-1) for every one, 0 when ``devices`` names them (indices, ``GPU:SLICE`` or UUIDs).
+    ``memory``: bytes that each has at least."""
 
     count: int = 1
     devices: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
     driver: str = ""
     options: tuple[tuple[str, str], ...] = ()
+    memory: int = 0
 
     def __str__(self) -> str:
-        """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``: for reasons and reports."""
+        """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``, ``1 GPU with 20G``: for reasons and reports."""
+        least = f" with {format_size(self.memory)}" if self.memory else ""
         if self.devices:
-            return "GPU " + ", ".join(self.devices)
-        return "all GPUs" if self.count == ALL else f"{self.count} GPU{'s' if self.count != 1 else ''}"
+            return "GPU " + ", ".join(self.devices) + least
+        return "all GPUs" if self.count == ALL else f"{self.count} GPU{'s' if self.count != 1 else ''}{least}"
 
 
 def parse_request(text: str | int) -> GpuRequest:
@@ -78,7 +83,10 @@ def parse_request(text: str | int) -> GpuRequest:
     driver = found.get("driver", [""])[0]
     if driver not in ("", "nvidia"):
         raise _bad(text, f"asks for driver {driver[:40]!r}; only 'nvidia' is known")
-    return GpuRequest(count, devices, _capabilities(text, found), driver, _options(text, found.get("options", [])))
+    memory = parse_size(found["memory"][0], "memory of a GPU") if "memory" in found else 0
+    if "memory" in found and (not memory or count == ALL):
+        raise _bad(text, "asks for no memory" if not memory else "asks for all GPUs, and for memory")
+    return GpuRequest(count, devices, _capabilities(text, found), driver, _options(text, found.get("options", [])), memory)
 
 
 def units(inventory: Iterable[Gpu]) -> tuple[Gpu, ...]:
@@ -122,8 +130,20 @@ def possible(request: GpuRequest, inventory: Collection[Gpu]) -> int:
     Errors: ``UnknownGpu``, ``NotEnoughGpus`` (more than the host has).
     """
     if request.devices:
-        return len(_named(request, inventory))
+        for unit in _named(request, inventory):
+            if unit.memory < request.memory:
+                raise NotEnoughGpus(
+                    f"{request} asked for, {unit.uuid} has {format_size(unit.memory)}", subject=str(request), hint="ask for less memory"
+                )
+        return len(request.devices)
     pool = _pool(request, inventory)
+    most = max((unit.memory for unit in units(inventory)), default=0)
+    if request.memory and most and not pool:
+        raise NotEnoughGpus(
+            f"{request} asked for, the largest of this host has {format_size(most)}{_simulated(inventory)}",
+            subject=str(request),
+            hint="ask for less memory, or for several GPUs",
+        )
     if not pool or len(pool) < request.count:
         divided = sum(1 for gpu in inventory if gpu.mig_enabled and not gpu.parent)
         hint = f"{divided} divided by MIG: ask for its slices by UUID" if divided else f"ask for at most {len(pool)}"
@@ -152,6 +172,8 @@ def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str
             subject=str(request),
             hint=f"{held}; wait for them (dockless submit), or ask for fewer",
         )
+    if request.memory and wanted == 1:  # best fit: a slice before a whole GPU, the smallest that will do
+        return (min(free, key=lambda unit: (not unit.parent, unit.memory)),)
     if len(free) == wanted:
         return tuple(free)
     ranks = {(gpu.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for gpu in free for link in gpu.links}
@@ -172,7 +194,8 @@ def why_not_free(gpu: Gpu, busy: Collection[str]) -> str:
 
 
 def _pool(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:
-    return tuple(unit for unit in units(inventory) if request.count == ALL or not unit.parent)
+    slices = request.count == ALL or (request.memory and request.count == 1)
+    return tuple(unit for unit in units(inventory) if unit.memory >= request.memory and (slices or not unit.parent))
 
 
 def _named(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:

@@ -16,7 +16,7 @@ from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
 
 if TYPE_CHECKING:
-    from dockless.sandbox.gpus.gpu import Gpu
+    from dockless.sandbox.gpus.gpu import Gpu, GpuRequest
 
 FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
@@ -68,10 +68,23 @@ class HostGpus:
                 hint="leave out the GPUs, or see `dockless doctor`",
             )
         count = gpu.possible(request, self.gpus)
+        if request.memory and not request.devices:
+            self._refuse_unequal(request)
         if not request.devices and not (request.count == gpu.ALL and self.slices):  # slices are given by name only
             return count, ()
         idle = tuple(replace(unit, processes=()) for unit in self.gpus)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
+
+    def _refuse_unequal(self, request: GpuRequest) -> None:
+        """``NotEnoughGpus`` where some of the whole GPUs have less memory than each is to have: the queue gives any of them."""
+        small = [unit for unit in self.gpus if not unit.parent and unit.memory < request.memory]
+        if small or all(unit.parent for unit in self.gpus):
+            names = ", ".join(unit.uuid for unit in self.gpus if unit.memory >= request.memory)
+            raise NotEnoughGpus(
+                f"{request} asked for, and not every whole GPU of this host has that",
+                subject=str(request),
+                hint=f"name one that has it: device=… with {names}",
+            )
 
     def look(self) -> None:
         """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each

@@ -25,7 +25,7 @@ from types import TracebackType
 
 from dockless._executing import Enterable, WithTerminal
 from dockless._life import LifeCycle, check_labels, refuse_job
-from dockless._options import image_and_args, make_spec
+from dockless._options import gpus_wanted, image_and_args, make_spec
 from dockless._pulling import leased, present
 from dockless._stdio import Stream, Text
 from dockless._streams import S, Streams, StreamSettings
@@ -117,7 +117,7 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
             name, arguments = image_and_args(image, args)
             self._spec = make_spec(name, arguments, **options)
         self._labels = check_labels(options.get("labels"))
-        self._wanted_gpus = options.get("gpus")
+        self._wanted_gpus = gpus_wanted(options)
         self._pull = options.get("pull") or "missing"
         self._platform = options.get("platform")
         self._settings = StreamSettings(

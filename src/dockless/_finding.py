@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dockless._box import Sandbox
 from dockless._life import check_labels, state_of
-from dockless._options import image_and_args, make_spec
+from dockless._options import gpus_wanted, image_and_args, make_spec
 from dockless._pulling import Tell, leased, present
 from dockless.base import settings
 from dockless.base.checks import checked
@@ -44,7 +44,7 @@ def create(
     from dockless.sandbox.run import detached
 
     spec, labels, policy = _asked(image, args, restart, remove, progress, options)
-    gpus = options.get("gpus")
+    gpus = gpus_wanted(options)
     if gpus is not None:
         from dockless.sandbox.gpus.gpu import parse_request
 
@@ -74,7 +74,7 @@ def start(
     asked, labels, policy = _asked(image, args, restart, remove, progress, options)
     started = None
     try:
-        with held(), leased(asked, asked.image, options.get("gpus")) as (spec, lease):
+        with held(), leased(asked, asked.image, gpus_wanted(options)) as (spec, lease):
             if lease is not None and lease.simulated:
                 labels["gpus"] = "simulated"
             started = Sandbox.of(

@@ -113,6 +113,20 @@ def _driver_capabilities(gpus: str) -> dict[str, str]:
     return {"NVIDIA_DRIVER_CAPABILITIES": ",".join(names)} if names else {}
 
 
+def gpus_wanted(options: Mapping[str, Any]) -> str | int | None:
+    """What ``gpus`` and ``gpu_memory`` say together, in the grammar of ``gpus``. ``BadInput``"""
+    gpus: str | int | None = options.get("gpus")
+    memory = options.get("gpu_memory")
+    if memory is None:
+        return gpus
+    from dockless.sandbox.gpus.request import parse_request
+
+    size = _size(memory, "gpu_memory")
+    if gpus is not None and parse_request(gpus).memory:
+        raise BadInput("gpus and gpu_memory both say how much memory", subject="gpu_memory", hint="say it once")
+    return f"memory={size}" if gpus is None else f"{gpus},memory={size}"
+
+
 def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
     """``BadInput`` for a keyword that another one leaves without effect: whoever wrote it expects one."""
     if options.get("root_size") is not None and options.get("root") != "tmpfs" and (image != "host" or options.get("root") == "readonly"):
@@ -350,6 +364,7 @@ KEYWORDS = (
     Keyword("ttl", "ttl", parse_duration),
     Keyword("health", "health", lambda value, _: value or HealthCheck(disabled=True)),
     Keyword("gpus", "", as_it_is),  # leased by whoever starts it; the field has what was leased
+    Keyword("gpu_memory", "", as_it_is),  # the same
     Keyword("best_effort", "best_effort", as_it_is),
     Keyword("pull", "", as_it_is),  # done by whoever starts it
     Keyword("platform", "", as_it_is),  # the same

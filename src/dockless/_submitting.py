@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dockless._executing import Enterable
-from dockless._options import given_options, image_and_args, make_spec
+from dockless._options import given_options, gpus_wanted, image_and_args, make_spec
 from dockless._pulling import present_for, told_whose_store
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any, Literal
@@ -102,7 +102,7 @@ def make_job(
     options = given_options(options)
     if options.get("labels"):
         raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")
-    gpus = options.get("gpus")
+    gpus = gpus_wanted(options)
     return JobSpec(
         make_spec(image, args, **options),
         gpus="" if gpus is None else str(gpus),

@@ -246,3 +246,54 @@ def test_choose_never_gives_a_busy_gpu_nor_more_than_asked(situation):
     assert len(set(names)) == len(names) == possible(request, gpus)
     assert request.count in (0, ALL, len(names))
     assert choose(request, gpus, busy) == chosen
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------------------------
+
+
+def sized(*sizes: int, slices: tuple[int, ...] = ()) -> tuple[Gpu, ...]:
+    """Whole GPUs of these GiB, and one more that is divided into slices of these."""
+    whole = [Gpu(i, f"GPU-00000000-0000-0000-0000-00000000000{i}", i, "m", size << 30) for i, size in enumerate(sizes)]
+    parts = tuple(MigInstance(f"MIG-00000000-0000-0000-0000-00000000000{i}", i, 0, size << 30) for i, size in enumerate(slices))
+    last = Gpu(len(sizes), "GPU-00000000-0000-0000-0000-00000000000f", 9, "m", 80 << 30, mig=parts, mig_enabled=True)
+    return (*whole, last) if slices else tuple(whole)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "busy", "chosen"),
+    [
+        ("memory=10G", (), "MIG-1"),  # the smallest slice that has it
+        ("memory=11G", (), "MIG-0"),
+        ("memory=10G", ("MIG-1",), "MIG-0"),
+        ("memory=21G", (), "GPU-1"),  # no slice has: the smallest GPU that does
+        ("memory=10G", ("MIG-0", "MIG-1"), "GPU-1"),
+        ("memory=41G", (), "GPU-0"),
+        ("count=2,memory=30G", (), "GPU-0 GPU-1"),  # of several each is whole
+        ("device=0,memory=80G", (), "GPU-0"),
+    ],
+)
+def test_memory_is_had_by_best_fit(wanted, busy, chosen):
+    inventory = sized(80, 40, slices=(20, 10))
+    names = {f"{unit.uuid[:4]}{unit.uuid[-1]}": unit.uuid for unit in units(inventory)}
+    found = choose(parse_request(wanted), inventory, [names[name] for name in busy])
+    assert [unit.uuid for unit in found] == [names[name] for name in chosen.split()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ("memory=81G", "1 GPU with 81 GiB asked for, the largest of this host has 80 GiB"),
+        ("count=2,memory=50G", "2 GPUs with 50 GiB asked for, this host has 1 in all"),
+        ("device=1,memory=50G", "has 40 GiB"),
+    ],
+)
+def test_memory_that_no_gpu_has(wanted, why):
+    with pytest.raises(NotEnoughGpus, match=why) as caught:
+        choose(parse_request(wanted), sized(80, 40, slices=(20, 10)))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("wanted", ["memory=", "memory=0", "memory=x", "all,memory=1G", "memory=1G,memory=2G"])
+def test_memory_that_cannot_be_read(wanted):
+    with pytest.raises(BadInput):
+        parse_request(wanted)

@@ -98,6 +98,7 @@ KEYWORDS = [
     ("namespaces", Namespaces(ipc="host"), "namespaces", Namespaces(ipc="host")),
     ("memory", "1M", "limits", Limits.parse(memory=1 << 20)), ("pids", 7, "limits", Limits.parse(pids=7)),
     ("limits", Limits.parse(pids=7), "limits", Limits.parse(pids=7)),
+    ("devices", ["amd.com/gpu=0"], "cdi", ("amd.com/gpu=0",)),
     ("cap_add", "SYS_PTRACE", "cap_add", ("SYS_PTRACE",)), ("cap_drop", ["ALL", "CHOWN"], "cap_drop", ("ALL", "CHOWN")),
     ("seccomp", "unconfined", "seccomp", "unconfined"), ("seccomp", "", "seccomp", ""), ("seccomp", "p.json", "seccomp", f"{HERE}/p.json"),
     ("seccomp", Path("/p.json"), "seccomp", "/p.json"),
@@ -126,6 +127,7 @@ def test_a_root_in_memory_has_a_size():
 
 def test_every_keyword_is_in_the_table():
     assert {keyword for keyword, *_ in KEYWORDS} >= {row.name for row in options.KEYWORDS} - {
+        "gpu_memory",
         "gpus",
         "labels",
         "platform",

@@ -16,18 +16,19 @@ from dockless.sandbox.plan.wording import IMPOSSIBLE
 def explained(image: str, command: list[str], wanted: dict[str, Any], *, timed: bool, as_script: bool, as_json: bool) -> int:
     if timed:
         return _measured(image, command, wanted, as_json)
-    from dockless._options import make_spec
+    from dockless._options import gpus_wanted, make_spec
     from dockless.base.dataclass import replace
     from dockless.sandbox.run.start import besides, explain
 
     spec = make_spec(image, command, **wanted)
-    if wanted.get("gpus") is None:
+    asked = gpus_wanted(wanted)
+    if asked is None:
         ready = explain(spec)
         gpus: tuple[Any, ...] = ()
     else:
         from dockless import _gpus as leases
 
-        with leases.lease(wanted["gpus"]) as lease:
+        with leases.lease(asked) as lease:
             gpus = lease.gpus
             ready = explain(replace(spec, gpus=lease.uuids))
     notes = besides(ready)

@@ -391,7 +391,10 @@ HEALTH = (
     Option("health", "--health-start-period", "TIME", "in which failures do not count (default: 0)", value=_health),
     Option("health", "--no-healthcheck", "", "none, though the image has one", value=_health),
 )
-GPUS = (Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs", value=_gpus),)
+GPUS = (
+    Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs", value=_gpus),
+    Option("gpu_memory", "--gpu-memory", "SIZE", "that each has at least; a MIG slice may do"),
+)
 GROUPS = (
     ("the command", None, COMMAND),
     ("files", None, FILES),

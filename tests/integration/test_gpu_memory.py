@@ -1,0 +1,85 @@
+"""Memory of a GPU that a sandbox or a job asks for: a MIG slice or a whole GPU that has it, and nobody else on it."""
+
+from __future__ import annotations
+
+import pytest
+from support.requires import requires
+
+import dockless
+from dockless._options import gpus_wanted
+from dockless.cli import main
+from dockless.errors import BadInput, NotEnoughGpus
+from dockless.sched.engine.hostgpus import HostGpus
+
+pytestmark = requires("userns")
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """A whole GPU of 80 GiB, and four slices of 20."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G,mig=4")
+
+
+def test_each_gets_its_own(simulated):
+    boxes = []
+    try:
+        for asked in ("20G", "20G", "21G"):
+            boxes.append(dockless.start(["sleep", "100"], gpu_memory=asked))
+        names = [box.gpus[0] for box in boxes]
+        assert [name[:4] for name in names] == ["MIG-", "MIG-", "GPU-"] and len(set(names)) == 3
+        with pytest.raises(NotEnoughGpus, match=r"1 GPU with 21 GiB asked for, 0 of 1 free"):
+            dockless.run(["true"], gpu_memory="21G")
+    finally:
+        for box in boxes:
+            box.rm(force=True)
+
+
+def test_on_the_command_line(simulated, capfd):
+    assert main(["run", "--gpu-memory", "10G", "--", "sh", "-c", "echo $DOCKLESS_GPUS"]) == 0
+    assert capfd.readouterr().out.startswith("MIG-")
+    assert main(["run", "--gpus", "device=0", "--gpu-memory", "90G", "--", "true"]) == 125
+    assert "asked for, GPU-" in capfd.readouterr().err
+
+
+def test_a_created_one_leases_when_it_is_started(simulated):
+    box = dockless.create(["sh", "-c", "echo $DOCKLESS_GPUS"], gpu_memory="15G")
+    box.start()
+    box.wait()
+    assert b"".join(line.text for line in box.logs()).startswith(b"MIG-")
+    box.rm()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, None),
+        ({"gpus": 2}, 2),
+        ({"gpu_memory": "1G"}, "memory=1073741824"),
+        ({"gpus": 2, "gpu_memory": 5}, "2,memory=5"),
+        ({"gpus": "device=0,1", "gpu_memory": 5}, "device=0,1,memory=5"),
+    ],
+)
+def test_what_the_keywords_say_together(options, text):
+    assert gpus_wanted(options) == text
+
+
+@pytest.mark.parametrize("options", [{"gpu_memory": 0}, {"gpu_memory": "1G", "gpus": "memory=2G"}])
+def test_what_does_not_go_together(options):
+    with pytest.raises(BadInput):
+        gpus_wanted(options)
+
+
+def test_the_queue_gives_any_whole_gpu_or_one_that_is_named(monkeypatch, simulated):
+    gpus = HostGpus()
+    try:
+        assert gpus.resolve("memory=80G") == (1, ())
+        slices = [unit.uuid for unit in gpus.gpus if unit.parent]
+        assert gpus.resolve(f"device={slices[0]},memory=20G") == (1, (slices[0],))
+        with pytest.raises(NotEnoughGpus, match="the largest of this host has 80"):
+            gpus.resolve("memory=81G")
+        gpus.gpus = tuple(unit for unit in gpus.gpus if unit.parent)
+        with pytest.raises(NotEnoughGpus, match="not every whole GPU of this host has that") as caught:
+            gpus.resolve("memory=10G")
+        assert slices[0] in caught.value.hint
+    finally:
+        gpus.close()
