@@ -19,7 +19,7 @@ FILTERS := $(wildcard sandbox/seccomp/*.py sandbox/seccomp/profiles/*.json) sand
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench bench-images bench-sched faults fuzz hunt walk mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm bench bench-images bench-sched crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -57,6 +57,9 @@ bench-images: build  ## images of real size beside umoci, skopeo, podman, contai
 
 bench-sched: build  ## the policy on public traces: packing, waiting times; ARGS="--traces DIR packing", minutes
 	@$(PY) benchmarks/scheduling.py $(ARGS)
+
+crash-matrix: build  ## kill -9 of daemon and keepers at every call that changes something (root), minutes; ARGS="--most 50"
+	@$(PY) benchmarks/crash_matrix.py $(ARGS)
 
 check: build $(V)/.dev  ## ruff format and lint, mypy --strict, pyright on examples and public names, layering
 	@$(PY) -m ruff format --check .

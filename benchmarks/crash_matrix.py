@@ -1,8 +1,9 @@
-"""kill -9 of the daemon at random moments under load: lost, run twice, exit codes lost.
+"""kill -9 of the daemon and of keepers: jobs lost, run twice, left behind, exit codes lost.
 
-    python benchmarks/crash_matrix.py [--kills 200] [--seed 1] [--json FILE]
+    python benchmarks/crash_matrix.py [--only daemon|keeper|moments] [--most 0] [--kills 200] [--seed 1] [--json FILE]
 
-Jobs are submitted, started and ended by real sandboxes all the while; ends with 1 if anything is not 0.
+At each write, fsync, rename, clone and answer of the daemon and of the keepers, and at random moments under load. Root; minutes. Ends
+with 1 if anything is not 0.
 """
 
 from __future__ import annotations
@@ -14,31 +15,68 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from support.kill_matrix import COUNTS, WHOM, matrix
 from support.scheduling import crash_matrix
+
+import dockless.sandbox.run.detached  # once here instead of in every child
+import dockless.sched.daemon  # noqa: F401
+
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--only", choices=(*WHOM, "moments"))
+    parser.add_argument("--most", type=int, default=0, help="calls of each, spread over all; 0: every one")
+    parser.add_argument("--kills", type=int, default=200, help="at random moments")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=RESULTS / "crash-matrix.json")
     options = parser.parse_args()
+    document: dict[str, Any] = {}
+    clean = True
+    for whom in WHOM:
+        if options.only in (None, whom):
+            rows, right = points(whom, options.most)
+            document[whom], clean = rows, clean and right
+    if options.only in (None, "moments"):
+        row, right = moments(options.kills, options.seed)
+        document["moments"], clean = row, clean and right
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if clean else 1
+
+
+def points(whom: str, most: int) -> tuple[list[dict[str, Any]], bool]:
+    with tempfile.TemporaryDirectory(prefix="dk-") as place:
+        cells = matrix(Path(place), whom, most, lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr))
+    print(file=sys.stderr)
+    print(f"| the {whom} dies instead of | calls | killed | {' | '.join(COUNTS).replace('_', ' ')} |")
+    print("|---|--:|--:|" + "--:|" * len(COUNTS))
+    for cell in cells:
+        print(f"| {cell.call} | {cell.points} | {cell.killed} | {' | '.join(str(getattr(cell, name)) for name in COUNTS)} |")
+    for cell in cells:
+        print(*(f"  {line}\n" for line in cell.details[:20]), sep="", end="")
+    print()
+    return [asdict(cell) for cell in cells], all(cell.clean for cell in cells)
+
+
+def moments(kills: int, seed: int) -> tuple[dict[str, Any], bool]:
+    """The daemon at random moments; jobs are submitted, started and ended by real sandboxes all the while."""
     with tempfile.TemporaryDirectory(prefix="dk-") as place:
         began = time.monotonic()
-        result = crash_matrix(Path(place), options.kills, seed=options.seed)
+        result = crash_matrix(Path(place), kills, seed=seed)
         seconds = time.monotonic() - began
-    row = {**asdict(result), "seed": options.seed, "seconds": round(seconds, 1)}
+    row = {**asdict(result), "seed": seed, "seconds": round(seconds, 1)}
     for name, value in row.items():
         if name != "details":
             print(f"{name:18} {value}")
     for line in result.details[:40]:
         print("  ", line)
-    if options.json:
-        options.json.write_text(json.dumps(row, indent=1) + "\n")
-    return 0 if result.clean else 1
+    return row, result.clean
 
 
 if __name__ == "__main__":

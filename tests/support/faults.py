@@ -10,6 +10,8 @@ Kinds of fault, from call number ``at`` on, counted from 1:
     inodes     ENOSPC for new files and directories only
     readonly   EROFS for every change, removals too
     eio        EIO for this one call, whatever it is
+    kill       SIGKILL instead of this one call, for the daemon (the child itself) or for a keeper: ``Fault.whom``. Counted are their calls
+               alone, also those on control groups, what they send, and the processes and threads that they start
 """
 
 from __future__ import annotations
@@ -51,6 +53,10 @@ _ARM = {
     "fchownat": 54, "utimensat": 88, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7,
 }  # fmt: skip
 _ARCHES = {"x86_64": (0xC000003E, _X86, 317), "aarch64": (0xC00000B7, _ARM, 277)}
+# No files; counted where a process is to die.
+_X86_OTHERS = {"sendto": 44, "clone": 56, "vfork": 58, "clone3": 435}
+_ARM_OTHERS = {"sendto": 206, "clone": 220, "clone3": 435}
+_OTHERS = {"x86_64": _X86_OTHERS, "aarch64": _ARM_OTHERS}
 # Where a call names its file: an fd as its first argument, a path as argument N, a directory and a path below it.
 _BY_FD = frozenset(
     "write pwrite64 writev pwritev pwritev2 sendfile ftruncate fallocate fsync fdatasync syncfs fchmod fchown fsetxattr".split()
@@ -71,10 +77,12 @@ _libc.syscall.restype = ctypes.c_long
 
 @dataclass(frozen=True)
 class Fault:
-    """``at``: the number of the first call that fails; 0 for none. ``eio`` fails once."""
+    """``at``: the number of the first call that fails; 0 for none. ``eio`` and ``kill`` fail once. ``whom``: ``daemon`` or ``keeper``, of
+    ``kill`` alone."""
 
     kind: str = ""
     at: int = 0
+    whom: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,39 +114,51 @@ class Faulty:
         self.fault = fault
         self.outcome = Outcome()
         self._well = False
+        self._whose: dict[int, str] = {}
 
     def heal(self) -> None:
         self._well = True
 
     def run(self, work: Callable[[], Any], *, prepare: Callable[[], None] | None = None) -> Outcome:
         """``work`` in a child of ours, forked, so that nothing has to be imported again. Its result has to be picklable."""
+        self.start(work, prepare=prepare)
+        return self.finish()
+
+    def start(self, work: Callable[[], Any], *, prepare: Callable[[], None] | None = None) -> None:
+        """The same without waiting; ``pidfd`` tells when the child has ended."""
         ours, theirs = os.pipe()
         here, there = socket.socketpair()
-        child = os.fork()
-        if child == 0:
+        self.child = os.fork()
+        if self.child == 0:
             os.close(ours)
             here.close()
             self._inside(work, prepare, theirs, there)
         os.close(theirs)
         there.close()
-        pidfd = os.pidfd_open(child)
+        self.pidfd = os.pidfd_open(self.child)
         with here:
             # By sendmsg, which the filter lets pass: a write would wait for us already.
-            listener = (socket.recv_fds(here, 1, 1)[1] or [-1])[0]
-        stop, ended = os.pipe()
-        thread = threading.Thread(target=self._serve, args=(listener, stop))
+            self._listener = (socket.recv_fds(here, 1, 1)[1] or [-1])[0]
+        stop, self._ended = os.pipe()
+        self._fds = (ours, stop)
+        self._thread = threading.Thread(target=self._serve, args=(self._listener, stop))
+        if self._listener >= 0:
+            self._thread.start()
+
+    def finish(self, patience: float = 10.0) -> Outcome:
+        """Wait for the child, and ``patience`` seconds at most for what it has left running."""
+        self._patience = patience
+        ours, stop = self._fds
         try:
-            if listener >= 0:
-                thread.start()
             with open(ours, "rb") as stream:
                 raw = stream.read() if select.select([ours], [], [], DEADLINE)[0] else b""
             if not raw:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         finally:
             # Processes that live on (a keeper) are served until they have ended or this is over: then the kernel lets their calls fail.
-            self._drain(listener, ended, thread)
-            for fd in (stop, pidfd):
+            self._drain(self._listener, self._ended, self._thread)
+            for fd in (stop, self.pidfd):
                 os.close(fd)
         self.outcome.value, self.outcome.error, self.outcome.trace = pickle.loads(raw) if raw else (None, None, "it did not come to an end")
         return self.outcome
@@ -154,7 +174,7 @@ class Faulty:
         try:
             if prepare is not None:
                 prepare()
-            listener = _install()
+            listener = _install(self._names())
             socket.send_fds(there, [b"l"], [listener])
             os.close(listener)
             there.close()
@@ -171,12 +191,15 @@ class Faulty:
         finally:
             os._exit(0)
 
+    def _names(self) -> dict[str, int]:
+        _, names, _ = _ARCHES[platform.machine()]
+        return names | _OTHERS[platform.machine()] if self.fault.kind == "kill" else names
+
     # -- the word that every call waits for
 
     def _serve(self, listener: int, stop: int) -> None:
         """Until nobody is left who could call; a keeper that lives on gets a while after the child's end."""
-        _, names, _ = _ARCHES[platform.machine()]
-        by_number = {number: name for name, number in names.items()}
+        by_number = {number: name for name, number in self._names().items()}
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         poller.register(stop, select.POLLIN)
@@ -184,7 +207,7 @@ class Faulty:
         while events := dict(poller.poll(patience)):
             if stop in events:
                 poller.unregister(stop)
-                patience = 10_000
+                patience = round(self._patience * 1000)
             if events.get(listener, 0) & select.POLLIN:
                 self._answer(listener, by_number)
             elif listener in events:
@@ -209,6 +232,8 @@ class Faulty:
 
     def _decide(self, pid: int, name: str, arguments: list[int]) -> int:
         """The errno for a call, 0 for let it be."""
+        if self.fault.kind == "kill":
+            return self._kill(pid, name, arguments)
         path = _path(pid, name, arguments)
         if path != self.root and not path.startswith(self.root + "/"):
             return 0
@@ -230,10 +255,52 @@ class Faulty:
             self.outcome.failed = self.outcome.points[-1]
         return code
 
+    def _kill(self, thread: int, name: str, arguments: list[int]) -> int:
+        """0, or the end of who calls."""
+        if self._who(thread) != self.fault.whom:
+            return 0
+        where = ""
+        if name not in _OTHERS[platform.machine()]:
+            where = _path(thread, name, arguments)
+            if name in ("open", "openat") and os.path.lexists(where) and not arguments[2 if name == "openat" else 1] & os.O_TRUNC:
+                return 0
+            if where != self.root and not where.startswith((self.root + "/", "/sys/fs/cgroup/")):
+                return 0
+        self.outcome.points.append(f"{name} {where.removeprefix(self.root)}".rstrip())
+        if len(self.outcome.points) != self.fault.at:
+            return 0
+        self.outcome.failed = self.outcome.points[-1]
+        os.kill(_group_leader(thread), signal.SIGKILL)
+        return errno.EINTR
 
-def _install() -> int:
+    def _who(self, thread: int) -> str:
+        """``daemon``, ``keeper`` or nobody of these. A keeper is a program of its own from its exec on, and in the host's pid namespace."""
+        known = self._whose.get(thread)
+        if known is None:
+            leader = _group_leader(thread)
+            known = "daemon" if leader == self.child else "keeper" if _is_keeper(leader) else ""
+            if known:  # what is about to become a keeper may be asked about before
+                self._whose[thread] = known
+        return known
+
+
+def _group_leader(thread: int) -> int:
+    return int(_status(thread, "Tgid")[0])
+
+
+def _is_keeper(process: int) -> bool:
+    return len(_status(process, "NSpid")) == 1 and "launcher" in os.readlink(f"/proc/{process}/exe")
+
+
+def _status(process: int, name: str) -> list[str]:
+    """The words of one line of /proc/PID/status."""
+    text = Path(f"/proc/{process}/status").read_text()
+    return next(line for line in text.splitlines() if line.startswith(f"{name}:")).split()[1:]
+
+
+def _install(names: dict[str, int]) -> int:
     """The filter, on all threads of this process; its listener."""
-    arch, names, seccomp = _ARCHES[platform.machine()]
+    arch, _, seccomp = _ARCHES[platform.machine()]
     numbers = sorted(number for name, number in names.items() if name != "openat")
     count = len(numbers)
 

@@ -1,0 +1,25 @@
+"""kill -9 of the daemon and of keepers at their writes, fsyncs, renames, clones and answers: nothing lost, nothing run twice, nothing left
+behind, no exit code lost.
+
+``DOCKLESS_KILLS``: at how many calls of each (16; 0 for every one, which ``make crash-matrix`` tries).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.kill_matrix import WHOM, matrix
+from support.requires import requires
+
+pytestmark = requires("root", "userns")
+MOST = int(os.environ.get("DOCKLESS_KILLS", "16"))
+
+
+@pytest.mark.parametrize("whom", WHOM)
+def test_killed_at_its_calls(tmp_path: Path, whom: str):
+    cells = matrix(tmp_path, whom, MOST)
+    assert all(cell.clean for cell in cells), "\n".join(line for cell in cells for line in cell.details)
+    assert sum(cell.killed for cell in cells) >= (MOST or 1) // 2, "hardly any life came to its call"
+    assert {"write", "fsync", "clone3"} <= {cell.call for cell in cells if cell.points}

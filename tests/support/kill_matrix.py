@@ -1,0 +1,273 @@
+"""kill -9 of the daemon, or of a keeper, at each of its writes, fsyncs, renames, clones and answers: what becomes of the jobs.
+
+Each run is one life: jobs of all kinds are submitted to a daemon that dies at one chosen call (``faults``), the next daemon takes up
+what it left, and then every job whose submission was acknowledged is looked at: ``Cell`` says what must be 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from support.faults import DEADLINE, Fault, Faulty
+
+from dockless.errors import DaemonUnavailable, DocklessError
+from dockless.sandbox.spec import Bind, Spec
+from dockless.sched import Client, Job, JobSpec, State
+
+WHOM = ("daemon", "keeper")
+COUNTS = ("lost", "double", "orphan", "wrong_exit")
+
+
+@dataclass
+class Cell:
+    """Runs in which ``whom`` died at one kind of call. ``points``: such calls of an undisturbed run. ``killed``: runs that got there.
+    ``lost``: jobs that were acknowledged and are unknown, have not ended, or are LOST without their keeper having been killed;
+    ``double``: that ran in two attempts; ``orphan``: sandboxes, GPUs, groups or processes that were left; ``wrong_exit``: another end
+    than the program's."""
+
+    whom: str
+    call: str
+    points: int = 0
+    killed: int = 0
+    lost: int = 0
+    double: int = 0
+    orphan: int = 0
+    wrong_exit: int = 0
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not any(getattr(self, name) for name in COUNTS)
+
+
+@dataclass
+class Wanted:
+    """A job whose submission was acknowledged, and how it has to end: state and exit code."""
+
+    kind: str
+    end: tuple[State, int | None]
+
+
+def matrix(place: Path, whom: str, most: int = 0, said: Callable[[str], None] = lambda line: None) -> list[Cell]:
+    """A row for each kind of call: all calls of an undisturbed run, or ``most`` of them spread over all."""
+    points = _Life(place, whom, 0).run()
+    cells = {name: Cell(whom, name) for name in sorted({point.split()[0] for point in points})}
+    for point in points:
+        cells[point.split()[0]].points += 1
+    numbers = range(1, len(points) + 1)
+    if most and most < len(points):
+        numbers = sorted({1 + (len(points) - 1) * i // (most - 1) for i in range(most)})
+    for at in numbers:
+        life = _Life(place, whom, at)
+        life.run()
+        if life.failed:  # threads take turns in another order each time: the call is of the kind that it was this time
+            cell = cells.setdefault(life.failed.split()[0], Cell(whom, life.failed.split()[0]))
+            cell.killed += 1
+            for name in COUNTS:
+                setattr(cell, name, getattr(cell, name) + len(life.wrong[name]))
+                cell.details += [f"{whom} killed at {at} ({life.failed}): {name}: {what}" for what in life.wrong[name]]
+            said(f"{whom} {at} of {len(points)} {life.failed}: {sum(map(len, life.wrong.values()))} wrong")
+    return list(cells.values())
+
+
+class _Life:
+    """One run below ``place``, which it makes anew."""
+
+    def __init__(self, place: Path, whom: str, at: int) -> None:
+        self.home, self.marks = place / "h", place / "marks"
+        self.whom, self.at = whom, at
+        self.failed = ""
+        self.wanted: dict[int, Wanted] = {}
+        self.cancelled = False
+        self.wrong: dict[str, list[str]] = {name: [] for name in COUNTS}
+        for directory in (self.home, self.marks):
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+            directory.chmod(0o777)
+        (self.marks / "gate").mkdir(mode=0o755)
+
+    def run(self) -> list[str]:
+        """The calls that were counted."""
+        faulty = Faulty(self.home, Fault("kill", self.at, self.whom))
+        faulty.start(self._serve)
+        story = threading.Thread(target=self._story, args=(faulty.pidfd,))
+        story.start()
+        try:
+            story.join(DEADLINE)
+            assert not story.is_alive(), f"the story does not end: {self._errors()}"
+            (self.marks / "gate" / "go").touch()
+            with contextlib.suppress(DaemonUnavailable):  # the one that is to die may do so now
+                if not select.select([faulty.pidfd], [], [], 0)[0]:
+                    self._wait_for_all()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(faulty.pidfd, signal.SIGTERM)
+            assert select.select([faulty.pidfd], [], [], DEADLINE)[0], "the daemon does not end"
+            second = os.fork()
+            if second == 0:
+                self._serve_and_exit()
+            pidfd = os.pidfd_open(second)
+            try:
+                self._judge(pidfd)
+            finally:
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                _, status = os.waitpid(second, 0)
+                os.close(pidfd)
+            assert os.waitstatus_to_exitcode(status) == 0, self._errors()
+        finally:
+            outcome = faulty.finish(patience=0.1)  # whatever runs on now is found below
+        self.failed = outcome.failed
+        left = sorted(path.name for path in (self.home / "state" / "sandboxes").glob("*"))
+        self.wrong["orphan"] += [f"sandbox {name}" for name in left]
+        self.wrong["orphan"] += [f"group {name}" for name in _groups(self.home)] + [f"process {words}" for words in _keepers(self.home)]
+        return list(outcome.points)
+
+    # -- the daemon
+
+    def _serve(self) -> int:
+        import sys
+
+        from dockless.sched import daemon
+
+        os.environ |= {"DOCKLESS_HOME": str(self.home), "DOCKLESS_SIMULATED_GPUS": "1x80G"}
+        sys.stderr = (self.home / "daemon.err").open("a", buffering=1)
+        return daemon.main()
+
+    def _serve_and_exit(self) -> NoReturn:
+        code = 70
+        try:
+            code = self._serve()
+        finally:
+            os._exit(code)
+
+    def _errors(self) -> str:
+        return (self.home / "daemon.err").read_text()
+
+    @contextlib.contextmanager
+    def _client(self, daemon: int) -> Iterator[Client]:
+        """As soon as it answers. ``daemon``: its pidfd. ``DaemonUnavailable`` where it has died."""
+        until = time.monotonic() + DEADLINE / 2
+        while True:
+            client = Client(self.home / "run" / "daemon.sock", patience=0.0)
+            try:
+                client.ping()
+                break
+            except DaemonUnavailable:
+                client.close()
+                if select.select([daemon], [], [], 0.01)[0]:
+                    raise
+                assert time.monotonic() < until, self._errors()
+        with client:
+            yield client
+
+    # -- the jobs
+
+    def _job(self, kind: str, script: str, **more: Any) -> JobSpec:
+        """It marks when it begins, and when it has done its work."""
+        script = f"echo $DOCKLESS_ATTEMPT >> /marks/{kind}-$DOCKLESS_JOB_ID; {script}"
+        return JobSpec(Spec(argv=("sh", "-c", script), mounts=(Bind(str(self.marks), "/marks"),)), name=kind, **more)
+
+    def _story(self, daemon: int) -> None:
+        """Submissions and a cancel, as long as a daemon answers."""
+        waits = "until [ -e /marks/gate/go ]; do sleep 0.02; done"
+        ended = State.FAILED
+        with contextlib.suppress(DaemonUnavailable), self._client(daemon) as queue:
+            self.wanted |= {number: Wanted("array", (ended, 7)) for number in queue.submit_array(self._job("array", "exit 7"), 2)}
+            number = queue.submit(self._job("gpu", "echo done > /marks/done-$DOCKLESS_JOB_ID; exit 0", gpus="1"))
+            self.wanted[number] = Wanted("gpu", (State.COMPLETED, 0))
+            number = queue.submit(self._job("across", f"{waits}; exit 9", on_reboot="fail"))
+            self.wanted[number] = Wanted("across", (ended, 9))
+            number = queue.submit(self._job("cancelled", "sleep 1000", on_reboot="requeue"))
+            self.wanted[number] = Wanted("cancelled", (State.CANCELLED, None))
+            while queue.job(number).state is State.PENDING:
+                time.sleep(0.01)
+            queue.cancel(number, grace=0)
+            self.cancelled = True
+            queue.wait_many([one for one, wanted in self.wanted.items() if wanted.kind != "across"], timeout=DEADLINE)
+
+    def _wait_for_all(self) -> None:
+        with Client(self.home / "run" / "daemon.sock", patience=0.0) as queue:
+            queue.wait_many(list(self.wanted), timeout=DEADLINE)
+
+    def _judge(self, daemon: int) -> None:
+        """By the daemon that came after."""
+        wrong = self.wrong
+        with self._client(daemon) as queue:
+            for number, wanted in self.wanted.items():
+                if wanted.kind == "cancelled" and not self.cancelled:
+                    queue.cancel(number, grace=0)
+            for number, wanted in self.wanted.items():
+                try:
+                    job = queue.wait(number, timeout=DEADLINE / 2)
+                except (TimeoutError, DocklessError) as error:
+                    wrong["lost"].append(f"{wanted.kind} {number}: {error}")
+                    continue
+                self._judge_end(job, wanted)
+            while queue.queue():  # those whose acknowledgement was lost
+                for job in queue.queue():
+                    if job.name == "cancelled":
+                        queue.cancel(job.id, grace=0)
+                queue.wait_many([job.id for job in queue.queue()], timeout=DEADLINE / 2)
+            if holder := queue.info().gpus[0].job:
+                wrong["orphan"].append(f"the GPU is held by job {holder}")
+            again = queue.submit(JobSpec(Spec(argv=("true",)), gpus="1"))
+            if again in self.wanted:
+                wrong["double"].append(f"number {again} was given again")
+            if queue.wait(again, timeout=DEADLINE / 2).state is not State.COMPLETED:
+                wrong["lost"].append("the next job with a GPU")
+        for mark in self.marks.glob("*-*"):
+            if len(mark.read_text().split()) > 1:
+                wrong["double"].append(f"{mark.name} ran in attempts {mark.read_text().split()}")
+
+    def _judge_end(self, job: Job, wanted: Wanted) -> None:
+        what = f"{wanted.kind} {job.id}: {job.state} {job.reason!r} exit {job.exit_code}"
+        if self.whom == "keeper" and job.state is State.LOST and job.reason:
+            return  # nobody can know, and it says so
+        if self.whom == "keeper" and job.reason.startswith("not started: "):
+            ran = (self.marks / f"{wanted.kind}-{job.id}").exists()
+            if ran or job.state not in (State.FAILED, State.CANCELLED):
+                self.wrong["wrong_exit"].append(f"{what}, {'and it ran' if ran else 'and it did not run'}")
+            return
+        if job.state is State.LOST:
+            self.wrong["lost"].append(what)
+        elif wanted.kind == "cancelled":
+            if job.state is not State.CANCELLED:
+                self.wrong["wrong_exit"].append(what)
+        elif (job.state, job.exit_code) != wanted.end:
+            self.wrong["wrong_exit"].append(what)
+        elif wanted.kind == "gpu" and not (self.marks / f"done-{job.id}").exists():
+            self.wrong["wrong_exit"].append(f"{what}, which did not run to its end")
+
+
+def _groups(home: Path) -> list[str]:
+    """Control groups of the sandboxes below ``home``."""
+    from dockless.cgroups import find_delegation
+
+    place = find_delegation(ask_systemd=False)
+    return [path.name for path in place.home.glob("job-*") if _is_ours(path.name, home)] if place.path is not None else []
+
+
+def _keepers(home: Path) -> list[str]:
+    """The command lines of their keepers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+            if words[:1] == ["dockless"] and len(words) > 1 and _is_ours(words[1], home):
+                found.append(" ".join(words))
+    return found
+
+
+def _is_ours(group: str, home: Path) -> bool:
+    from dockless.sandbox.run.host_names import directory_of
+
+    return bool(directory_of(group, home / "state" / "sandboxes"))
