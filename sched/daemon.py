@@ -5,8 +5,7 @@
     lock (one daemon per queue) ─► settings, GPUs ─► take up what runs ─► listen ─► … ─► SIGTERM: commit, leave the jobs running
 
 Killed at any moment it loses nothing: what was acked is on disk, jobs do not need it, and the next one takes up what it finds
-(``attempts.recover``). SIGHUP reads the settings again. Under systemd use ``KillMode=process``, or stopping the service takes the jobs
-along.
+(``attempts.recover``). SIGHUP reads the settings again. ``service`` makes it a service of systemd.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dockless.base import paths
 from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
-from dockless.sched import config
+from dockless.sched import config, service
 from dockless.sched.engine import idle
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
@@ -60,6 +59,7 @@ def main(argv: Sequence[str] = (), *, launcher: Launcher | None = None) -> int:
     _directory(options.socket.parent)
     threading.excepthook = lambda failed: say(f"unexpected error: {describe(failed.exc_value)}" if failed.exc_value else "unexpected error")
     with only_one(state / "daemon.lock"):
+        service.leave_group()
         try:
             asyncio.run(serve(state, options.socket, launcher or real_launcher()))
         except DocklessError:
@@ -101,10 +101,14 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, gpus.failed), idle.watch(engine))
         chores = [asyncio.create_task(work) for work in works]
         await end.wait()
-        say("ending; running jobs go on")
         for chore in chores:
             chore.cancel()
         await asyncio.wait(chores)
+        if await loop.run_in_executor(None, service.host_goes_down):
+            await engine.note_shutdown()
+            say("ending; the host is shutting down")
+        else:
+            say("ending; running jobs go on")
     finally:
         _notify("STOPPING=1")
         engine.closing = True

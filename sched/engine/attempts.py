@@ -137,6 +137,14 @@ def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -
     return AttemptEnd("lost", handle, handle.why_vanished() if same_boot else "the host was rebooted while it ran")
 
 
+def ended_by_shutdown(handle: Handle, shutdown: float) -> dict[str, Any] | None:
+    """How it ended, where that was after the host had begun to go down, at ``shutdown`` in seconds since 1970, and neither well nor by its
+    time limit. ``shutdown`` 0: nobody knows."""
+    exit = handle.exit()
+    after = bool(shutdown) and exit is not None and exit.ended >= shutdown
+    return exit_record(exit) if after and exit.code != 0 and not exit.timed_out else None
+
+
 def exit_record(exit: Any) -> dict[str, Any]:
     """An ``Exit`` as plain JSON values."""
     fields = ("code", "signal", "oom_killed", "timed_out", "started", "ended", "usage")

@@ -76,6 +76,7 @@ class Engine:
         self.queue_id = queue.queue_id(writing)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.gpus})
         self.database = database
+        self._shutdown = queue.shutdown(writing)
         self.reader = queue.connect(database)
         self._writer = QueueWriter(writing, self._committed)
         self._loop = asyncio.get_running_loop()
@@ -188,7 +189,13 @@ class Engine:
                 entry.show(state=State.RUNNING)
             await self._watch(entry)
         elif found.what == "exited":
-            await self._finish(entry)
+            record = None
+            if not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
+                record = await self.looked_at(attempts.ended_by_shutdown, found.handle, self._shutdown)
+            if record is None:
+                await self._finish(entry)
+            else:
+                await self._back(entry, lambda db: queue.requeue(db, job.id, now, "the host was shut down", record))
         elif found.what == "void":
             await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
         elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
@@ -196,6 +203,12 @@ class Engine:
         else:
             reason = found.reason if same_boot else "the host was rebooted while it ran"
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
+
+    async def note_shutdown(self) -> None:
+        """The host is going down: what ends from now on may have been ended by that."""
+        now = time.time()
+        with contextlib.suppress(SchedError):  # a disk that is full keeps nobody from ending
+            await self.write(lambda db: queue.note_shutdown(db, now))
 
     async def _back(self, entry: LiveJob, change: Change[Any]) -> None:
         """The job waits again."""

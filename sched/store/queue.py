@@ -266,6 +266,17 @@ def void_attempt(db: sqlite3.Connection, job: int, attempt: int, now: float, rea
     _end_attempt(db, job, attempt, AttemptState.VOID, now, reason, None)
 
 
+def note_shutdown(db: sqlite3.Connection, now: float) -> None:
+    """When the host began to go down, in seconds since 1970."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES('shutdown', ?)", (repr(now),))
+
+
+def shutdown(db: sqlite3.Connection) -> float:
+    """The last time that was noted; 0 for never."""
+    found = db.execute("SELECT value FROM meta WHERE key='shutdown'").fetchone()
+    return float(found[0]) if found else 0.0
+
+
 def requeue(db: sqlite3.Connection, job: int, now: float, reason: str, exit_record: dict[str, Any] | None = None) -> None:
     """STARTING or RUNNING → PENDING: the job waits for another attempt. This one ends with ``exit_record``, and is LOST without."""
     attempt = db.execute("SELECT attempt FROM jobs WHERE id=?", (job,)).fetchone()[0]

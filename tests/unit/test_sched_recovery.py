@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -163,3 +165,45 @@ def test_one_that_cannot_be_taken_up_is_ended_and_the_others_are_taken_up(tmp_pa
     said = capfd.readouterr().err
     assert said.startswith(f"dockless daemon: job {first} cannot be followed: ValueError in attempts.py:")
     assert said.endswith("; ending it\n") and "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("record", "on_reboot", "boot", "shutdown", "state"),
+    [
+        (Exit(None, 15, ended=2000.0), "requeue", "another", 1000.0, State.RUNNING),
+        (Exit(143, None, ended=2000.0), "requeue", "another", 1000.0, State.RUNNING),
+        (Exit(0, None, ended=2000.0), "requeue", "another", 1000.0, State.COMPLETED),
+        (Exit(None, 9, ended=2000.0, timed_out=True), "requeue", "another", 1000.0, State.TIMEOUT),
+        (Exit(None, 15, ended=999.0), "requeue", "another", 1000.0, State.FAILED),
+        (Exit(None, 15, ended=2000.0), "requeue", "another", 0.0, State.FAILED),
+        (Exit(None, 15, ended=2000.0), "requeue", None, 1000.0, State.FAILED),
+        (Exit(None, 15, ended=2000.0), "fail", "another", 1000.0, State.FAILED),
+    ],
+)
+def test_what_the_hosts_shutdown_ended(tmp_path, launcher, record, on_reboot, boot, shutdown, state):
+    """It runs again if it says so, unless it had ended by itself: before, well, or by its time limit."""
+    number, box = left_running(tmp_path, launcher, state="running", boot=boot, on_reboot=on_reboot)
+    box.now, box.record = "exited", record
+    if shutdown:
+        with contextlib.closing(queue.open_queue(tmp_path / "jobs.db")) as db, db:
+            queue.note_shutdown(db, shutdown)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            await until(lambda: queue.job(running.reader, number).state is state)
+            job = queue.job(running.reader, number)
+            if state is State.RUNNING:
+                assert [(str(one.state), one.reason) for one in job.attempts] == [("ENDED", "the host was shut down"), ("RUNNING", "")]
+
+    asyncio.run(play())
+
+
+def test_a_shutdown_is_remembered(tmp_path, launcher):
+    async def note():
+        async with engine(tmp_path, launcher) as running:
+            await running.note_shutdown()
+
+    began = time.time()
+    asyncio.run(note())
+    with contextlib.closing(queue.open_queue(tmp_path / "jobs.db")) as db:
+        assert began <= queue.shutdown(db) <= time.time()

@@ -11,6 +11,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$1
 suite=${DOCKLESS_VM_SUITE:-bookworm}
 packages=python3,uidmap,busybox-static,procps,iproute2,util-linux,mount,e2fsprogs,kmod,strace
+# For the guest that systemd runs: its users' managers come through PAM, and their bus is asked for scopes.
+packages=$packages,systemd,systemd-sysv,libpam-systemd,dbus-user-session
 # Loaded by the initramfs, dependencies first. What the kernel has built in, or does not have at all, is passed over.
 modules="virtio_pci virtio_blk ext4 overlay veth bridge nf_tables nft_chain_nat nft_masq nft_ct tun dummy loop"
 
@@ -37,7 +39,9 @@ mmdebstrap --quiet --variant=apt --include="$packages" \
   --customize-hook='set -e; chroot "$1" sh -c "cd /tmp && apt-get -qq download \$(apt-cache depends linux-image-cloud-\$(dpkg --print-architecture) | sed -n \"s/.*Depends: \\(linux-image-.*\\)/\\1/p\" | head -n 1) && mv linux-image-*.deb linux.deb"' \
   --customize-hook="copy-out /tmp/linux.deb /bin/busybox $work" \
   --customize-hook='rm -f "$1"/tmp/linux*' \
-  --customize-hook="copy-in $here/guest-init /sbin" \
+  --customize-hook="copy-in $here/guest-init $here/guest-service /sbin" \
+  --customize-hook="copy-in $here/guest.service /etc/systemd/system" \
+  --customize-hook='chroot "$1" sh -c "systemctl --quiet enable guest.service && systemctl --quiet mask getty.target systemd-logind-varlink.socket apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer"' \
   "$suite" "$work/root.tar"
 
 echo "test-vm: kernel and initramfs"
@@ -76,7 +80,7 @@ echo "test-vm: root disk"
 mkdir "$work/root"
 "${as_root[@]}" sh -eu -c '
   tar -xf "$1/root.tar" -C "$1/root" --numeric-owner --exclude="./dev/*" # a user may not make nodes; the guest has devtmpfs
-  chmod 755 "$1/root" "$1/root/sbin/guest-init"
+  chmod 755 "$1/root" "$1/root/sbin/guest-init" "$1/root/sbin/guest-service"
   truncate -s 1200M "$2"
   mke2fs -q -F -t ext4 -O ^has_journal -d "$1/root" "$2"
 ' sh "$work" "$out/root.img.new"

@@ -5,12 +5,12 @@
 #
 # DOCKLESS_VM_CACHE    where kernel, root disk and wheels are kept      (~/.cache/dockless-vm)
 # DOCKLESS_VM_TIMEOUT  seconds until a hanging guest is ended           (1200)
-# DOCKLESS_VM_AS       root, user or both                               (both)
+# DOCKLESS_VM_AS       root, user, both, systemd or all                (all; both where tests are chosen)
 # DOCKLESS_WHEEL       test this wheel instead of one built from the tree
 # DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
 # DOCKLESS_VM_ALL      1: leave nothing out under emulation
 #
-# Root and user have a guest each, side by side: a suite keeps one processor busy. Three virtio disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on
+# Root and user have a guest each, side by side: a suite keeps one processor busy. A third is run by systemd, for the daemon as its service: guest-systemd. Three virtio disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on
 # io. The guest's console comes out here; its exit status comes back through a second serial port.
 set -euo pipefail
 
@@ -47,7 +47,7 @@ key() { cat "$@" <(echo "${DOCKLESS_VM_SUITE:-bookworm}") | sha256sum | cut -c 1
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9 # two runs at once build one base
-base=$cache/base-$(key "$here/base.sh" "$here/initramfs-init" "$here/guest-init")
+base=$cache/base-$(key "$here/base.sh" "$here/initramfs-init" "$here/guest-init" "$here/guest-service" "$here/guest.service")
 "$here/base.sh" "$base"
 
 deps=$cache/deps-$(key "$top/pyproject.toml" "$here/run.sh")
@@ -71,7 +71,7 @@ find "$cache" -maxdepth 1 \( -name 'base-*' -o -name 'deps-*' \) -mtime +14 -exe
 exec 9>&-
 
 # ---- the machine ----------------------------------------------------------------------------------------------------------------------
-machine=(qemu-system-x86_64 -machine q35 -smp 2 -m 2048 -nodefaults -display none -no-reboot -kernel "$base/vmlinuz" -initrd "$base/initrd")
+machine=(qemu-system-x86_64 -machine q35 -smp 2 -m 2048 -nodefaults -display none -kernel "$base/vmlinuz" -initrd "$base/initrd")
 kvm=(-accel kvm -cpu host)
 tcg=(-accel "tcg,thread=multi" -cpu max)
 kernel="console=ttyS0 quiet panic=-1 psi=1"
@@ -80,7 +80,7 @@ accelerator=${DOCKLESS_VM_ACCEL:-}
 if [ -z "$accelerator" ]; then
   # Whether KVM works is only known by booting with it: nested or filtered, it can refuse a register or spin for ever.
   accelerator=tcg
-  if [ -w /dev/kvm ] && timeout -k 1 10 "${machine[@]}" "${kvm[@]}" -serial stdio -append "$kernel dockless.probe" </dev/null 2>/dev/null |
+  if [ -w /dev/kvm ] && timeout -k 1 10 "${machine[@]}" "${kvm[@]}" -no-reboot -serial stdio -append "$kernel dockless.probe" </dev/null 2>/dev/null |
     grep -q "DOCKLESS-VM-PROBE works"; then accelerator=kvm; fi
 fi
 case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
@@ -110,7 +110,7 @@ if [ -d "$shared/images" ]; then # sample images and hostile tars, where this ch
   mkdir "$payload/shared"
   for folder in images corpus; do [ ! -d "$shared/$folder" ] || cp -r --no-preserve=mode "$shared/$folder" "$payload/shared/"; done
 fi
-cp "$here/guest-tests" "$payload/"
+cp "$here/guest-tests" "$here/guest-systemd" "$payload/"
 find "$payload/tests" "$payload/examples" -name __pycache__ -prune -exec rm -rf {} +
 # Compiled here, where that is fast, if this Python is of the guest's version; it looks for another's files in vain.
 "$python" -m compileall -q "$payload/site/dockless"
@@ -147,16 +147,23 @@ truncate -s "$((size + size / 3 + 32))M" "$work/payload.img"
 mke2fs -q -F -t ext4 -O ^has_journal -E root_owner=0:0 -d "$payload" "$work/payload.img"
 
 # ---- the run --------------------------------------------------------------------------------------------------------------------------
-boot() { # root or user: becomes the guest, which says everything in DIR/console and its exit status in DIR/status
-  local place=$work/$1
-  exec timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" -serial stdio -serial "file:$place/status" \
+boot() { # root, user or systemd: becomes the guest, which says everything in DIR/console and its exit status in DIR/status
+  local place=$work/$1 once=(-no-reboot)
+  [ "$1" != systemd ] || once=() # its root disk keeps what was written as long as this QEMU lives
+  exec timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" "${once[@]}" -serial stdio -serial "file:$place/status" \
     -drive "file=$base/root.img,format=raw,if=virtio,snapshot=on" \
     -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" \
     -drive "file=$place/scratch.img,format=raw,if=virtio,cache=unsafe" \
-    -append "$kernel dockless.as=$1" </dev/null >"$place/console" 2>&1
+    -append "$kernel dockless.as=$1 systemd.show_status=0" </dev/null >"$place/console" 2>&1
 }
 
-case ${DOCKLESS_VM_AS:-both} in both) names=(root user) ;; *) names=("$DOCKLESS_VM_AS") ;; esac
+everybody=all
+[ "$chosen" = 0 ] || everybody=both
+case ${DOCKLESS_VM_AS:-$everybody} in
+all) names=(root user systemd) ;;
+both) names=(root user) ;;
+*) names=("$DOCKLESS_VM_AS") ;;
+esac
 echo "test-vm: booting ($accelerator) as ${names[*]}, at most $limit s"
 for name in "${names[@]}"; do
   mkdir "$work/$name"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
 from dockless.cli.output import age, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser
-from dockless.errors import DaemonUnavailable, GpuDriverMissing
+from dockless.errors import BadInput, DaemonUnavailable, GpuDriverMissing
 
 if TYPE_CHECKING:
     from dockless.sched import DaemonInfo, HostInfo
@@ -111,13 +112,45 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
 
 def daemon_options(parser: Parser) -> None:
     parser.add_argument("--socket", metavar="PATH", help="where to listen (default: daemon.sock in the runtime directory)")
+    parser.add_argument("--install", action="store_true", help="make it a service of systemd that starts at boot: root's, or your own")
+    parser.add_argument("--print", action="store_true", help="with --install: only print the unit of the service")
+    parser.add_argument("--uninstall", action="store_true", help="stop the service and remove it; running jobs go on")
     parser.json()
 
 
 def daemon(options: Namespace) -> int:
+    if options.print and not options.install:
+        raise BadInput("--print belongs to --install", subject="--print", hint="dockless daemon --install --print")
+    if options.install or options.uninstall:
+        return _service(options)
     from dockless.sched.daemon import main
 
     return main(["--socket", options.socket] if options.socket else [])
+
+
+def _service(options: Namespace) -> int:
+    from dockless.base.path import Path
+    from dockless.sched import service
+
+    if options.install and options.uninstall:
+        raise BadInput("--install and --uninstall exclude each other", subject="--uninstall", hint="give one of them")
+    socket = Path(options.socket) if options.socket else None
+    if options.print:
+        text = service.unit(socket)
+        print_json({"unit": str(service.place()), "text": text}) if options.json else out(*text.splitlines())
+        return 0
+    file = service.install(socket) if options.install else service.uninstall()
+    if options.json:
+        print_json({"unit": str(file) if file else None, "installed": options.install})
+    elif file is None:
+        out(f"{service.place()} is not there.")
+    elif options.install:
+        out(f"The daemon runs, and starts at each boot: {file}")
+        if os.geteuid() != 0:
+            out("It runs while you are logged in. `loginctl enable-linger` starts it at boot and keeps it and its jobs beyond your logout.")
+    else:
+        out(f"The service has ended and {file} is removed. Running jobs go on.")
+    return 0
 
 
 def doctor_options(parser: Parser) -> None:
