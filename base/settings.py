@@ -21,15 +21,20 @@ from pathlib import Path
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
+from dockless.base.later import re
 from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_duration, parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path", "quota", "duration"]
+Kind = Literal["count", "size", "names", "path", "quota", "duration", "volume"]
+USER = "$USER"
+"""What stands for a name in settings of the kind ``volume``."""
+
 _KINDS = {
     "count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path",
     "quota": "a whole number or a table like { limit = 6, jobs = 20 }",
     "duration": 'a time, like "30s", "7d" or seconds',
+    "volume": "a whole path, in which $USER stands for a name",
 }  # fmt: skip
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
@@ -75,6 +80,7 @@ SETTINGS = (
         "gpus.idle_after", "duration", 0.0, "jobs that leave all their GPUs unused for so long are ended, after a notice; 0: they are not"
     ),
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
+    Setting("volumes.*", "volume", {}, "the directory of the host that every job has there; $USER: the name of its user"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("logs.keep_days", "count", 30, "days for which the output of ended jobs is kept"),
     Setting("logs.per_user", "size", 4 << 30, "what the kept output of one user's ended jobs may take; the oldest goes first"),
@@ -222,8 +228,19 @@ class _Reader:
             with contextlib.suppress(BadInput):
                 if setting.least <= (seconds := parse_duration(value)) <= _MOST:
                     return seconds
+        if setting.kind == "volume" and isinstance(value, str):
+            return self.volume(here, setting, value)
         least = f" from {setting.least}" if setting.kind in ("count", "size") else ""
         raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}", setting)
+
+    def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
+        """The host's path; the last word of ``here`` is where a job has it."""
+        target = here[-1]
+        if not _is_template(target):
+            raise self.wrong(here, f"cannot be the place of a volume, which is {_KINDS['volume']}", setting)
+        if not _is_template(value):
+            raise self.wrong(here, f"is {_shown(value)}, not {_KINDS['volume']}", setting)
+        return value
 
     def record(self, here: tuple[str, ...], value: Mapping[str, Any], fields: tuple[Setting, ...]) -> dict[str, Any]:
         """A table in which only ``fields`` may stand."""
@@ -247,6 +264,12 @@ class _Reader:
         near = _nearest(here[-1], fields) if fields else _nearest_key(here, section=section)
         hint = f"did you mean {near}?" if near else f"the settings are {', '.join(fields) or _known()}"
         return BadInput(f"{self.path}:{_line(self.text, here)}: {what}", subject=key, hint=hint)
+
+
+def _is_template(path: str) -> bool:
+    """Whether ``path`` is whole, normal, and has no other ``$`` than that of ``USER``."""
+    plain = re.sub(r"\$USER(?!\w)", "x", path)
+    return plain[:1] == "/" and plain == os.path.normpath(plain) != "/" and not set(plain) & set("$\0")
 
 
 def _setting(here: tuple[str, ...]) -> Setting | None:

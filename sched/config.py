@@ -32,6 +32,7 @@ class Config:
     log_size: int = DEFAULTS["logs.size"]
     idle_after: float = DEFAULTS["gpus.idle_after"]
     idle_notice: float = DEFAULTS["gpus.idle_notice"]
+    volumes: Mapping[str, str] = field(default_factory=dict)
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -60,6 +61,7 @@ def load(path: Path) -> Config:
         found["logs.size"],
         found["gpus.idle_after"],
         found["gpus.idle_notice"],
+        found["volumes"],
     )
 
 

@@ -38,6 +38,7 @@ from dockless.sched.engine.figures import Watch
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.outage import Outage
+from dockless.sched.engine.volumes import with_volumes
 from dockless.sched.engine.wants import is_the_hosts, waited_out
 from dockless.sched.jobs import Job, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
@@ -332,6 +333,7 @@ class Engine:
         """What is launched; notes what of it concerns the end."""
         submitted = self._submitted(entry.job)
         submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
+        submitted = with_volumes(submitted, self.config.volumes, entry.job.user)
         spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
         entry.grace = spec.grace or GRACE
         entry.limit = spec.timeout + spec.grace if spec.timeout else None

@@ -50,11 +50,11 @@ def test_every_setting_goes_to_its_place(tmp_path):
     path = tmp_path / "dockless.toml"
     path.write_text(
         "[quota]\ndefault = 1\n[queue]\nper_user = 2\nper_user_size = 30000\nkeep_days = 4\nkeep_jobs = 5\n"
-        "[logs]\nkeep_days = 6\nper_user = 70000\nsize_limit = 80000\nsize = 9000\n"
+        "[logs]\nkeep_days = 6\nper_user = 70000\nsize_limit = 80000\nsize = 9000\n[volumes]\n'/mnt' = '/srv'\n"
     )
     assert config.load(path) == config.Config(
         limits(default=1), per_user=2, per_user_size=30000, keep_jobs_days=4.0, keep_jobs=5, keep_days=6.0, logs_per_user=70000,
-        log_size_limit=80000, log_size=9000,
+        log_size_limit=80000, log_size=9000, volumes={"/mnt": "/srv"},
     )  # fmt: skip
 
 

@@ -47,6 +47,9 @@ admins = ["carl"]
 driver_root = "/run/nvidia/driver/"
 idle_after = "2h"
 idle_notice = 90
+[volumes]
+"/mnt/$USER" = "/srv/users/$USER"
+"/data.d" = "/srv/data"
 [logs]
 keep_days = 7
 per_user = "2M"
@@ -90,6 +93,7 @@ def test_every_setting_is_read(home):
         "queue.keep_jobs": 9,
         "host.cpu_jobs": 3,
         "host.admins": ("carl",),
+        "volumes": {"/mnt/$USER": "/srv/users/$USER", "/data.d": "/srv/data"},
         "logs.keep_days": 7,
         "logs.per_user": 2 << 20,
         "logs.size": 3 << 20,
@@ -120,6 +124,14 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[quota.users.anna]\nlimit = 3\njobs = 'few'\n", 3, ("quota.users.anna.jobs is 'few', not a whole number from 0", "run at once")),
         ("[quota]\ndefault = { limit = { x = 1 } }\n", 2, ("quota.default.limit is a section, not a whole number",)),
         ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are limit, ")),
+        ("[volumes]\n'/mnt' = 3\n", 2, ("volumes.'/mnt' is 3, not a whole path, in which $USER stands for a name",)),
+        ("[volumes]\n'/mnt' = 'srv'\n", 2, ("is 'srv', not a whole path",)),
+        ("[volumes]\n'/mnt' = '/srv/../etc'\n", 2, ("is '/srv/../etc', not a whole path",)),
+        ("[volumes]\n'/mnt' = '/srv/$GROUP'\n", 2, ("is '/srv/$GROUP', not a whole path",)),
+        ("[volumes]\n'/mnt' = '/srv/$USERS'\n", 2, ("is '/srv/$USERS', not a whole path",)),
+        ('[volumes]\n"/mnt" = "/srv\\u0000"\n', 2, ("not a whole path",)),
+        ("[volumes]\n'/' = '/srv'\n", 2, ("volumes.'/' cannot be the place of a volume, which is a whole path",)),
+        ("[volumes]\nmnt = '/srv'\n", 2, ("volumes.mnt cannot be the place of a volume",)),
         ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
         ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
         ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),
