@@ -200,8 +200,8 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
             "index": 1, "uuid": "GPU-1", "model": "H100", "memory": 80, "numa_node": 2, "simulated": True, "outside": True, "job": 7,
             "attempt": 3, "user": "ann", "since": 5.0, "trouble": "broken",
         },
-        {"gpus": (GpuInfo(0, "GPU-0").as_dict(),), "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
-         "quotas": (("user", "ann", 1, None),)},
+        {"gpus": [GpuInfo(0, "GPU-0").as_dict()], "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
+         "quotas": [["user", "ann", 1, None]]},
         {"pid": 1, "version": "2", "owner_uid": 3, "user": "ann", "admin": True, "started": 4.0, "socket": "/s", "simulated": True,
          "outage": "full"},
     ]  # fmt: skip
