@@ -19,6 +19,8 @@
  *     busy 0 35                  GPU 0 computes, 35 percent of the time
  *     process 0 4711 1048576     process 4711 has 1 MiB of GPU 0
  *     process 1 4711 1048576 2   … of its MIG GPU instance 2
+ *     slice 4 2 20480            the fifth MIG slice of the last GPU, of two sevenths and 20 GiB: such lines are added when slices are made
+ *     gone 4 0                   … and such when they are removed
  *     xid 0 79                   an event: GPU 0 has met the error 79; each such line is told once to who waits, in their order
  *
  * Without the variable it says "driver not loaded". Every model name contains "Simulated". The symbol dockless_simulated_nvml tells
@@ -32,26 +34,31 @@
 #include <string.h>
 #include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     OK = 0,
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
     FUNCTION_NOT_FOUND = 13,
     GPU_IS_LOST = 15,
+    IN_USE = 19,
     MEMORY = 20,
+    INSUFFICIENT_RESOURCES = 23,
 };
-enum { MAX_GPUS = 99, MAX_SLICES = 7, LINKS = 12, LINKS_PER_SWITCH = 2, DOMAIN = 0xd0c1 };
+enum { MAX_GPUS = 99, MAX_SLICES = 7, MAX_PARTS = 64, LINKS = 12, LINKS_PER_SWITCH = 2, DOMAIN = 0xd0c1 };
 
 typedef int result;
 
 struct device {
     int index, gi, ci;       /* gi, ci: -1 for a whole GPU */
+    int sevenths, gone;      /* of a slice */
     unsigned long long memory;
     char uuid[48];
     struct device *parent;
@@ -69,11 +76,35 @@ typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } proce
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;
-static int count, group, slices, busy, ecc, lost, old;
-static struct device gpus[MAX_GPUS], parts[MAX_SLICES];
+static int count, group, divisions, slices, busy, ecc, lost, old; /* slices: in parts, with those that are gone */
+static struct device gpus[MAX_GPUS], parts[MAX_PARTS];
 static char state[4096];
 
 const int dockless_simulated_nvml = 1;
+
+static void add_part(int sevenths, unsigned long long memory, int ci) {
+    struct device *whole = &gpus[count - 1], *part = &parts[slices];
+
+    *part = (struct device){.index = whole->index, .gi = slices + 1, .ci = ci, .memory = memory, .sevenths = sevenths, .parent = whole};
+    snprintf(part->uuid, sizeof part->uuid, "MIG-51d01a7e-d000-5000-8%03x-%012x", whole->index, slices);
+    slices++;
+}
+
+static int next_line(FILE *file, const char *word, int gpu, long long numbers[4]);
+static FILE *open_state(void);
+
+/* What was made and removed since. */
+static void later_parts(void) {
+    long long n[4];
+    FILE *file = open_state();
+
+    while (next_line(file, "slice", -1, n))
+        if (n[0] == slices && slices < MAX_PARTS && n[2] > 0) add_part(n[1], (unsigned long long)n[2] << 20, 0);
+    if (file) rewind(file);
+    while (next_line(file, "gone", -1, n))
+        if (n[0] >= 0 && n[0] < slices) parts[n[0]].gone = 1;
+    if (file) fclose(file);
+}
 
 /* "4x80G,nvlink=2,…" into the table; 0 if it is not well formed. */
 static int configure(const char *text) {
@@ -81,7 +112,7 @@ static int configure(const char *text) {
     char unit;
     int used = 0;
 
-    group = slices = old = 0;
+    group = divisions = slices = old = 0;
     busy = ecc = lost = -1;
     if (sscanf(text, "%dx%llu%c%n", &count, &size, &unit, &used) != 3 || count < 1 || count > MAX_GPUS || !size || size > 999999)
         return 0;
@@ -92,7 +123,7 @@ static int configure(const char *text) {
     for (text += used; *text; text += used) {
         used = 0;
         if (sscanf(text, ",nvlink=%d%n", &group, &used) == 1 && used) continue;
-        if (sscanf(text, ",mig=%d%n", &slices, &used) == 1 && used) continue;
+        if (sscanf(text, ",mig=%d%n", &divisions, &used) == 1 && used) continue;
         if (sscanf(text, ",busy=%d%n", &busy, &used) == 1 && used) continue;
         if (sscanf(text, ",ecc=%d%n", &ecc, &used) == 1 && used) continue;
         if (sscanf(text, ",lost=%d%n", &lost, &used) == 1 && used) continue;
@@ -101,15 +132,13 @@ static int configure(const char *text) {
         old = 1;
         used = 4;
     }
-    if (group < 0 || slices < 0 || slices > MAX_SLICES) return 0;
+    if (group < 0 || divisions < 0 || divisions > MAX_SLICES) return 0;
     for (int i = 0; i < count; i++) {
         gpus[i] = (struct device){.index = i, .gi = -1, .ci = -1, .memory = size};
         snprintf(gpus[i].uuid, sizeof gpus[i].uuid, "GPU-51d01a7e-d000-4000-8000-%012x", i);
     }
-    for (int i = 0; i < slices; i++) {
-        parts[i] = (struct device){.index = count - 1, .gi = i + 1, .ci = 0, .memory = size / slices, .parent = &gpus[count - 1]};
-        snprintf(parts[i].uuid, sizeof parts[i].uuid, "MIG-51d01a7e-d000-5000-8%03x-%012x", count - 1, i);
-    }
+    while (slices < divisions) add_part(MAX_SLICES / divisions, size / divisions, 0);
+    if (divisions) later_parts();
     return 1;
 }
 
@@ -121,7 +150,7 @@ static int ready(void) {
 }
 
 static int good(const struct device *d) {
-    return (d >= gpus && d < gpus + count) || (d >= parts && d < parts + slices);
+    return (d >= gpus && d < gpus + count) || (d >= parts && d < parts + slices && !d->gone);
 }
 
 #define CHECK(condition, otherwise)       \
@@ -157,11 +186,10 @@ result nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_lock(&lock);
     result r = OK;
     if (users == 0) {
-        const char *text = getenv("DOCKLESS_SIMULATED_GPUS");
+        const char *text = getenv("DOCKLESS_SIMULATED_GPUS"), *file = getenv("DOCKLESS_SIMULATED_STATE");
+        snprintf(state, sizeof state, "%s", file ? file : "");
         if (!text || !*text) r = DRIVER_NOT_LOADED;
         else if (!configure(text)) r = INVALID_ARGUMENT;
-        const char *file = getenv("DOCKLESS_SIMULATED_STATE");
-        snprintf(state, sizeof state, "%s", file ? file : "");
     }
     if (r == OK) users++;
     pthread_mutex_unlock(&lock);
@@ -225,7 +253,7 @@ result nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
     for (int i = 0; i < count; i++)
         if (!strcasecmp(gpus[i].uuid, uuid)) return *d = &gpus[i], i == lost ? GPU_IS_LOST : OK;
     for (int i = 0; i < slices; i++)
-        if (!strcasecmp(parts[i].uuid, uuid)) return *d = &parts[i], OK;
+        if (good(&parts[i]) && parts[i].ci >= 0 && !strcasecmp(parts[i].uuid, uuid)) return *d = &parts[i], OK;
     return NOT_FOUND;
 }
 
@@ -423,7 +451,7 @@ result nvmlDeviceGetP2PStatus(struct device *a, struct device *b, unsigned what,
 
 /* ---- MIG ---- */
 
-static int divided(const struct device *d) { return slices && d == &gpus[count - 1]; }
+static int divided(const struct device *d) { return divisions && d == &gpus[count - 1]; }
 
 result nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pending) {
     CHECK(good(d) && current && pending, INVALID_ARGUMENT);
@@ -442,9 +470,9 @@ result nvmlDeviceGetMaxMigDeviceCount(struct device *d, unsigned *n) {
 result nvmlDeviceGetMigDeviceHandleByIndex(struct device *d, unsigned index, struct device **part) {
     CHECK(good(d) && part, INVALID_ARGUMENT);
     MODERN();
-    if (!divided(d) || index >= (unsigned)slices) return NOT_FOUND;
-    *part = &parts[index];
-    return OK;
+    for (int i = 0; divided(d) && i < slices; i++)
+        if (good(&parts[i]) && parts[i].ci >= 0 && index-- == 0) return *part = &parts[i], OK;
+    return NOT_FOUND;
 }
 
 result nvmlDeviceGetGpuInstanceId(struct device *d, unsigned *id) {
@@ -462,6 +490,127 @@ result nvmlDeviceGetComputeInstanceId(struct device *d, unsigned *id) {
 result nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct device *d, struct device **whole) {
     CHECK(good(d) && whole && d->parent, INVALID_ARGUMENT);
     *whole = d->parent;
+    return OK;
+}
+
+/* Slices made and removed: a GPU instance and its compute instance are one entry of the table, which nobody sees before it has the latter.
+ */
+static const struct { unsigned number, id, sevenths, eighths; } profiles[] = {{0, 19, 1, 1}, {1, 14, 2, 2}, {2, 9, 3, 4}, {3, 5, 4, 4}, {4, 0, 7, 8}};
+enum { PROFILES = sizeof profiles / sizeof *profiles };
+typedef struct {
+    unsigned version, id, p2p, slices, instances, multiprocessors, copy, decoders, encoders, jpeg, ofa;
+    unsigned long long memory;
+    char name[96];
+} instance_profile;
+typedef struct {
+    unsigned version, id, slices, instances, multiprocessors, copy, decoders, encoders, jpeg, ofa;
+    char name[96];
+} compute_profile;
+
+static unsigned room(const struct device *d, int i) {
+    unsigned sevenths = 0, most;
+    unsigned long long memory = 0, each = d->memory / 8 * profiles[i].eighths;
+
+    for (int k = 0; k < slices; k++)
+        if (good(&parts[k])) sevenths += parts[k].sevenths, memory += parts[k].memory;
+    if (sevenths >= MAX_SLICES || memory >= d->memory) return 0;
+    most = (MAX_SLICES - sevenths) / profiles[i].sevenths;
+    return (d->memory - memory) / each < most ? (d->memory - memory) / each : most;
+}
+
+static void note(const char *word, int slot, int a, unsigned long long b) {
+    FILE *file = *state ? fopen(state, "ae") : NULL;
+
+    if (file) fprintf(file, "%s %d %d %llu\n", word, slot, a, b);
+    close_state(file);
+}
+
+result nvmlDeviceGetGpuInstanceProfileInfoV(struct device *d, unsigned number, instance_profile *info) {
+    CHECK(good(d) && info, INVALID_ARGUMENT);
+    MODERN();
+    if (!divided(d)) return NOT_SUPPORTED;
+    for (int i = 0; i < PROFILES; i++) {
+        if (profiles[i].number != number) continue;
+        unsigned long long each = d->memory / 8 * profiles[i].eighths;
+        *info = (instance_profile){.version = info->version, .id = profiles[i].id, .slices = profiles[i].sevenths, .memory = each >> 20};
+        snprintf(info->name, sizeof info->name, "MIG %ug.%llugb", profiles[i].sevenths, each >> 30);
+        return OK;
+    }
+    return NOT_SUPPORTED;
+}
+
+result nvmlDeviceGetGpuInstanceRemainingCapacity(struct device *d, unsigned id, unsigned *n) {
+    CHECK(good(d) && n, INVALID_ARGUMENT);
+    MODERN();
+    for (int i = 0; i < PROFILES; i++)
+        if (profiles[i].id == id) return *n = room(d, i), OK;
+    return INVALID_ARGUMENT;
+}
+
+result nvmlDeviceCreateGpuInstance(struct device *d, unsigned id, struct device **made) {
+    CHECK(good(d) && made, INVALID_ARGUMENT);
+    MODERN();
+    if (geteuid()) return NO_PERMISSION;
+    for (int i = 0; i < PROFILES; i++) {
+        if (profiles[i].id != id) continue;
+        if (!room(d, i) || slices == MAX_PARTS) return INSUFFICIENT_RESOURCES;
+        add_part(profiles[i].sevenths, d->memory / 8 * profiles[i].eighths, -1);
+        *made = &parts[slices - 1];
+        note("slice", slices - 1, (*made)->sevenths, (*made)->memory >> 20);
+        return OK;
+    }
+    return INVALID_ARGUMENT;
+}
+
+result nvmlGpuInstanceGetComputeInstanceProfileInfoV(struct device *part, unsigned number, unsigned engine, compute_profile *info) {
+    CHECK(good(part) && part->parent && !engine && info, INVALID_ARGUMENT);
+    for (int i = 0; i < PROFILES; i++)
+        if (profiles[i].number == number && (int)profiles[i].sevenths <= part->sevenths) {
+            *info = (compute_profile){.version = info->version, .id = number, .slices = profiles[i].sevenths};
+            return OK;
+        }
+    return NOT_SUPPORTED;
+}
+
+result nvmlGpuInstanceCreateComputeInstance(struct device *part, unsigned id, struct device **made) {
+    CHECK(good(part) && part->parent && made, INVALID_ARGUMENT);
+    if (geteuid()) return NO_PERMISSION;
+    for (int i = 0; i < PROFILES; i++)
+        if (profiles[i].number == id && (int)profiles[i].sevenths == part->sevenths && part->ci < 0) {
+            part->ci = 0;
+            *made = part;
+            return OK;
+        }
+    return INSUFFICIENT_RESOURCES;
+}
+
+result nvmlDeviceGetGpuInstanceById(struct device *d, unsigned id, struct device **part) {
+    CHECK(good(d) && part, INVALID_ARGUMENT);
+    for (int i = 0; i < slices; i++)
+        if (good(&parts[i]) && parts[i].parent == d && parts[i].gi == (int)id) return *part = &parts[i], OK;
+    return NOT_FOUND;
+}
+
+result nvmlGpuInstanceGetComputeInstanceById(struct device *part, unsigned id, struct device **found) {
+    CHECK(good(part) && part->parent && found, INVALID_ARGUMENT);
+    if (part->ci < 0 || part->ci != (int)id) return NOT_FOUND;
+    *found = part;
+    return OK;
+}
+
+result nvmlComputeInstanceDestroy(struct device *part) {
+    CHECK(good(part) && part->parent && part->ci >= 0, INVALID_ARGUMENT);
+    if (geteuid()) return NO_PERMISSION;
+    part->ci = -1;
+    return OK;
+}
+
+result nvmlGpuInstanceDestroy(struct device *part) {
+    CHECK(good(part) && part->parent, INVALID_ARGUMENT);
+    if (geteuid()) return NO_PERMISSION;
+    if (part->ci >= 0) return IN_USE;
+    part->gone = 1;
+    note("gone", part - parts, 0, 0);
     return OK;
 }
 

@@ -12,19 +12,21 @@ from dockless.errors import BadInput, GpuDriverMissing
 
 
 def gpu_options(parser: Parser) -> None:
-    parser.usage = "dockless gpu list|cdi [-o FILE] [--format json|yaml]"
-    parser.add_argument(
-        "action", choices=("list", "cdi"), help="list: GPUs and MIG slices; cdi: describe them in a file, for other programs"
-    )
+    parser.usage = "dockless gpu list | cdi [-o FILE] [--format json|yaml] | mig profiles GPU | create GPU PROFILE … | remove UUID …"
+    about = "list: GPUs and MIG slices; cdi: describe them in a file, for other programs; mig: make slices of a divided GPU, or remove them"
+    parser.add_argument("action", choices=("list", "cdi", "mig"), help=about)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="profiles GPU; create GPU PROFILE …; remove UUID … (mig)")
     parser.add_argument("-o", "--output", metavar="FILE", help="instead of standard output (cdi)")
     parser.add_argument("--format", choices=("json", "yaml"), help="of the description (cdi); the default is by the name of FILE, or yaml")
     parser.json()
 
 
 def gpu(options: Namespace) -> int:
-    if options.action == "list" and (options.output or options.format):
-        raise BadInput("gpu list takes no --output and no --format", subject="list", hint="--json prints the list for programs")
-    return _describe(options) if options.action == "cdi" else _list(options)
+    if options.action != "cdi" and (options.output or options.format):
+        raise BadInput(f"gpu {options.action} takes no --output and no --format", subject=options.action, hint="--json is for programs")
+    if options.action != "mig" and options.words:
+        raise BadInput(f"gpu {options.action} takes no {options.words[0][:40]!r}", subject=options.action, hint="dockless gpu --help")
+    return {"list": _list, "cdi": _describe, "mig": _mig}[options.action](options)
 
 
 def _list(options: Namespace) -> int:
@@ -90,6 +92,36 @@ def _describe(options: Namespace) -> int:
         file.write(text.encode())
     if options.json:
         print_json({"file": options.output})
+    return 0
+
+
+def _mig(options: Namespace) -> int:
+    from dockless.base.records import plain
+    from dockless.sandbox.gpus import mig
+
+    verb, *words = options.words or [""]
+    if verb not in ("profiles", "create", "remove") or len(words) < (2 if verb == "create" else 1) or (verb == "profiles" and words[1:]):
+        hint = "gpu mig profiles GPU; gpu mig create GPU PROFILE …; gpu mig remove UUID …"
+        raise BadInput("gpu mig cannot be read", subject="mig", hint=hint)
+    if verb == "remove":
+        mig.remove(words)
+        if options.json:
+            print_json({"removed": words})
+        return 0
+    if not words[0].isascii() or not words[0].isdecimal() or len(words[0]) > 4:
+        raise BadInput(f"{words[0][:40]!r} is not the index of a GPU", subject="mig", hint="`dockless gpu list` has them first")
+    if verb == "create":
+        made = mig.create(int(words[0]), words[1:])
+        if options.json:
+            print_json({"created": made})
+        else:
+            out(*made)
+        return 0
+    found = mig.profiles(int(words[0]))
+    if options.json:
+        print_json(plain(list(found)))
+    else:
+        table(("PROFILE", "MEMORY", "ROOM FOR"), [(one.name, format_size(one.memory), one.free) for one in found])
     return 0
 
 

@@ -1,0 +1,116 @@
+"""MIG slices made and removed: all or none, none that is in use, and what is made can be leased."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.requires import requires
+
+import dockless
+from dockless.cli import main
+from dockless.errors import BadInput, GpuError, NotEnoughGpus, UnknownGpu
+from dockless.sandbox.gpus import gpu, mig
+
+
+@pytest.fixture
+def simulated(monkeypatch, tmp_path) -> Path:
+    """Two GPUs of 80 GiB; the second is divided into a slice of one seventh and 11 GiB, seven times. The state's file."""
+    state = tmp_path / "state"
+    state.touch()
+    monkeypatch.setenv("DOCKLESS_SIMULATED_STATE", str(state))
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G,mig=7")
+    return state
+
+
+def there() -> dict[str, int]:
+    """The slices, and how many GiB each has."""
+    return {unit.uuid: unit.memory >> 30 for unit in gpu.units(gpu.inventory(processes=False, links=False)) if unit.parent}
+
+
+@pytest.fixture
+def empty(simulated) -> Path:
+    if os.geteuid() != 0:
+        pytest.skip("root alone makes and removes slices")
+    mig.remove(list(there()))
+    assert there() == {}
+    return simulated
+
+
+@requires("root")
+def test_made_and_removed(empty):
+    rooms = {one.name: one.free for one in mig.profiles(1)}
+    assert rooms == {"1g.10gb": 7, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1}
+    made = mig.create(1, ["3g.40gb", "2g.20gb", "1g.10gb"])
+    assert there() == dict(zip(made, (40, 20, 10), strict=True))
+    assert {one.name: one.free for one in mig.profiles(1)} == {"1g.10gb": 1, "2g.20gb": 0, "3g.40gb": 0, "4g.40gb": 0, "7g.80gb": 0}
+    mig.remove(made[1:2])
+    assert list(there().values()) == [40, 10]
+    assert list(there()) == [made[0], made[2]]
+
+
+@requires("root")
+def test_all_or_none(empty):
+    with pytest.raises(NotEnoughGpus, match=r"a slice 3g\.40gb of GPU 1 cannot be made: there is no room") as caught:
+        mig.create(1, ["3g.40gb", "3g.40gb", "3g.40gb"])
+    assert caught.value.hint and there() == {}
+    assert len(mig.create(1, ["7g.80gb"])) == 1
+
+
+@requires("root", "userns")
+def test_a_slice_is_leased_as_soon_as_it_is_made_and_not_removed_while_it_is(empty):
+    (made,) = mig.create(1, ["2g.20gb"])
+    with dockless.Sandbox(["sleep", "100"], gpu_memory="20G") as box:
+        assert box.gpus == (made,)
+        with pytest.raises(NotEnoughGpus, match="is leased"):
+            mig.remove([made])
+        box.kill()
+    mig.remove([made])
+    assert there() == {}
+
+
+@requires("root")
+def test_a_slice_on_which_something_computes_stays(empty):
+    (made,) = mig.create(1, ["1g.10gb"])
+    instance = next(unit.mig[0].gi for unit in gpu.units(gpu.inventory()) if unit.uuid == made)
+    with empty.open("a") as out:
+        out.write(f"process 1 {os.getpid()} 1048576 {instance}\n")
+    with pytest.raises(GpuError, match=f"process {os.getpid()} computes on {made}"):
+        mig.remove([made])
+    assert list(there()) == [made]
+
+
+def test_what_cannot_be(simulated):
+    with pytest.raises(GpuError, match="GPU 0 is not divided by MIG") as caught:
+        mig.create(0, ["1g.10gb"])
+    assert "nvidia-smi -i 0 -mig 1" in caught.value.hint
+    with pytest.raises(UnknownGpu):
+        mig.profiles(7)
+    with pytest.raises(BadInput, match="has no profile '9g'") as caught:
+        mig.create(1, ["9g"])
+    assert "3g.40gb" in caught.value.hint
+    with pytest.raises(BadInput, match="GPU 0 is not a slice"):
+        mig.remove([gpu.inventory()[0].uuid])
+    with pytest.raises(UnknownGpu):
+        mig.remove(["MIG-nosuch"])
+
+
+@requires("user")
+def test_root_alone_may(simulated):
+    with pytest.raises(GpuError, match="Insufficient Permissions") as caught:
+        mig.remove(list(there())[:1])
+    assert caught.value.hint == "root alone may: sudo" and len(there()) == 7
+
+
+def test_on_the_command_line(simulated, capsys):
+    assert main(["gpu", "mig", "profiles", "1", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)][:2] == ["1g.10gb", "2g.20gb"]
+    for words in (["mig"], ["mig", "create", "1"], ["mig", "profiles", "x"], ["mig", "grow", "1"], ["list", "x"]):
+        assert main(["gpu", *words]) == 125
+    if os.geteuid() == 0:
+        one = next(iter(there()))
+        capsys.readouterr()
+        assert main(["gpu", "mig", "remove", one]) == 0 and main(["gpu", "mig", "create", "1", "1g.10gb"]) == 0
+        assert capsys.readouterr().out.split()[0] in there() and one not in there()
