@@ -23,17 +23,17 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.later import re
 from dockless.base.typing import Any, Literal
-from dockless.base.units import parse_duration, parse_size
+from dockless.base.units import parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path", "quota", "duration", "volume"]
+Kind = Literal["count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume"]
 USER = "$USER"
 """What stands for a name in settings of the kind ``volume``."""
 
 _KINDS = {
     "count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path",
-    "quota": "a whole number or a table like { limit = 6, jobs = 20 }",
-    "duration": 'a time, like "30s", "7d" or seconds',
+    "quota": "a whole number or a table like { guarantee = 2, limit = 6 }", "duration": 'a time, like "30s", "7d" or seconds',
+    "signal": 'a signal, like "TERM" or "USR1"', "choice": "one of",
     "volume": "a whole path, in which $USER stands for a name",
 }  # fmt: skip
 _MOST = 1_000_000_000
@@ -44,13 +44,14 @@ _LONGEST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Setting:
     """``key``: section and name with dots; a last ``*`` stands for any name, and the value is a dict of them. ``default`` None: see
-    ``about``. ``least``: the smallest that is allowed."""
+    ``about``. ``least``: the smallest that is allowed; ``choices``: all that is allowed, of kind ``choice``."""
 
     key: str
     kind: Kind
     default: Any
     about: str
     least: int = 0
+    choices: tuple[str, ...] = ()
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -58,7 +59,9 @@ class Setting:
 
 
 QUOTA = (
+    Setting("guarantee", "count", None, "GPUs that others may borrow and have to give back; left out: none"),
     Setting("limit", "count", None, "GPUs at once; left out: no limit"),
+    Setting("weight", "count", None, "the part of the GPUs where queue.order is fair; left out: 1, for a group none of its own", 1),
     Setting("jobs", "count", None, "jobs that run at once, with or without GPUs; left out: no limit"),
     Setting("cpu_jobs", "count", None, "jobs without GPUs that run at once; left out: no limit"),
 )
@@ -74,6 +77,11 @@ SETTINGS = (
     Setting("queue.per_user_size", "size", 64 << 20, "what one user's waiting and running jobs may take; an array counts once", 1),
     Setting("queue.keep_days", "count", 30, "days for which jobs that have ended are remembered"),
     Setting("queue.keep_jobs", "count", 10_000, "jobs that have ended of which one user's are remembered, the newest"),
+    Setting("queue.order", "choice", "fifo", "among equals in priority: fifo, or fair: who has had least comes first", 0, ("fifo", "fair")),
+    Setting("queue.half_life", "duration", 7 * 86400.0, "seconds after which GPU time counts half as much in a fair order", 60),
+    Setting("preempt.after", "duration", 300.0, "seconds that a job has run at least when it gives back GPUs that it borrowed"),
+    Setting("preempt.grace", "duration", 30.0, "seconds that such a job has to save its work, once it has got its signal"),
+    Setting("preempt.signal", "signal", 0, "the signal that it gets; left out: the stop signal of the job or its image"),
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(
@@ -213,24 +221,24 @@ class _Reader:
                 return size
         if setting.kind == "quota" and isinstance(value, dict):
             return self.record(here, value, QUOTA)
-        if (
-            setting.kind in ("count", "quota")
-            and isinstance(value, int)
-            and not isinstance(value, bool)
-            and setting.least <= value <= _MOST
-        ):
+        if setting.kind == "choice" and value in setting.choices:
+            return value
+        if setting.kind in ("duration", "signal") and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            with contextlib.suppress(BadInput):
+                found = parse_duration(value) if setting.kind == "duration" else parse_signal(str(value))
+                if setting.least <= found <= _MOST:
+                    return found
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if number and setting.kind in ("count", "quota") and setting.least <= value <= _MOST:
             return value
         if setting.kind == "names" and isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
         if setting.kind == "path" and isinstance(value, str) and value.startswith("/") and "\0" not in value:
             return os.path.normpath(value)
-        if setting.kind == "duration" and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            with contextlib.suppress(BadInput):
-                if setting.least <= (seconds := parse_duration(value)) <= _MOST:
-                    return seconds
         if setting.kind == "volume" and isinstance(value, str):
             return self.volume(here, setting, value)
-        least = f" from {setting.least}" if setting.kind in ("count", "size") else ""
+        least = f" from {setting.least}" if setting.kind in ("count", "size") or setting.least else ""
+        least += " " + ", ".join(setting.choices) if setting.choices else ""
         raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}", setting)
 
     def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
@@ -248,7 +256,11 @@ class _Reader:
         for name, one in value.items():
             if name not in known:
                 raise self.unknown((*here, name), one, known)
-        return {name: self.value((*here, name), known[name], one) for name, one in value.items()}
+        found = {name: self.value((*here, name), known[name], one) for name, one in value.items()}
+        limit = found.get("limit")
+        if limit is not None and found.get("guarantee", 0) > limit:
+            raise self.wrong((*here, "guarantee"), f"is more than the limit, {limit}", known["guarantee"])
+        return found
 
     def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None) -> BadInput:
         key = _dotted(here)

@@ -11,6 +11,7 @@ from dockless.base import settings
 from dockless.base.dataclass import dataclass, field
 from dockless.base.settings import DEFAULTS
 from dockless.base.typing import Any
+from dockless.sched.policy.policy import Preemption
 from dockless.sched.policy.quotas import Quota, Quotas
 
 
@@ -33,6 +34,10 @@ class Config:
     idle_after: float = DEFAULTS["gpus.idle_after"]
     idle_notice: float = DEFAULTS["gpus.idle_notice"]
     volumes: Mapping[str, str] = field(default_factory=dict)
+    order: str = DEFAULTS["queue.order"]
+    half_life: float = DEFAULTS["queue.half_life"]
+    preemption: Preemption = Preemption(DEFAULTS["preempt.after"], DEFAULTS["preempt.grace"])
+    preempt_signal: int = DEFAULTS["preempt.signal"]
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -62,6 +67,10 @@ def load(path: Path) -> Config:
         found["gpus.idle_after"],
         found["gpus.idle_notice"],
         found["volumes"],
+        found["queue.order"],
+        found["queue.half_life"],
+        Preemption(found["preempt.after"], found["preempt.grace"]),
+        found["preempt.signal"],
     )
 
 

@@ -118,10 +118,11 @@ class JobSpec:
 class JobOptions:
     """What a job asks of the scheduler beyond its place, as it stands now. Only what differs from these defaults is stored.
 
-    ``held``: who keeps it from starting, empty for nobody.
+    ``held``: who keeps it from starting, empty for nobody. ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
     """
 
     held: str = ""
+    preempted_by: int = 0
 
 
 NO_OPTIONS = JobOptions()

@@ -29,7 +29,7 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, remains, stopping
+from dockless.sched.engine import attempts, preempting, remains, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
@@ -43,6 +43,7 @@ from dockless.sched.engine.wants import is_the_hosts, waited_out
 from dockless.sched.jobs import Job, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
+from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.store import queue, usage
 from dockless.sched.store.kept import Kept
@@ -99,10 +100,12 @@ class Engine:
         self.ends = 0
         self.many_ended = asyncio.Event()
         self.decision: policy.Decision | None = None
+        self.usage: Usage | None = None
         self._took = 0.0
         self._newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False
         self._look_again: asyncio.TimerHandle | None = None
+        self._time_comes: asyncio.TimerHandle | None = None
         self._settled = False
         self.closing = False
         self._check_image = check_image
@@ -113,7 +116,7 @@ class Engine:
         self.config = config
         self.callers = Callers(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image)
-        self.decision = None
+        self.decision = self.usage = None
         self.kick()
 
     # -- the database
@@ -196,11 +199,11 @@ class Engine:
             if record is None:
                 await self._finish(entry)
             else:
-                await self._back(entry, lambda db: queue.requeue(db, job.id, now, "the host was shut down", record))
+                await self.back(entry, lambda db: queue.requeue(db, job.id, now, "the host was shut down", record))
         elif found.what == "void":
-            await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
+            await self.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
         elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
-            await self._back(entry, lambda db: queue.requeue(db, job.id, now, "the host was rebooted"))
+            await self.back(entry, lambda db: queue.requeue(db, job.id, now, "the host was rebooted"))
         else:
             reason = found.reason if same_boot else "the host was rebooted while it ran"
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
@@ -211,9 +214,12 @@ class Engine:
         with contextlib.suppress(SchedError):  # a disk that is full keeps nobody from ending
             await self.write(lambda db: queue.note_shutdown(db, now))
 
-    async def _back(self, entry: LiveJob, change: Change[Any]) -> None:
+    async def back(self, entry: LiveJob, change: Change[Any]) -> None:
         """The job waits again."""
+        if entry.job.options.preempted_by:
+            change = preempting.unmarked(entry, change)
         await self._write_surely(change)
+        self._count_usage(entry)
         if entry.handle is not None:
             await remains.remove(self, entry.handle)
             entry.handle = None
@@ -262,6 +268,8 @@ class Engine:
         entries = live_jobs(lives)
         for entry in entries:
             live, job = entry.live, entry.live.job
+            if live.boot == self._boot:
+                entry.since = live.ticks
             if job.time_limit and live.boot == self._boot:
                 entry.ends = live.ticks + job.time_limit
             self.entries[job.id] = entry
@@ -285,6 +293,13 @@ class Engine:
         self._took = self._loop.time() - began
         for start in decision.starts:
             self._start(self.entries[start.job], start.gpus, now)
+        for one in decision.preempts:
+            preempting.preempt(self, self.entries[one.job], one.by)
+        if self._time_comes is not None:
+            self._time_comes.cancel()
+            self._time_comes = None
+        if decision.again is not None:
+            self._time_comes = self._loop.call_later(max(0.0, decision.again - now), self.kick)
         if self.waiting and (decision._state.outside or any(not job.id for job in decision._state.running)) and self._look_again is None:
             self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
 
@@ -295,8 +310,13 @@ class Engine:
     def state(self) -> policy.QueueState:
         """What a decision depends on now."""
         running = [
-            policy.RunningJob(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups, e.ends) for e in self.active.values()
+            policy.RunningJob(
+                *(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups),
+                *(e.ends if e.stop_by is None else min(e.stop_by, e.ends or e.stop_by), e.since, e.stop_by is not None),
+            )
+            for e in self.active.values()
         ]
+        usage = self._usage().at(queue.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
         if self.waiting.wants_gpus:
             if sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
@@ -311,7 +331,23 @@ class Engine:
             outside,
             self.gpus.slices,
             self.config.cpu_jobs,
+            usage,
+            self.config.preemption,
         )
+
+    def _usage(self) -> Usage:
+        """What the ended jobs had; read from the queue when it is first wanted."""
+        if self.usage is None:
+            self.usage = Usage(self.config.half_life)
+            now, wall = queue.ticks(), time.time()
+            for user, groups, ended, gpu_seconds in queue.gpu_time(self.reader, wall - 10 * self.config.half_life):
+                at = now - max(0.0, wall - ended)
+                self.usage.add(user, groups, 1, at - gpu_seconds, at)
+        return self.usage
+
+    def _count_usage(self, entry: LiveJob) -> None:
+        if self.usage is not None and entry.job.devices and entry.since:
+            self.usage.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, queue.ticks())
 
     def others(self) -> list[policy.RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
@@ -326,6 +362,7 @@ class Engine:
         self.waiting.remove(entry.waiting)
         self.active[entry.job.id] = entry
         entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
+        entry.since = now
         entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
         self.spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
 
@@ -378,7 +415,7 @@ class Engine:
             )
         except NotEnoughGpus as error:
             reason, now = str(error), time.time()
-            await self._back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
+            await self.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
             return
         except Exception as error:
             if self.closing and is_the_hosts(error):
@@ -418,6 +455,8 @@ class Engine:
                 entry.overdue = self._loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), self._overdue, entry)
             if entry.cancelled:
                 stopping.stop(self, entry, None)
+            elif entry.job.options.preempted_by:
+                preempting.go_on(self, entry)
 
     def _gone(self, entry: LiveJob) -> None:
         self._unwatch(entry)
@@ -479,6 +518,9 @@ class Engine:
             await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
             return
         record = attempts.exit_record(exit)
+        if entry.job.options.preempted_by and not entry.cancelled and not entry.verdict and not record.get("timed_out"):
+            await preempting.requeue(self, entry, record)
+            return
         state, reason = final_state(record, entry.cancelled, entry.verdict)
         await self._end(entry, state, reason, record, shell_code(record))
 
@@ -501,6 +543,7 @@ class Engine:
         await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
         signal = record.get("signal") if record else None
         entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
+        self._count_usage(entry)
         self.active.pop(job.id, None)
         self.entries.pop(job.id, None)
         if entry.overdue is not None:
@@ -575,8 +618,9 @@ class Engine:
     async def close(self) -> None:
         """Start nothing more, let what is being launched or recorded come to its end, close the database. Running jobs go on."""
         self.closing = True
-        if self._look_again is not None:
-            self._look_again.cancel()
+        for timer in (self._look_again, self._time_comes):
+            if timer is not None:
+                timer.cancel()
         for entry in self.active.values():
             if entry.pidfd >= 0:
                 self._unwatch(entry)

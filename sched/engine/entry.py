@@ -30,7 +30,8 @@ class LiveJob:
     the last of these any more. ``stop_by``: when it is killed, on the policy's clock, None while nobody wants its end; ``hurry``: set when
     that changed. ``limit``: seconds it may run, grace included, None without a limit; ``overdue``: the timer that looks whether it still
     runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: it was told that it
-    will be ended for it. ``verdict``: why it is ended, where nobody asked for it."""
+    will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``:
+    when it started, on the policy's clock."""
 
     live: Live
     waiting: WaitingJob
@@ -50,6 +51,7 @@ class LiveJob:
     idle_since: float | None = None
     warned: bool = False
     verdict: str = ""
+    since: float = 0.0
 
     @property
     def job(self) -> Job:

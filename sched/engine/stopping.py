@@ -20,8 +20,9 @@ KILL_AGAIN = 2.0
 """Seconds until what should be dead is killed again."""
 
 
-def stop(engine: Engine, entry: LiveJob, grace: float | None) -> None:
-    """Its stop signal now, SIGKILL after ``grace`` seconds (the job's own for None). Who asks again can only make it shorter."""
+def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[], None] | None = None) -> None:
+    """Its stop signal now, SIGKILL after ``grace`` seconds (the job's own for None). Who asks again can only make it shorter. ``tell``:
+    what to do instead of sending the stop signal."""
     if engine.closing or entry.job.id not in engine.active:
         return
     by = queue.ticks() + (entry.grace if grace is None else grace)
@@ -30,16 +31,16 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None) -> None:
         entry.hurry.set()
         return
     entry.hurry = asyncio.Event()
-    engine.spawn(_until_ended(engine, entry, entry.hurry))
+    engine.spawn(_until_ended(engine, entry, entry.hurry, tell))
 
 
-async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event) -> None:
+async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event, tell: Callable[[], None] | None) -> None:
     signalled = False
-    while not engine.closing and entry.job.id in engine.active and entry.stop_by is not None:
+    while not engine.closing and entry.job.id in engine.active and entry.hurry is hurry and entry.stop_by is not None:
         hurry.clear()
         if not signalled and entry.handle is not None:
             signalled = True
-            await _tried(engine, entry, "sent its stop signal", entry.handle.send_stop)
+            await _tried(engine, entry, "sent its stop signal", tell or entry.handle.send_stop)
             continue
         left = entry.stop_by - queue.ticks()
         if left <= 0:

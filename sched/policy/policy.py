@@ -4,8 +4,8 @@
 
 The rules, in the order they bind:
 
-1. **Order.** Higher priority first; among equals, first come first served. Jobs without GPUs have places of their own, and there among
-   equals the user comes first who has the fewest running (``turns``).
+1. **Order.** Higher priority first; among equals first come, first served, or whoever has had least (``ranks``). Jobs without GPUs have
+   places of their own, and there among equals the user comes first who has the fewest running (``turns``).
 2. **Quota.** A user and each of her groups may hold so many GPUs and run so many jobs, never more. A job that its own quota keeps waiting
    does not hold up other users; within the same user (group) it keeps its place.
 3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``packing``).
@@ -13,6 +13,9 @@ The rules, in the order they bind:
    limits of what runs, its GPUs will be free. A later job may start before it only if it cannot delay it: it ends by then (it has a
    time limit), or it takes only GPUs that are over even then. Where what runs has no time limit, the moment is unknown, and only what is
    over in the worst case may be taken. The same rule guards a job's place inside its quota.
+
+5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
+   borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
 
 Everything countable is a *pool* (the host's GPUs, the GPUs and the running jobs of a user and of a group), so rule 4 is one piece of code
 for all of them. Time limits are upper bounds: a job that ends early only makes the reservation come earlier.
@@ -22,13 +25,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from dockless.base.dataclass import dataclass, field
+from dockless.base.dataclass import dataclass, field, replace
 from dockless.sandbox.gpus.topology import FARTHEST
+from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, Quotas, counts_jobs
+from dockless.sched.policy.ranks import Place, Rank, Ranks
 from dockless.sched.policy.turns import Turns
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order
 
@@ -41,20 +46,33 @@ HOST, JOBS = "host", "jobs"
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one."""
+    """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
+    ``stopping``: it is being ended, at ``ends`` at the latest."""
 
     id: int
     user: str
     gpus: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
     ends: float | None = None
+    since: float = 0.0
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """When a job gives back what it borrowed. ``after``: seconds that it has run then at least; ``grace``: seconds that it has to save its
+    work, once it is told."""
+
+    after: float = 300.0
+    grace: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
     decision; ``gpus`` in index order; ``outside``: GPUs that something else on the host uses; ``slices``: those of ``gpus`` that are
-    given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run at once."""
+    given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run at once; ``usage``: for a fair order the GPU-seconds of the
+    past, by ``user NAME`` and ``group NAME``, None for first come, first served."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -64,6 +82,8 @@ class QueueState:
     outside: frozenset[str] = frozenset()
     slices: frozenset[str] = frozenset()
     cpu_jobs: int = 64
+    usage: Mapping[str, float] | None = None
+    preemption: Preemption = Preemption()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +92,14 @@ class StartJob:
 
     job: int
     gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptJob:
+    """Tell this job to end and queue it again: ``by`` has a guarantee of the GPUs that it borrowed."""
+
+    job: int
+    by: int
 
 
 @dataclass(slots=True)
@@ -90,7 +118,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job waits. ``code``: ``quota``, ``resources``, ``reserved``, ``jobs`` or ``order``; ``text``: with the numbers;
+    """Why a job waits. ``code``: ``quota``, ``resources``, ``guarantee``, ``reserved``, ``jobs`` or ``order``; ``text``: with the numbers;
     ``starts_at``: when it starts at the latest, where that can be said."""
 
     code: str
@@ -111,12 +139,16 @@ class _Hold:
 
 @dataclass(slots=True)
 class Decision:
-    """``starts``, and with ``reason`` the answer to every waiting job's question."""
+    """``starts``, ``preempts``, and with ``reason`` the answer to every waiting job's question. ``again``: when the same state would be
+    decided otherwise, only because time has passed; None for never."""
 
     starts: list[StartJob]
+    preempts: list[PreemptJob]
+    again: float | None
     now: float
     reservations: list[Reservation]
     _held: dict[Kind, dict[float, _Hold]]
+    _promised: dict[int, _Hold]
     _used: Counter[str]
     _free: list[str]
     _state: QueueState
@@ -132,7 +164,7 @@ class Decision:
 
     def reason(self, job: WaitingJob) -> Reason:
         """Why ``job``, one of the waiting, does not start now."""
-        hold = self._hold(job)
+        hold = self._promised.get(job.id) or self._hold(job)
         if hold is not None and hold.reservation is not None and hold.reservation.job == job.id:
             return _reason(self, job, hold)
         found = self._reasons.get((job.kind, job.time_limit))
@@ -191,22 +223,32 @@ class _Pass:
         self.within: dict[Kind, float] = {}
         self.parked: dict[str, list[_Parked]] = {}
         self.starts: list[StartJob] = []
-        self.next: list[tuple[tuple[int, int], WaitingJob]] = []
+        self.ranks = Ranks(state.quotas, state.running, state.usage)
+        self.past: dict[Kind, list[tuple[Rank, Place]]] = {}
+        self.preempts: list[PreemptJob] = []
+        self.promised: dict[int, _Hold] = {}
+        self.promised_to: dict[str, int] = {}
+        self.again: float | None = None
+        self.closed: int | None = None
+        self.next: list[tuple[Place, WaitingJob]] = []
         self.looked_at: dict[int, _Parked] = {}
 
     def run(self) -> Decision:
         lines = self.waiting.lines.values()
         with_gpus = [line for line in lines if line.first().gpus]
         self.start_in_turn([line for line in lines if not line.first().gpus], with_gpus)
-        self.next = [(order(job), job) for job in (line.first() for line in with_gpus)]
+        self.next = [(self.ranks.place(job), job) for job in (line.first() for line in with_gpus)]
         heapify(self.next)
-        closed: int | None = None
-        while self.next and closed is None:
-            _, job = heappop(self.next)
-            hold = self.blocked(job)
-            if hold is None:
-                self.start(job)
-            else:
+        while self.next and self.closed is None:
+            was, job = heappop(self.next)
+            place = self.ranks.place(job)
+            if place != was:  # something that started has made it later
+                heappush(self.next, (place, job))
+                continue
+            if self.nothing_left(place):
+                break
+            hold = self.settle(job)
+            if hold is not None:
                 self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
             line, within = self.waiting.lines[job.kind], self.within.get(job.kind, math.inf)
             parked = self.looked_at.pop(job.id, None)
@@ -219,10 +261,38 @@ class _Pass:
                 self.follow(line.after(job, within))
             if parked is not None and hold is not None:
                 self.park(parked, hold)
-            if not self.free and HOST in self.reserved:
-                closed = job.priority  # nothing left to give, and the head has its reservation
-        reservations = [*self.reserved.values(), *self.kept]
-        return Decision(self.starts, self.now, reservations, self.held, self.used, list(self.free), self.state, closed)
+            if not self.ranks.guarantee_any and self.nothing_left(place):
+                self.closed = job.priority
+        return self.decision()
+
+    def decision(self) -> Decision:
+        return Decision(
+            starts=self.starts,
+            preempts=self.preempts,
+            again=self.again,
+            now=self.now,
+            reservations=[*self.reserved.values(), *self.kept],
+            _held=self.held,
+            _promised=self.promised,
+            _used=self.used,
+            _free=list(self.free),
+            _state=self.state,
+            _closed=self.closed,
+        )
+
+    def nothing_left(self, place: Place) -> bool:
+        """Nothing is free, the head has its reservation, and who comes now has no guarantee of what others borrow."""
+        return not self.free and HOST in self.reserved and (place[0] or not self.ranks.guarantee_any)
+
+    def settle(self, job: WaitingJob) -> _Hold | None:
+        """Start a job with GPUs, or promise it what others give back; else what holds it."""
+        hold = self.over_quota(job)
+        if hold is None and not self.enough(job, self.free) and self.take_back(job):
+            return None
+        hold = hold or self.no_room(job)
+        if hold is None:
+            self.start(job)
+        return hold
 
     def start_in_turn(self, lines: Sequence[Line], others: Sequence[Line]) -> None:
         """Those without GPUs, of ``lines``. ``others``: the lines of those with GPUs, which may be held by the same quota of jobs."""
@@ -260,7 +330,7 @@ class _Pass:
 
     def follow(self, job: WaitingJob | None) -> None:
         if job is not None:
-            heappush(self.next, (order(job), job))
+            heappush(self.next, (self.ranks.place(job), job))
 
     def park(self, parked: _Parked, hold: _Hold) -> None:
         """They may keep a place in these pools, once something else has started from them."""
@@ -273,18 +343,22 @@ class _Pass:
             if pool == hold.pool:
                 break  # they come no further either
 
-    def look_at_parked(self, pool: str, started: WaitingJob) -> None:
+    def look_at_parked(self, pool: str, started: Place) -> None:
         for parked in self.parked.pop(pool, ()):
             held = {parked.job.time_limit}
             for job in parked.line.behind(parked.job):
                 if job.time_limit in held or not parked.above < longest(job) <= parked.below:
                     continue
-                if order(job) > order(started):
+                if not self.passed(job, started):
                     if job.id not in self.looked_at:
                         self.looked_at[job.id] = parked
                         self.follow(job)
                     break
                 held.add(job.time_limit)
+
+    def passed(self, job: WaitingJob, place: Place) -> bool:
+        """Whether its turn has come before ``place``, the furthest that anybody has come to."""
+        return self.ranks.place(job) < place or any(self.ranks.place(job, rank) < until for rank, until in self.past.get(job.kind, ()))
 
     def count(self, job: WaitingJob | RunningJob, gpus: int) -> None:
         """One more that runs."""
@@ -306,8 +380,8 @@ class _Pass:
 
     # -- may it start?
 
-    def blocked(self, job: WaitingJob) -> _Hold | None:
-        """None if ``job`` may start; else what holds it, with reservations made where it is the first to be held."""
+    def over_quota(self, job: WaitingJob) -> _Hold | None:
+        """What of its quotas holds ``job``, with reservations made where it is the first to be held."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
             if self.used[pool] + self.draws(job, pool) > self.limits[pool]:
@@ -315,8 +389,12 @@ class _Pass:
                 return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
                 return _Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
+        return None
+
+    def no_room(self, job: WaitingJob) -> _Hold | None:
+        """What of the host's GPUs holds it."""
         if not self.enough(job, self.free):
-            return _Hold("resources", HOST, job.priority, self.reserve(job, HOST, quota))
+            return _Hold("resources", HOST, job.priority, self.reserve(job, HOST, self.pools(job)))
         if (reservation := self.in_the_way(job, HOST)) is not None:
             return _Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.allowed(job)):
@@ -363,17 +441,81 @@ class _Pass:
             free = self.allowed(job)
             chosen = tuple(g for g in free if g in job.devices) if job.devices else self.pack(job.gpus, free)
             self.free = [gpu for gpu in self.free if gpu not in chosen]
+        self.occupy(job, chosen, self.now)
+        self.starts.append(StartJob(job.id, chosen))
+
+    def occupy(self, job: WaitingJob, gpus: Iterable[str], at: float) -> None:
+        """From ``at`` on, ``job`` has these."""
+        place = self.ranks.place(job)
         pools = (*self.pools(job), HOST) if job.gpus else self.pools(job)
         for pool in pools:
             reservation = self.reserved.get(pool)
             if reservation is not None and not self.in_time(job, reservation):
                 reservation.extra -= self.draws(job, pool)
         self.count(job, job.gpus)
-        for pool in pools:
-            self.look_at_parked(pool, job)
-        ends = self.now + job.time_limit if job.time_limit else None
-        self.running.append(RunningJob(job.id, job.user, frozenset(chosen), job.groups, ends))
-        self.starts.append(StartJob(job.id, chosen))
+        if job.gpus and self.ranks.moving:
+            self.note_ranks(job, place)
+        for pool in pools if job.gpus else ():
+            self.look_at_parked(pool, place)
+        self.running.append(RunningJob(job.id, job.user, frozenset(gpus), job.groups, at + job.time_limit if job.time_limit else None, at))
+
+    def note_ranks(self, job: WaitingJob, place: Place) -> None:
+        """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
+        near = [line.first() for line in self.waiting.lines.values() if line.first().gpus]
+        near = [one for one in near if one.user == job.user or not set(job.groups).isdisjoint(one.groups)]
+        before = [self.ranks.rank(one) for one in near]
+        self.ranks.started(job)
+        for one, rank in zip(near, before, strict=True):
+            if self.ranks.rank(one) != rank:
+                self.past.setdefault(one.kind, []).append((rank, place))
+
+    def take_back(self, job: WaitingJob) -> bool:
+        """Promise ``job``, which stays within a guarantee, the GPUs that are free, those that are just coming free, and what others have
+        borrowed. Nobody else gets them meanwhile."""
+        pool = self.ranks.guarantee(job) if self.ranks.guarantee_any else ""
+        if not pool or self.in_the_way(job, HOST) is not None:
+            return False
+        goal = job.devices or self.whole
+        there = [gpu for gpu in self.allowed(job) if gpu in goal]
+        stopping = sorted((other for other in self.running if other.stopping), key=lambda other: (other.ends or 0.0, other.id))
+        there += [gpu for other in stopping for gpu in sorted(self.gpus_of(other) & goal)]
+        taken: Sequence[RunningJob] = ()
+        if len(there) < job.gpus:
+            taken = self.from_borrowers(job, goal.difference(there), job.gpus - len(there))
+            if not taken:
+                return False
+        until = self.now + self.state.preemption.grace
+        self.preempts += [PreemptJob(other.id, job.id) for other in taken]
+        self.running = [replace(other, ends=until, stopping=True) if other in taken else other for other in self.running]
+        there += [gpu for other in taken for gpu in sorted(other.gpus & goal)]
+        self.promise(job, pool, frozenset(there[: job.gpus]))
+        return True
+
+    def from_borrowers(self, job: WaitingJob, wanted: frozenset[str], short: int) -> Sequence[RunningJob]:
+        """The jobs that give back ``short`` of the ``wanted`` GPUs, none where they cannot yet."""
+        ready = self.now - self.state.preemption.after
+        candidates = [other for other in borrowers(self.state.running, self.state.quotas) if not other.stopping]
+        taken_already = {preempted.job for preempted in self.preempts}
+        candidates = [other for other in candidates if other.id not in taken_already]
+        taken = fewest((other for other in candidates if other.since <= ready), wanted, short)
+        if not taken:
+            soon = [other.since - ready for other in fewest(candidates, wanted, short) if other.since > ready]
+            if soon:
+                self.again = min(self.now + max(soon), self.again or math.inf)
+        return taken
+
+    def promise(self, job: WaitingJob, pool: str, gpus: frozenset[str]) -> None:
+        """``gpus``, of which some are still held by jobs that are being ended, go to ``job``."""
+        last = max((other for other in self.running if self.gpus_of(other) & gpus), key=lambda other: other.ends or 0.0, default=None)
+        at = max(self.now, last.ends or 0.0) if last is not None else self.now
+        self.promised[job.id] = _Hold("guarantee", pool, job.priority, Reservation(HOST, job.id, job.gpus, at, 0, last.id if last else 0))
+        self.promised_to |= dict.fromkeys(gpus, job.id)
+        self.free = [gpu for gpu in self.free if gpu not in gpus]
+        self.occupy(job, gpus, at)
+
+    def gpus_of(self, job: RunningJob) -> frozenset[str]:
+        """Without those that are promised to another."""
+        return frozenset(gpu for gpu in job.gpus if self.promised_to.get(gpu, job.id) == job.id) if self.promised_to else job.gpus
 
     def pack(self, count: int, free: Sequence[str]) -> tuple[str, ...]:
         whole = [gpu for gpu in free if gpu in self.whole]
@@ -396,7 +538,8 @@ class _Pass:
         if short == HOST:
             goal = wanted or self.whole
             free = sum(1 for gpu in self.free if gpu in goal)
-            releases = [(other.ends, len(other.gpus & goal), other.id) for other in self.running if other.gpus & goal]
+            there = ((other, len(self.gpus_of(other) & goal)) for other in self.running)
+            releases = [(other.ends, count, other.id) for other, count in there if count]
         else:
             free = self.limits[short] - self.used[short]
             releases = self.releases(short)
@@ -478,6 +621,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: _Hold | None) -> Reason:
     if reservation is None:
         return Reason(hold.code, "; ".join(parts))
     when = _when(reservation, decision.now)
+    if hold.code == "guarantee":
+        when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
     place = "" if hold.pool == HOST else f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"

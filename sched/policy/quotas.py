@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from dockless.base.dataclass import dataclass, field
 
@@ -13,11 +14,14 @@ JOBS_OF, CPU_JOBS_OF = "jobs of ", "jobs without GPUs of "
 @dataclass(frozen=True, slots=True)
 class Quota:
     """Of one user, or of all members of a group together. ``limit``: GPUs at once; ``jobs``: jobs that run at once, with or without GPUs;
-    ``cpu_jobs``: those without; None for any number."""
+    ``cpu_jobs``: those without; None for any number. ``guarantee``: GPUs that are given back by whoever borrows them. ``weight``: the part
+    in a fair order; None is 1 for a user, and no part of its own for a group."""
 
     limit: int | None = None
     jobs: int | None = None
     cpu_jobs: int | None = None
+    guarantee: int | None = None
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,23 @@ class Quotas:
                 found[f"{CPU_JOBS_OF}{kind} {name}"] = quota.cpu_jobs
         return found
 
+    def guarantees(self, user: str, groups: Sequence[str]) -> dict[str, int]:
+        """The pools in which a job of ``user`` is guaranteed GPUs, and how many."""
+        pools = (("user", user), *(("group", group) for group in groups))
+        return {f"{kind} {name}": count for kind, name in pools if (count := self.of(kind, name).guarantee) is not None}
+
     @property
     def limit_jobs(self) -> bool:
         """Whether anybody's jobs are counted."""
-        return any(quota.jobs is not None for quota in (*self.users.values(), *self.groups.values(), self.default))
+        return any(quota.jobs is not None for quota in self._all())
+
+    @property
+    def guarantee_any(self) -> bool:
+        """Whether anybody is guaranteed GPUs."""
+        return any(quota.guarantee is not None for quota in self._all())
+
+    def _all(self) -> Iterator[Quota]:
+        return chain(self.users.values(), self.groups.values(), (self.default,))
 
 
 _NONE = Quota()

@@ -478,6 +478,16 @@ def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict
     return dict(db.execute(f"SELECT id, uid FROM jobs{where}", numbers or ()).fetchall())
 
 
+def gpu_time(db: sqlite3.Connection, after: float) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
+    """Of the attempts that ended after that moment: user, groups with a quota, when the last of an hour ended, and their GPU-seconds."""
+    rows = db.execute(
+        "SELECT user, quota_groups, MAX(a.ended), SUM(gpu_count * (a.ended - a.started)) FROM attempts a JOIN jobs ON jobs.id = a.job"
+        " WHERE a.ended > ? AND gpu_count > 0 GROUP BY user, quota_groups, CAST(a.ended / 3600 AS INTEGER)",
+        (after,),
+    )
+    return ((user, tuple(json.loads(groups)), ended, seconds) for user, groups, ended, seconds in rows)
+
+
 def _job(r: Sequence[Any], tries: tuple[Attempt, ...] = ()) -> Job:
     return Job(
         id=r[0], uid=r[1], user=r[2], state=State(r[3]), reason=r[4], name=r[5], group=r[6], image=r[7], command=r[8],

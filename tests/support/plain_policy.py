@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dockless.sched.policy.policy import HOST, Decision, QueueState, _Pass
+from dockless.sched.policy.policy import Decision, QueueState, _Pass
 from dockless.sched.policy.waiting import WaitingJob
 
 
 class _Plain(_Pass):
     def run(self) -> Decision:
-        held = {}
+        held = set()
         self.without_gpus()
-        for job in self.state.waiting:
-            if not job.gpus:
-                continue
+        waiting = [job for job in self.state.waiting if job.gpus]
+        while waiting:
+            job = min(waiting, key=self.ranks.place)
+            waiting.remove(job)
             shape = (job.kind, job.time_limit)
             if shape in held:
                 continue
-            if not self.free and HOST in self.reserved:
+            if self.nothing_left(self.ranks.place(job)):
                 break
-            hold = self.blocked(job)
-            if hold is None:
-                self.start(job)
-            else:
-                held[shape] = hold
-        return Decision(self.starts, self.now, [*self.reserved.values(), *self.kept], {}, self.used, list(self.free), self.state)
+            if self.settle(job) is not None:
+                held.add(shape)
+        return self.decision()
 
     def without_gpus(self) -> None:
         waiting = [job for job in self.state.waiting if not job.gpus]

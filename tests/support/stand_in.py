@@ -63,6 +63,9 @@ class Box:
     def why_vanished(self) -> str:
         return "its keeper was killed"
 
+    def send_signal(self, number: int) -> None:
+        self.said.append(f"signal {number}")
+
     def send_stop(self) -> None:
         self.said.append("stop")
         self.end(Exit(None, 15))

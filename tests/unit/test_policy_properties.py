@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless.sched.policy.policy import HOST, QueueState, RunningJob, WaitingJob, decide, order
+from dockless.sched.policy.policy import HOST, Preemption, QueueState, RunningJob, WaitingJob, decide, order
 from dockless.sched.policy.quotas import Quota, Quotas, counts_jobs
 
 USERS = ("anna", "bob", "carl")
@@ -39,7 +39,7 @@ def jobs(draw, gpus, *, limits=LIMITS, priorities=PRIORITIES, named=True):
 
 
 NUMBER = st.one_of(st.none(), st.integers(0, 8))
-QUOTA = st.builds(Quota, limit=NUMBER, jobs=NUMBER, cpu_jobs=NUMBER)
+QUOTA = st.builds(Quota, limit=NUMBER, jobs=NUMBER, cpu_jobs=NUMBER, guarantee=NUMBER, weight=st.one_of(st.none(), st.integers(1, 3)))
 quotas = st.builds(
     Quotas,
     users=st.dictionaries(st.sampled_from(USERS), QUOTA, max_size=3),
@@ -58,9 +58,14 @@ def states(draw):
         count = draw(st.integers(0, len(free)))
         user = draw(st.sampled_from(USERS))
         taken, free = free[:count], free[count:]
-        running.append(RunningJob(100 + number, user, frozenset(taken), GROUP[user], draw(st.sampled_from((None, 5.0, 60.0)))))
+        stopping = draw(st.integers(0, 4)) == 0
+        ends = 5.0 if stopping else draw(st.sampled_from((None, 5.0, 60.0)))
+        since = draw(st.sampled_from((-50.0, -20.0, -5.0)))
+        running.append(RunningJob(100 + number, user, frozenset(taken), GROUP[user], ends, since, stopping))
     outside = frozenset(draw(st.sets(st.sampled_from(gpus), max_size=1)))
-    return QueueState(gpus, waiting, running, limits, links, outside, cpu_jobs=draw(st.integers(0, 4)))
+    usage = draw(st.one_of(st.none(), st.dictionaries(st.sampled_from([f"user {user}" for user in USERS]), st.floats(0, 5000))))
+    preemption = Preemption(draw(st.sampled_from((0.0, 10.0))), 30.0)
+    return QueueState(gpus, waiting, running, limits, links, outside, cpu_jobs=draw(st.integers(0, 4)), usage=usage, preemption=preemption)
 
 
 def usage(state, starts):
@@ -101,12 +106,13 @@ def test_grants_are_sound(state):
 def test_deciding_is_pure_and_has_a_reason_for_all(state):
     before = (list(state.waiting), list(state.running))
     one, two = decide(state, 0.0), decide(state, 0.0)
-    assert one.starts == two.starts and before == (list(state.waiting), list(state.running))
+    assert (one.starts, one.preempts, one.again) == (two.starts, two.preempts, two.again)
+    assert before == (list(state.waiting), list(state.running))
     going = {start.job for start in one.starts}
     for job in state.waiting:
         if job.id not in going:
             reason = one.reason(job)
-            assert reason.text and reason.code in {"quota", "resources", "reserved", "jobs", "order"}
+            assert reason.text and reason.code in {"quota", "resources", "reserved", "jobs", "order", "guarantee"}
 
 
 @settings(max_examples=300, deadline=None)
@@ -120,11 +126,32 @@ def test_first_come_first_served_among_equals(state):
                 assert earlier.id in going
 
 
+@settings(max_examples=400, deadline=None)
+@given(states())
+def test_only_what_is_borrowed_is_taken_and_only_for_a_guarantee(state):
+    decision = decide(state, 0.0)
+    jobs, running = {job.id: job for job in state.waiting}, {job.id: job for job in state.running}
+    starts = {start.job for start in decision.starts}
+    assert len({one.job for one in decision.preempts}) == len(decision.preempts)
+
+    def holds(pool, jobs):
+        return sum(len(job.gpus) for job in jobs if pool in state.quotas.guarantees(job.user, job.groups))
+
+    for one in decision.preempts:
+        taken, by = running[one.job], jobs[one.by]
+        assert by.id not in starts and not taken.stopping and taken.since <= -state.preemption.after
+        older = [job for job in state.running if (job.since, job.id) <= (taken.since, taken.id)]
+        for pool, count in state.quotas.guarantees(taken.user, taken.groups).items():
+            assert holds(pool, older) > count
+        guarantees = state.quotas.guarantees(by.user, by.groups)
+        assert any(holds(pool, state.running) + by.gpus <= count for pool, count in guarantees.items())
+
+
 @settings(max_examples=300, deadline=None)
 @given(states())
 def test_nothing_idle_without_a_reservation(state):
     decision = decide(state, 0.0)
-    if decision.reservations:
+    if decision.reservations or decision._promised:
         return
     going = {start.job for start in decision.starts}
     after, _ = usage(state, decision.starts)
@@ -137,6 +164,54 @@ def test_nothing_idle_without_a_reservation(state):
         fits = job.devices <= set(free) if job.devices else job.gpus <= len(free)
         pools = state.quotas.pools(job.user, job.groups, gpus=True)
         assert not fits or any(after[pool] + (1 if counts_jobs(pool) else job.gpus) > limit for pool, limit in pools.items())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_everybody_comes_to_an_end(data):
+    """With quotas, a fair order and guarantees: who is told to end runs again later, and whoever could ever start has run."""
+    gpus, links = data.draw(hosts())
+    waiting = data.draw(jobs(gpus))
+    number = st.one_of(st.none(), st.integers(len(gpus), 9))
+    quota = st.builds(Quota, number, st.one_of(st.none(), st.integers(1, 4)), guarantee=st.one_of(st.none(), st.integers(0, len(gpus))))
+    quotas = Quotas(data.draw(st.dictionaries(st.sampled_from(USERS), quota)), data.draw(st.dictionaries(st.just("vision"), quota)))
+    usage = data.draw(st.sampled_from((None, {}, {"user anna": 500.0})))
+    state = QueueState(gpus, waiting, (), quotas, links, cpu_jobs=2, usage=usage, preemption=Preemption(5.0, 1.0))
+    length = {job.id: data.draw(st.integers(1, 20)) for job in waiting}
+    ended = set()
+    for now, running in play(state, length):
+        held = [gpu for job in running for gpu in job.gpus]
+        assert len(held) == len(set(held)), now
+        ended |= {job.id for job in running}
+    assert ended == set(length)
+
+
+def play(state, length):
+    """The queue as the daemon has it, to its end: yields the moment and what runs. Who is preempted takes its grace, and waits again."""
+    now, waiting, running = 0.0, {job.id: job for job in state.waiting}, {}
+    for _ in range(1000):
+        decision = decide(replace(state, waiting=sorted(waiting.values(), key=order), running=[job for job, _ in running.values()]), now)
+        for start in decision.starts:
+            job = waiting.pop(start.job)
+            ends = now + job.time_limit if job.time_limit else None
+            there = RunningJob(job.id, job.user, frozenset(start.gpus), job.groups, ends, now)
+            running[job.id] = there, now + min(length[job.id], job.time_limit or 1000)
+        for one in decision.preempts:
+            job, end = running[one.job]
+            until = now + state.preemption.grace
+            running[one.job] = replace(job, stopping=True, ends=until), until
+        yield now, [job for job, _ in running.values()]
+        if not running:
+            assert not waiting, "a host with nothing running must start something"
+            return
+        moments = [end for _, end in running.values()]
+        now = min([*moments, decision.again] if decision.again is not None else moments)
+        for number, (job, end) in list(running.items()):
+            if end <= now:
+                del running[number]
+                if job.stopping:
+                    waiting[number] = next(one for one in state.waiting if one.id == number)
+    raise AssertionError("it does not come to an end")
 
 
 def simulate(state, length):

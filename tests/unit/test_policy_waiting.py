@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.plain_policy import decide_plainly
 
 from dockless.sched.policy import waiting
-from dockless.sched.policy.policy import QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import Preemption, QueueState, RunningJob, WaitingJob, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.waiting import Line, WaitingList, longest, order
 
@@ -36,11 +36,12 @@ def state(dice: random.Random) -> QueueState:
         user = dice.choice(users)
         running.append(RunningJob(100 + number, user, frozenset(free[:count]), groups[user], dice.choice((None, 3.0, 7.0, 30.0, 60.0))))
         free = free[count:]
-    jobs_too = dice.random() < 0.4
+    jobs_too, ranked = dice.random() < 0.4, dice.random() < 0.4
 
     def quota() -> Quota:
         counts = [dice.choice((None, dice.randint(0, 4))) for _ in range(2)] if jobs_too else []
-        return Quota(dice.choice((None, dice.randint(0, 8))), *counts)
+        moving = {"guarantee": dice.choice((None, 1, 2, 4)), "weight": dice.choice((None, 1, 2))} if ranked else {}
+        return Quota(dice.choice((None, dice.randint(0, 8))), *counts, **moving)
 
     quotas = Quotas(
         {user: quota() for user in users if dice.random() < 0.7},
@@ -48,7 +49,13 @@ def state(dice: random.Random) -> QueueState:
         dice.choice((Quota(), Quota(), Quota(3))),
     )
     outside, slices = (frozenset(dice.sample(gpus, 1)) if dice.random() < 0.15 else frozenset() for _ in range(2))
-    return QueueState(gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, dice.randint(0, 3))
+    usage = {f"user {user}": dice.choice((0.0, 600.0, 1000.0)) for user in users} if dice.random() < 0.4 else None
+    preemption = Preemption(dice.choice((0.0, 5.0)), 10.0)
+    if ranked:
+        running = [
+            replace(job, since=-10.0 * dice.random(), **({"stopping": True, "ends": 4.0} if dice.random() < 0.2 else {})) for job in running
+        ]
+    return QueueState(gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, dice.randint(0, 3), usage, preemption)
 
 
 RARE = (2154, 7465)
@@ -68,7 +75,7 @@ def test_looking_at_few_decides_as_looking_at_all():
 def _same(number: int) -> None:
     given = state(random.Random(number))
     found, plain = decide(given, 0.0), decide_plainly(given, 0.0)
-    assert found.starts == plain.starts, number
+    assert (found.starts, found.preempts, found.again) == (plain.starts, plain.preempts, plain.again), number
     assert sorted(map(repr, found.reservations)) == sorted(map(repr, plain.reservations)), number
 
 

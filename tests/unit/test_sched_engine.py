@@ -175,7 +175,7 @@ def test_a_job_that_waits_again_has_nothing(tmp_path, launcher, cancelled):
             await until(lambda: entry.pidfd >= 0)
             running._unwatch(entry)
             entry.cancelled = cancelled
-            await running._back(entry, lambda db: queue.requeue(db, number, 9.0, "the host was rebooted"))
+            await running.back(entry, lambda db: queue.requeue(db, number, 9.0, "the host was rebooted"))
             assert number not in running.active and entry.handle is None
             if cancelled:
                 assert number not in running.entries and queue.job(running.reader, number).state is State.CANCELLED

@@ -19,6 +19,7 @@ from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
 from dockless.sched.engine import attempts, engine, hostgpus, housekeeping, outage, stopping, wants
+from dockless.sched.policy.policy import Preemption
 from dockless.sched.store import queue, writer
 from dockless.sched.wire import answers, client, logs, protocol, server
 
@@ -50,11 +51,13 @@ def test_every_setting_goes_to_its_place(tmp_path):
     path = tmp_path / "dockless.toml"
     path.write_text(
         "[quota]\ndefault = 1\n[queue]\nper_user = 2\nper_user_size = 30000\nkeep_days = 4\nkeep_jobs = 5\n"
+        "order = 'fair'\nhalf_life = 900\n[preempt]\nafter = 8\ngrace = 9\nsignal = 'INT'\n"
         "[logs]\nkeep_days = 6\nper_user = 70000\nsize_limit = 80000\nsize = 9000\n[volumes]\n'/mnt' = '/srv'\n"
     )
     assert config.load(path) == config.Config(
         limits(default=1), per_user=2, per_user_size=30000, keep_jobs_days=4.0, keep_jobs=5, keep_days=6.0, logs_per_user=70000,
-        log_size_limit=80000, log_size=9000, volumes={"/mnt": "/srv"},
+        log_size_limit=80000, log_size=9000, order="fair", half_life=900.0, preemption=Preemption(8.0, 9.0), preempt_signal=2,
+        volumes={"/mnt": "/srv"},
     )  # fmt: skip
 
 

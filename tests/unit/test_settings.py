@@ -27,7 +27,7 @@ max_size = "1.5G"
 default = 2
 [quota.users]
 "anna.b" = 4
-ben = { limit = 3, jobs = 20, cpu_jobs = 8 }
+ben = { guarantee = 3, weight = 2, limit = 3, jobs = 20, cpu_jobs = 8 }
 [quota.groups]
 vision = 6
 [groups]
@@ -40,6 +40,12 @@ per_user = 50
 per_user_size = "1M"
 keep_days = 8
 keep_jobs = 9
+order = "fair"
+half_life = "2d"
+[preempt]
+after = 60
+grace = "1m"
+signal = "USR1"
 [host]
 cpu_jobs = 3
 admins = ["carl"]
@@ -81,7 +87,7 @@ def test_every_setting_is_read(home):
     assert found == {
         "images.max_size": 3 << 29,
         "quota.default": 2,
-        "quota.users": {"anna.b": 4, "ben": {"limit": 3, "jobs": 20, "cpu_jobs": 8}},
+        "quota.users": {"anna.b": 4, "ben": {"guarantee": 3, "weight": 2, "limit": 3, "jobs": 20, "cpu_jobs": 8}},
         "quota.groups": {"vision": 6},
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
@@ -91,6 +97,11 @@ def test_every_setting_is_read(home):
         "gpus.idle_notice": 90.0,
         "queue.keep_days": 8,
         "queue.keep_jobs": 9,
+        "queue.order": "fair",
+        "queue.half_life": 172800.0,
+        "preempt.after": 60.0,
+        "preempt.grace": 60.0,
+        "preempt.signal": 10,
         "host.cpu_jobs": 3,
         "host.admins": ("carl",),
         "volumes": {"/mnt/$USER": "/srv/users/$USER", "/data.d": "/srv/data"},
@@ -123,7 +134,6 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[quota.users]\nanna = { limit = 3, jbos = 1 }\n", 2, ("no setting quota.users.anna.jbos", "did you mean jobs?")),
         ("[quota.users.anna]\nlimit = 3\njobs = 'few'\n", 3, ("quota.users.anna.jobs is 'few', not a whole number from 0", "run at once")),
         ("[quota]\ndefault = { limit = { x = 1 } }\n", 2, ("quota.default.limit is a section, not a whole number",)),
-        ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are limit, ")),
         ("[volumes]\n'/mnt' = 3\n", 2, ("volumes.'/mnt' is 3, not a whole path, in which $USER stands for a name",)),
         ("[volumes]\n'/mnt' = 'srv'\n", 2, ("is 'srv', not a whole path",)),
         ("[volumes]\n'/mnt' = '/srv/../etc'\n", 2, ("is '/srv/../etc', not a whole path",)),
@@ -132,6 +142,14 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ('[volumes]\n"/mnt" = "/srv\\u0000"\n', 2, ("not a whole path",)),
         ("[volumes]\n'/' = '/srv'\n", 2, ("volumes.'/' cannot be the place of a volume, which is a whole path",)),
         ("[volumes]\nmnt = '/srv'\n", 2, ("volumes.mnt cannot be the place of a volume",)),
+        ("[quota.users]\nanna = { guarantee = 4, limit = 3 }\n", 2, ("quota.users.anna.guarantee is more than the limit, 3", "borrow")),
+        ("[quota.users]\nanna = { weight = 0 }\n", 2, ("quota.users.anna.weight is 0, not a whole number from 1",)),
+        ("[queue]\norder = 'random'\n", 2, ("queue.order is 'random', not one of fifo, fair",)),
+        ("[queue]\nhalf_life = '3 s'\n", 2, ("queue.half_life is '3 s', not a time, like",)),
+        ("[queue]\nhalf_life = 59\n", 2, ("queue.half_life is 59, not a time", "from 60")),
+        ("[preempt]\nsignal = 'HUGO'\n", 2, ("preempt.signal is 'HUGO', not a signal",)),
+        ("[preempt]\nafter = true\n", 2, ("preempt.after is true, not a time",)),
+        ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are guarantee, limit, ")),
         ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
         ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
         ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),

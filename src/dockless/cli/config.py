@@ -52,7 +52,7 @@ def _show(values: Any, as_json: bool) -> int:
 
 
 def _text(value: Any, kind: str) -> str:
-    from dockless.base.units import format_size
+    from dockless.base.units import format_duration, format_size
 
     if value is None:
         return "-"
@@ -60,6 +60,8 @@ def _text(value: Any, kind: str) -> str:
         return ", ".join(f"{name} {_in_one(one, kind)}" for name, one in value.items()) or "-"
     if isinstance(value, (tuple, list)):
         return " ".join(value) or "-"
+    if kind == "duration":
+        return format_duration(value)
     return format_size(value) if kind == "size" else str(value)
 
 

@@ -1,0 +1,87 @@
+"""Jobs that give back GPUs which they had borrowed: told to end, and queued again at their old place.
+
+The mark is on disk before the signal is sent, so a daemon that comes back in between goes on with it. However such a job ends once it was
+told, it runs again; only a cancel and its own time limit end it for good.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from functools import partial
+
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.errors import SchedError
+from dockless.sched.engine import remains, stopping
+from dockless.sched.engine.entry import wake
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.store import queue
+from dockless.sched.store.writer import Change
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import LiveJob
+
+
+def preempt(engine: Engine, entry: LiveJob, by: int) -> None:
+    """For job ``by``. A pass that comes before the signal knows of it already."""
+    entry.stop_by = queue.ticks() + engine.config.preemption.grace
+    entry.show(options=replace(entry.job.options, preempted_by=by))
+    engine.spawn(_begin(engine, entry, by))
+
+
+async def _begin(engine: Engine, entry: LiveJob, by: int) -> None:
+    number, options, now = entry.job.id, entry.job.options, time.time()
+    try:
+        await engine.write(lambda db: queue.set_options(db, number, options, now, "preempt", f"for job {by}"))
+    except SchedError as error:
+        say(f"job {number} is not preempted: {describe(error)}")
+        _unmark(entry)
+        engine.kick()
+        return
+    go_on(engine, entry)
+
+
+def go_on(engine: Engine, entry: LiveJob) -> None:
+    """Tell it, where it runs and is not told yet."""
+    signal = engine.config.preempt_signal
+    if entry.handle is None or entry.hurry is not None:
+        return
+    say(f"job {entry.job.id} gives back what it borrowed, for job {entry.job.options.preempted_by}")
+    tell = partial(entry.handle.send_signal, signal) if signal else entry.handle.send_stop
+    stopping.stop(engine, entry, engine.config.preemption.grace, tell)
+
+
+async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any]) -> None:
+    """It has ended: it waits again."""
+    number, reason, now = entry.job.id, f"preempted for job {entry.job.options.preempted_by}", time.time()
+    wake(entry.gone)
+    if entry.handle is not None and await remains.keep(engine, entry.handle, entry.job.uid):
+        engine.left.append(entry.handle)
+        entry.handle = None
+    await engine.back(entry, lambda db: queue.requeue(db, number, now, reason, record))
+
+
+def unmarked(entry: LiveJob, change: Change[Any]) -> Change[Any]:
+    """``change``, after which the job waits again, and that it gives nothing back any more."""
+    _unmark(entry)
+    number, options, now = entry.job.id, entry.job.options, time.time()
+
+    def both(db: sqlite3.Connection) -> Any:
+        found = change(db)
+        queue.set_options(db, number, options, now, "preempted", "")
+        return found
+
+    return both
+
+
+def _unmark(entry: LiveJob) -> None:
+    entry.stop_by = None
+    if entry.hurry is not None:
+        entry.hurry.set()
+        entry.hurry = None
+    if entry.overdue is not None:
+        entry.overdue.cancel()
+        entry.overdue = None
+    entry.show(options=replace(entry.job.options, preempted_by=0))

@@ -1,0 +1,75 @@
+"""Whose job is looked at first.
+
+A job's place is ``(whether it would borrow, -priority, shares of the past, number)``; the least comes first. As jobs start, a user's share
+grows and her guarantee is used up, so in a pass places only get later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.sched.policy.quotas import Quotas
+from dockless.sched.policy.waiting import WaitingJob
+
+if TYPE_CHECKING:
+    from dockless.sched.policy.policy import RunningJob
+
+Rank = tuple[bool, tuple[float, ...]]
+Place = tuple[bool, int, tuple[float, ...], int]
+
+ENTRY = 600.0
+"""Seconds for which a job that starts counts at once, so that a burst of short jobs does not all start before anybody notices."""
+
+
+class Ranks:
+    """``usage``: GPU-seconds of the past by pool (``user anna``, ``group vision``), None for first come, first served."""
+
+    def __init__(self, quotas: Quotas, running: Iterable[RunningJob], usage: Mapping[str, float] | None) -> None:
+        self.quotas = quotas
+        self.guarantee_any = quotas.guarantee_any
+        self.moving = self.guarantee_any or usage is not None
+        self._spent: dict[str, float] | None = None if usage is None else defaultdict(float, usage)
+        self._holds: Counter[str] = Counter()
+        self._guarantees: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+        if self.guarantee_any:
+            for job in running:
+                self._count(job, len(job.gpus))
+
+    def place(self, job: WaitingJob, rank: Rank | None = None) -> Place:
+        borrows, shares = self.rank(job) if rank is None else rank
+        return borrows, -job.priority, shares, job.id
+
+    def rank(self, job: WaitingJob) -> Rank:
+        """The part of its place that may get later in a pass, which the jobs of one kind have in common."""
+        return self.guarantee_any and not self.guarantee(job), self._shares(job) if self._spent is not None else ()
+
+    def guarantee(self, job: WaitingJob) -> str:
+        """The pool within whose guarantee ``job`` stays, empty for none."""
+        guarantees = self._guaranteed(job)
+        return next((pool for pool, count in guarantees.items() if self._holds[pool] + job.gpus <= count), "")
+
+    def started(self, job: WaitingJob) -> None:
+        if self.guarantee_any:
+            self._count(job, job.gpus)
+        if self._spent is not None:
+            for pool in (f"user {job.user}", *(f"group {group}" for group in job.groups)):
+                self._spent[pool] += job.gpus * ENTRY
+
+    def _shares(self, job: WaitingJob) -> tuple[float, ...]:
+        """What her groups have had, the one that had most for its weight, then what the user has had."""
+        assert self._spent is not None
+        own = self._spent[f"user {job.user}"] / (self.quotas.of("user", job.user).weight or 1)
+        weights = ((group, self.quotas.of("group", group).weight) for group in job.groups)
+        return max((self._spent[f"group {group}"] / weight for group, weight in weights if weight), default=own), own
+
+    def _guaranteed(self, job: WaitingJob | RunningJob) -> dict[str, int]:
+        found = self._guarantees.get((job.user, job.groups))
+        if found is None:
+            found = self._guarantees[job.user, job.groups] = self.quotas.guarantees(job.user, job.groups)
+        return found
+
+    def _count(self, job: WaitingJob | RunningJob, gpus: int) -> None:
+        for pool in self._guaranteed(job):
+            self._holds[pool] += gpus

@@ -1,0 +1,188 @@
+"""A job that borrowed GPUs is told to end, and runs again: seen from its first signal to its second attempt."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.quotas import limits
+from support.stand_in import StandIn, engine, until
+
+from dockless.base.records import differences
+from dockless.sandbox.run.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import State
+from dockless.sched.callers import Caller
+from dockless.sched.config import Config
+from dockless.sched.engine import preempting, stopping
+from dockless.sched.jobs import JobSpec
+from dockless.sched.policy.policy import Preemption
+from dockless.sched.policy.quotas import Quota
+from dockless.sched.store import queue
+
+ROOT = Caller(0, "root", frozenset(), True)
+ANN = Caller(1001, "ann", frozenset(), False)
+CONFIG = Config(limits({"ann": Quota(guarantee=1)}), preemption=Preemption(0.0, 3600.0))
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
+
+
+def job(**fields):
+    return differences(JobSpec(Spec(argv=("true",)), **fields))
+
+
+async def running_again(running, launcher, number, attempt):
+    await until(lambda: running.entries[number].job.attempt == attempt and running.entries[number].pidfd >= 0)
+    return launcher.boxes[running.name(number, attempt)]
+
+
+async def borrowed(running, launcher, **fields):
+    """A job on all GPUs, and one of another user's with a guarantee of one of them, for which it has been told to end."""
+    (wide,) = await running.submit(ROOT, [job(gpus="2", **fields)], None)
+    box = await running_again(running, launcher, wide, 1)
+    box.send_stop = lambda: box.said.append("stop")
+    (small,) = await running.submit(ANN, [job(gpus="1")], None)
+    await until(lambda: box.said)
+    return wide, small, box
+
+
+def tries(running, number):
+    return [(str(one.state), one.reason) for one in queue.job(running.reader, number).attempts]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_is_borrowed_is_given_back_and_runs_again(tmp_path, code):
+    """Whatever it says when it ends: of many programs that are told to end the exit code is 0."""
+    launcher = StandIn(tmp_path / "boxes")
+
+    async def play():
+        async with engine(tmp_path, launcher, CONFIG) as running:
+            wide, small, box = await borrowed(running, launcher)
+            entry = running.entries[wide]
+            assert box.said == ["stop"] and running.entries[small].job.state is State.PENDING
+            assert queue.job(running.reader, wide).options.preempted_by == small
+            passed = running.decision
+            running.kick()
+            await until(lambda: running.decision is not passed)
+            assert box.said == ["stop"] and running.decision.preempts == []  # told once
+            reason = running.decision.reason(running.entries[small].waiting)
+            assert reason.code == "guarantee" and "within the guarantee of user ann; starts in about " in reason.text
+            box.end(Exit(code, None))
+            first = await running_again(running, launcher, small, 1)
+            assert entry.job.state is State.PENDING and tries(running, wide) == [("ENDED", f"preempted for job {small}")]
+            assert entry.job.options.preempted_by == 0 == queue.job(running.reader, wide).options.preempted_by
+            first.end(Exit(0, None))
+            again = await running_again(running, launcher, wide, 2)
+            assert entry.stop_by is None and again.said == []
+            again.end(Exit(0, None))
+            await until(lambda: wide not in running.entries)
+            assert queue.job(running.reader, wide).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
+def test_its_own_signal_and_the_end_of_its_grace(tmp_path):
+    launcher = StandIn(tmp_path / "boxes")
+
+    async def play():
+        config = Config(CONFIG.quotas, preemption=Preemption(0.0, 0.0), preempt_signal=10)
+        async with engine(tmp_path, launcher, config) as running:
+            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            box = await running_again(running, launcher, wide, 1)
+            box.on_kill = lambda: box.end(Exit(None, 9))
+            (small,) = await running.submit(ANN, [job(gpus="1")], None)
+            await running_again(running, launcher, small, 1)
+            assert box.said[:2] == ["signal 10", "kill"] and tries(running, wide) == [("ENDED", f"preempted for job {small}")]
+
+    asyncio.run(play())
+
+
+def test_a_cancel_and_its_time_limit_end_it_for_good(tmp_path):
+    launcher = StandIn(tmp_path / "boxes")
+
+    async def play():
+        async with engine(tmp_path, launcher, CONFIG) as running:
+            wide, small, box = await borrowed(running, launcher)
+            await running.cancel(wide, "root", None)
+            box.end(Exit(None, 15))
+            first = await running_again(running, launcher, small, 1)
+            assert queue.job(running.reader, wide).state is State.CANCELLED
+            first.end(Exit(0, None))
+            await until(lambda: not running.entries)
+            wide, _, box = await borrowed(running, launcher, time_limit=3600.0)
+            box.end(Exit(None, 9, timed_out=True))
+            await until(lambda: wide not in running.entries)
+            assert queue.job(running.reader, wide).state is State.TIMEOUT
+
+    asyncio.run(play())
+
+
+def test_a_daemon_that_comes_back_goes_on_with_it(tmp_path):
+    """Ended between the mark and the signal: the next one sends it."""
+    launcher = StandIn(tmp_path / "boxes")
+
+    async def first(monkeypatch):
+        async with engine(tmp_path, launcher, CONFIG) as running:
+            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            box = await running_again(running, launcher, wide, 1)
+            monkeypatch.setattr(preempting, "go_on", lambda *_: None)
+            (small,) = await running.submit(ANN, [job(gpus="1")], None)
+            await until(lambda: queue.job(running.reader, wide).options.preempted_by == small)
+            assert not box.said
+            return wide, small, box
+
+    async def second(wide, small, box):
+        async with engine(tmp_path, launcher, CONFIG) as running:
+            await running_again(running, launcher, small, 1)
+            assert box.said[0] == "stop" and tries(running, wide) == [("ENDED", f"preempted for job {small}")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        found = asyncio.run(first(patch))
+    asyncio.run(second(*found))
+
+
+def test_nobody_gives_back_where_nothing_is_guaranteed(tmp_path):
+    launcher = StandIn(tmp_path / "boxes")
+
+    async def play():
+        async with engine(tmp_path, launcher, Config(preemption=Preemption(0.0, 0.0))) as running:
+            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            box = await running_again(running, launcher, wide, 1)
+            (small,) = await running.submit(ANN, [job(gpus="1")], None)
+            await until(lambda: running.decision is not None and running.decision.held(running.entries[small].waiting))
+            assert box.said == [] and running.decision.preempts == []
+
+    asyncio.run(play())
+
+
+def test_a_fair_order_knows_what_was_before(tmp_path):
+    """Who had both GPUs until now waits behind who had none, also for a daemon that has just come back."""
+    launcher = StandIn(tmp_path / "boxes")
+    config = Config(order="fair")
+
+    async def first():
+        async with engine(tmp_path, launcher, config) as running:
+            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (await running_again(running, launcher, wide, 1)).end(Exit(0, None))
+            await until(lambda: not running.entries)
+            found = running.state().usage
+            assert set(found) == {"user root"} and 0 < found["user root"] < 600
+            return found["user root"]
+
+    async def second(before):
+        async with engine(tmp_path, launcher, config) as running:
+            assert abs(running.state().usage["user root"] - before) < 1.0
+            blocker = await running.submit(ROOT, [job(gpus="2")], None)
+            box = await running_again(running, launcher, blocker[0], 1)
+            (mine,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (theirs,) = await running.submit(ANN, [job(gpus="2")], None)
+            box.end(Exit(0, None))
+            await running_again(running, launcher, theirs, 1)
+            assert running.entries[mine].job.state is State.PENDING
+
+    before = asyncio.run(first())
+    asyncio.run(second(before))
