@@ -30,6 +30,7 @@ from dockless.sched.jobs import Job
 from dockless.sched.used import BY
 from dockless.sched.wire import logs, metrics
 from dockless.sched.wire.answers import Answers
+from dockless.sched.wire.audit import Audit
 from dockless.sched.wire.entering import Entering
 from dockless.sched.wire.picture import Picture
 from dockless.sched.wire.protocol import (
@@ -75,6 +76,7 @@ class Server:
         self.answers = Answers(engine)
         self.picture = Picture(self.answers)
         self.entering = Entering(engine, KEPT_BACK)
+        self.audit = Audit(engine.database.parent)
         self.path = path
         self.version = version
         self.shutdown = shutdown
@@ -166,6 +168,7 @@ class Server:
                 await self._over_http(uid, line, reader, writer)
                 return
             request: dict[str, Any] = {}
+            caller = None
             try:
                 try:
                     check_parts(line)
@@ -190,7 +193,9 @@ class Server:
                     await self._exec(caller, request, reader, writer)
                     return
                 if request.get("op") == "attach":
-                    await self.entering.attach(caller, self.answers.enterable(caller, _job_id(request.get("job"))), writer)
+                    job = self.answers.enterable(caller, _job_id(request.get("job")))
+                    self.audit.note(caller, request, {})
+                    await self.entering.attach(caller, job, writer)
                     await writer.drain()
                     continue
                 verb = self._verbs.get(str(request.get("op")))
@@ -198,6 +203,7 @@ class Server:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
                 answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
+                self.audit.note(caller, request, answer)
                 if isinstance(jobs := answer.get("jobs"), Iterator):
                     await self._send_jobs(uid, writer, jobs)
                 elif isinstance(pages := answer.get("pages"), Iterator):
@@ -205,6 +211,8 @@ class Server:
                 else:
                     writer.write(encode({"ok": True, **answer}))
             except DocklessError as error:
+                if caller is not None:
+                    self.audit.note(caller, request, {}, error.code)
                 writer.write(encode(error_message(error)))
             except (ConnectionError, TimeoutError):
                 raise
@@ -451,6 +459,7 @@ class Server:
             return said
 
         job = self.answers.enterable(caller, _job_id(request.get("job")))
+        self.audit.note(caller, request, {})
         await self.entering.serve(caller, job, request, line, writer)
 
 

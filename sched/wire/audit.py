@@ -1,0 +1,72 @@
+"""Who asked the daemon for what: a line for each request that changes something, in ``audit.log`` beside the queue.
+
+::
+
+    2026-11-23T18:10:04Z uid=1000 user=anna op=submit jobs=17,18,19 ok
+    2026-11-23T18:10:09Z uid=1001 user=ben op=cancel jobs=17 not_permitted
+
+Numbers, names of accounts and our own words only: nothing of a job's command, environment or files. Root's file can be read by members of
+the group ``adm``, as the host's other logs. It is renamed to ``audit.log.1`` when it is full, so there are ``2 * SIZE`` bytes at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from dockless.base.text import escaped
+from dockless.base.typing import Any
+from dockless.sched.callers import Caller
+
+READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "top", "usage", "logs"))
+"""What changes nothing, and is not written down."""
+SIZE = 8 << 20
+_NAMED = 20
+"""Numbers of jobs that one line names."""
+
+
+class Audit:
+    """``directory``: where the file is. A disk that is full loses lines, and nothing else."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "audit.log"
+
+    def note(self, caller: Caller, request: Mapping[str, Any], answer: Mapping[str, Any], outcome: str = "ok") -> None:
+        """``outcome``: the code of an error."""
+        op = request.get("op")
+        if not isinstance(op, str) or not op.isidentifier() or op in READING:
+            return
+        jobs = _numbers(answer) or _numbers(request)
+        words = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"uid={caller.uid}", f"user={escaped(caller.user)}", f"op={op[:40]}"]
+        if jobs:
+            words.append("jobs=" + ",".join(map(str, jobs[:_NAMED])) + (f",…{len(jobs)}" if len(jobs) > _NAMED else ""))
+        with contextlib.suppress(OSError):
+            self._append(" ".join((*words, outcome)) + "\n")
+
+    def _append(self, line: str) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            about = os.fstat(fd)
+            if not about.st_size and os.geteuid() == 0:
+                with contextlib.suppress(KeyError):
+                    os.fchown(fd, 0, grp.getgrnam("adm").gr_gid)
+                    os.fchmod(fd, 0o640)
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+        if about.st_size + len(line) >= SIZE:
+            os.replace(self.path, f"{self.path}.1")
+
+
+def _numbers(message: Mapping[str, Any]) -> list[int]:
+    """The jobs that a request or its answer names by number."""
+    found: list[Any] = []
+    for name in ("ids", "jobs"):
+        if isinstance(listed := message.get(name), (list, tuple)):
+            found += listed
+    found += [message[name] for name in ("first", "job") if name in message]
+    return [number for number in found if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 1 << 62]
