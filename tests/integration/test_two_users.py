@@ -1,0 +1,142 @@
+"""Two users of the host on root's daemon: each one's quota holds, and neither reads, sees into, signals or ends what the other runs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+from support.scheduling import DaemonProcess, as_user
+
+from dockless import Submitted
+from dockless.sandbox.spec import Bind, Spec
+from dockless.sched import Client, JobSpec, State
+
+pytestmark = requires("root", "userns", "two-accounts")
+ANNA, BEN = (pwd.getpwnam(name).pw_uid for name in ("daemon", "bin"))
+WAITS = "echo up; until [ -e /go/now ]; do sleep 0.05; done"
+
+
+@pytest.fixture
+def place():
+    """A directory that everybody comes to."""
+    with tempfile.TemporaryDirectory(prefix="dockless-two-users-", dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        yield Path(place)
+
+
+@pytest.fixture
+def go(place: Path) -> Path:
+    go = place / "go"
+    go.mkdir()
+    return go
+
+
+@pytest.fixture
+def daemon(home: Path):
+    settings = f"[quota]\ndefault = 2\n[quota.users]\n{pwd.getpwuid(ANNA).pw_name} = 1\n"
+    daemon = DaemonProcess(home, gpus="4x80G", settings=settings).start()
+    yield daemon
+    daemon.end()
+
+
+def of(uid: int, daemon: DaemonProcess, work):
+    """What she gets; an error as ``("error", its class, its text)``."""
+    return as_user(uid, daemon.socket.parent, work)
+
+
+def submitted(uid: int, daemon: DaemonProcess, script: str, go: Path, count: int = 1, **more) -> list[int]:
+    spec = Spec(argv=("sh", "-c", script), mounts=(Bind(str(go), "/go"),))
+    outcome, numbers = of(uid, daemon, lambda queue: queue.submit_many([JobSpec(spec, **more)] * count))
+    assert outcome == "ok", numbers
+    return numbers
+
+
+def states(daemon: DaemonProcess, numbers: list[int]) -> list[State]:
+    with daemon.client() as queue:
+        return [queue.job(number).state for number in numbers]
+
+
+def up(daemon: DaemonProcess, number: int) -> None:
+    """Once its program runs: its first line says so."""
+    with daemon.client() as queue:
+        for _ in queue.logs(number, follow=True):
+            return
+
+
+def ended(daemon: DaemonProcess, numbers: list[int]) -> list[tuple[State, int | None]]:
+    with daemon.client() as queue:
+        return [(job.state, job.exit_code) for job in queue.wait_many(numbers, timeout=120)]
+
+
+def test_each_ones_quota_holds(daemon: DaemonProcess, go: Path):
+    hers = submitted(ANNA, daemon, WAITS, go, 3, gpus="1")
+    his = submitted(BEN, daemon, WAITS, go, 3, gpus="1")
+    running = [State.RUNNING, State.PENDING, State.PENDING, State.RUNNING, State.RUNNING, State.PENDING]
+    until(lambda: states(daemon, hers + his) == running, "one of hers and two of his run")
+    with daemon.client() as queue:
+        assert "1 of 1" in queue.job(hers[1]).reason or "quota" in queue.job(hers[1]).reason, queue.job(hers[1])
+        assert sum(1 for gpu in queue.info().gpus if gpu.job) == 3
+    (go / "now").touch()
+    assert ended(daemon, hers + his) == [(State.COMPLETED, 0)] * 6
+
+
+def test_neither_reaches_the_others_job(daemon: DaemonProcess, go: Path):
+    (hers,) = submitted(ANNA, daemon, f"{WAITS}; exit 7", go)
+    up(daemon, hers)
+
+    def cancel(queue: Client):
+        return queue.cancel(hers, grace=0)
+
+    def logs(queue: Client):
+        return list(queue.logs(hers))
+
+    def enter(queue: Client):
+        os.environ["DOCKLESS_SOCKET"] = "daemon.sock"
+        return Submitted(hers).shell("id", text=True).stdout
+
+    for work in (cancel, logs, enter):
+        outcome, name, text = (*of(BEN, daemon, work), "")[:3]
+        assert (outcome, name) == ("error", "NotPermitted"), (work.__name__, name, text)
+    outcome, (seen,) = of(BEN, daemon, lambda queue: queue.queue())
+    assert outcome == "ok" and seen.id == hers and "go/now" not in str(seen.as_dict()), seen
+    # Signals and /proc, of everything that belongs to it on the host.
+    processes = [int(path.name) for path in Path("/proc").glob("[0-9]*") if f"job-{hers}-1-" in _group(path)]
+    assert processes
+    for process in processes:
+        for words in (("kill", "-0", str(process)), ("cat", f"/proc/{process}/environ"), ("ls", f"/proc/{process}/root/")):
+            said = subprocess.run(["setpriv", f"--reuid={BEN}", f"--regid={BEN}", "--clear-groups", *words], capture_output=True)
+            assert said.returncode != 0, words
+    (go / "now").touch()
+    assert ended(daemon, [hers]) == [(State.FAILED, 7)]
+
+
+def test_neither_reads_the_others_files(daemon: DaemonProcess, go: Path, place: Path):
+    private = place / "private"
+    private.mkdir(mode=0o700)
+    (private / "secret").write_text("of hers\n")
+    for path in (private, private / "secret"):
+        os.chown(path, ANNA, ANNA)
+    script = f"cat {private}/secret; ls {private}"
+    (his,) = submitted(BEN, daemon, f"({script}) 2>&1; exit 3", go)
+    assert ended(daemon, [his]) == [(State.FAILED, 3)]
+    with daemon.client() as queue:
+        assert "of hers" not in " ".join(line.text for line in queue.logs(his))
+    bound = Spec(argv=("cat", "/data/secret"), mounts=(Bind(str(private), "/data"),))
+    outcome, number = of(BEN, daemon, lambda queue: queue.submit(JobSpec(bound)))
+    if outcome == "ok":
+        assert ended(daemon, [number])[0][0] is State.FAILED
+        with daemon.client() as queue:
+            assert "of hers" not in " ".join(line.text for line in queue.logs(number))
+
+
+def _group(process: Path) -> str:
+    try:
+        return (process / "cgroup").read_text() + (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
