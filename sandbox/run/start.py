@@ -124,7 +124,7 @@ def collect(
 
         held += [(one if leased else opened.enter_context(one)).fileno() for one in leased or take(spec.gpus)]
     ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
-    if ready.resolved.driver_files:
+    if spec.gpus or spec.cdi:
         from dockless.sandbox.gpus.extra_layer import pin
 
         held += pin(ready.resolved.layers, opened)

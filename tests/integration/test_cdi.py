@@ -14,9 +14,10 @@ from support.elf_files import library
 from support.requires import requires
 
 import dockless
+from dockless.base import paths
 from dockless.errors import BadInput, DocklessError, GpuError, Unsupported
 from dockless.sandbox.features import probe
-from dockless.sandbox.gpus import cdi
+from dockless.sandbox.gpus import cdi, extra_layer
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.run.start import find_image
 from dockless.sandbox.spec import Spec
@@ -232,3 +233,17 @@ def test_nothing_is_mounted_on_what_is_the_sandboxs_own(target, write):
     write({"0": {"mounts": [{"hostPath": "/etc/passwd", "containerPath": target}]}})
     with pytest.raises(Unsupported, match=f"nothing can be mounted at {target}"):
         output("true", "example.com/gpu=0")
+
+
+@requires("overlay")
+def test_a_layer_of_links_alone_stays_while_a_sandbox_has_it(write, image, monkeypatch):
+    monkeypatch.setattr(extra_layer, "KEPT", 1)
+    hooks = [[{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook",
+               "args": ["nvidia-cdi-hook", "create-symlinks", "--link", f"{n}::/opt/link"]}] for n in range(3)]  # fmt: skip
+    write({f"n{n}": {"hooks": hook} for n, hook in enumerate(hooks)})
+    with dockless.Sandbox(image, ["sleep", "1000"], devices=["example.com/gpu=n0"]) as box:
+        (held,) = (paths.store() / "driver").glob("*/driver-*")
+        for other in ("n1", "n2"):
+            output("true", f"example.com/gpu={other}", image=image)
+        assert held.is_dir() and box.exec("readlink", "/opt/link", text=True).stdout == "0\n"
+        box.kill()
