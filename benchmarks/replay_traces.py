@@ -8,6 +8,7 @@ RLScheduler (Zhang et al., SC 2020), whose four published cells it reproduces to
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -69,6 +70,66 @@ def simple(jobs: Sequence[TraceJob], gpus: int, score: Callable[[TraceJob], floa
             advance()
         start(head)
     return Replay(gpus, tuple(jobs), tuple(started))
+
+
+def easy(jobs: Sequence[TraceJob], gpus: int, order: Callable[[TraceJob, float, float], tuple[float, ...]]) -> Replay:
+    """Textbook EASY with perfect limits: the first in the queue has a reservation, and of the others whatever does not delay it may start,
+    the least ``order(job, now, when the first starts)`` before the others."""
+    started = [0.0] * len(jobs)
+    queue: list[int] = []
+    running: list[tuple[float, int]] = []
+    free, coming = gpus, 0
+    while coming < len(jobs) or running:
+        now = min(jobs[coming].submitted if coming < len(jobs) else math.inf, running[0][0] if running else math.inf)
+        while running and running[0][0] <= now:
+            free += heapq.heappop(running)[1]
+        while coming < len(jobs) and jobs[coming].submitted <= now:
+            queue.append(coming)
+            coming += 1
+        starts: list[int] = []
+        room = free
+        for number in queue:
+            if jobs[number].gpus > room:
+                break
+            starts.append(number)
+            room -= jobs[number].gpus
+        waiting = queue[len(starts) :]
+        if waiting and room:
+            ends = sorted([*running, *((now + jobs[number].length, jobs[number].gpus) for number in starts)])
+            there, shadow = room, now
+            for end, count in ends:
+                if there >= jobs[waiting[0]].gpus and end > shadow:
+                    break
+                there, shadow = there + count, end
+            over = there - jobs[waiting[0]].gpus
+            for number in sorted(waiting[1:], key=lambda number: order(jobs[number], now, shadow)):
+                job = jobs[number]
+                late = now + job.length > shadow
+                if job.gpus <= room and (not late or job.gpus <= over):
+                    starts.append(number)
+                    room -= job.gpus
+                    over -= job.gpus if late else 0
+        for number in starts:
+            started[number] = now
+            heapq.heappush(running, (now + jobs[number].length, jobs[number].gpus))
+        free = room
+        queue = [number for number in queue if number not in set(starts)]
+    return Replay(gpus, tuple(jobs), tuple(started))
+
+
+def _patience(job: TraceJob, now: float, shadow: float) -> tuple[float, ...]:
+    """Those that end before the first in the queue starts, in order; then who has waited long for a short run."""
+    late = now + job.length > shadow
+    return late, -(now - job.submitted) / job.length**0.25 if late else job.submitted
+
+
+ORDERS: dict[str, Callable[[TraceJob, float, float], tuple[float, ...]]] = {
+    "queue": lambda job, now, shadow: (job.submitted,),
+    "in time first": lambda job, now, shadow: (now + job.length > shadow, job.submitted),
+    "patience": _patience,
+}
+"""Of the candidates for backfill: the queue's own; those that end before the first in the queue starts come before those that take what is
+over even then; the same, and of the latter who has waited long for short."""
 
 
 def read(place: Path, name: str) -> tuple[TraceJob, ...]:
