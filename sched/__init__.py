@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.wire.client import Client, connect
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, Why
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
 
 __all__ = [
     "Attempt",
@@ -47,6 +47,7 @@ __all__ = [
     "Job",
     "JobSpec",
     "LogLine",
+    "QuotaInfo",
     "State",
     "Why",
     "connect",

@@ -84,4 +84,5 @@ def _unmark(entry: LiveJob) -> None:
     if entry.overdue is not None:
         entry.overdue.cancel()
         entry.overdue = None
+    entry.idle_since, entry.warned = None, False
     entry.show(options=replace(entry.job.options, preempted_by=0))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
 from dockless.base.dataclass import replace
+from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
@@ -20,7 +22,7 @@ from dockless.sched.policy.policy import duration
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
-from dockless.sched.wire.protocol import GpuInfo, HostInfo, Why
+from dockless.sched.wire.protocol import GpuInfo, HostInfo, QuotaInfo, Why
 
 _AT_ONCE = 500
 """Job ids looked up together."""
@@ -208,6 +210,29 @@ class Answers:
             self.engine.gpus.error,
             tuple(table),
         )
+
+    def quotas(self) -> list[QuotaInfo]:
+        """Of each user with a quota or a job, then of each group with a quota."""
+        quotas = self.engine.config.quotas
+        counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for name in quotas.users:
+            counts["user", name]
+        running = ((e.job.user, e.live.quota_groups, len(e.job.devices), 1) for e in self.engine.active.values())
+        others = ((job.user, job.groups, len(job.gpus), 0) for job in self.engine.others())
+        for user, groups, gpus, jobs in (*running, *others):
+            for key in (("user", user), *(("group", group) for group in groups)):
+                counts[key].update(gpus=gpus, running=jobs, running_without_gpus=jobs if not gpus else 0)
+        for line in self.engine.waiting.lines.values():
+            first = line.first()
+            for key in (("user", first.user), *(("group", group) for group in first.groups)):
+                counts[key]["waiting"] += sum(line.limits.values())
+        for name in quotas.groups:
+            counts["group", name]
+        found = []
+        for kind, name in sorted(counts, key=lambda key: (key[0] != "user", key[1])):
+            if kind == "user" or name in quotas.groups:
+                found.append(QuotaInfo(kind, name, **counts[kind, name], **plain(quotas.of(kind, name))))
+        return found
 
 
 def _words(found: Sooner, job: Job) -> Iterator[str]:

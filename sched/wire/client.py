@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, Why
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
 
 if TYPE_CHECKING:
     from dockless.sched.used import Used
@@ -291,6 +291,12 @@ class Client:
         from dockless.sched.used import Used
 
         return [read(Used, one, "used", newer=True) for one in self._call("usage", since=since, until=until, by=by)["used"]]
+
+    def quotas(self) -> list[QuotaInfo]:
+        """Of each user with a quota or a job, then of each group with a quota."""
+        from dockless.base.records import read
+
+        return [read(QuotaInfo, one, "quota", newer=True) for one in self._call("quotas")["quotas"]]
 
     def ping(self) -> DaemonInfo:
         data = self._call("ping")["daemon"]

@@ -118,6 +118,24 @@ class HostInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaInfo(Record):
+    """What a user or a group has of the host, and may have. ``kind``: ``user`` or ``group``; ``gpus``: in use; ``running``,
+    ``running_without_gpus``, ``waiting``: jobs. The rest is as in the settings, None where they say nothing."""
+
+    kind: str
+    name: str
+    gpus: int = 0
+    running: int = 0
+    running_without_gpus: int = 0
+    waiting: int = 0
+    limit: int | None = None
+    guarantee: int | None = None
+    weight: int | None = None
+    jobs: int | None = None
+    cpu_jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonInfo(Record):
     """The daemon that answers. ``admin``: whether this caller may do everything; ``user``: who the daemon says the caller is.
     ``outage``: why the queue cannot be written now, empty where it can."""

@@ -97,6 +97,7 @@ class Server:
             "cancel": self._cancel,
             "wait": self._wait,
             "info": self._info,
+            "quotas": self._quotas,
             "top": self._top,
             "usage": self._usage,
             "shutdown": self._shutdown,
@@ -396,6 +397,9 @@ class Server:
 
     async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"info": self.answers.info().as_dict()}
+
+    async def _quotas(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        return {"quotas": plain(self.answers.quotas())}
 
     async def _top(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"top": (await self.picture.seen_by(caller)).as_dict()}

@@ -62,6 +62,7 @@ PRINTING = {
     "gpu": "list",
     "simulate": "{trace} --gpus 2",
     "info": "",
+    "quota": "show",
     "usage": "",
     "metrics": "",
     "config": "show",

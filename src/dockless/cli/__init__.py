@@ -75,6 +75,7 @@ VERBS = {
     "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
     "gpu": Verb("gpus", "this host's GPUs and their slices; describe them for other programs (CDI)", "queue"),
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),
+    "quota": Verb("quota", "what users and groups have of the host, and may have", "queue"),
     "usage": Verb("usage", "GPU-hours and jobs, by user, group, GPU, day, week or month", "queue"),
     "metrics": Verb("metrics", "GPUs, quotas and jobs in numbers, as Prometheus reads them", "queue"),
     "daemon": Verb("host", "start queued jobs; stays in the foreground", "queue"),

@@ -1,0 +1,57 @@
+"""``quota show``: who has what, and may have."""
+
+from __future__ import annotations
+
+import json
+
+from support.desk import ANN, BEN, play
+from support.quotas import limits
+
+from dockless.cli import main
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, QuotaInfo
+from dockless.sched.config import Config
+from dockless.sched.policy.quotas import Quota
+
+CONFIG = Config(
+    limits({"ann": Quota(1, jobs=5, guarantee=1), "zoe": 3}, {"vision": Quota(2, weight=4), "empty": 1}), {"vision": ("ann",)}, cpu_jobs=1
+)
+
+
+def test_who_has_what(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+    spec = Spec(argv=("true",))
+
+    async def story(desk):
+        numbers = await desk.submit(ANN, JobSpec(spec, gpus="1"), JobSpec(spec), JobSpec(spec, gpus="1"), JobSpec(spec))
+        await desk.submit(BEN, JobSpec(spec))
+        for number in numbers[:2]:
+            await desk.runs(number)
+        found = await desk(BEN, lambda queue: queue.quotas())
+        ann, ben, zoe, empty, vision = found
+        assert ann == QuotaInfo("user", "ann", 1, 2, 1, 2, limit=1, guarantee=1, jobs=5)
+        assert ben == QuotaInfo("user", "ben", waiting=1) and zoe == QuotaInfo("user", "zoe", limit=3)
+        assert empty == QuotaInfo("group", "empty", limit=1)
+        assert vision == QuotaInfo("group", "vision", 1, 2, 1, 2, limit=2, weight=4)
+        assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
+        rows = [line.split("  ") for line in capfd.readouterr().out.splitlines()]
+        assert [[cell.strip() for cell in row if cell.strip()] for row in rows[:3]] == [
+            ["QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING"],
+            ["user ann", "1 of 1", "1", "-", "2 of 5", "1", "2"],
+            ["user ben", "0", "-", "-", "0", "0", "1"],
+        ]
+        assert await desk(ANN, lambda _: main(["quota", "show", "--json"])) == 0
+        assert json.loads(capfd.readouterr().out) == [one.as_dict() for one in found]
+
+    play(tmp_path, story, CONFIG)
+
+
+def test_where_there_is_nobody(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+
+    async def story(desk):
+        assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
+        assert capfd.readouterr().out == "No quotas are set, and nobody has a job.\n"
+
+    play(tmp_path, story)
