@@ -19,7 +19,7 @@ FILTERS := $(wildcard sandbox/seccomp/*.py sandbox/seccomp/profiles/*.json) sand
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm bench bench-images bench-sched crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm test-service bench bench-images bench-sched crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -33,6 +33,9 @@ test: build  ## all tests that can run here; what cannot says why. ARGS="tests/u
 
 test-vm: build  ## the suite in a QEMU guest with a real cgroup v2 tree, as root and as a user
 	@tests/vm/run.sh $(ARGS)
+
+test-service: build  ## the daemon as a service of systemd in a QEMU guest, over a reboot; minutes
+	@DOCKLESS_VM_AS=systemd tests/vm/run.sh
 
 bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benchmarks/results
 	@$(PY) benchmarks/run.py $(ARGS)

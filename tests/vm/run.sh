@@ -5,13 +5,15 @@
 #
 # DOCKLESS_VM_CACHE    where kernel, root disk and wheels are kept      (~/.cache/dockless-vm)
 # DOCKLESS_VM_TIMEOUT  seconds until a hanging guest is ended           (1200)
-# DOCKLESS_VM_AS       root, user, both, systemd or all                (all; both where tests are chosen)
+# DOCKLESS_VM_AS       root, user, both, systemd or all                (both)
 # DOCKLESS_WHEEL       test this wheel instead of one built from the tree
 # DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
 # DOCKLESS_VM_ALL      1: leave nothing out under emulation
 #
-# Root and user have a guest each, side by side: a suite keeps one processor busy. A third is run by systemd, for the daemon as its service: guest-systemd. Three virtio disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on
-# io. The guest's console comes out here; its exit status comes back through a second serial port.
+# Root and user have a guest each, side by side: a suite keeps one processor busy. A third is run by systemd, for the daemon as its service
+# (guest-systemd, service_life.py): where it is asked for, since under emulation it takes longer than both. Three virtio disks: the root
+# (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on io. The guest's console comes out
+# here; its exit status comes back through a second serial port.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -71,7 +73,7 @@ find "$cache" -maxdepth 1 \( -name 'base-*' -o -name 'deps-*' \) -mtime +14 -exe
 exec 9>&-
 
 # ---- the machine ----------------------------------------------------------------------------------------------------------------------
-machine=(qemu-system-x86_64 -machine q35 -smp 2 -m 2048 -nodefaults -display none -kernel "$base/vmlinuz" -initrd "$base/initrd")
+machine=(qemu-system-x86_64 -machine q35 -smp 2 -m 2048 -nodefaults -display none -no-reboot -kernel "$base/vmlinuz" -initrd "$base/initrd")
 kvm=(-accel kvm -cpu host)
 tcg=(-accel "tcg,thread=multi" -cpu max)
 kernel="console=ttyS0 quiet panic=-1 psi=1"
@@ -80,7 +82,7 @@ accelerator=${DOCKLESS_VM_ACCEL:-}
 if [ -z "$accelerator" ]; then
   # Whether KVM works is only known by booting with it: nested or filtered, it can refuse a register or spin for ever.
   accelerator=tcg
-  if [ -w /dev/kvm ] && timeout -k 1 10 "${machine[@]}" "${kvm[@]}" -no-reboot -serial stdio -append "$kernel dockless.probe" </dev/null 2>/dev/null |
+  if [ -w /dev/kvm ] && timeout -k 1 10 "${machine[@]}" "${kvm[@]}" -serial stdio -append "$kernel dockless.probe" </dev/null 2>/dev/null |
     grep -q "DOCKLESS-VM-PROBE works"; then accelerator=kvm; fi
 fi
 case $accelerator in kvm) speed=("${kvm[@]}") ;; *) speed=("${tcg[@]}") ;; esac
@@ -148,18 +150,25 @@ mke2fs -q -F -t ext4 -O ^has_journal -E root_owner=0:0 -d "$payload" "$work/payl
 
 # ---- the run --------------------------------------------------------------------------------------------------------------------------
 boot() { # root, user or systemd: becomes the guest, which says everything in DIR/console and its exit status in DIR/status
-  local place=$work/$1 once=(-no-reboot)
-  [ "$1" != systemd ] || once=() # its root disk keeps what was written as long as this QEMU lives
-  exec timeout -k 5 "$limit" "${machine[@]}" "${speed[@]}" "${once[@]}" -serial stdio -serial "file:$place/status" \
-    -drive "file=$base/root.img,format=raw,if=virtio,snapshot=on" \
-    -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" \
-    -drive "file=$place/scratch.img,format=raw,if=virtio,cache=unsafe" \
-    -append "$kernel dockless.as=$1 systemd.show_status=0" </dev/null >"$place/console" 2>&1
+  local place=$work/$1 root="file=$base/root.img,snapshot=on"
+  # Its root disk keeps what was written over a reboot, at which QEMU ends.
+  [ "$1" != systemd ] || { cp --sparse=always "$base/root.img" "$place/root.img" && root="file=$place/root.img,cache=unsafe"; }
+  local guest=("${machine[@]}" "${speed[@]}" -serial stdio -serial "file:$place/status"
+    -drive "$root,format=raw,if=virtio"
+    -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on"
+    -drive "file=$place/scratch.img,format=raw,if=virtio,cache=unsafe"
+    -append "$kernel dockless.as=$1 systemd.show_status=0")
+  if [ "$1" = systemd ]; then
+    timeout -k 5 "$limit" "${guest[@]}" </dev/null >>"$place/console" 2>&1 &
+    trap 'kill $!; exit 143' TERM
+    wait $! || true
+    trap - TERM
+    [ ! -s "$place/status" ] || return 0
+  fi
+  exec timeout -k 5 "$limit" "${guest[@]}" </dev/null >>"$place/console" 2>&1
 }
 
-everybody=all
-[ "$chosen" = 0 ] || everybody=both
-case ${DOCKLESS_VM_AS:-$everybody} in
+case ${DOCKLESS_VM_AS:-both} in
 all) names=(root user systemd) ;;
 both) names=(root user) ;;
 *) names=("$DOCKLESS_VM_AS") ;;
