@@ -24,6 +24,8 @@ _KEPT = ("DOCKLESS_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
 """What decides where the daemon keeps things."""
 _PATIENCE = 660.0
 """Seconds for one call of systemctl: a little more than the service has to start."""
+_SCOPE_PATIENCE = 60.0
+"""Seconds for the manager's answer: at boot everything starts at once."""
 
 _UNIT = """\
 [Unit]
@@ -122,12 +124,18 @@ def host_goes_down(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def leave_group() -> None:
-    """Where a user's manager runs this daemon as a service: into a scope of its own, beside it. In a group that has passed controllers on
-    to groups of jobs the manager could not start the service again."""
-    if os.geteuid() != 0 and "INVOCATION_ID" in os.environ:
-        from dockless.cgroups import find_delegation
+    """Where this user's manager runs the daemon as a service: into a scope of its own, beside it. In a group that has passed controllers on
+    to groups of jobs the manager could not start the service again. ``SchedError`` if it gives none: it may at the next start."""
+    uid = os.geteuid()
+    with open("/proc/self/cgroup") as file:
+        own = next((line[3:].strip() for line in file if line.startswith("0::")), "")
+    if uid == 0 or f"/user@{uid}.service/" not in own or not own.endswith(".service"):
+        return
+    from dockless.cgroups.systemd import request_scope
 
-        find_delegation()
+    if why := request_scope(_SCOPE_PATIENCE):
+        hint = "the user's bus must run: on Debian and Ubuntu, install dbus-user-session"
+        raise SchedError(f"the daemon gets no control group outside of its service: {why}", subject=NAME, hint=hint)
 
 
 def _ask_manager() -> None:

@@ -153,3 +153,28 @@ def test_words_that_do_not_go_together(words, what, say, monkeypatch):
     except BadInput as error:
         status, err = error.exit_code, str(error)
     assert status == 125 and what in err
+
+
+@pytest.mark.parametrize(
+    ("group", "leaves"),
+    [
+        ("/user.slice/user-7.slice/user@7.service/app.slice/dockless.service", True),
+        ("/user.slice/user-7.slice/user@7.service/app.slice/dockless-1-a.scope", False),
+        ("/user.slice/user-7.slice/user@8.service/app.slice/dockless.service", False),
+        ("/system.slice/dockless.service", False),
+        ("/user.slice/user-7.slice/session-1.scope", False),
+    ],
+)
+@pytest.mark.parametrize("why", [None, "there is no user bus"])
+def test_the_group_of_a_users_service_is_left(tmp_path, monkeypatch, group, leaves, why):
+    asked = []
+    (tmp_path / "cgroup").write_text(f"1:name=systemd:/x\n0::{group}\n")
+    monkeypatch.setattr("builtins.open", lambda path, real=open: real(tmp_path / "cgroup") if path == "/proc/self/cgroup" else real(path))
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    monkeypatch.setattr("dockless.cgroups.systemd.request_scope", lambda timeout: asked.append(timeout) or why)
+    if leaves and why:
+        with pytest.raises(SchedError, match="no control group outside of its service: there is no user bus"):
+            service.leave_group()
+    else:
+        service.leave_group()
+    assert bool(asked) is leaves
