@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dockless.base.later import re
-from dockless.base.text import shown
+from dockless.base.text import escaped, shown
 from dockless.base.typing import Any
 from dockless.errors import BadInput
 
@@ -58,7 +58,7 @@ class _Reader:
         self.what = what
         self.lines: dict[Path, int] = {}
         self.left = MOST
-        self._anchors: dict[str, Any] = {}
+        self._anchors: dict[str, tuple[Any, int]] = {}
 
     def document(self, events: Iterator[Any]) -> Any:
         found: list[Any] = []
@@ -71,9 +71,10 @@ class _Reader:
         return found[0] if found else None
 
     def wrong(self, event: Any, why: str, hint: str = _HINT) -> BadInput:
-        return BadInput(f"{self.what}:{event.start_mark.line + 1}: {why}", subject=self.what, hint=hint)
+        return BadInput(escaped(f"{self.what}:{event.start_mark.line + 1}: {why}"), subject=self.what, hint=hint)
 
     def value(self, event: Any, events: Iterator[Any], path: Path) -> Any:
+        before = self.left
         self.left -= 1
         if self.left < 0 or len(path) > DEEPEST:
             many = "too deeply nested" if self.left >= 0 else f"more than {MOST} values"
@@ -83,8 +84,8 @@ class _Reader:
         if kind == "AliasEvent":
             if event.anchor not in self._anchors:
                 raise self.wrong(event, f"there is no anchor &{event.anchor} before", "an anchor stands before its aliases")
-            found = self._anchors[event.anchor]
-            self.left -= _size(found)
+            found, size = self._anchors[event.anchor]
+            self.left -= size
             return found
         if kind == "ScalarEvent":
             found = self.scalar(event)
@@ -95,7 +96,7 @@ class _Reader:
         else:
             found = self.mapping(event, events, path)
         if event.anchor is not None:
-            self._anchors[event.anchor] = found
+            self._anchors[event.anchor] = found, before - self.left
         return found
 
     def mapping(self, start: Any, events: Iterator[Any], path: Path) -> dict[str, Any]:
@@ -140,9 +141,3 @@ def _resolved(text: str) -> Any:
         if re.fullmatch(_FRACTION, text):
             return float(text)
     return text
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, dict):
-        return 1 + sum(map(_size, value.values()))
-    return 1 + sum(map(_size, value)) if isinstance(value, list) else 1

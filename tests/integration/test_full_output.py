@@ -55,6 +55,7 @@ PRINTING = {
     "demo": "--help",
     "daemon": "--help",
     "submit": "-- true",
+    "convert": "--help",
     "queue": "",
     "wait": "1",
     "cancel": "1",

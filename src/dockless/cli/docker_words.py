@@ -33,6 +33,7 @@ _PLATFORM = "the platform is one word"
 _KEPT_LOGS = "output is kept in files of dockless's own, and what reads it takes it from there"
 _TLS = "registries.conf says how a registry is reached (insecure = true)"
 _SERVICES = "dockless starts one host's jobs; services and clusters are for other tools"
+_STACKS = "a Compose file can be submitted as a job"
 _SCANS = "dockless looks for no vulnerabilities; give a scanner the image's files"
 _DESKTOP = "that is a part of Docker Desktop or of its services; dockless has nothing of the kind"
 _ENGINE = "dockless works on this host; there is no engine to choose"
@@ -45,7 +46,7 @@ VERBS: dict[str, Word] = {
     "buildx": Word("dockless builds no Dockerfiles; run the steps and keep what they changed", "commit NAME IMAGE"),
     "checkpoint": Word(NOT_YET),
     **dict.fromkeys("ai app cloud desktop dev extension feedback mcp model offload pass sandbox".split(), Word(_DESKTOP)),
-    "compose": Word(_SERVICES),
+    "compose": Word(_STACKS, "submit compose.yaml"),
     "context": Word(_ENGINE),
     "debug": Word("run it in the sandbox itself", "exec NAME -- sh"),
     "farm": Word(NOT_YET),
@@ -68,7 +69,7 @@ VERBS: dict[str, Word] = {
     "scout": Word(_SCANS, "export IMAGE -o FILE"),
     "secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
     "service": Word(_SERVICES),
-    "stack": Word(_SERVICES),
+    "stack": Word(_STACKS, "submit compose.yaml"),
     "swarm": Word(_SERVICES),
     "trust": Word("signatures are not checked yet; policy.json refuses what needs them"),
     "umount": Word("nothing stays mounted"),

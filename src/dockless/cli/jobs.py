@@ -6,17 +6,18 @@ from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration
 from dockless.cli.host import warn_of_outage
+from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
-    from dockless.sched import Client, Job
+    from dockless.sched import Client, Job, JobSpec
 
 
 def submit_options(parser: Parser) -> None:
-    image_options(parser, "dockless submit [options] [IMAGE] [-- COMMAND …]")
+    image_options(parser, "dockless submit [options] [IMAGE | FILE] [-- COMMAND …]")
     queue = parser.add_argument_group("the queue")
     queue.add_argument("--name", default="", help="of the job, for listings")
     queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
@@ -28,6 +29,7 @@ def submit_options(parser: Parser) -> None:
     )
     queue.add_argument("-t", "--tty", action="store_true", help="with a terminal of its own, see attach")
     queue.add_argument("-i", "--interactive", action="store_true", help="its standard input stays open, see attach")
+    file_options(queue)
     pull_option(queue)
     queue.add_argument("--wait", action="store_true", help="until it has ended; its exit code is ours")
     parser.quiet("the job id alone")
@@ -36,12 +38,11 @@ def submit_options(parser: Parser) -> None:
 
 
 def submit(options: Namespace) -> int:
-    from functools import partial
-
-    from dockless._pulling import present_for, told_whose_store
+    if options.job_list is not None:
+        return submit_list(options)
+    if path := file_of(options):
+        return submit_file(options, path)
     from dockless._submitting import make_job
-    from dockless.base.dataclass import replace
-    from dockless.sched import connect
 
     image, command = image_and_command(options)
     job = make_job(
@@ -54,19 +55,30 @@ def submit(options: Namespace) -> int:
         group=options.group,
         on_reboot=options.on_reboot,
     )
+    return submit_jobs([job], options, array=options.array)
+
+
+def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -> int:
+    """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many."""
+    from functools import partial
+
+    from dockless._pulling import present_for, told_whose_store
+    from dockless.base.dataclass import replace
+    from dockless.sched import connect
+
     with connect() as queue:
         daemon = queue.ping()
-    image = fetched(image, options, partial(present_for, daemon))
-    job = replace(job, spec=replace(job.spec, image=image))
+    images = {image: fetched(image, options, partial(present_for, daemon)) for image in dict.fromkeys(job.spec.image for job in jobs)}
+    jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
     with connect() as queue:
-        with told_whose_store(daemon, image):
-            ids = queue.submit_array(job, options.array) if options.array is not None else [queue.submit(job)]
+        with told_whose_store(daemon, " ".join(images.values())):
+            ids = queue.submit_array(jobs[0], array) if array is not None else queue.submit_many(jobs)
         if options.json and not options.wait:
-            print_json({"ids": ids} if options.array is not None else {"id": ids[0]})
+            print_json({"id": ids[0]} if array is None and options.job_list is None else {"ids": ids})
         elif options.quiet:
             out(*ids)
         elif not options.json:
-            if job.gpus and daemon.simulated:
+            if daemon.simulated and any(job.gpus for job in jobs):
                 warn("the GPUs are simulated: nothing computes on them")
             out(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
         return wait_jobs(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0

@@ -1,0 +1,166 @@
+"""Job files of several formats, read: text in, a ``JobFile`` out. Pure: nothing is opened, fetched or started.
+
+::
+
+    read(text, "job.yaml", keywords=…) ──► JobFile(format, name, roles, queue, secrets, notes)
+
+What a format knows and dockless cannot do is an error that names the place and the next step, or a note where the job can run without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from dockless.base.later import re
+from dockless.base.typing import Any
+from dockless.errors import BadInput
+from dockless.sched.formats.jobfile import JobFile, Role, Secret
+from dockless.sched.formats.tables import Source
+
+FORMATS = ("dockless", "openpai", "openpai-2", "dlc", "compose", "sbatch")
+SUFFIXES = (".toml", ".json", ".yaml", ".yml", ".params", ".sh", ".sbatch", ".slurm")
+_DEEP_KEY = r"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){64}"""
+LONGEST = 1 << 20
+"""Characters of a job file."""
+
+__all__ = ["FORMATS", "LONGEST", "SUFFIXES", "JobFile", "Role", "Secret", "read", "read_own"]
+
+
+def read(
+    text: str,
+    what: str,
+    *,
+    format: str = "",
+    keywords: Collection[str] = (),
+    directory: str = "",
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> JobFile:
+    """``what``: the file's name, for errors, and to recognise its format unless ``format`` says it. ``keywords``: those that a role may
+    have, of ``dockless.run``. ``directory`` and ``environment``: of Compose's paths and variables. ``arguments``: of a batch script.
+    ``BadInput``"""
+    if format and format not in FORMATS:
+        raise BadInput(f"format {format[:40]!r} is unknown", subject="format", hint=f"known are {', '.join(FORMATS)}")
+    if len(text) > LONGEST:
+        raise BadInput(f"{what} has more than {LONGEST} characters", subject=what, hint="give a smaller file")
+    source = Source(what)
+    if format in ("dlc", "sbatch") or (not format and (format := _of_lines(text, what))):
+        if format == "dlc":
+            from dockless.sched.formats import dlc
+
+            return _without_arguments(dlc.parse(text, source), arguments, what)
+        from dockless.sched.formats import sbatch
+
+        return sbatch.parse(text, source, arguments)
+    if what.endswith(".toml") or (not _is_json(text, what) and not _is_yaml(text, what)):
+        return _without_arguments(read_own(_toml(text, what), source, keywords), arguments, what)
+    values = _json(text, what) if _is_json(text, what) else _yaml(text, source)
+    found = format or _of_document(values)
+    if found == "openpai":
+        from dockless.sched.formats import openpai
+
+        job = openpai.parse_1(values, source)
+    elif found == "openpai-2":
+        from dockless.sched.formats import openpai
+
+        job = openpai.parse_2(values, source)
+    elif found == "compose":
+        from dockless.sched.formats import compose
+
+        job = compose.parse(values, source, directory, environment or {})
+    else:
+        job = read_own(values, source, keywords)
+    return _without_arguments(job, arguments, what)
+
+
+def read_own(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
+    """dockless's own form. ``BadInput``"""
+    from dockless.sched.formats import own
+
+    return own.parse(values, source, keywords)
+
+
+def _without_arguments(job: JobFile, arguments: Sequence[str], what: str) -> JobFile:
+    if arguments:
+        raise BadInput(
+            f"{what} takes no arguments: {' '.join(arguments)[:60]!r}",
+            subject=what,
+            hint="a batch script does; write them into the file's command",
+        )
+    return job
+
+
+def _of_lines(text: str, what: str) -> str:
+    """A format that is no document, or nothing."""
+    if text[:2] == "#!" or what.endswith((".sh", ".sbatch", ".slurm")):
+        return "sbatch"
+    if what.endswith(SUFFIXES):
+        return "dlc" if what.endswith(".params") else ""
+    lines = [line.strip() for line in text[:4096].split("\n")]
+    first = next((line for line in lines if line and line[0] != "#"), "")
+    key, equals, _ = first.partition("=")
+    return "dlc" if equals and key.isidentifier() and key == key.strip() else ""
+
+
+def _is_json(text: str, what: str) -> bool:
+    return what.endswith(".json") or (not what.endswith(SUFFIXES) and text.lstrip()[:1] in ("{", "/"))
+
+
+def _is_yaml(text: str, what: str) -> bool:
+    if what.endswith(SUFFIXES):
+        return what.endswith((".yaml", ".yml"))
+    lines = (line for line in text[:4096].split("\n") if line.strip() and line.lstrip()[0] != "#")
+    first = next(lines, "")
+    return first.startswith(("---", "%YAML")) or (":" in first and "=" not in first.partition(":")[0])
+
+
+def _of_document(values: Any) -> str:
+    keys = set(values) if isinstance(values, dict) else set()
+    if "services" in keys:
+        return "compose"
+    if "protocolVersion" in keys:
+        return "openpai-2"
+    return "openpai" if keys & {"jobName", "taskRoles"} else "dockless"
+
+
+def _yaml(text: str, source: Source) -> Any:
+    from dockless.base import yaml
+
+    values, source.lines = yaml.loads(text, source.what)
+    return values
+
+
+def _toml(text: str, what: str) -> Any:
+    import tomllib
+
+    if re.search(_DEEP_KEY, text):  # the standard reader's time grows with the square of their number
+        raise BadInput(f"{what} has a key of more than 64 parts", subject=what, hint="give it a shorter name")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+        why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise BadInput(f"{what} is not TOML: {why}", subject=what, hint="correct that line, or say which format it is: --format") from None
+
+
+def _json(text: str, what: str) -> Any:
+    import json
+
+    from dockless.sched.formats.openpai import without_comments
+
+    try:
+        return json.loads(without_comments(text), object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{what}:{error.lineno} is not JSON: {error.msg}", subject=what, hint="correct that line") from None
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}", subject=what, hint=error.hint) from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"{what} is not JSON: too deeply nested, or a number too long", subject=what, hint="correct it") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise BadInput(f"{key[:60]!r} is there twice", subject=key[:60], hint="remove one of them")
+        found[key] = value
+    return found

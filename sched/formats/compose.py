@@ -1,0 +1,399 @@
+"""Compose files and Swarm's stack files: each service is a role, its replicas are the role's instances.
+
+GPUs are read in all three forms: ``gpus`` of a service, ``deploy.resources.reservations.devices`` (Compose) and ``generic_resources``
+(Swarm). https://github.com/compose-spec/compose-spec, deploy.md and 05-services.md; docker/cli config_schema_v3.13.json
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Mapping
+
+from dockless.base.later import re
+from dockless.base.text import shown
+from dockless.base.typing import Any
+from dockless.sched.formats.jobfile import JobFile, Role
+from dockless.sched.formats.tables import Path, Source, Table
+
+_VARIABLE = r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]{0,127})|\{([A-Za-z_][A-Za-z0-9_]{0,127})(?:(:?[-?+])([^{}$]{0,4096}))?\}|)"
+_LONGEST = 1 << 20
+_NO_EFFECT = {
+    **dict.fromkeys(("networks", "links", "external_links", "dns", "dns_search", "dns_opt", "mac_address"),
+                    "there are no networks but the host's own and none: network_mode: host"),
+    **dict.fromkeys(("ports", "expose"), "no ports are published: with network_mode: host the program listens on the host itself"),
+    **dict.fromkeys(("labels", "annotations", "label_file", "attach", "stop_timeout", "isolation", "storage_opt", "credential_spec"),
+                    "it has no effect"),
+    "container_name": "a job's sandbox has the job's number for a name",
+    "logging": "its output is kept for it: dockless logs JOB",
+    "depends_on": "the roles of a job start together",
+    "runtime": "GPUs are given by gpus or deploy alone",
+    "memswap_limit": "swap is limited by the host alone",
+    "mem_swappiness": "cgroup v2 has nothing of the kind",
+    "cpu_shares": "say cpus",
+    "develop": "it has no effect",
+}  # fmt: skip
+_REFUSED = {
+    "build": "build the image elsewhere, push it to a registry, and name it as image",
+    "env_file": "write the variables under environment",
+    "extends": "write the service out: docker compose config does it",
+    "configs": "mount the file: volumes: ['./file:/inside:ro']",
+    "volumes_from": "name the volumes in each service",
+    "pid": "leave it out: each sandbox has processes of its own",
+    "ipc": "leave it out: each sandbox has an IPC namespace of its own",
+    "uts": "leave it out: each sandbox has a host name of its own",
+    "userns_mode": "leave it out: each sandbox has a user namespace of its own",
+    "cgroup": "leave it out: each sandbox has a cgroup namespace of its own",
+    "cgroup_parent": "leave it out: limits are given by deploy.resources",
+    "security_opt": "what holds a sandbox is its profile: leave it out",
+    "device_cgroup_rules": "name the devices: devices",
+    "blkio_config": "say io in a job file of dockless's own form: dockless convert FILE",
+    **dict.fromkeys(("cpu_rt_period", "cpu_rt_runtime", "cpu_period", "cpu_quota", "cpu_percent", "cpu_count"), "say cpus"),
+    "oom_kill_disable": "cgroup v2 has nothing of the kind",
+    "models": "leave it out",
+    "provider": "leave it out",
+    "post_start": "run it in the command",
+    "pre_stop": "run it in the command",
+    "profiles": "leave out the services that are not to run",
+    "use_api_socket": "there is no engine",
+}  # fmt: skip
+_AS_IT_IS = {
+    "working_dir": "workdir", "user": "user", "hostname": "hostname", "domainname": "domainname", "shm_size": "shm_size",
+    "oom_score_adj": "oom_score_adj", "cpuset": "cpuset", "stop_signal": "stop_signal", "stop_grace_period": "grace",
+    "platform": "platform",
+}  # fmt: skip
+_LISTS = {"cap_add": "cap_add", "cap_drop": "cap_drop", "group_add": "group_add", "tmpfs": "tmpfs", "devices": "devices"}
+_PULL = {"always": "always", "never": "never", "missing": "missing", "if_not_present": "missing"}
+
+
+def parse(values: Any, source: Source, directory: str, environment: Mapping[str, str]) -> JobFile:
+    """``directory``: that of the file, from which its relative paths go; ``environment``: what ``${NAME}`` stands for. ``BadInput``"""
+    unset: dict[str, None] = {}
+    top = Table(source, _interpolated(values, (), source, environment, unset, [_LONGEST]))
+    source.notes += [f"{source.what}: ${name} is not set, and nothing stands for it" for name in unset]
+    top.required("services")
+    top.text("version")
+    name = top.text("name")
+    volumes, secrets = {}, {}
+    for volume, table in top.tables("volumes"):
+        volumes[volume] = table.text("name", volume)
+        table.unused({"driver": "there are no drivers", "driver_opts": "there are no drivers", "labels": "it has no effect"})
+        table.value("external")
+        table.done()
+    for secret, table in top.tables("secrets"):
+        table.refuse(dict.fromkeys(("external", "environment", "driver", "template_driver"), "give it as a file"))
+        table.required("file")
+        secrets[secret] = posixpath.normpath(posixpath.join(directory, table.text("file")))
+        table.unused({"name": "it has no effect", "labels": "it has no effect"})
+        table.done()
+    if top.has("networks"):
+        top.note("networks", _NO_EFFECT["networks"])
+    top.refuse({"include": "write the services out: docker compose config does it", "configs": _REFUSED["configs"]})
+    queue: dict[str, Any] = {}
+    roles = tuple(_role(table, service, directory, volumes, secrets, queue) for service, table in top.tables("services"))
+    roles = tuple(role for role in roles if role.count)
+    if not roles:
+        top.wrong("services", "has none that is to run", "give one service at least")
+    top.done_but("x-")
+    return JobFile("compose", name, roles, queue, {}, tuple(source.notes))
+
+
+def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[str, str], unset: dict[str, None], left: list[int]) -> Any:
+    if isinstance(value, dict):
+        return {key: _interpolated(item, (*path, key), source, environment, unset, left) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_interpolated(item, (*path, at), source, environment, unset, left) for at, item in enumerate(value)]
+    if not isinstance(value, str) or "$" not in value:
+        return value
+
+    def one(match: Any) -> str:
+        dollar, plain, braced, sign, word = match.groups()
+        if dollar:
+            return "$"
+        name = plain or braced
+        if not name:
+            source.wrong(path, f"{shown(value)} has a '$' that stands for nothing", "write $$ for the character, ${NAME} for a variable")
+        found = environment.get(name)
+        missing = found is None or (not found and (sign or "")[:1] == ":")
+        if sign and sign[-1] == "+":
+            return "" if missing else word
+        if not missing:
+            return str(found)
+        if sign and sign[-1] == "?":
+            source.wrong(path, f"needs the variable {name}{': ' + word if word else ''}", f"set it: {name}=… dockless submit FILE")
+        if not sign and found is None:
+            unset[name] = None
+        return word if sign else ""
+
+    text = re.sub(_VARIABLE, one, value)
+    left[0] -= len(text)
+    if left[0] < 0:
+        source.wrong(path, "becomes too long", "give shorter variables")
+    return int(text) if re.fullmatch("0|[1-9][0-9]{0,17}", text) else text
+
+
+def _role(table: Table, name: str, directory: str, volumes: Mapping[str, str], secrets: Mapping[str, str], queue: dict[str, Any]) -> Role:
+    table.refuse(_REFUSED)
+    table.unused(_NO_EFFECT)
+    table.required("image")
+    options: dict[str, Any] = {keyword: table.text(key) for key, keyword in _AS_IT_IS.items() if table.has(key)}
+    if "oom_score_adj" in options:
+        options["oom_score_adj"] = table.whole("oom_score_adj", least=-1000, most=1000)
+    options |= {keyword: table.texts(key) for key, keyword in _LISTS.items() if table.has(key)}
+    if env := _pairs(table, "environment"):
+        options["env"] = env
+    if table.has("extra_hosts"):
+        hosts = table.value("extra_hosts")
+        options["add_hosts"] = table.variables("extra_hosts") if isinstance(hosts, dict) else table.texts("extra_hosts")
+    if sysctls := _pairs(table, "sysctls"):
+        options["sysctls"] = sysctls
+    mounts = [one for at, item in enumerate(table.items("volumes")) if (one := _mount(table, at, item, directory, volumes, options))]
+    mounts += _secret_mounts(table, secrets)
+    if mounts:
+        options["mounts"] = mounts
+    if table.has("ulimits"):
+        options["ulimits"] = _ulimits(table)
+    for key, keyword in (("tty", "tty"), ("stdin_open", "interactive")):
+        if table.flag(key):
+            options[keyword] = True
+    if table.flag("privileged"):
+        options["profile"] = "privileged"
+    if table.flag("read_only"):
+        options["root"] = "readonly"
+    if not table.flag("init", True):
+        table.note("init", "every sandbox has an init process")
+    if table.has("network_mode"):
+        mode = table.text("network_mode")
+        if mode not in ("host", "none"):
+            table.wrong("network_mode", f"is {mode[:40]!r}", "there are the host's own network and none")
+        options["network"] = mode
+    if table.has("healthcheck"):
+        options["health"] = _health(table.table("healthcheck"))
+    if table.has("pull_policy"):
+        policy = table.text("pull_policy")
+        if policy not in _PULL:
+            table.wrong("pull_policy", f"is {policy[:40]!r}", f"give one of {', '.join(_PULL)}")
+        options["pull"] = _PULL[policy]
+    if table.has("entrypoint"):
+        options["entrypoint"] = _words(table, "entrypoint")
+    _restart(table, queue)
+    gpus, count = _deploy(table, options, queue)
+    found = Role(name, count, table.text("image"), tuple(_words(table, "command")), gpus, options)
+    table.done_but("x-")
+    return found
+
+
+def _words(table: Table, key: str) -> list[str]:
+    """A list, or a line that is taken apart as a shell would."""
+    if not isinstance(table.value(key), str):
+        return table.texts(key)
+    try:
+        return shlex.split(table.text(key))
+    except ValueError:
+        table.wrong(key, "has a quote that does not end", "end it, or give a list")
+
+
+def _pairs(table: Table, key: str) -> dict[str, str]:
+    """A mapping, or a list of NAME=value."""
+    if not isinstance(table.value(key), list):
+        return table.variables(key)
+    found = {}
+    for one in table.texts(key):
+        name, equals, value = one.partition("=")
+        if not equals:
+            table.note(key, f"{name[:40]} has no value, and the caller's is not taken")
+        else:
+            found[name] = value
+    return found
+
+
+def _mount(table: Table, at: int, item: Any, directory: str, volumes: Mapping[str, str], options: dict[str, Any]) -> str:
+    """What ``mounts`` takes; a tmpfs goes to the options."""
+    if isinstance(item, str):
+        source, colon, rest = item.partition(":")
+        if not colon:
+            table.source.wrong((*table.path, "volumes", at), f"{shown(item)} has no name", "write NAME:/inside or ./here:/inside")
+        return f"{_source(source, directory, volumes)}:{rest}"
+    mount = Table(table.source, item, (*table.path, "volumes", at))
+    mount.required("type", "target")
+    kind, target = mount.text("type"), mount.text("target")
+    mount.unused({"consistency": "it has no effect", "bind": "it has no effect", "volume": "it has no effect"})
+    size = mount.table("tmpfs")
+    if kind == "tmpfs":
+        rest = f":size={size.text('size')}" if size.has("size") else ""
+        options["tmpfs"] = [*options.get("tmpfs", []), f"{target}{rest}"]
+    elif kind not in ("bind", "volume"):
+        mount.wrong("type", f"is {kind[:40]!r}", "it is bind, volume or tmpfs")
+    else:
+        mount.required("source")
+    readonly = ":ro" if mount.flag("read_only") else ""
+    source = _source(mount.text("source"), directory, volumes) if mount.has("source") else ""
+    mount.done()
+    return "" if kind == "tmpfs" else f"{source}:{target}{readonly}"
+
+
+def _source(source: str, directory: str, volumes: Mapping[str, str]) -> str:
+    if source[:1] == ".":
+        return posixpath.normpath(posixpath.join(directory, source)) if directory else source
+    return volumes.get(source, source)
+
+
+def _secret_mounts(table: Table, secrets: Mapping[str, str]) -> list[str]:
+    found = []
+    for at, item in enumerate(table.items("secrets")):
+        place = (*table.path, "secrets", at)
+        entry = Table(table.source, {"source": item} if isinstance(item, str) else item, place)
+        entry.required("source")
+        name = entry.text("source")
+        target = entry.text("target", name)
+        entry.unused(dict.fromkeys(("uid", "gid", "mode"), "the file is shown as it is"))
+        entry.done()
+        if name not in secrets:
+            table.source.wrong(place, f"{shown(name)} is no secret of the file", "write it down under secrets, with its file")
+        found.append(f"{secrets[name]}:{posixpath.join('/run/secrets', target)}:ro")
+    return found
+
+
+def _ulimits(table: Table) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    limits = table.table("ulimits")
+    for name, value in limits.values.items():
+        if isinstance(value, dict):
+            inner = limits.table(name)
+            inner.required("soft", "hard")
+            found[name] = [inner.whole("soft", least=-1), inner.whole("hard", least=-1)]
+            inner.done()
+        else:
+            found[name] = limits.whole(name, least=-1)
+    return found
+
+
+def _health(table: Table) -> Any:
+    test = table.value("test")
+    argv = ["/bin/sh", "-c", test] if isinstance(test, str) else table.texts("test")
+    disabled = table.flag("disable") or argv[:1] == ["NONE"]
+    found: dict[str, Any] = {key: table.text(key) for key in ("interval", "timeout", "start_period") if table.has(key)}
+    table.unused({"start_interval": "it has no effect"})
+    if table.has("retries"):
+        found["retries"] = table.whole("retries", least=1)
+    table.done()
+    if disabled:
+        return False
+    if argv[:1] == ["CMD-SHELL"]:
+        argv = ["/bin/sh", "-c", *argv[1:2]]
+    elif argv[:1] == ["CMD"]:
+        argv = argv[1:]
+    elif not isinstance(test, str) and argv:
+        table.wrong("test", "begins with neither CMD nor CMD-SHELL", "write [CMD, PROGRAM, ARGUMENT]")
+    return found | ({"argv": argv} if argv else {})
+
+
+def _restart(table: Table, queue: dict[str, Any]) -> None:
+    word, _, most = table.text("restart", "no").partition(":")
+    if word == "on-failure":
+        if most and not re.fullmatch("[0-9]{1,6}", most):
+            table.wrong("restart", f"{shown(table.text('restart'))} cannot be read", "write on-failure:3")
+        _retry(queue, int(most) if most else None, lambda: table.note("restart", "without a number it is not started again"))
+    elif word in ("always", "unless-stopped"):
+        table.note("restart", "a job has ended when its program has; on-failure:N starts it again")
+    elif word not in ("no", "false"):
+        table.wrong("restart", f"is {word[:40]!r}", "it is no, on-failure:N, always or unless-stopped")
+
+
+def _retry(queue: dict[str, Any], most: int | None, unsaid: Any) -> None:
+    if most is None:
+        unsaid()
+    elif most:
+        queue["retries"] = max(most, queue.get("retries", 0))
+
+
+def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tuple[str, int]:
+    """The GPUs of an instance, and how many instances."""
+    deploy = table.table("deploy")
+    deploy.unused(
+        dict.fromkeys(("update_config", "rollback_config", "labels", "endpoint_mode"), "it has no effect")
+        | {"placement": "there is one host"}
+    )
+    count = deploy.whole("replicas", table.whole("scale", 1, most=10_000), most=10_000)
+    mode = deploy.text("mode", "replicated")
+    if mode not in ("replicated", "global", "replicated-job", "global-job"):
+        deploy.wrong("mode", f"is {mode[:40]!r}", "it is replicated or global")
+    if mode.startswith("global"):
+        count = 1
+    policy = deploy.table("restart_policy")
+    if deploy.has("restart_policy"):
+        condition = policy.text("condition", "any")
+        if condition == "on-failure":
+            most = policy.whole("max_attempts") if policy.has("max_attempts") else None
+            _retry(queue, most, lambda: policy.note("condition", "without max_attempts it is not started again"))
+        elif condition == "any":
+            policy.note("condition", "a job has ended when its program has; on-failure with max_attempts starts it again")
+        elif condition != "none":
+            policy.wrong("condition", f"is {condition[:40]!r}", "it is none, on-failure or any")
+        policy.value("max_attempts")
+        policy.unused({"delay": "the pause between two attempts is the queue's", "window": "it has no effect"})
+        policy.done()
+    resources = deploy.table("resources")
+    limits, reserved = resources.table("limits"), resources.table("reservations")
+    _one(options, "cpus", (table, "cpus"), (limits, "cpus"))
+    _one(options, "memory", (table, "mem_limit"), (limits, "memory"))
+    _one(options, "pids", (table, "pids_limit"), (limits, "pids"))
+    _one(options, "memory_low", (table, "mem_reservation"), (reserved, "memory"))
+    if reserved.has("cpus"):
+        reserved.note("cpus", "processors are not kept free for it")
+    gpus = _gpus(table, reserved)
+    for one in (limits, reserved, resources, deploy):
+        one.done()
+    return gpus, count
+
+
+def _one(options: dict[str, Any], keyword: str, *places: tuple[Table, str]) -> None:
+    """One thing that can be said in two places."""
+    said = [(table, key, table.text(key)) for table, key in places if table.has(key)]
+    if len({text for _, _, text in said}) > 1:
+        said[-1][0].wrong(said[-1][1], f"is {said[-1][2][:20]}, and {said[0][1]} of the service is {said[0][2][:20]}", "say it once")
+    if said and said[0][2] not in ("0", "0.0"):
+        options[keyword] = said[0][2]
+
+
+def _gpus(table: Table, reserved: Table) -> str:
+    found: list[tuple[Table, str, str]] = []
+    if table.has("gpus"):
+        if isinstance(table.value("gpus"), str):
+            table.text("gpus", like="all", hint="write all, or a list of devices")
+            found.append((table, "gpus", "all"))
+        else:
+            found += [(table, "gpus", one) for entry in table.entries("gpus") if (one := _request(entry, gpu=True))]
+    found += [(reserved, "devices", one) for entry in reserved.entries("devices") if (one := _request(entry, gpu=False))]
+    for entry in reserved.entries("generic_resources"):
+        kind = entry.table("discrete_resource_spec")
+        kind.required("kind", "value")
+        if kind.text("kind").lower() not in ("nvidia-gpu", "gpu", "nvidia_gpu", "nvidia.com/gpu"):
+            kind.wrong("kind", f"is {kind.text('kind')[:40]!r}", "GPUs are what there is: NVIDIA-GPU")
+        value = kind.value("value")
+        # Swarm names GPUs one by one, too: NVIDIA-GPU=UUID
+        found.append((reserved, "generic_resources", str(value) if isinstance(value, str) and value else str(kind.whole("value"))))
+        kind.done()
+        entry.done()
+    wishes = {wish for _, _, wish in found} - {"0"}
+    if len(wishes) > 1:
+        found[-1][0].wrong(found[-1][1], "and another place ask for different GPUs", "say it once")
+    return next(iter(wishes), "")
+
+
+def _request(entry: Table, *, gpu: bool) -> str:
+    capabilities = [str(one) for group in entry.items("capabilities") for one in (group if isinstance(group, list) else [group])]
+    if not gpu and "gpu" not in capabilities:
+        entry.wrong("capabilities", f"are {', '.join(capabilities)[:60] or 'none'}", "GPUs are what there is: capabilities: [gpu]")
+    if entry.text("driver", "nvidia") not in ("nvidia", "cdi"):
+        entry.wrong("driver", f"is {entry.text('driver')[:40]!r}", "leave it out")
+    if entry.has("options"):
+        entry.note("options", "it has no effect")
+    ids = entry.texts("device_ids")
+    if ids and entry.has("count"):
+        entry.wrong("count", "stands beside device_ids", "give one of them")
+    wanted = "all" if not entry.has("count") or entry.value("count") in ("all", -1) else str(entry.whole("count", most=10_000))
+    entry.done()
+    if not all(re.fullmatch("[A-Za-z0-9:/_.=-]{1,120}", one) for one in ids):
+        entry.wrong("device_ids", "has a name that no GPU has", "give indices or UUIDs")
+    return f"device={','.join(one.removeprefix('nvidia.com/gpu=') for one in ids)}" if ids else wanted

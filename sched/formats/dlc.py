@@ -1,0 +1,151 @@
+"""Parameter files of Alibaba's PAI DLC: ``dlc create job --params_file`` (Lingjun) and ``dlc submit pytorchjob --job_file`` (public cloud).
+
+A line is ``key=value``, and the value is all behind the first ``=``: there are no quotes. Memory without a unit is GiB. The keys of a role
+have its name in front, ``worker_cpu``; ``workers`` and ``worker_count`` are the same.
+https://www.alibabacloud.com/help/en/pai/user-guide/commands-used-to-submit-jobs
+"""
+
+from __future__ import annotations
+
+from dockless.base.later import re
+from dockless.base.typing import Any
+from dockless.errors import BadInput
+from dockless.sched.formats.jobfile import JobFile, Role
+from dockless.sched.formats.tables import Source, Table
+
+_KINDS = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "ElasticBatchJob", "RayJob", "SlurmJob", "DataJuicerJob", "ReplicaJob", "Custom")
+_ROLES = ("chief", "master", "ps", "worker", "evaluator", "graphlearn")
+_MEMORY = r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(?:(Ki|Mi|Gi|Ti|K|M|G|T)B?)?"
+_OF_ONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "RANK": "0", "WORLD_SIZE": "1"}
+"""What torch.distributed asks for where there is one instance: the port is of the sandbox's own network."""
+_OF_A_CLUSTER = {
+    **dict.fromkeys(("workspace_id", "resource_id", "node_names", "vpc_id", "switch_id", "security_group_id", "region", "endpoint"),
+                    "it names something of a cluster"),
+    **dict.fromkeys(("data_sources", "code_source", "code_branch", "code_commit", "config"),
+                    "nothing is fetched or mounted for it: mount a directory of this host, or put it into the image"),
+    **dict.fromkeys(("thirdparty_libs", "thirdparty_lib_dir"), "nothing is installed for it: install it in the command, or in the image"),
+    **dict.fromkeys(("oversold_type", "tags", "description", "user_vpc", "job_file", "params_file", "access_key", "protocol"),
+                    "it has no effect"),
+}  # fmt: skip
+
+
+def values(text: str, source: Source) -> dict[str, Any]:
+    """The lines of a file by their keys."""
+    found: dict[str, Any] = {}
+    lines: dict[tuple[str | int, ...], int] = {}
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if not line or line[0] == "#":
+            continue
+        key, equals, value = line.partition("=")
+        key = key.strip().removeprefix("--").replace("-", "_")
+        if not equals or not re.fullmatch("[A-Za-z_]{1,64}", key):
+            raise BadInput(
+                f"{source.what}:{number}: {line[:40]!r} is not key=value",
+                subject=source.what,
+                hint="write key=value, without blanks in the key",
+            )
+        if key in found:
+            raise BadInput(f"{source.what}:{number}: {key} is there twice", subject=key, hint="remove one of them")
+        lines[(key,)] = number
+        found[key] = value.strip()
+    source.lines = lines
+    return found
+
+
+def parse(text: str, source: Source) -> JobFile:
+    """``BadInput``"""
+    top = Table(source, values(text, source))
+    kind = top.text("kind") or top.text("job_type") or "PyTorchJob"
+    if kind not in _KINDS:
+        top.wrong("kind", f"is {kind[:40]!r}", f"known are {', '.join(_KINDS)}")
+    top.required("command")
+    command = ("sh", "-c", top.text("command"))
+    env = _variables(top)
+    policy = top.text("success_policy")
+    if policy not in ("", "AllWorkers", "ChiefWorker"):
+        top.wrong("success_policy", f"is {policy[:40]!r}", "it is ChiefWorker or AllWorkers")
+    alone = kind == "PyTorchJob" and sum(_count(top, name) for name in _ROLES) == 1
+    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, alone=alone)) is not None)
+    if not roles:
+        top.wrong("worker_count", "is missing", "say how many workers there are: worker_count=1")
+    queue: dict[str, Any] = {}
+    if minutes := _number(top, "job_max_running_time_minutes"):
+        queue["time_limit"] = minutes * 60
+    if _number(top, "priority") > 1:
+        top.note("priority", "it is not taken over: who may go ahead is decided on this host (submit --priority)")
+    if top.text("interactive", "false").lower() not in ("false", "no", "0"):
+        top.note("interactive", "it has no effect: submit -t -i gives a job a terminal")
+    top.unused(_OF_A_CLUSTER)
+    name = top.text("name")
+    top.done([f"{role}_{key}" for role in _ROLES for key in ("count", "cpu", "gpu", "memory", "shared_memory", "image")])
+    return JobFile("dlc", name, roles, queue, {}, tuple(source.notes))
+
+
+def _number(top: Table, key: str) -> int:
+    text = top.text(key, "0", like="[0-9]{1,9}", hint="give a whole number")
+    return int(text)
+
+
+def _variables(top: Table) -> dict[str, str]:
+    found = {}
+    for pair in filter(None, top.text("envs").split(",")):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            top.wrong("envs", f"has {pair[:40]!r}, which is not NAME=value", "write envs=A=1,B=2")
+        found[name.strip()] = value
+    return found
+
+
+def _count(top: Table, name: str) -> int:
+    return sum(_number(top, key) for key in (f"{name}_count", f"{name}s") if top.has(key))
+
+
+def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, *, alone: bool) -> Role | None:
+    said = [key for key in top.values if key.startswith(f"{name}_") or key in (f"{name}s", name)]
+    counts = [key for key in (f"{name}_count", f"{name}s") if top.has(key)]
+    if not said:
+        return None
+    if not counts:
+        top.wrong(said[0], f"stands without {name}_count", f"say how many there are: {name}_count=1")
+    if len(counts) > 1:
+        top.wrong(counts[1], f"stands beside {counts[0]}", "give one of them")
+    count = _number(top, counts[0])
+
+    def of(key: str) -> str:
+        """The role's own, else what is for all."""
+        text = top.text(f"{name}_{key}")
+        return text or top.text(key)
+
+    if count == 1 and alone:
+        env = env | _OF_ONE
+    options: dict[str, Any] = {"env": env} if env else {}
+    if cores := of("cpu"):
+        options["cpus"] = top.number(f"{name}_cpu" if top.has(f"{name}_cpu") else "cpu") if cores != "0" else None
+    for key, keyword in (("memory", "memory"), ("shared_memory", "shm_size")):
+        if text := of(key):
+            match = re.fullmatch(_MEMORY, text)
+            if match is None:
+                top.wrong(f"{name}_{key}", f"{text[:40]!r} is no size", "give GiB, or a number with a unit: 64, 64Gi, 512Mi")
+            options[keyword] = f"{match[1]}{(match[2] or 'G')[0]}"
+    gpus = of("gpu")
+    if gpus and not re.fullmatch("[0-9]{1,4}", gpus):
+        top.wrong(f"{name}_gpu", f"{gpus[:40]!r} is no number of GPUs", "give a whole number")
+    if of("spec"):
+        top.note(f"{name}_spec", "it names a machine of the cloud: say worker_cpu, worker_memory and worker_gpu")
+    if of("gpu_type"):
+        top.note(f"{name}_gpu_type", "any GPU of this host is taken")
+    image = of("image")
+    if not count:
+        return None
+    if not image:
+        top.wrong(f"{name}_image", "is missing", "say in which image it runs")
+    return Role(
+        name,
+        count,
+        image,
+        command,
+        gpus.lstrip("0"),
+        {key: value for key, value in options.items() if value is not None},
+        min_succeeded=1 if name == "chief" and policy == "ChiefWorker" else None,
+    )

@@ -1,0 +1,316 @@
+"""Jobs of Microsoft's OpenPAI: version 1, JSON with comments, and version 2, YAML.
+
+https://github.com/microsoft/pai/blob/v0.14.0/docs/job_tutorial.md, https://github.com/microsoft/openpai-protocol (schemas/v2).
+What both give a program are the variables ``PAI_*``. Directories on HDFS are named to it, and nothing of them is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dockless.base.later import re
+from dockless.base.typing import Any
+from dockless.sched.formats.jobfile import JobFile, Role, Secret
+from dockless.sched.formats.tables import Source, Table
+from dockless.sched.formats.templates import filled, secrets_in
+
+_NAME_1 = r"[A-Za-z0-9._~-]{1,255}"
+_ROLE_1 = r"[A-Za-z0-9._~-]{1,64}"
+_NAME_2 = r"[a-zA-Z0-9_-]{1,255}"
+_ROLE_2 = r"[a-zA-Z_][a-zA-Z0-9_]{0,63}"
+_SHM = 64
+"""MiB of shared memory of a task that does not say."""
+_PIECES = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|//[^\n]*|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/|\Z)|[^"/]+|.'
+"""Texts, comments and what is neither, each as far as it goes: one pass, whatever is missing."""
+_NOT_FETCHED = "it is told to the program, and nothing is fetched from there"
+
+
+def without_comments(text: str) -> str:
+    """JSON without ``//`` and ``/* */``; every line stays where it is."""
+    found = []
+    for match in re.finditer(_PIECES, text):
+        piece = match[0]
+        found.append("\n" * piece.count("\n") if piece[:2] in ("//", "/*") and piece[:1] == "/" else piece)
+    return "".join(found)
+
+
+# -- version 1
+
+
+def parse_1(values: Any, source: Source) -> JobFile:
+    """``BadInput``"""
+    top = Table(source, values)
+    top.required("jobName", "image", "taskRoles")
+    name = top.text("jobName", like=_NAME_1, hint="letters, digits, '-', '_', '.' and '~' make a name")
+    image = top.text("image")
+    env = top.variables("jobEnvs")
+    for key, variable in (("dataDir", "PAI_DATA_DIR"), ("outputDir", "PAI_OUTPUT_DIR"), ("codeDir", "PAI_CODE_DIR")):
+        if directory := top.text(key):
+            env[variable] = directory
+            top.note(
+                key,
+                f"{_NOT_FETCHED}; mount a directory of this host instead"
+                if key != "codeDir"
+                else "the code is not copied in: mount it, or put it into the image",
+            )
+    if top.text("authFile"):
+        top.note("authFile", "it is not read; log in with: dockless login REGISTRY")
+    if top.text("virtualCluster", "default") not in ("", "default"):
+        top.note("virtualCluster", "there are no virtual clusters; who may have how many GPUs is said in dockless.toml")
+    if top.text("gpuType"):
+        top.note("gpuType", "any GPU of this host is taken")
+    if top.has("extras") and top.value("extras") != {}:
+        top.note("extras", "it has no effect")
+    retries = top.whole("retryCount")
+    roles = tuple(_role_1(entry, image, env) for entry in top.entries("taskRoles"))
+    if not roles:
+        top.wrong("taskRoles", "is empty", "give one role at least")
+    _refuse_twins(roles, top)
+    top.done()
+    job = JobFile("openpai", name, roles, {"retries": retries} if retries else {}, {}, tuple(source.notes))
+    return _with_variables(job)
+
+
+def _role_1(table: Table, image: str, env: Mapping[str, str]) -> Role:
+    table.required("name", "taskNumber", "cpuNumber", "memoryMB", "gpuNumber", "command")
+    memory = table.whole("memoryMB", least=100)
+    shm = table.whole("shmMB", min(_SHM, memory), least=1)
+    if shm > memory:
+        table.wrong("shmMB", f"is {shm}, more than memoryMB", f"give at most {memory}")
+    ports = {}
+    for port in table.entries("portList"):
+        port.required("label", "portNumber")
+        label = port.text("label", like=r"[A-Za-z0-9._~-]{1,64}", hint="letters, digits, '-', '_', '.' and '~' make a label")
+        if port.whole("beginAt", most=65535):
+            port.note("beginAt", "ports are those that are free")
+        ports[label] = port.whole("portNumber", least=1, most=1000)
+        port.done()
+    command = table.text("command")
+    if not command.strip():
+        table.wrong("command", "is empty", "give the line that is executed")
+    # A key without a value is not the same as none: null says never, none says 1.
+    never = "minFailedTaskCount" in table.values and not table.has("minFailedTaskCount")
+    found = Role(
+        table.text("name", like=_ROLE_1, hint="letters, digits, '-', '_', '.' and '~' make a name"),
+        table.whole("taskNumber", least=1, most=10_000),
+        image,
+        ("bash", "-c", command),
+        str(table.whole("gpuNumber", most=10_000) or ""),
+        {"cpus": table.whole("cpuNumber", least=1), "memory": f"{memory}M", "shm_size": f"{shm}M", "env": dict(env)},
+        ports,
+        None if never else table.whole("minFailedTaskCount", 1, least=1),
+        table.whole("minSucceededTaskCount", least=1) if table.has("minSucceededTaskCount") else None,
+    )
+    table.done()
+    return found
+
+
+def _refuse_twins(roles: tuple[Role, ...], top: Table) -> None:
+    names = [role.name for role in roles]
+    for name in names:
+        if names.count(name) > 1:
+            top.wrong("taskRoles", f"has two roles {name!r}", "give each role a name of its own")
+
+
+# -- version 2
+
+
+def parse_2(values: Any, source: Source) -> JobFile:
+    """``BadInput``"""
+    top = Table(source, values)
+    top.required("protocolVersion", "name", "type", "taskRoles")
+    if top.text("protocolVersion") not in ("2", "2.0"):
+        top.wrong("protocolVersion", "is not 2", "jobs of version 1 are JSON")
+    if top.text("type") != "job":
+        top.wrong("type", "is not job", "give a job; components are part of one")
+    name = top.text("name", like=_NAME_2, hint="letters, digits, '-' and '_' make a name")
+    for key in ("version", "contributor", "description"):
+        top.text(key)
+    secrets = {key: Secret(top.table("secrets").text(key)) for key in top.table("secrets").values}
+    scope = {"parameters": top.value("parameters") or {}}
+    top.table("parameters")
+    components = _prerequisites(top)
+    defaults = top.table("defaults")
+    chosen = defaults.text("deployment")
+    if defaults.text("virtualCluster", "default") not in ("", "default"):
+        defaults.note("virtualCluster", "there are no virtual clusters; who may have how many GPUs is said in dockless.toml")
+    defaults.done()
+    around = _deployment(top, chosen)
+    retries = top.whole("jobRetryCount")
+    roles = tuple(_role_2(table, role, components, scope, around) for role, table in top.tables("taskRoles"))
+    if not roles:
+        top.wrong("taskRoles", "is empty", "give one role at least")
+    _extras(top)
+    top.done()
+    used = {one for role in roles for text in (*role.command, role.image) for one in secrets_in(text)}
+    for one in sorted(used - secrets.keys()):
+        top.wrong("secrets", f"has no {one}", "write it down there")
+    job = JobFile(
+        "openpai-2",
+        name,
+        roles,
+        {"retries": retries} if retries else {},
+        {key: secret for key, secret in secrets.items() if key in used},
+        tuple(source.notes),
+    )
+    return _with_variables(job)
+
+
+def _prerequisites(top: Table) -> dict[str, dict[str, dict[str, Any]]]:
+    """By type and name."""
+    found: dict[str, dict[str, dict[str, Any]]] = {"dockerimage": {}, "script": {}, "output": {}, "data": {}}
+    for entry in top.entries("prerequisites"):
+        entry.required("type", "uri", "name")
+        kind, name = entry.text("type"), entry.text("name")
+        if kind not in found:
+            entry.wrong("type", "is unknown", f"known are {', '.join(found)}")
+        for key in ("protocolVersion", "version", "contributor", "description", "plugin"):
+            entry.text(key)
+        if entry.has("require"):
+            entry.note("require", "nothing is installed for it")
+        if entry.has("auth"):
+            entry.note("auth", "it is not used; log in with: dockless login REGISTRY")
+        if isinstance(entry.value("uri"), list):
+            entry.texts("uri")
+        else:
+            entry.text("uri")
+        if name in found[kind]:
+            entry.wrong("name", f"is that of another {kind}", "give each a name of its own")
+        found[kind][name] = dict(entry.values)
+        entry.done()
+    return found
+
+
+def _deployment(top: Table, chosen: str) -> dict[str, tuple[list[str], list[str]]]:
+    """What stands before and behind each role's commands."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    names = []
+    for entry in top.entries("deployments"):
+        name = entry.text("name")
+        names.append(name)
+        for role, table in entry.tables("taskRoles"):
+            before, behind = table.texts("preCommands"), table.texts("postCommands")
+            if name == chosen:
+                found[role] = before, behind
+            table.done()
+        entry.done()
+    if chosen and chosen not in names:
+        top.wrong("defaults", f"names the deployment {chosen!r}, which there is not", f"there are {', '.join(names) or 'none'}")
+    return found
+
+
+def _role_2(
+    table: Table,
+    name: str,
+    components: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    shared: Mapping[str, Any],
+    around: Mapping[str, tuple[list[str], list[str]]],
+) -> Role:
+    if not re.fullmatch(_ROLE_2, name):
+        table.wrong("", "is no name of a role", "letters, digits and '_' make one, with no digit in front")
+    table.required("dockerImage", "resourcePerInstance", "commands")
+    scope = dict(shared)
+    chosen = {"dockerimage": table.text("dockerImage"), **{kind: table.text(kind) for kind in ("data", "output", "script")}}
+    for kind, component in chosen.items():
+        if component and component not in components[kind]:
+            key = "dockerImage" if kind == "dockerimage" else kind
+            table.wrong(key, f"is {component!r}, of which there is no {kind}", f"prerequisites has {', '.join(components[kind]) or 'none'}")
+        if component and kind != "dockerimage":
+            scope[kind] = dict(components[kind][component])
+    for at, prerequisite in enumerate(table.texts("prerequisites")):
+        if not any(prerequisite in of for of in components.values()):
+            table.source.wrong((*table.path, "prerequisites", at), "is not among the prerequisites", "write it down there")
+    resources, extra = table.table("resourcePerInstance"), table.table("extraContainerOptions")
+    resources.required("cpu", "memoryMB", "gpu")
+    memory = resources.whole("memoryMB", least=1)
+    if extra.flag("infiniband"):
+        extra.note("infiniband", "no such devices are given")
+    if table.whole("taskRetryCount"):
+        table.note("taskRetryCount", "a task is not started again alone; jobRetryCount starts the job again")
+    before, behind = around.get(name, ([], []))
+
+    def wrong(why: str, hint: str) -> None:
+        table.wrong("commands", why, hint)
+
+    lines = [filled(line.removesuffix("\n"), scope, wrong) for line in (*before, *table.texts("commands"), *behind)]
+    completion = table.table("completion")
+    ports = resources.table("ports")
+    found = Role(
+        name,
+        table.whole("instances", 1, least=1, most=10_000),
+        str(components["dockerimage"][chosen["dockerimage"]]["uri"]),
+        ("bash", "-c", "\n".join(lines)),
+        str(resources.whole("gpu", most=10_000) or ""),
+        {
+            "cpus": resources.whole("cpu", least=1),
+            "memory": f"{memory}M",
+            "shm_size": f"{extra.whole('shmMB', min(_SHM, memory), least=1)}M",
+        },
+        {label: ports.whole(label, least=1, most=1000) for label in ports.values},
+        _or_all(completion, "minFailedInstances", 1),
+        _or_all(completion, "minSucceededInstances", None),
+    )
+    for one in (resources, extra, completion, table):
+        one.done()
+    return found
+
+
+def _or_all(table: Table, key: str, default: int | None) -> int | None:
+    """-1 is never, or all."""
+    if not table.has(key):
+        return default
+    return None if table.value(key) == -1 else table.whole(key, least=1)
+
+
+def _extras(top: Table) -> None:
+    extras = top.table("extras")
+    extras.flag("gangAllocation")
+    extras.text("submitFrom")
+    for plugin in extras.entries("com.microsoft.pai.runtimeplugin"):
+        name = plugin.text("plugin", "?")
+        plugin.note("plugin", f"there is no plugin {name[:40]!r}")
+    if extras.has("hivedScheduler"):
+        extras.note("hivedScheduler", "cells and their priorities are of another scheduler: give a priority, submit --priority")
+    for key in extras.values:
+        if key not in ("gangAllocation", "submitFrom", "com.microsoft.pai.runtimeplugin", "hivedScheduler"):
+            extras.note(str(key), "it has no effect")
+
+
+# -- what both tell a program
+
+
+def _with_variables(job: JobFile) -> JobFile:
+    """Those that are the same for every instance of a role; those of an instance are added at its start."""
+    from dockless.base.dataclass import replace
+
+    common = {
+        "PAI_JOB_NAME": job.name,
+        "PAI_TASK_ROLE_COUNT": str(len(job.roles)),
+        "PAI_TASK_ROLE_LIST": ",".join(role.name for role in job.roles),
+    }
+    for role in job.roles:
+        size = {key: str(role.options[key]).removesuffix("M") for key in ("cpus", "memory", "shm_size")}
+        common |= {
+            f"PAI_TASK_ROLE_TASK_COUNT_{role.name}": str(role.count),
+            f"PAI_RESOURCE_{role.name}": f"{role.gpus or 0},{size['cpus']},{size['memory']},{size['shm_size']}",
+            f"PAI_MIN_FAILED_TASK_COUNT_{role.name}": str(role.min_failed or ""),
+            f"PAI_MIN_SUCCEEDED_TASK_COUNT_{role.name}": str(role.min_succeeded or ""),
+        }
+    return replace(
+        job,
+        roles=tuple(
+            replace(
+                role,
+                options={
+                    **role.options,
+                    "env": {
+                        **role.options.get("env", {}),
+                        **common,
+                        "PAI_CURRENT_TASK_ROLE_NAME": role.name,
+                        **({"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "0"} if role.count == 1 else {}),
+                    },
+                },
+            )
+            for role in job.roles
+        ),
+    )

@@ -1,0 +1,190 @@
+"""Documents of keys and values, asked for one value after the other: whoever asks says the type, and what nobody asked for is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from dockless.base.later import re
+from dockless.base.text import escaped, shown
+from dockless.base.typing import Any, NoReturn
+from dockless.errors import BadInput
+
+Path = tuple[str | int, ...]
+MOST = 10**9
+
+
+class Source:
+    """The file. ``lines``: of values by their paths, where the format knows them; ``notes``: what of the file has no effect."""
+
+    def __init__(self, what: str, lines: Mapping[Path, int] | None = None) -> None:
+        self.what = what
+        self.lines = lines or {}
+        self.notes: list[str] = []
+
+    def place(self, path: Path) -> str:
+        """``file:12: a.b[0]``: the line of that value, or of what it is in."""
+        whole = dotted(path)
+        while path and path not in self.lines:
+            path = path[:-1]
+        line = f":{self.lines[path]}" if path in self.lines else ""
+        return f"{self.what}{line}: {whole}".removesuffix(": ")
+
+    def wrong(self, path: Path, why: str, hint: str) -> NoReturn:
+        raise BadInput(escaped(f"{self.place(path)} {why}"), subject=escaped(dotted(path)) or self.what, hint=escaped(hint))
+
+    def note(self, path: Path, why: str) -> None:
+        self.notes.append(f"{self.place(path)}: {why}")
+
+
+def dotted(path: Path) -> str:
+    text = ""
+    for one in path:
+        text += f"[{one}]" if isinstance(one, int) else f".{one[:60]}" if text else one[:60]
+    return text
+
+
+class Table:
+    """A mapping of the document, and what was asked of it."""
+
+    def __init__(self, source: Source, values: Any, path: Path = ()) -> None:
+        self.source = source
+        self.path = path
+        if not isinstance(values, dict):
+            what = dotted(path) or "the document"
+            source.wrong(path, f"is {shown(values)}, not a mapping", f"give {what} as keys with values")
+        self.values: dict[str, Any] = values
+        self._asked: set[str] = set()
+
+    def wrong(self, key: str, why: str, hint: str) -> NoReturn:
+        self.source.wrong((*self.path, *([key] if key else [])), why, hint)
+
+    def note(self, key: str, why: str) -> None:
+        self.source.note((*self.path, key), why)
+
+    def has(self, key: str) -> bool:
+        """Whether it says something: a null is as good as left out."""
+        self._asked.add(key)
+        return self.values.get(key) is not None
+
+    def value(self, key: str) -> Any:
+        self._asked.add(key)
+        return self.values.get(key)
+
+    def required(self, *keys: str) -> None:
+        for key in keys:
+            if self.values.get(key) is None:
+                self.wrong(key, "is missing", f"give {key}")
+
+    def text(self, key: str, default: str = "", *, like: str = "", hint: str = "") -> str:
+        """``like``: a pattern that all of it matches; ``hint``: what that is in words."""
+        if not self.has(key):
+            return default
+        value = self.values[key]
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            self.wrong(key, f"is {shown(value)}, not a text", "put it in quotes")
+        if like and not re.fullmatch(like, str(value)):
+            self.wrong(key, f"{shown(value)} cannot be read", hint or f"it matches {like}")
+        return str(value)
+
+    def whole(self, key: str, default: int = 0, *, least: int = 0, most: int = MOST) -> int:
+        if not self.has(key):
+            return default
+        value = self.values[key]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            self.wrong(key, f"is {shown(value)}, not a whole number from {least} to {most}", "give such a number, without quotes")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.value(key)
+        text = str(value)
+        if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12}", text):
+            self.wrong(key, f"is {shown(value)}, not a number", "give a number like 2 or 1.5")
+        found = float(text)
+        assert math.isfinite(found)
+        return found
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        if not self.has(key):
+            return default
+        value = self.values[key]
+        if not isinstance(value, bool):
+            self.wrong(key, f"is {shown(value)}, not true or false", "write true or false, without quotes")
+        return value
+
+    def table(self, key: str) -> Table:
+        """Empty where the document says nothing."""
+        return Table(self.source, self.values[key] if self.has(key) else {}, (*self.path, key))
+
+    def tables(self, key: str | None = None) -> Iterator[tuple[str, Table]]:
+        """The mappings of a mapping, by their names; without ``key`` of this one."""
+        of = self.table(key) if key is not None else self
+        for name, value in of.values.items():
+            of._asked.add(name)
+            yield name, Table(self.source, {} if value is None else value, (*of.path, name))
+
+    def items(self, key: str) -> list[Any]:
+        """A list; empty where the document says nothing."""
+        if not self.has(key):
+            return []
+        value = self.values[key]
+        if not isinstance(value, list):
+            self.wrong(key, f"is {shown(value)}, not a list", "give a list")
+        return value
+
+    def entries(self, key: str) -> Iterator[Table]:
+        """The mappings of a list."""
+        for at, item in enumerate(self.items(key)):
+            yield Table(self.source, item, (*self.path, key, at))
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts, or one text alone."""
+        if isinstance(self.value(key), str):
+            return [self.values[key]]
+        found = []
+        for at, item in enumerate(self.items(key)):
+            if isinstance(item, bool) or not isinstance(item, (str, int, float)):
+                self.source.wrong((*self.path, key, at), f"is {shown(item)}, not a text", "put it in quotes")
+            found.append(str(item))
+        return found
+
+    def variables(self, key: str) -> dict[str, str]:
+        """Texts by their names; numbers and truth as they are written."""
+        found = {}
+        for name, value in self.table(key).values.items():
+            if isinstance(value, (dict, list)):
+                self.source.wrong((*self.path, key, name), f"is {shown(value)}, not a text", "put it in quotes")
+            found[name] = (
+                {None: "", True: "true", False: "false"}.get(value, str(value)) if isinstance(value, (bool, type(None))) else str(value)
+            )
+        return found
+
+    def unused(self, keys: Mapping[str, str]) -> None:
+        """What is known and has no effect here: a note each, with the reason."""
+        for key, why in keys.items():
+            if self.has(key):
+                self.note(key, why)
+
+    def refuse(self, keys: Mapping[str, str]) -> None:
+        """What is known and cannot be done: an error with the next step."""
+        for key, hint in keys.items():
+            if self.has(key) and self.values[key] not in ([], {}, False, ""):
+                self.wrong(key, "is not possible here", hint)
+
+    def done_but(self, prefix: str) -> None:
+        """The same as ``done``, without the keys that begin so."""
+        self._asked |= {key for key in self.values if str(key).startswith(prefix)}
+        self.done()
+
+    def done(self, also: Iterable[str] = ()) -> None:
+        """``BadInput`` for a key that nobody asked for, with the nearest that somebody did."""
+        for key in self.values:
+            if key not in self._asked:
+                import difflib
+
+                known = sorted({*self._asked, *also})
+                near = difflib.get_close_matches(str(key), known, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)[:800]}"
+                self.wrong(str(key), "is unknown", hint)

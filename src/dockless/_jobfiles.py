@@ -1,0 +1,181 @@
+"""Job files as jobs of the queue: ``dockless submit FILE``. What the formats are: ``dockless.sched.formats``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from dockless._submitting import make_job
+from dockless.base import json
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.errors import BadInput, DocklessError
+from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read, read_own
+from dockless.sched.formats.tables import Source
+from dockless.sched.formats.templates import secrets_in, told
+
+if TYPE_CHECKING:
+    from dockless.sched import JobSpec
+
+_NOT_IN_FILES = ("gpus", "labels", "limits")
+"""Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
+_HIDDEN = "DOCKLESS_COMMANDS"
+_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+_LONGEST_LIST = 64 << 20
+_MOST_ERRORS = 20
+
+
+def keywords() -> list[str]:
+    """The keys that a role may have in dockless's own form, beside its own."""
+    from dockless._keywords import Options
+
+    return [name for name in Options.__annotations__ if name not in _NOT_IN_FILES]
+
+
+def is_job_file(name: str) -> bool:
+    """Whether a word where an image could stand is a file: ``-``, a path (no image's name begins so), or a file of such a name."""
+    return name[:1] in "-./~" or (name.endswith(SUFFIXES) and os.path.isfile(name))
+
+
+def read_job_file(path: str, *, format: str = "", arguments: Sequence[str] = ()) -> JobFile:
+    """``path``: ``-`` for standard input. ``BadInput``"""
+    text = _text(path, LONGEST)
+    what = "standard input" if path == "-" else path
+    directory = os.path.dirname(os.path.abspath(os.path.expanduser(path))) if path != "-" else os.getcwd()
+    return read(text, what, format=format, keywords=keywords(), directory=directory, environment=os.environ, arguments=arguments)
+
+
+def _text(path: str, longest: int) -> str:
+    hint = "give a file of text: docs/queue.md has the formats"
+    try:
+        with open(0 if path == "-" else os.path.expanduser(path), "rb", closefd=path != "-") as stream:
+            data = stream.read(longest + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise BadInput(f"{path}:{line}: this is not UTF-8", subject=path, hint="save the file as UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}", subject=path, hint=hint) from None
+    if len(data) > longest:
+        raise BadInput(f"{path} has more than {longest} bytes", subject=path, hint=hint)
+    if "\0" in text:
+        raise BadInput(f"{path} has a NUL byte in it", subject=path, hint=hint)
+    return text.replace("\r\n", "\n")
+
+
+def jobs_of_list(path: str) -> list[JobSpec]:
+    """The jobs of a file of lines, each a job in dockless's own form, JSON. ``BadInput`` with a note for each line that is wrong."""
+    found: list[JobSpec] = []
+    wrong: list[str] = []
+    lines = _text(path, _LONGEST_LIST).rstrip("\n").split("\n")
+    known = keywords()
+    for number, line in enumerate(lines, 1):
+        what = f"{path}:{number}"
+        try:
+            found.append(make_job_of(_line(line, what, known), what))
+        except DocklessError as error:
+            wrong.append(f"{error} ({error.hint})" if error.hint else str(error))
+    _refuse(wrong, len(lines), path)
+    return found
+
+
+def _line(line: str, what: str, known: Sequence[str]) -> JobFile:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadInput(f"{what} is not JSON", subject=what, hint="write one object on each line") from None
+    job = read_own(values, Source(what), known)
+    if "array" in job.queue:
+        raise BadInput(f"{what}: array stands in a list of jobs", subject="array", hint="submit the array alone, or write its jobs out")
+    return job
+
+
+def _refuse(wrong: Sequence[str], count: int, path: str) -> None:
+    if wrong:
+        error = BadInput(
+            f"{len(wrong)} of {count} lines of {path} cannot be submitted, so none was", subject=path, hint="correct these lines"
+        )
+        for one in wrong[:_MOST_ERRORS]:
+            error.add_note(one)
+        if len(wrong) > _MOST_ERRORS:
+            error.add_note(f"and {len(wrong) - _MOST_ERRORS} more")
+        raise error
+
+
+def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
+    """The job of a file of one role with one instance. ``queue``: instead of what the file says, where not None. ``BadInput``"""
+    if len(file.roles) != 1 or file.roles[0].count != 1:
+        listed = ", ".join(f"{role.name} ({role.count})" for role in file.roles)
+        hint = "submit one program a job, with --array for several; dockless convert FILE prints what there is"
+        raise BadInput(f"{what} has several instances: {listed[:200]}; a job of the queue is one", subject=what, hint=hint)
+    said = {**file.queue, "name": file.name} | {name: value for name, value in queue.items() if value is not None}
+    said.pop("array", None)
+    for name in said:
+        if name not in (make_job.__kwdefaults__ or {}):
+            raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
+    role = _with_secrets(file.roles[0], _secrets(file), what)
+    try:
+        return make_job(role.image, role.command, _options(role), **said)
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+
+
+def _options(role: Role) -> dict[str, Any]:
+    options = dict(role.options)
+    if role.gpus:
+        options["gpus"] = role.gpus
+    if isinstance(options.get("health"), Mapping):
+        options["health"] = _health(options["health"])
+    return options
+
+
+def _health(said: Mapping[str, Any]) -> Any:
+    """A ``HealthCheck`` of plain values."""
+    from dockless.base.healthcheck import HealthCheck
+    from dockless.base.records import read as read_record
+    from dockless.base.units import parse_duration
+
+    times = ("interval", "timeout", "start_period")
+    return read_record(
+        HealthCheck, {name: parse_duration(value, f"health.{name}") if name in times else value for name, value in said.items()}, "health"
+    )
+
+
+def _secrets(file: JobFile) -> dict[str, str]:
+    """The values of those that are there."""
+    found = {}
+    for name, secret in file.secrets.items():
+        value = secret.value or os.environ.get(secret.env, "")
+        if not value:
+            hint = f"set the variable: {secret.env}=… dockless submit FILE" if secret.env else 'write it down, or { env = "NAME" }'
+            raise BadInput(f"the secret {name} has no value", subject=name, hint=hint)
+        found[name] = value
+    return found
+
+
+def _with_secrets(role: Role, secrets: Mapping[str, str], what: str) -> Role:
+    """A secret goes into variables alone, which nothing lists. A shell's commands that need one come in a variable, too."""
+    env = role.options.get("env")
+    options = dict(role.options)
+    if isinstance(env, Mapping):
+        options["env"] = {name: told(str(value), secrets, f"{what}: env.{name}") for name, value in env.items()}
+    elif env:
+        options["env"] = [told(str(one), secrets, f"{what}: env") for one in env]
+    command = role.command
+    if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c" and secrets_in(command[2]):
+        options["env"] = dict(_pairs(options.get("env"))) | {_HIDDEN: told(command[2], secrets, f"{what}: command")}
+        command = (*command[:2], f'commands=${_HIDDEN}; unset {_HIDDEN}; eval "$commands"', *command[3:])
+    elsewhere = [one for one in (role.image, *command, json.dumps({**options, "env": None})) if secrets_in(one)]
+    if elsewhere:
+        raise BadInput(
+            f"{what}: a secret stands where everybody on the host can read it: {elsewhere[0][:60]!r}",
+            subject="secrets",
+            hint="put it into a variable (env), or into the commands of a shell: script",
+        )
+    return replace(role, command=command, options=options)
+
+
+def _pairs(env: Any) -> Mapping[str, str]:
+    from dockless._options import environment
+
+    return dict(environment(env)) if env else {}

@@ -1,0 +1,345 @@
+"""Job files of other systems, as their documents have them: what becomes of each in dockless's own form is in tests/golden/job-files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dockless._jobfiles import jobs_of_list, keywords, make_job_of, read_job_file
+from dockless.base import yaml
+from dockless.cli import main
+from dockless.errors import BadInput
+from dockless.sched.formats import FORMATS, JobFile, read
+from dockless.sched.formats.own import document, toml
+
+FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
+NAMES = sorted(path.name for path in FILES.iterdir() if not path.name.endswith(".txt"))
+
+
+def read_text(text: str, name: str, **more: object) -> JobFile:
+    return read(text, name, keywords=keywords(), directory="/here", environment={}, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_in_our_own_form(name, golden):
+    file = read_text((FILES / name).read_text(), name)
+    notes = "".join(f"# {note}\n" for note in file.notes)
+    ours = toml(document(file))
+    golden(f"job-files/{name}.txt", f"# {file.format}\n{notes}{ours}")
+    assert "hunter2" not in ours and "hunter2" not in repr(file) and "quoted" not in repr(file)
+    again = read_text(ours, "again.toml")
+    assert toml(document(again)) == ours and again.notes == ()
+    assert tomllib.loads(ours) == json.loads(json.dumps(document(file)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_format_can_be_forced_and_is_recognised_without_a_name(name):
+    text = (FILES / name).read_text()
+    file = read_text(text, name)
+    assert read_text(text, name, format=file.format) == file
+    if file.format != "dockless" or name.endswith(".json"):
+        unnamed = read_text(text, "-")
+        assert (unnamed.format, unnamed.name, [role.name for role in unnamed.roles]) == (
+            file.format, file.name, [role.name for role in file.roles],
+        )  # fmt: skip
+
+
+WRONG = [
+    ("a.toml", "memroy = '1G'", "a.toml: memroy is unknown", "did you mean memory?"),
+    ("a.toml", "command = 'x y'", "command is one text, not a list", "script"),
+    ("a.toml", "command = ['x']\nscript = 'x'", "script stands beside command", "one of them"),
+    ("a.toml", "[roles.a]\ncount = 0", "roles.a.count is 0, not a whole number", "such a number"),
+    ("a.toml", "[roles.a]\nname = 'x'", "roles.a.name is unknown", ""),
+    ("a.toml", "gpus = 1\ngpus = 2", "is not TOML", "--format"),
+    ("a.json", '{"name": "a",\n "name": "b"}', "'name' is there twice", "remove"),
+    ("a.json", '{"name": "a",\n b}', "a.json:2 is not JSON", "that line"),
+    ("a.json", '{"jobName": "a", "image": "b", "taskRoles": [{"name": "x"}]}', "taskRoles[0].taskNumber is missing", "give"),
+    ("a.json", '{"jobName": "a b", "image": "b", "taskRoles": []}', "jobName 'a b' cannot be read", "make a name"),
+    ("a.yaml", "protocolVersion: 2\nname: a\ntype: job\ntaskRoles: {}", "a.yaml:4: taskRoles is empty", "one role"),
+    ("a.yaml", "services:\n  a: {image: x, privilegd: true}", "a.yaml:2: services.a.privilegd is unknown", "did you mean privileged?"),
+    ("a.yaml", "services:\n  a: {image: x, build: .}", "services.a.build is not possible here", "push it"),
+    ("a.yaml", "services:\n  a: {image: x, gpus: [{count: 1, device_ids: ['0']}]}", "stands beside device_ids", "one of them"),
+    ("a.yaml", "services:\n  a: {image: '${X:?say it}'}", "needs the variable X: say it", "X=…"),
+    ("a.yaml", "services:\n  a: {image: x, command: $}", "stands for nothing", "$$"),
+    ("a.yaml", "services: {a: {image: x}}\nservices: {}", "a.yaml:2: 'services' is there twice", "remove"),
+    ("a.params", "worker_count=1\nworker_image=x\ncommand=x\nworker_memry=1", "a.params:4: worker_memry is unknown", "worker_memory"),
+    ("a.params", "command=x\nworker_image=x", "worker_image stands without worker_count", "worker_count=1"),
+    ("a.params", "nonsense", "a.params:1: 'nonsense' is not key=value", "key=value"),
+    ("a.sh", "echo", "a.sh:1: there is no interpreter", "#!"),
+    ("a.sh", "#!/bin/sh\n#SBATCH --gppus=2", "a.sh:2: --gppus is unknown", "did you mean --gpus?"),
+    ("a.sh", "#!/bin/sh\n#SBATCH --nodes=2", "--nodes is 2, and a script has one task", "one host"),
+    ("a.sh", "#!/bin/sh\n#SBATCH --time=soon", "--time 'soon' cannot be read", "minutes"),
+    ("a.sh", "#!/bin/sh\n#SBATCH --gpus=2 --gres=gpu:1", "do not agree", "one of them"),
+    ("a.sh", "#!/bin/sh\n#SBATCH --licenses=x", "--licenses is not possible here", "leave it out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "said", "hint"), WRONG)
+def test_what_is_wrong_is_said_with_its_place(name, text, said, hint):
+    with pytest.raises(BadInput) as caught:
+        read_text(text, name)
+    assert said in str(caught.value) and hint in caught.value.hint and caught.value.hint
+
+
+@pytest.mark.parametrize("said", ["30", "2:30", "1:02:03", "2-3", "2-3:04", "2-3:04:05", "0", "UNLIMITED"])
+def test_times_as_slurm_counts_them(said):
+    meant = {
+        "30": 1800, "2:30": 150, "1:02:03": 3723, "2-3": 183600, "2-3:04": 183840, "2-3:04:05": 183845, "0": 0, "UNLIMITED": 0,
+    }  # fmt: skip
+    assert read_text(f"#!/bin/sh\n#SBATCH -t {said}\n", "-").queue == {"time_limit": meant[said]}
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"),
+    [
+        ("gpus: all", "all"),
+        ("gpus: [{count: 2}]", "2"),
+        ("gpus: [{device_ids: ['0', '2']}]", "device=0,2"),
+        ("deploy: {resources: {reservations: {devices: [{capabilities: [gpu]}]}}}", "all"),
+        ("deploy: {resources: {reservations: {devices: [{capabilities: [gpu], device_ids: [GPU-1]}]}}}", "device=GPU-1"),
+        ("deploy: {resources: {reservations: {generic_resources: [{discrete_resource_spec: {kind: gpu, value: 2}}]}}}", "2"),
+        ("gpus: all\n    deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: all}]}}}", "all"),
+        ("tty: false", ""),
+    ],
+)
+def test_gpus_of_compose_and_swarm(said, gpus):
+    assert read_text(f"services:\n  a:\n    image: x\n    {said}\n", "a.yml").roles[0].gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("said", "size"), [("4", "4G"), ("256Gi", "256G"), ("10G", "10G"), ("512Mi", "512M"), ("1.5", "1.5G"), ("64 GB", "")]
+)
+def test_memory_of_dlc_without_a_unit_is_gib(said, size):
+    text = f"command=x\nworker_count=1\nworker_image=i\nworker_memory={said}\n"
+    if size:
+        assert read_text(text, "-").roles[0].options["memory"] == size
+    else:
+        with pytest.raises(BadInput):
+            read_text(text, "-")
+
+
+# -- secrets
+
+
+def secret_job(command: str, value: str = 'it\'s "quoted" $HOME `id`\n') -> str:
+    return f"{command}\nname = 'x'\n[secrets]\ntoken = {json.dumps(value)}\n"
+
+
+def test_a_secret_reaches_the_commands_and_stands_in_no_listing(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(secret_job("""script = "printf %s \\"<% $secrets.token %>\\" > out" """, "hunter2"))
+    spec = make_job_of(read_job_file(str(path)), "job.toml").spec
+    assert "hunter2" not in repr(spec) and "hunter2" not in " ".join(spec.argv)
+    import subprocess
+
+    subprocess.run(spec.argv, env=dict(spec.env) | {"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
+    assert (tmp_path / "out").read_text() == "hunter2"
+
+
+@pytest.mark.parametrize(
+    "where", ["command = ['x', '<% $secrets.token %>']", "image = '<% $secrets.token %>'", "hostname = '<% $secrets.token %>'"]
+)
+def test_a_secret_where_everybody_reads_it_is_refused(tmp_path, where):
+    path = tmp_path / "job.toml"
+    path.write_text(secret_job(where))
+    with pytest.raises(BadInput, match="everybody on the host"):
+        make_job_of(read_job_file(str(path)), "job.toml")
+
+
+def test_a_secret_of_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "job.toml"
+    path.write_text("env = { A = '<% $secrets.token %>' }\n[secrets]\ntoken = { env = 'OUR_TOKEN' }\n")
+    monkeypatch.delenv("OUR_TOKEN", raising=False)
+    with pytest.raises(BadInput, match="the secret token has no value"):
+        make_job_of(read_job_file(str(path)), "job.toml")
+    monkeypatch.setenv("OUR_TOKEN", "x")
+    assert ("A", "x") in make_job_of(read_job_file(str(path)), "job.toml").spec.env
+
+
+# -- as jobs
+
+
+def test_every_option_of_a_file_arrives(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        "name = 'n'\ngpus = 2\ntime_limit = '2h'\npriority = -3\nmemory = '1G'\nulimits = { nofile = [1, 2] }\nshm_size = '64M'\n"
+        "command = ['a', 'b']\nhealth = { argv = ['true'], interval = '10s' }\n"
+    )
+    job = make_job_of(read_job_file(str(path)), "job.toml", name="other", priority=None)
+    assert (job.name, job.gpus, job.time_limit, job.priority) == ("other", "2", 7200.0, -3)
+    assert job.spec.argv == ("a", "b") and job.spec.limits.memory_max == 1 << 30 and job.spec.shm_size == 64 << 20
+    assert job.spec.health is not None and job.spec.health.interval == 10.0 and job.spec.rlimits[0].hard == 2
+
+
+def test_what_the_keywords_refuse_names_the_file(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("memory = 'much'")
+    with pytest.raises(BadInput, match=r"job\.toml: memory 'much' cannot be read"):
+        make_job_of(read_job_file(str(path)), "job.toml")
+
+
+def test_several_instances_are_refused_until_they_can_start_together():
+    file = read_text((FILES / "stack.yaml").read_text(), "stack.yaml")
+    with pytest.raises(BadInput, match=r"several instances: train \(3\), all \(1\)"):
+        make_job_of(file, "stack.yaml")
+
+
+def test_a_list_of_jobs_names_each_line_that_is_wrong(tmp_path):
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"name": "a", "command": ["true"]}\n{"nmae": "b"}\n{"memory": "x"}\nnonsense\n{"array": 3}\n')
+    with pytest.raises(BadInput) as caught:
+        jobs_of_list(str(path))
+    notes = caught.value.__notes__
+    assert "4 of 5 lines" in str(caught.value)
+    assert [note.partition(":")[2].partition(":")[0].partition(" ")[0] for note in notes] == ["2", "3", "4", "5"]
+    path.write_text('{"name": "a", "command": ["true"]}\n' * 3)
+    assert [job.name for job in jobs_of_list(str(path))] == ["a"] * 3
+
+
+def test_a_compose_file_takes_its_own_directory_and_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("IMAGE", "busybox")
+    (tmp_path / "compose.yaml").write_text((FILES / "compose.yaml").read_text())
+    (role,) = read_job_file(str(tmp_path / "compose.yaml")).roles
+    assert role.image == "busybox" and f"{tmp_path}/data:/data:ro" in role.options["mounts"]
+
+
+def test_arguments_go_to_a_batch_script_alone(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/sh\necho $1")
+    assert read_job_file(str(path), arguments=["x"]).roles[0].command[-2:] == (str(path), "x")
+    with pytest.raises(BadInput, match="takes no arguments"):
+        read_text("name = 'x'", "a.toml", arguments=["x"])
+
+
+def test_convert(capfd):
+    assert main(["convert", str(FILES / "dlc-cluster.params")]) == 0
+    out, err = capfd.readouterr()
+    assert tomllib.loads(out)["image"] == "registry.example:5000/eflops/pytorch:v1" and "workspace_id" in err
+    assert main(["convert", "-q", "--json", str(FILES / "dlc-cluster.params")]) == 0
+    again, err = capfd.readouterr()
+    assert json.loads(again) == tomllib.loads(out) and err == ""
+    assert main(["convert", str(FILES / "nothing.toml")]) == 125
+
+
+# -- what hostile text does
+
+
+V2 = "protocolVersion: 2\nname: x\ntype: job\nprerequisites: [{name: i, type: dockerimage, uri: i}]\n"
+ROLE_2 = "dockerImage: i, resourcePerInstance: {cpu: 1, memoryMB: 1, gpu: 0}"
+BOMBS = [
+    "[" * 500_000,
+    "{a: " * 100_000,
+    "- " * 300_000,
+    "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+    "a: &a {b: 1}\n" + "c: {<<: [" + "*a," * 20_000 + "]}",
+    "&a [*a]",
+    '{"a": ' * 50_000,
+    "//" * 400_000,
+    "/*" * 400_000,
+    '"\\"' * 200_000,
+    "services: {a: {image: '" + "${A:-${" * 50_000 + "'}}",
+    "[" * 3000,
+    "a." * 100_000 + "b = 1",
+    "a = {" + "'a' . " * 100_000 + "b = 1}",
+    "#!/bin/sh\n" + "#SBATCH -c1\n" * 80_000,
+    "#!/bin/sh\n#SBATCH " + "-c1 " * 100_000,
+    "#!/bin/sh\n#SBATCH --dependency=" + "afterok:1," * 60_000,
+    "worker_count=" + "9" * 500_000,
+    f"{V2}parameters: {{a: {'x' * 100_000}}}\ntaskRoles: {{w: {{{ROLE_2}, commands: ['{'<% $parameters.a %>' * 10_000}']}}}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BOMBS, ids=range(len(BOMBS)))
+@pytest.mark.parametrize("name", ["-", "a.yaml", "a.json", "a.toml"])
+def test_a_text_that_would_take_for_ever_is_refused_at_once(text, name):
+    began = time.thread_time()
+    try:
+        read_text(text, name)
+    except BadInput as error:
+        assert str(error).isprintable() and len(str(error)) < 2000 and error.hint
+    assert time.thread_time() - began < 5
+
+
+def mutated(text: str, choices: random.Random) -> str:
+    words = [
+        "\0",
+        "\x1b[2J",
+        "null",
+        "-1",
+        "1e999",
+        "''",
+        "[]",
+        "{}",
+        "&a",
+        "*a",
+        "<<",
+        "$",
+        "${X",
+        "<% $secrets.x %>",
+        "\n",
+        ": ",
+        "=",
+        "\u202e",
+        "9" * 30,
+    ]
+    for _ in range(choices.randint(1, 4)):
+        at, length = choices.randrange(len(text)), choices.choice((0, 1, 3, 20))
+        text = text[:at] + choices.choice([*words, text[at : at + 40]]) + text[at + length :]
+    return text
+
+
+@settings(max_examples=600, deadline=None)
+@given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32))
+def test_any_text_is_a_job_or_is_refused(name, seed):
+    text = mutated((FILES / name).read_text(), random.Random(seed))
+    try:
+        file = read_text(text, name)
+        assert toml(document(read_text(toml(document(file)), "a.toml"))) == toml(document(file))
+    except BadInput as error:
+        assert str(error).isprintable() and error.hint
+        str(error).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=60), format=st.sampled_from(("", *FORMATS)), name=st.sampled_from(("-", "a.toml", "a.yaml", "a.json")))
+def test_any_short_text(text, format, name):
+    try:
+        read_text(text, name, format=format)
+    except BadInput as error:
+        assert error.hint
+
+
+# -- YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("yes", "yes"), ("22:22", "22:22"), ("2024-01-01", "2024-01-01"), ("1.5", 1.5), ("0x1f", 31), ("0o17", 15), ("08", 8), ("~", None),
+        ("'1'", "1"), ("!!str 1", "1"), ("!!float 1", 1.0), ("true", True), ("", None), ("1e3", 1000.0), ("- 1\n-", [1, None]),
+        ("a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3}", {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}}),
+        ("{<<: [{a: 1}, {a: 2, b: 3}]}", {"a": 1, "b": 3}), ("'<<': 1", {"<<": 1}),
+    ],
+)  # fmt: skip
+def test_yaml(text, value):
+    assert yaml.loads(text, "f")[0] == value
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 1\na: 2", "!!python/object:os.system x", "!!int x", "a: *b", "--- 1\n--- 2", "{[a]: 1}", "<<: 1", "%", "a: \x00"]
+)
+def test_yaml_refused(text):
+    with pytest.raises(BadInput):
+        yaml.loads(text, "f")
+
+
+def test_yaml_lines():
+    assert yaml.loads("a:\n  b:\n  - 1\n  - c: 2\n", "f")[1][("a", "b", 1, "c")] == 4
