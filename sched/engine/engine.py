@@ -247,7 +247,12 @@ class Engine:
             for index, plain in enumerate(specs):
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
-                new.append(self.admission.admit(caller, read(JobSpec, plain, "job")))
+                try:
+                    new.append(self.admission.admit(caller, read(JobSpec, plain, "job")))
+                except DocklessError as error:
+                    if len(specs) > 1:
+                        error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
+                    raise
             size = sum(map(len, {job.spec for job in new}))
             self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:

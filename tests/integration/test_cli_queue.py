@@ -215,3 +215,56 @@ def test_why_a_job_waits(daemon, capfd):
         with pytest.raises(dockless.DocklessError, match="there is no job 999"):
             queue.why(999)
     assert main(["why", "999"]) == 125 and "there is no job 999" in capfd.readouterr().err
+
+
+def test_a_job_of_a_file_runs_and_its_secret_is_nowhere_shown(daemon, capfd, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        "name = 'of a file'\ngpus = 1\ntime_limit = '1m'\nscript = 'test \"<% $secrets.token %>\" = hunter2; echo $?'\n"
+        "[secrets]\ntoken = 'hunter2'\n"
+    )
+    assert main(["submit", "-q", str(path)]) == 0
+    (job,) = job_ids(capfd)
+    assert main(["wait", str(job)]) == 0
+    assert main(["logs", "-f", str(job)]) == 0
+    assert capfd.readouterr().out.endswith("\n0\n")
+    assert main(["queue", "--json", str(job)]) == 0
+    out = capfd.readouterr().out
+    assert json.loads(out)[0]["name"] == "of a file" and json.loads(out)[0]["time_limit"] == 60 and "hunter2" not in out
+
+
+def test_an_array_of_a_batch_script(daemon, capfd, tmp_path):
+    path = tmp_path / "job.sbatch"
+    path.write_text('#!/bin/sh\n#SBATCH --array=3-5:2\necho "$SLURM_ARRAY_TASK_ID $1"\n')
+    assert main(["submit", "-q", str(path), "--", "word"]) == 0
+    jobs = job_ids(capfd)
+    assert main(["wait", "-q", *map(str, jobs)]) == 0 and len(jobs) == 2
+    for job, said in zip(jobs, ("3 word", "5 word"), strict=True):
+        assert main(["logs", str(job)]) == 0
+        assert capfd.readouterr().out == f"{said}\n"
+
+
+def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
+    path = tmp_path / "jobs.jsonl"
+    path.write_text("".join(f'{{"name": "j{i}", "command": ["true"]}}\n' for i in range(300)))
+    assert main(["submit", "-q", "--from", str(path)]) == 0
+    jobs = job_ids(capfd)
+    assert jobs == list(range(jobs[0], jobs[0] + 300))
+    path.write_text('{"command": ["true"]}\n{"command": ["true"], "gpus": 99}\n')
+    assert main(["submit", "--from", str(path)]) == 125
+    assert "that is job 2 of 2, of which none was queued" in capfd.readouterr().err
+    assert main(["submit", "-q", "--", "true"]) == 0
+    assert job_ids(capfd) == [jobs[-1] + 1]
+
+
+def test_what_a_file_says_itself_is_not_said_beside_it(daemon, capfd, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("command = ['true']\n")
+    for words in (["-m", "1G", str(path)], ["--gpus", "1", str(path)], ["-t", str(path)], ["--from", str(path), "--name", "x"]):
+        assert main(["submit", *words]) == 125
+        assert "beside a job file" in capfd.readouterr().err
+    assert main(["submit", "-q", "--name", "other", "--time", "5m", str(path)]) == 0
+    (job,) = job_ids(capfd)
+    with connect() as queue:
+        found = queue.job(job)
+    assert (found.name, found.time_limit) == ("other", 300)

@@ -18,11 +18,7 @@ _ARGUMENTS = {
     "commit": (_BOXES,), "cp": (_BOXES,), "diff": (_BOXES,),
     "snapshot": (_BOXES,), "fork": (_BOXES,), "attach": (_JOBS, _BOXES), "exec": (_JOBS, _BOXES), "images": ("echo check", _IMAGES),
 }  # fmt: skip
-<<<<<<< HEAD
-_FILES = ("load", "import", "simulate")
-=======
-_FILES = ("load", "import", "submit", "convert")
->>>>>>> 278efd1 (Job files: submit FILE, submit --from and convert read our own form, OpenPAI, DLC, Compose and #SBATCH scripts)
+_FILES = ("load", "import", "simulate", "convert")
 
 
 class Flag(NamedTuple):
