@@ -14,6 +14,7 @@ from support.requires import requires
 from support.scheduling import DaemonProcess, as_user
 
 from dockless import Submitted
+from dockless.cgroups import Limits
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, JobSpec, State
 
@@ -51,7 +52,8 @@ def of(uid: int, daemon: DaemonProcess, work):
 
 
 def submitted(uid: int, daemon: DaemonProcess, script: str, go: Path, count: int = 1, **more) -> list[int]:
-    spec = Spec(argv=("sh", "-c", script), mounts=(Bind(str(go), "/go"),))
+    limits = more.pop("limits", Limits())
+    spec = Spec(argv=("sh", "-c", script), mounts=(Bind(str(go), "/go"),), limits=limits)
     outcome, numbers = of(uid, daemon, lambda queue: queue.submit_many([JobSpec(spec, **more)] * count))
     assert outcome == "ok", numbers
     return numbers
@@ -133,6 +135,29 @@ def test_neither_reads_the_others_files(daemon: DaemonProcess, go: Path, place: 
         assert ended(daemon, [number])[0][0] is State.FAILED
         with daemon.client() as queue:
             assert "of hers" not in " ".join(line.text for line in queue.logs(number))
+
+
+@requires("cgroup2:memory", "cgroup2:pids")
+def test_what_one_wastes_is_not_the_others(daemon: DaemonProcess, go: Path):
+    """A memory hog, a fork bomb, a flood of output and a filler of memory files end within their own limits; the other's job works on."""
+    hogs = {
+        "memory": ("head -c 1000000000 /dev/zero | tail; exit 9", Limits(memory_max=32 << 20, memory_swap_max=0)),
+        "forks": ("f() { f | f & }; f; sleep 1; exit 9", Limits(pids_max=50, memory_max=64 << 20)),
+        "output": ("i=0; while [ $i -lt 20000 ]; do echo a line of a flood $i; i=$((i + 1)); done; exit 9", Limits(memory_max=64 << 20)),
+        "shm": ("head -c 30000000 /dev/zero > /dev/shm/full; exit 9", Limits(memory_max=64 << 20)),
+    }
+    (his,) = submitted(
+        BEN, daemon, "i=0; until [ -e /go/now ]; do i=$((i + 1)); done; echo $i; exit 4", go, limits=Limits(memory_max=64 << 20)
+    )
+    hers = [submitted(ANNA, daemon, script, go, limits=limits)[0] for script, limits in hogs.values()]
+    found = dict(zip(hogs, ended(daemon, hers), strict=True))
+    assert all(state.ended and state is not State.LOST for state, _ in found.values()), found
+    assert states(daemon, [his]) == [State.RUNNING]
+    (go / "now").touch()
+    assert ended(daemon, [his]) == [(State.FAILED, 4)]
+    with daemon.client() as queue:
+        assert int([line.text for line in queue.logs(his)][-1]) > 0
+        assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)))), timeout=60).state is State.COMPLETED
 
 
 def _group(process: Path) -> str:
