@@ -214,3 +214,35 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{name}")
     return "".join(parts)
+
+
+def parse_time(value: str | float, what: str = "time") -> float:
+    """Seconds since 1970 of such seconds, an RFC 3339 time (without a zone: UTC; also ``2026-01-31 08:00``), or ``+2h`` from now. Raises
+    ``BadInput``."""
+    hint = "write +2h for two hours from now, a time like 2026-01-31T12:00:00Z, or seconds since 1970"
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        _bad(what, value, hint)
+    if isinstance(value, str):
+        text = _words(what, value, hint)
+        if text.startswith("+"):
+            import time
+
+            return time.time() + parse_duration(text[1:], what)
+        at = float(text) if re.fullmatch(r"[0-9]{9,11}(\.[0-9]{1,9})?", text) else time_of(text)
+        if at is None:
+            _bad(what, value, hint)
+        return at
+    if not 0 <= value < 1e11:
+        _bad(what, value, hint)
+    return float(value)
+
+
+def time_of(text: str) -> float | None:
+    """Seconds since 1970 of an RFC 3339 time, without a zone in UTC; None for what is none."""
+    import datetime
+
+    try:
+        at = datetime.datetime.fromisoformat(re.sub(r"(\.[0-9]{6})[0-9]*", r"\1", text.replace("Z", "+00:00")))
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

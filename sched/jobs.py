@@ -39,6 +39,11 @@ OnReboot = Literal["requeue", "fail"]
 MAX_PRIORITY = 1_000_000
 MAX_TIME_LIMIT = 10 * 365 * 86400.0
 MAX_NAME = 128
+MAX_MOMENT = 253402300799.0
+"""The last second of the year 9999."""
+MAX_AFTER = 1000
+"""Jobs that one may wait for."""
+_SLURM_WORDS = {"afterok": "ok", "afternotok": "not-ok", "afterany": "any"}
 
 
 class State(StrEnum):
@@ -87,6 +92,11 @@ class JobSpec:
     free ones, ``"all"``, ``"device=0,2"`` or a GPU's UUID. ``priority``: higher starts earlier; only an administrator may go above 0.
     ``time_limit``: seconds from start, 0 for none; a job without one cannot start ahead of a job that waits for its GPUs.
     ``group``: a label for listings, one of the owner's own groups. ``on_reboot``: what becomes of a running job when the host reboots.
+
+    Until when it waits, whatever is free: ``hold``: until it is released. ``begin``: until that moment, seconds since 1970. ``after``: for
+    the ends of other jobs of its owner, ``"ok:12"`` (COMPLETED), ``"not-ok:12"`` (any other end) or ``"any:12"``; where that cannot be any
+    more it is CANCELLED. ``singleton``: until no older job of its owner that has its name is left. ``array_limit``: so many jobs of its
+    array run at once, 0 for any number.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -96,9 +106,15 @@ class JobSpec:
     name: str = ""
     group: str = ""
     on_reboot: OnReboot = "fail"
+    hold: bool = False
+    begin: float = 0.0
+    after: tuple[str, ...] = ()
+    singleton: bool = False
+    array_limit: int = 0
 
     def __post_init__(self) -> None:
         check_record(self)
+        _check_order(self)
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise BadInput(f"priority {self.priority} is out of range", subject="priority", hint=f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if not 0 <= self.time_limit <= MAX_TIME_LIMIT:
@@ -114,18 +130,87 @@ class JobSpec:
             raise BadInput("a job cannot name leased GPUs", subject="spec.gpus", hint="ask with JobSpec.gpus; the daemon leases them")
 
 
+def _check_order(job: JobSpec) -> None:
+    """What it waits for."""
+    if not 0 <= job.begin <= MAX_MOMENT:
+        raise BadInput(f"begin {job.begin:g} is out of range", subject="begin", hint="give seconds since 1970, or 0")
+    if not 0 <= job.array_limit <= MAX_PRIORITY:
+        raise BadInput(f"an array limit of {job.array_limit} is out of range", subject="array_limit", hint="give a number of jobs, or 0")
+    if job.singleton and not job.name:
+        raise BadInput("a singleton needs a name", subject="singleton", hint="the jobs of one name run one after the other: give --name")
+    if len(job.after) > MAX_AFTER:
+        raise BadInput(
+            f"a job may wait for {MAX_AFTER} others, not {len(job.after)}", subject="after", hint="let one job gather the others"
+        )
+    numbers = [parse_dependency(text)[0] for text in job.after]
+    if len(set(numbers)) < len(numbers):
+        raise BadInput("a job is named twice", subject="after", hint="name each job once")
+
+
+def parse_dependency(text: str) -> tuple[int, str]:
+    """The job that ``ok:12``, ``not-ok:12`` or ``any:12`` names, and the word. ``BadInput``"""
+    how, _, number = text.partition(":")
+    if how not in ("ok", "not-ok", "any") or not (number.isascii() and number.isdecimal() and 0 < len(number) < 19):
+        raise BadInput(f"after {text[:60]!r} cannot be read", subject="after", hint="write ok:12, not-ok:12 or any:12")
+    return int(number), how
+
+
+def parse_after(text: str) -> tuple[tuple[str, ...], bool]:
+    """What a job waits for, and whether it is a singleton: ``ok:12,any:13:14,singleton``, ``ok:20-29``; Slurm's ``afterok:12:13``,
+    ``afternotok``, ``afterany``. ``BadInput``"""
+    found: list[str] = []
+    singleton = False
+    for part in filter(None, text.split(",")):
+        word, *numbers = part.split(":")
+        if part == "singleton":
+            singleton = True
+            continue
+        how = _SLURM_WORDS.get(word, word)
+        if "?" in part or how not in ("ok", "not-ok", "any") or not numbers:
+            hint = "write ok:12, not-ok:12 or any:12, several with commas; ok:12-20 for a range; or singleton"
+            raise BadInput(f"after {part[:60]!r} cannot be read", subject="after", hint=hint)
+        for number in numbers:
+            first, dash, last = number.partition("-")
+            start = parse_dependency(f"{how}:{first}")[0]
+            end = parse_dependency(f"{how}:{last}")[0] if dash else start
+            if not start <= end < start + MAX_AFTER:
+                raise BadInput(f"{number} is no range of at most {MAX_AFTER} jobs", subject="after", hint="write it like 12-20")
+            found += [f"{how}:{each}" for each in range(start, end + 1)]
+    return tuple(found), singleton
+
+
+def meets(how: str, state: State) -> bool:
+    """Whether that end is what ``after`` asks for."""
+    return how == "any" or (how == "ok") == (state is State.COMPLETED)
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What a job asks of the scheduler beyond its place, as it stands now. Only what differs from these defaults is stored.
 
-    ``held``: who keeps it from starting, empty for nobody. ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
+    ``held``: who keeps it from starting, empty for nobody; ``held_by_admin``: and that was an administrator, of another's job. ``begin``,
+    ``after``, ``singleton``, ``array_limit``: as in ``JobSpec``. ``preempted_by``: the job for which it is just giving back its GPUs, 0 for
+    none.
     """
 
     held: str = ""
+    held_by_admin: bool = False
+    begin: float = 0.0
+    after: tuple[str, ...] = ()
+    singleton: bool = False
+    array_limit: int = 0
     preempted_by: int = 0
 
 
 NO_OPTIONS = JobOptions()
+
+
+def options_of(job: JobSpec, user: str) -> JobOptions:
+    """As a job of that user begins."""
+    found = JobOptions(
+        held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit
+    )
+    return NO_OPTIONS if found == NO_OPTIONS else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import shlex
 from collections.abc import Callable
 
 from dockless.base.records import differences
-from dockless.errors import NotPermitted, Refused
+from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.hostgpus import HostGpus
-from dockless.sched.jobs import JobSpec
+from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store.queue import NewJob, storable
 
@@ -52,9 +52,11 @@ class Admission:
                 hint="put what is large into a file that the job reads, or wait for some to end (the setting is queue.per_user_size)",
             )
 
-    def admit(self, caller: Caller, job: JobSpec) -> NewJob:
-        """The job as it will be queued. Raises what is wrong with it."""
+    def admit(self, caller: Caller, job: JobSpec, array: bool = False) -> NewJob:
+        """The job, or all of an array, as it will be queued. Raises what is wrong with it."""
         self._rights(caller, job)
+        if job.array_limit and not array:
+            raise BadInput("a limit of how many run at once is for arrays", subject="array_limit", hint="submit an array")
         count, wanted = self.gpus.resolve(job.gpus)
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(
@@ -82,6 +84,7 @@ class Admission:
             time_limit=job.time_limit,
             on_reboot=job.on_reboot,
             spec=json.dumps(differences(job), separators=(",", ":")),
+            options=options_of(job, caller.user),
         )
 
     def _rights(self, caller: Caller, job: JobSpec) -> None:

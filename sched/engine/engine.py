@@ -24,13 +24,14 @@ from dockless.base import exit_codes, paths
 from dockless.base.dataclass import replace
 from dockless.base.records import read
 from dockless.base.typing import Any
-from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
+from dockless.errors import BadInput, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine import attempts, preempting, remains, stopping
 from dockless.sched.engine.admission import Admission
+from dockless.sched.engine.aside import Aside, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
@@ -40,7 +41,7 @@ from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.volumes import with_volumes
 from dockless.sched.engine.wants import is_the_hosts, waited_out
-from dockless.sched.jobs import Job, JobSpec, State, final_state, sandbox_id, shell_code
+from dockless.sched.jobs import NO_OPTIONS, Job, JobOptions, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares
 from dockless.sched.policy.usage import Usage
@@ -92,6 +93,7 @@ class Engine:
         self._boot = queue.boot_id()
         self.entries: dict[int, LiveJob] = {}
         self.waiting = WaitingList()
+        self.aside = Aside(self)
         self.active: dict[int, LiveJob] = {}
         self.shares = Shares()
         self.kept = Kept(self.logs)
@@ -164,7 +166,7 @@ class Engine:
         with quiet_collector():
             for entry in self._enter(queue.live(self.reader)):
                 if entry.job.state is State.PENDING:
-                    self.waiting.add(entry.waiting)
+                    self.line_up(entry)
                 else:
                     self.active[entry.job.id] = entry
                     unsettled.append(entry)
@@ -229,7 +231,7 @@ class Engine:
         if entry.cancelled:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
-        self.waiting.add(entry.waiting)
+        self.line_up(entry)
         self.kick()
 
     # -- submit
@@ -248,11 +250,12 @@ class Engine:
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
                 try:
-                    new.append(self.admission.admit(caller, read(JobSpec, plain, "job")))
+                    new.append(self.admission.admit(caller, read(JobSpec, plain, "job"), array is not None))
                 except DocklessError as error:
                     if len(specs) > 1:
                         error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
                     raise
+            await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
             size = sum(map(len, {job.spec for job in new}))
             self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:
@@ -263,8 +266,8 @@ class Engine:
         held = True
         lives = just_submitted(ids, new, now, array is not None)
         for entry in self._enter(lives):
-            self.waiting.add(entry.waiting)
-            held = held and self.decision is not None and self.decision.held(entry.waiting)
+            self.line_up(entry)
+            held = held and (entry.job.id in self.aside.entries or (self.decision is not None and self.decision.held(entry.waiting)))
         if not held:
             self.kick()
         return ids
@@ -279,7 +282,19 @@ class Engine:
                 entry.ends = live.ticks + job.time_limit
             self.entries[job.id] = entry
             self.shares.enter(live)
+            self.aside.enter(job)
         return entries
+
+    def line_up(self, entry: LiveJob) -> None:
+        """It waits: in line, or aside while it may not start."""
+        if entry.job.options is NO_OPTIONS or not self.aside.keeps(entry):
+            self.waiting.add(entry.waiting)
+
+    def _step_back(self, entry: LiveJob) -> None:
+        """It waits no more, for now."""
+        if not self.aside.drop(entry):
+            self.waiting.remove(entry.waiting)
+        self.aside.leaves(entry.job)
 
     # -- deciding and starting
 
@@ -400,7 +415,7 @@ class Engine:
                 await asyncio.sleep(1.0)
             self.active.pop(job.id, None)
             entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
-            self.waiting.add(entry.waiting)
+            self.line_up(entry)
             self.kick()
             return
         if entry.cancelled:
@@ -563,19 +578,20 @@ class Engine:
             if not future.done():
                 future.set_result(entry.job)
         wake(entry.up)
+        self.aside.ended(entry.job)
         self.kick()
         if entry.handle is not None and why:
             self.left.append(entry.handle)
         elif entry.handle is not None:
             await remains.remove(self, entry.handle)
 
-    async def cancel_all(self, numbers: Sequence[int], who: str, grace: float | None, turn: Callable[[], Awaitable[None]]) -> None:
-        """``cancel`` each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""
+    async def each(self, numbers: Sequence[int], work: Callable[[int], Awaitable[None]], turn: Callable[[], Awaitable[None]]) -> None:
+        """``work`` on each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""
         wrong: list[BaseException] = []
         for start in range(0, len(numbers), AT_A_TIME):
             await turn()
-            work = (self.cancel(number, who, grace) for number in numbers[start : start + AT_A_TIME])
-            wrong += [error for error in await asyncio.gather(*work, return_exceptions=True) if error is not None]
+            part = map(work, numbers[start : start + AT_A_TIME])
+            wrong += [error for error in await asyncio.gather(*part, return_exceptions=True) if error is not None]
         if wrong:
             raise wrong[0]
 
@@ -584,22 +600,69 @@ class Engine:
         entry = self.entries.get(number)
         if entry is None:
             return
-        first, entry.cancelled = not entry.cancelled, True
-        now = time.time()
+        first, now = not entry.cancelled, time.time()
         if entry.job.state is State.PENDING and first:
-            self.waiting.remove(entry.waiting)
-            try:
-                await self._end(entry, State.CANCELLED, f"cancelled by {who}", None, None)
-            except SchedError:
-                entry.cancelled = False
-                self.waiting.add(entry.waiting)
-                raise
+            await self.withdraw(entry, f"cancelled by {who}")
         elif not entry.job.state.ended:
+            entry.cancelled = True
             try:
                 if first:
                     await self.write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
             finally:  # a disk that is full is no reason to let it go on
                 stopping.stop(self, entry, grace)
+
+    async def withdraw(self, entry: LiveJob, reason: str) -> None:
+        """End a job that waits."""
+        entry.cancelled = True
+        self._step_back(entry)
+        try:
+            await self._end(entry, State.CANCELLED, reason, None, None)
+        except SchedError:
+            entry.cancelled = False
+            self.line_up(entry)
+            raise
+
+    async def hold(self, number: int, caller: Caller) -> None:
+        """Keep a waiting job from starting until it is released; one that is held stays so. ``Refused`` for one that does not wait."""
+        entry = self._waiting_entry(number)
+        before = entry.job.options
+        theirs = caller.uid != entry.job.uid
+        if before.held and (before.held_by_admin or not theirs):
+            return
+        options, now = replace(before, held=caller.user, held_by_admin=theirs), time.time()
+        self._reconsider(entry, options)
+        try:
+            await self.write(lambda db: queue.set_options(db, number, options, now, "hold", f"by {caller.user}"))
+        except SchedError:
+            if entry.job.id in self.aside.entries:
+                self._reconsider(entry, before)
+            raise
+
+    async def release(self, number: int, caller: Caller) -> None:
+        """Let a held job start when its turn comes; no error for one that is not held. ``NotPermitted`` where an administrator holds it."""
+        entry = self._waiting_entry(number)
+        before = entry.job.options
+        if before.held_by_admin and not caller.admin:
+            hint = f"ask {before.held}"
+            raise NotPermitted(f"job {number} is held by {before.held}, an administrator", subject=str(number), hint=hint)
+        if not before.held:
+            return
+        options, now = replace(before, held="", held_by_admin=False), time.time()
+        await self.write(lambda db: queue.set_options(db, number, options, now, "release", f"by {caller.user}"))
+        if entry.job.id in self.aside.entries:
+            self._reconsider(entry, options)
+
+    def _waiting_entry(self, number: int) -> LiveJob:
+        entry = self.entries.get(number)
+        if entry is None or entry.job.state is not State.PENDING or entry.cancelled:
+            raise Refused(f"job {number} does not wait", subject=str(number), hint=f"`dockless queue {number}` shows what became of it")
+        return entry
+
+    def _reconsider(self, entry: LiveJob, options: JobOptions) -> None:
+        self._step_back(entry)
+        entry.show(options=options)
+        self.line_up(entry)
+        self.kick()
 
     def name(self, number: int, attempt: int) -> str:
         return sandbox_id(number, attempt, self.queue_id)
@@ -626,6 +689,7 @@ class Engine:
         for timer in (self._look_again, self._time_comes):
             if timer is not None:
                 timer.cancel()
+        self.aside.close()
         for entry in self.active.values():
             if entry.pidfd >= 0:
                 self._unwatch(entry)

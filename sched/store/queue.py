@@ -421,13 +421,22 @@ def _options(text: str) -> JobOptions:
 
 
 def _all_options(texts: tuple[str, ...]) -> Iterable[JobOptions]:
-    return repeat(NO_OPTIONS, len(texts)) if texts.count("{}") == len(texts) else map(_options, texts)
+    if texts.count("{}") == len(texts):
+        return repeat(NO_OPTIONS, len(texts))
+    known = {text: _options(text) for text in dict.fromkeys(texts)}
+    return map(known.__getitem__, texts)
 
 
 def job(db: sqlite3.Connection, number: int) -> Job | None:
     """One job with its attempts."""
     row = db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id=?", (number,)).fetchone()
     return None if row is None else _job(row, attempts(db, number))
+
+
+def states(db: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, State]:
+    """Of those jobs that are remembered."""
+    rows = db.execute(f"SELECT id, state FROM jobs WHERE id IN ({','.join('?' * len(numbers))})", numbers)
+    return {number: State(state) for number, state in rows}
 
 
 def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:

@@ -76,6 +76,8 @@ class Answers:
         entry, engine = self.engine.entries.get(number), self.engine
         if job.state is not State.PENDING or entry is None or entry.cancelled:
             return Why(number, str(job.state), job.reason)
+        if number in engine.aside.entries:
+            return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         place, now, decision = engine.waiting.before(entry.waiting) + 1, queue.ticks(), engine.decision
         if engine.outage.text or decision is None or not decision.held(entry.waiting):
             return Why(number, str(job.state), job.reason, place, len(engine.waiting))
@@ -88,6 +90,8 @@ class Answers:
         if self.engine.outage.text:
             return f"nothing can be started: {self.engine.outage.text}"
         entry = self.engine.entries.get(number)
+        if number in self.engine.aside.entries:
+            return self.engine.aside.why(self.engine.entries[number].job)
         if entry is None or self.engine.decision is None:
             return "just submitted"
         text = self.engine.decision.reason(entry.waiting).text
@@ -102,13 +106,14 @@ class Answers:
         return text
 
     def listing(self, user: str, ended: bool, limit: int) -> tuple[Iterator[Job], int]:
-        """Running jobs, then waiting ones in their order, then (``ended``) the newest of those that have ended; and how many more wait or
-        have ended. ``limit``: of waiting and of ended ones, 0 for none."""
+        """Running jobs, waiting ones in their order, those that may not start yet, and (``ended``) the newest of those that have ended; and
+        how many more wait or have ended. ``limit``: of waiting and of ended ones, 0 for none."""
         found = [e for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
-        waiting = self.engine.waiting.of(user)
+        waiting = [job.id for job in self.engine.waiting.of(user)]
+        waiting += sorted(number for number, e in self.engine.aside.entries.items() if not user or e.job.user == user)
         listed = waiting[:limit] if limit else waiting
         more = len(waiting) - len(listed)
-        found += [self.engine.entries[job.id] for job in listed]
+        found += [self.engine.entries[number] for number in listed]
         if ended and limit:
             more += max(0, queue.count_ended(self.engine.reader, user) - limit)
         past = queue.ended(self.engine.reader, user, limit or sys.maxsize) if ended else iter(())
@@ -204,7 +209,7 @@ class Answers:
         table += [("group", name, used.get(("group", name), 0), quotas.of("group", name).limit) for name in sorted(quotas.groups)]
         return HostInfo(
             tuple(rows),
-            len(self.engine.waiting),
+            len(self.engine.waiting) + len(self.engine.aside.entries),
             len(self.engine.active),
             self.engine.config.cpu_jobs,
             self.engine.gpus.error,

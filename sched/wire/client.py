@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dockless.sched.wire.top import Top
 
 ROOT_SOCKET = Path("/run/dockless/daemon.sock")
-_CANCELLED_AT_ONCE = 1000
-"""Jobs of one request: so many are ended well within the time that a client waits for an answer."""
+_AT_ONCE = 1000
+"""Jobs of one request: so many are ended, held or released well within the time that a client waits for an answer."""
 _A_MOMENT = Pause(-1, 0.1)
 
 
@@ -142,11 +142,23 @@ class Client:
     def cancel_many(self, jobs: Iterable[int], *, grace: float | None = None) -> list[Job]:
         """End them all; they come in the order asked for. Of a thousand, none is ended if one is unknown or somebody else's."""
         check("grace", grace, float | None)
+        return self._each("cancel", jobs, grace=grace)
+
+    def hold(self, jobs: int | Iterable[int]) -> list[Job]:
+        """Keep waiting jobs from starting until they are released. Raises Refused where one does not wait, UnknownJob, NotPermitted."""
+        return self._each("hold", [jobs] if type(jobs) is int else jobs)
+
+    def release(self, jobs: int | Iterable[int]) -> list[Job]:
+        """Let held jobs start when their turn comes; one that is not held stays as it is. Raises NotPermitted where an administrator holds
+        another's, Refused, UnknownJob."""
+        return self._each("release", [jobs] if type(jobs) is int else jobs)
+
+    def _each(self, op: str, jobs: Any, **fields: Any) -> list[Job]:
         ids = _ids(jobs)
         found: dict[int, Job] = {}
         once = list(dict.fromkeys(ids))
-        for start in range(0, len(once), _CANCELLED_AT_ONCE):
-            answer = self._call("cancel", jobs=once[start : start + _CANCELLED_AT_ONCE], grace=grace)
+        for start in range(0, len(once), _AT_ONCE):
+            answer = self._call(op, jobs=once[start : start + _AT_ONCE], **fields)
             found |= {job.id: job for job in map(Job.from_dict, answer["jobs"])}
         return _in_order(ids, found)
 

@@ -95,6 +95,8 @@ class Server:
             "job": self._job,
             "why": self._why,
             "cancel": self._cancel,
+            "hold": partial(self._each, engine.hold),
+            "release": partial(self._each, engine.release),
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
@@ -386,7 +388,14 @@ class Server:
         numbers, grace = _job_ids(request), _seconds(request, "grace", 3600.0)
         turn = partial(self._turn, caller.uid)
         await self.answers.all_own(caller, numbers, turn)
-        await self.engine.cancel_all(numbers, caller.user, grace, turn)
+        await self.engine.each(numbers, lambda number: self.engine.cancel(number, caller.user, grace), turn)
+        return {"jobs": self.answers.all_of(caller, numbers)}
+
+    async def _each(self, work: Callable[[int, Caller], Awaitable[None]], caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        """``work`` on each of the caller's jobs that are named."""
+        numbers, turn = _job_ids(request), partial(self._turn, caller.uid)
+        await self.answers.all_own(caller, numbers, turn)
+        await self.engine.each(numbers, lambda number: work(number, caller), turn)
         return {"jobs": self.answers.all_of(caller, numbers)}
 
     async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:

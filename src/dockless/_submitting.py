@@ -9,7 +9,7 @@ from dockless._options import given_options, gpus_wanted, image_and_args, make_s
 from dockless._pulling import present_for, told_whose_store
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any, Literal
-from dockless.base.units import parse_duration
+from dockless.base.units import parse_duration, parse_time
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
@@ -59,6 +59,16 @@ class Submitted(Enterable):
         with _connect() as queue:
             return queue.cancel(self.id, grace=grace)
 
+    def hold(self) -> Job:
+        """Keep it from starting until it is released. ``Refused`` if it does not wait."""
+        with _connect() as queue:
+            return queue.hold(self.id)[0]
+
+    def release(self) -> Job:
+        """Let it start when its turn comes. ``Refused`` if it does not wait, ``NotPermitted`` if an administrator holds it."""
+        with _connect() as queue:
+            return queue.release(self.id)[0]
+
     def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
         """What it wrote; with ``follow`` until it has ended."""
         with _connect() as queue:
@@ -95,14 +105,19 @@ def make_job(
     name: str = "",
     group: str = "",
     on_reboot: Literal["requeue", "fail"] = "fail",
+    hold: bool = False,
+    begin: str | float | None = None,
+    after: str | Sequence[str] = (),
+    singleton: bool = False,
 ) -> JobSpec:
     """The job of these keywords; GPUs are asked for here and leased by the daemon."""
-    from dockless.sched import JobSpec
+    from dockless.sched.jobs import JobSpec, parse_after
 
     options = given_options(options)
     if options.get("labels"):
         raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")
     gpus = gpus_wanted(options)
+    others, alone = parse_after(after if isinstance(after, str) else ",".join(after))
     return JobSpec(
         make_spec(image, args, **options),
         gpus="" if gpus is None else str(gpus),
@@ -111,6 +126,10 @@ def make_job(
         name=name,
         group=group,
         on_reboot=on_reboot,
+        hold=hold,
+        begin=0.0 if begin is None else parse_time(begin, "begin"),
+        after=others,
+        singleton=singleton or alone,
     )
 
 
@@ -123,19 +142,27 @@ def submit(
     name: str = "",
     group: str = "",
     on_reboot: Literal["requeue", "fail"] = "fail",
+    hold: bool = False,
+    begin: str | float | None = None,
+    after: str | Sequence[str] = (),
+    singleton: bool = False,
     **options: Unpack[Options],
 ) -> Submitted:
     """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
 
-    ``time_limit``: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. Every other keyword: ``Options``.
+    ``time_limit``: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. ``hold``: it waits until it is
+    released. ``begin``: not before that time, ``"2026-01-31T08:00:00Z"`` (without a zone UTC), ``"+2h"`` or seconds since 1970. ``after``:
+    when other jobs have ended, ``"ok:12"``, ``"not-ok:12"`` or ``"any:12"``; it is cancelled where that cannot be any more. ``singleton``:
+    when no older job of this user and name is left. Every other keyword: ``Options``.
     The image is pulled before that, where the daemon's store is the caller's.
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
     """
     reference, arguments = image_and_args(image, args)
     policy = options.get("pull") or "missing"
     job = make_job(
-        reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot
-    )
+        reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot,
+        hold=hold, begin=begin, after=after, singleton=singleton,
+    )  # fmt: skip
     with _connect() as queue:
         daemon = queue.ping()
     reference = present_for(daemon, reference, policy, platform=options.get("platform"))

@@ -553,6 +553,14 @@ class Submitted(Enterable):
         """End it: a waiting one at once, a running one by its stop signal and ``grace`` seconds later by force."""
         return await in_thread(partial(self.job.cancel, grace=grace))
 
+    async def hold(self) -> Job:
+        """Keep it from starting until it is released. ``Refused`` if it does not wait."""
+        return await in_thread(self.job.hold)
+
+    async def release(self) -> Job:
+        """Let it start when its turn comes. ``Refused`` if it does not wait, ``NotPermitted`` if an administrator holds it."""
+        return await in_thread(self.job.release)
+
     def __await__(self) -> Generator[Any, None, Job]:
         return self.wait().__await__()
 

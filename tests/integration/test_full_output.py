@@ -59,6 +59,8 @@ PRINTING = {
     "queue": "",
     "wait": "1",
     "cancel": "1",
+    "hold": "--help",
+    "release": "--help",
     "why": "1",
     "gpu": "list",
     "simulate": "{trace} --gpus 2",

@@ -149,7 +149,9 @@ def check(engine: Engine) -> None:
     """What is so of an engine while nothing is under way in it: each job is in its places and in no other."""
     jobs = {number: entry.job for number, entry in engine.entries.items()}
     assert {number for number, job in jobs.items() if job.state in (State.STARTING, State.RUNNING)} == set(engine.active)
-    waiting = [entry.waiting for entry in engine.entries.values() if entry.job.state is State.PENDING]
+    pending = {number: entry for number, entry in engine.entries.items() if entry.job.state is State.PENDING}
+    assert engine.aside.entries.items() <= pending.items()
+    waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.entries]
     assert sorted(waiting, key=policy.order) == list(engine.waiting)
     assert engine.shares.jobs == Counter(job.uid for job in jobs.values())
     for number, job in jobs.items():

@@ -387,3 +387,22 @@ def test_a_job_in_full(capfd):
     ]
     assert told(row(gpus="2", gpu_count=2))[3] == "gpus        2 = 2: none yet"
     assert told(row(), True) == told(row())
+
+
+def test_what_keeps_a_job_waiting(daemon, say):
+    """Options of submit, and hold and release by hand; a daemon says why."""
+    assert say("submit", "-q", "--hold", "--begin", "2100-01-01 08:00", "--name", "n", "--singleton", "--", "true")[:2] == (0, ["1"])
+    assert say("submit", "-q", "--after", "ok:1", "--", "true")[:2] == (0, ["2"])
+    assert say("submit", "-q", "--array", "0-4%2", "--", "true")[:2] == (0, ["3", "4", "5", "6", "7"])
+    first = stored(1)
+    assert first.as_dict()["options"] == {"held": first.user, "begin": 4_102_473_600.0, "singleton": True}
+    assert stored(2).as_dict()["options"] == {"after": ["ok:1"]} and stored(7).as_dict()["options"] == {"array_limit": 2}
+    assert say("release", "1") == (0, ["job 1: PENDING, begins at 2100-01-01T08:00:00Z"], [])
+    assert say("hold", "-q", "2") == (0, [], [])
+    code, lines, _ = say("hold", "--json", "2", "1")
+    assert code == 0 and [(row["id"], row["options"]["held"]) for row in json.loads("\n".join(lines))] == [(2, first.user), (1, first.user)]
+    assert say("why", "2")[1] == [f"job 2 waits: held by {first.user}"]
+    assert sorted(say("queue", "-q")[1]) == [str(n) for n in range(1, 8)]
+    assert say("release", "3")[0] == 125 and "does not wait" in say("release", "3")[2][0]
+    assert say("submit", "--after", "12", "--", "true")[2][0].startswith("dockless: after '12' cannot be read")
+    assert say("submit", "--after", "ok:99", "--", "true")[2][0].startswith("dockless: there is no job 99 to wait for")

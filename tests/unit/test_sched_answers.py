@@ -284,7 +284,7 @@ def test_waiting_for_many(tmp_path):
 
 def test_cancelling_many(tmp_path, monkeypatch):
     """In pieces, in the order asked for, each once; of a piece all or none."""
-    monkeypatch.setattr(client, "_CANCELLED_AT_ONCE", 2)
+    monkeypatch.setattr(client, "_AT_ONCE", 2)
 
     async def story(desk):
         ran, *numbers = await desk.submit(ANN, job(gpus="2"), *[job(gpus="1") for _ in range(4)])

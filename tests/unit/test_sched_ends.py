@@ -480,7 +480,7 @@ def test_cancelling_many_ends_all_that_can_be_ended(tmp_path, launcher, monkeypa
 
             running.cancel = sometimes
             with pytest.raises(SchedError, match=f"planted {numbers[1]}"):
-                await running.cancel_all(numbers[:5], "root", None, turn)
+                await running.each(numbers[:5], lambda number: running.cancel(number, "root", None), turn)
             await until(lambda: sorted(running.entries) == [*numbers[1:3], numbers[5]])
             assert len(turns) == 3
             assert ended(running, numbers[4]) == ("CANCELLED", "cancelled by root", None, [])

@@ -64,7 +64,7 @@ def test_every_setting_goes_to_its_place(tmp_path):
 NUMBERS = {
     answers: {"_AT_ONCE": 500},
     attempts: {"SETTLE": 30.0},
-    client: {"_CANCELLED_AT_ONCE": 1000},
+    client: {"_AT_ONCE": 1000},
     daemon: {"TAKE_OVER": 5.0, "LET_GO_EVERY": 60.0},
     engine: {"LAUNCHERS": 4, "AT_A_TIME": 50, "OVERDUE": 10.0, "LAUNCHES": 300, "GIVE_UP": 30, "LOOK_AGAIN": 5.0},
     spec: {"GRACE": 10.0},

@@ -34,6 +34,11 @@ def asked(monkeypatch):
             asked.append(job)
             return 7
 
+        def hold(self, number):
+            return [number]
+
+        release = hold
+
         def __getattr__(self, verb):
             def ask(*words, **how):
                 asked.append((verb, words, how))
@@ -51,6 +56,7 @@ def test_a_handle(asked):
     assert job.status() == ("job", (7,), {})
     assert (job.wait(), job.wait(5.0)) == (("wait", (7,), {"timeout": None}), ("wait", (7,), {"timeout": 5.0}))
     assert (job.cancel(), job.cancel(grace=5.0)) == (("cancel", (7,), {"grace": None}), ("cancel", (7,), {"grace": 5.0}))
+    assert (job.hold(), job.release()) == (7, 7)
     assert [*job.logs(), *job.logs(follow=True)] == [("logs", (7,), {"follow": False}), ("logs", (7,), {"follow": True})]
 
 
@@ -58,6 +64,7 @@ def test_an_awaited_handle(asked):
     job = aio.Submitted(7)
     assert job == aio.Submitted(7) != aio.Submitted(8) and len({job, aio.Submitted(7)}) == 1
     assert asyncio.run(job.cancel(grace=5.0)) == ("cancel", (7,), {"grace": 5.0})
+    assert asyncio.run(job.hold()) == asyncio.run(job.release()) == 7
 
 
 def test_submit(asked, monkeypatch):
@@ -69,9 +76,14 @@ def test_submit(asked, monkeypatch):
         return f"there-{image}"
 
     monkeypatch.setattr(submitting, "present_for", present_for)
-    how = {"priority": -7, "time_limit": "1m", "name": "night", "group": "lab", "on_reboot": "requeue"}
+    how = {
+        "priority": -7, "time_limit": "1m", "name": "night", "group": "lab", "on_reboot": "requeue", "hold": True,
+        "begin": "2030-01-31 08:00", "after": "ok:12,afterany:13", "singleton": True,
+    }  # fmt: skip
     assert submit("img", ["a"], gpus=2, env={"A": "1"}, **how) == Submitted(7)
     assert asked == [make_job("there-img", ["a"], {"gpus": 2, "env": {"A": "1"}}, **how)]
+    assert (asked[0].hold, asked[0].begin, asked[0].after, asked[0].singleton) == (True, 1_896_076_800.0, ("ok:12", "any:13"), True)
+    assert make_job("img", ["a"], {}, after=["ok:12", "any:13"]).after == ("ok:12", "any:13")
     submit(["a"], pull="always")
     assert asked[1:] == [make_job("there-host", ["a"], {"pull": "always"})]
     assert brought == [(DAEMON, "img", "missing"), (DAEMON, "host", "always")]

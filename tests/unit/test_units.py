@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from dockless.base.units import (
     parse_rate,
     parse_signal,
     parse_size,
+    parse_time,
 )
 from dockless.errors import BadInput
 
@@ -213,3 +215,30 @@ def test_how_sizes_look(size, text):
 )  # fmt: skip
 def test_where_durations_change_their_unit(seconds, text):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-24T08:00:00Z", 1_795_507_200.0),
+        ("2026-11-24 08:00", 1_795_507_200.0),
+        ("2026-11-24T09:00:00+01:00", 1_795_507_200.0),
+        ("1795507200", 1_795_507_200.0),
+        (1_795_507_200, 1_795_507_200.0),
+    ],
+)
+def test_times(text, seconds):
+    assert parse_time(text) == seconds
+
+
+def test_a_time_from_now(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert (parse_time("+2h"), parse_time("+90s")) == (8200.0, 1090.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tomorrow", "2h", "+", "+x", "25:00", "2026-13-01", True, -1.0, float("nan"), float("inf"), None, 1e12]
+)
+def test_times_that_cannot_be_read(text):
+    with pytest.raises(BadInput):
+        parse_time(text, "begin")

@@ -23,7 +23,18 @@ def submit_options(parser: Parser) -> None:
     queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
     queue.add_argument("--priority", type=int, default=0, metavar="N", help="higher starts earlier; above 0 for administrators")
     queue.add_argument("--group", default="", help="one of your groups, for listings")
-    queue.add_argument("--array", type=whole(1), metavar="N", help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1")
+    queue.add_argument(
+        "--array",
+        type=_array,
+        metavar="N[%%M]",
+        help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1 (also 0-N); at most M run at once",
+    )
+    queue.add_argument("--hold", action="store_true", help="it waits until it is released")
+    queue.add_argument("--begin", metavar="TIME", help="not before: +2h, 2026-01-31T08:00:00Z, 2026-01-31 08:00 (UTC)")
+    queue.add_argument(
+        "--after", default="", metavar="LIST", help="when these jobs have ended: ok:12,not-ok:13,any:14 (also Slurm's afterok:12)"
+    )
+    queue.add_argument("--singleton", action="store_true", help="when no older job of yours with this --name is left")
     queue.add_argument(
         "--on-reboot", choices=("fail", "requeue"), default="fail", help="what becomes of it if the host reboots while it runs"
     )
@@ -54,6 +65,10 @@ def submit(options: Namespace) -> int:
         name=options.name,
         group=options.group,
         on_reboot=options.on_reboot,
+        hold=options.hold,
+        begin=options.begin,
+        after=options.after,
+        singleton=options.singleton,
     )
     return submit_jobs([job], options, array=options.array)
 
@@ -70,9 +85,11 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -
         daemon = queue.ping()
     images = {image: fetched(image, options, partial(present_for, daemon)) for image in dict.fromkeys(job.spec.image for job in jobs)}
     jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
+    if isinstance(array, _Count):
+        jobs = [replace(jobs[0], array_limit=array.limit)]
     with connect() as queue:
         with told_whose_store(daemon, " ".join(images.values())):
-            ids = queue.submit_array(jobs[0], array) if array is not None else queue.submit_many(jobs)
+            ids = queue.submit_array(jobs[0], int(array)) if array is not None else queue.submit_many(jobs)
         if options.json and not options.wait:
             print_json({"id": ids[0]} if array is None and options.job_list is None else {"ids": ids})
         elif options.quiet:
@@ -84,6 +101,20 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -
         return wait_jobs(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
 
 
+class _Count(int):
+    """Jobs of an array; ``limit``: how many of them may run at once, 0 for any number."""
+
+    limit = 0
+
+
+def _array(text: str) -> _Count:
+    """Of ``100``, ``100%4`` or ``0-99%4``; for argparse."""
+    count, sign, limit = text.partition("%")
+    jobs = _Count(whole(0)(count[2:]) + 1 if count.startswith("0-") else whole(1)(count))
+    jobs.limit = whole(1)(limit) if sign else 0
+    return jobs
+
+
 def queue_options(parser: Parser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="these jobs in full, with their attempts")
     parser.add_argument("-a", "--all", action="store_true", help="those that have ended, too, the newest 50")
@@ -93,7 +124,7 @@ def queue_options(parser: Parser) -> None:
     parser.json()
 
 
-def _number(name: str) -> int:
+def job_number(name: str) -> int:
     """The number of a job. ``BadInput``"""
     from dockless.sandbox.names import is_job
 
@@ -106,7 +137,7 @@ def _number(name: str) -> int:
 def queue(options: Namespace) -> int:
     from dockless.sched import connect
 
-    numbers = [*map(_number, options.ids)]
+    numbers = [*map(job_number, options.ids)]
     with connect() as client:
         if numbers:
             found, more = [client.job(number) for number in numbers], 0
@@ -286,7 +317,7 @@ def cancel(options: Namespace) -> int:
 
     if bool(options.ids) == options.mine:
         raise BadInput("which jobs?", hint="dockless cancel ID …, or --mine")
-    numbers = [*map(_number, options.ids)]
+    numbers = [*map(job_number, options.ids)]
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
         ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0)]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from dockless.base.later import re
-from dockless.base.units import parse_duration
+from dockless.base.units import parse_duration, time_of
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
@@ -64,14 +64,14 @@ def _wanted(lines: Callable[[bool], Iterator[Row]], options: Namespace) -> Itera
     def asked_for(row: Row) -> bool:
         if since is None and until is None:
             return True
-        at = _seconds(row.at)
+        at = time_of(row.at)
         return at is None or ((since is None or at >= since) and (until is None or at < until))
 
     skipped = 0
     if options.tail is not None:
         skipped = sum(map(asked_for, lines(False))) - options.tail
     for row in lines(options.follow):
-        if until is not None and (_seconds(row.at) or 0.0) >= until:
+        if until is not None and (time_of(row.at) or 0.0) >= until:
             return
         if asked_for(row):
             if skipped <= 0:
@@ -83,7 +83,7 @@ def moment(text: str, what: str) -> float:
     """Seconds since 1970 of ``10m`` ago, an RFC 3339 time (without a zone: UTC), or such seconds. ``BadInput``"""
     if re.fullmatch(r"[0-9]{9,11}(\.[0-9]{1,9})?", text):
         return float(text)
-    at = _seconds(text)
+    at = time_of(text)
     if at is not None:
         return at
     try:
@@ -91,17 +91,6 @@ def moment(text: str, what: str) -> float:
     except BadInput:
         hint = "write 10m for ten minutes ago, a time like 2026-01-31T12:00:00Z, or seconds since 1970"
         raise BadInput(f"{what} {text[:60]!r} cannot be read", subject=what, hint=hint) from None
-
-
-def _seconds(text: str) -> float | None:
-    """Of an RFC 3339 time; None for what is none."""
-    import datetime
-
-    try:
-        at = datetime.datetime.fromisoformat(re.sub(r"(\.[0-9]{6})[0-9]*", r"\1", text.replace("Z", "+00:00")))
-    except ValueError:
-        return None
-    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _print(rows: Iterator[Row], options: Namespace, theirs: bool) -> None:

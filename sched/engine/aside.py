@@ -1,0 +1,261 @@
+"""Jobs that wait and may not start yet, whatever is free: held, before their time, behind other jobs. The policy does not see them.
+
+What keeps a job aside is told by its options and by the jobs that have not ended, so a daemon that comes back finds the same. A job of
+those named by ``after`` that is not remembered any more ended as was wanted: else the one that waits for it had been cancelled then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import NotPermitted, UnknownJob
+from dockless.sched.callers import Caller
+from dockless.sched.engine.entry import LiveJob
+from dockless.sched.jobs import Job, State, meets, parse_dependency
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+AT_ONCE = 500
+"""Jobs whose time has come that are looked at before somebody else's turn."""
+LOOK = 60.0
+"""Seconds until the clock is looked at again: somebody may have set it."""
+
+
+@dataclass(slots=True, eq=False)
+class _After:
+    """What a job, or the jobs of an array, wait for. ``left``: jobs that have not ended, and how they have to; ``failed``: why it can never
+    be met; ``jobs``: those that wait, by number."""
+
+    left: dict[int, str]
+    failed: str = ""
+    jobs: dict[int, LiveJob] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Array:
+    """``inside``: its jobs that run or could; ``outside``: numbers of those that its limit keeps aside, in ``next`` as a heap."""
+
+    inside: set[int] = field(default_factory=set)
+    outside: set[int] = field(default_factory=set)
+    next: list[int] = field(default_factory=list)
+
+
+class Aside:
+    """``entries``: the jobs that are kept aside, by number."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.entries: dict[int, LiveJob] = {}
+        self._times: list[tuple[float, int]] = []  # a heap
+        self._timer: asyncio.TimerHandle | None = None
+        self._after: dict[int, _After] = {}  # by the array's number or the job's
+        self._newest = 0, _After({})  # the same, of one that nothing is left of: an array's jobs come one after the other
+        self._waited_for: dict[int, set[int]] = {}  # numbers of jobs, and the keys above that wait for them
+        self._named: dict[tuple[int, str], list[int]] = {}  # jobs of a user's that have this name and have not ended, a heap
+        self._arrays: dict[int, _Array] = {}
+
+    def enter(self, job: Job) -> None:
+        """A job that has not ended, before anything else is asked of it."""
+        if job.name:
+            heapq.heappush(self._named.setdefault((job.uid, job.name), []), job.id)
+        if job.options.array_limit and job.state is not State.PENDING:
+            self._arrays.setdefault(job.array, _Array()).inside.add(job.id)
+
+    def keeps(self, entry: LiveJob) -> bool:
+        """Whether it is kept aside, from now on; else it may stand in line."""
+        job, options = entry.job, entry.job.options
+        kept = bool(options.held)
+        if (at := self._not_before(job)) > time.time():
+            if at != entry.alarm:
+                entry.alarm = at
+                heapq.heappush(self._times, (at, job.id))
+                self._arm()
+            kept = True
+        if options.after and not self._dependencies_met(entry):
+            kept = True
+        kept = kept or (options.singleton and self._oldest(job) != job.id)
+        if options.array_limit:
+            kept = self._array_keeps(job, kept)
+        if kept:
+            self.entries[job.id] = entry
+        return kept
+
+    def drop(self, entry: LiveJob) -> bool:
+        """It is no more kept aside; whether it was."""
+        return self.entries.pop(entry.job.id, None) is not None
+
+    def again(self, number: int) -> None:
+        """What kept this job aside may be over."""
+        entry = self.entries.pop(number, None)
+        if entry is not None:
+            self.engine.line_up(entry)
+
+    def leaves(self, job: Job) -> None:
+        """It neither runs nor stands in line any more: the next of its array may."""
+        array = self._arrays.get(job.array) if job.options.array_limit else None
+        if array is None:
+            return
+        array.inside.discard(job.id)
+        while array.next and len(array.inside) < job.options.array_limit:
+            number = heapq.heappop(array.next)
+            array.outside.discard(number)
+            self.again(number)
+        if not array.inside and not array.next:
+            self._arrays.pop(job.array, None)
+
+    def ended(self, job: Job) -> None:
+        """It has ended, and is none of the engine's any more."""
+        self.leaves(job)
+        for key in self._waited_for.pop(job.id, ()):
+            found = self._after[key]
+            how = found.left.pop(job.id)
+            if not meets(how, job.state):
+                self._fail(key, found, f"job {job.id} ended {job.state}")
+            elif not found.left:
+                del self._after[key]
+                for number, waiting in found.jobs.items():
+                    waiting.met = True
+                    self.again(number)
+        if job.name and (first := self._oldest(job)):
+            self.again(first)
+
+    def why(self, job: Job) -> str:
+        """What keeps it aside, the first of it."""
+        options = job.options
+        if options.held:
+            return f"held by {options.held}"
+        if (at := self._not_before(job)) > time.time():
+            return f"begins at {_stamp(at)}"
+        if (found := self._after.get(job.array or job.id)) is not None:
+            more = f" and {len(found.left) - 1} more" if len(found.left) > 1 else ""
+            return f"waits for the end of job {next(iter(found.left))}{more}"
+        if options.singleton and (first := self._oldest(job)) != job.id:
+            return f"waits for the end of job {first}, which has the same name"
+        return f"of its array {options.array_limit} may run at once" if options.array_limit else "just submitted"
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- times
+
+    def _not_before(self, job: Job) -> float:
+        return job.options.begin
+
+    def _arm(self) -> None:
+        self.close()
+        self._timer = None
+        if self._times and not self.engine.closing:
+            left = self._times[0][0] - time.time()
+            self._timer = asyncio.get_running_loop().call_later(min(max(0.0, left), LOOK), self._due)
+
+    def _due(self) -> None:
+        now = time.time()
+        for _ in range(AT_ONCE):
+            if not self._times or self._times[0][0] > now:
+                break
+            number = heapq.heappop(self._times)[1]
+            if number in self.entries:
+                self.entries[number].alarm = 0.0
+                self.again(number)
+        self._arm()
+        self.engine.kick()
+
+    # -- other jobs
+
+    def _dependencies_met(self, entry: LiveJob) -> bool:
+        if entry.met:
+            return True
+        key = entry.job.array or entry.job.id
+        found = self._after.get(key)
+        if found is None and self._newest[0] == key:
+            found = self._newest[1]
+        if found is None:
+            found = self._look_up(key, dict(map(parse_dependency, entry.job.options.after)))
+        if found.failed:
+            self.engine.spawn(self._never([entry], found.failed))
+        elif found.left:
+            found.jobs[entry.job.id] = entry
+        else:
+            entry.met = True
+        return entry.met
+
+    def _look_up(self, key: int, wanted: dict[int, str]) -> _After:
+        found = _After({number: how for number, how in wanted.items() if number in self.engine.entries})
+        for number, state in queue.states(self.engine.reader, [*(wanted.keys() - found.left.keys())]).items():
+            if not meets(wanted[number], state):
+                found = _After({}, f"job {number} ended {state}")
+                break
+        if found.left:
+            self._after[key] = found
+        else:
+            self._newest = key, found
+        for number in found.left:
+            self._waited_for.setdefault(number, set()).add(key)
+        return found
+
+    def _fail(self, key: int, found: _After, why: str) -> None:
+        for number in found.left:
+            keys = self._waited_for[number]
+            keys.discard(key)
+            if not keys:
+                del self._waited_for[number]
+        del self._after[key]
+        self.engine.spawn(self._never(list(found.jobs.values()), why))
+
+    async def _never(self, entries: Sequence[LiveJob], why: str) -> None:
+        for start in range(0, len(entries), AT_ONCE):
+            part = [entry for entry in entries[start : start + AT_ONCE] if entry.job.id in self.entries and not entry.cancelled]
+            await asyncio.gather(*(self.engine.withdraw(entry, f"dependency failed: {why}") for entry in part))
+
+    def _oldest(self, job: Job) -> int:
+        """Of the jobs of its user that have its name and have not ended; 0 for none."""
+        numbers = self._named.get((job.uid, job.name), [])
+        while numbers and numbers[0] not in self.engine.entries:
+            heapq.heappop(numbers)
+        if not numbers:
+            self._named.pop((job.uid, job.name), None)
+        return numbers[0] if numbers else 0
+
+    def _array_keeps(self, job: Job, kept: bool) -> bool:
+        array = self._arrays.setdefault(job.array, _Array())
+        if kept:
+            if job.id in array.inside:
+                self.leaves(job)
+            return True
+        if job.id in array.inside or len(array.inside) < job.options.array_limit:
+            array.inside.add(job.id)
+            return False
+        if job.id not in array.outside:
+            array.outside.add(job.id)
+            heapq.heappush(array.next, job.id)
+        return True
+
+
+async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str]) -> None:
+    """UnknownJob, NotPermitted: a job can wait for those of its owner, and those of an administrator for any."""
+    numbers = [parse_dependency(text)[0] for text in after]
+    for start in range(0, len(numbers), AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        part = numbers[start : start + AT_ONCE]
+        owners = queue.owners(engine.reader, part)
+        for number in part:
+            if number not in owners:
+                hint = "`dockless queue --all` lists them; old ones are forgotten"
+                raise UnknownJob(f"there is no job {number} to wait for", subject=str(number), hint=hint)
+            if not caller.may_manage(owners[number]):
+                raise NotPermitted(f"job {number} belongs to another user", subject=str(number), hint="wait for jobs of your own")
+
+
+@lru_cache(1000)
+def _stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

@@ -1,0 +1,44 @@
+"""What becomes of jobs in the queue: ``hold``, ``release``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.cli.jobs import job_number
+from dockless.cli.output import out, print_json
+from dockless.cli.parser import Namespace, Parser
+
+if TYPE_CHECKING:
+    from dockless.sched import Client, Job
+
+
+def hold_options(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="+", metavar="ID", help="jobs that wait")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+release_options = hold_options
+
+
+def hold(options: Namespace) -> int:
+    return _each(options, lambda queue, ids: queue.hold(ids))
+
+
+def release(options: Namespace) -> int:
+    return _each(options, lambda queue, ids: queue.release(ids))
+
+
+def _each(options: Namespace, order: Callable[[Client, list[int]], list[Job]]) -> int:
+    from dockless.sched import connect
+
+    numbers = [*map(job_number, options.ids)]
+    with connect() as queue:
+        jobs = order(queue, numbers)
+    if options.json:
+        print_json([job.as_dict() for job in jobs])
+    elif not options.quiet:
+        for job in jobs:
+            out(f"job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
+    return 0
