@@ -10,7 +10,8 @@
                 │  └───────────────────────── cancel ─► CANCELLED
      the program│
      is exec'd  ▼
-              RUNNING ─┬─ exit code 0 ────────────────► COMPLETED
+              RUNNING ─┬─ requeued, or failed with retries left ─► PENDING
+                       ├─ exit code 0 ────────────────► COMPLETED
                        ├─ any other exit or a signal ──► FAILED
                        ├─ its time limit was reached ──► TIMEOUT
                        ├─ the OOM killer took it ──────► OOM
@@ -97,6 +98,9 @@ class JobSpec:
     the ends of other jobs of its owner, ``"ok:12"`` (COMPLETED), ``"not-ok:12"`` (any other end) or ``"any:12"``; where that cannot be any
     more it is CANCELLED. ``singleton``: until no older job of its owner that has its name is left. ``array_limit``: so many jobs of its
     array run at once, 0 for any number.
+
+    ``retries``: how often it runs again when its program has failed, after pauses of 1 s that double up to 5 minutes; ``retry_on``: only
+    after these exit codes, all but 0 where empty.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -111,6 +115,8 @@ class JobSpec:
     after: tuple[str, ...] = ()
     singleton: bool = False
     array_limit: int = 0
+    retries: int = 0
+    retry_on: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_record(self)
@@ -136,6 +142,9 @@ def _check_order(job: JobSpec) -> None:
         raise BadInput(f"begin {job.begin:g} is out of range", subject="begin", hint="give seconds since 1970, or 0")
     if not 0 <= job.array_limit <= MAX_PRIORITY:
         raise BadInput(f"an array limit of {job.array_limit} is out of range", subject="array_limit", hint="give a number of jobs, or 0")
+    if not 0 <= job.retries <= MAX_AFTER or len(job.retry_on) > 255 or not all(0 < code < 256 for code in job.retry_on):
+        hint = f"give 0 to {MAX_AFTER} retries, after exit codes of 1 to 255"
+        raise BadInput("retries are out of range", subject="retries", hint=hint)
     if job.singleton and not job.name:
         raise BadInput("a singleton needs a name", subject="singleton", hint="the jobs of one name run one after the other: give --name")
     if len(job.after) > MAX_AFTER:
@@ -189,8 +198,9 @@ class JobOptions:
     """What a job asks of the scheduler beyond its place, as it stands now. Only what differs from these defaults is stored.
 
     ``held``: who keeps it from starting, empty for nobody; ``held_by_admin``: and that was an administrator, of another's job. ``begin``,
-    ``after``, ``singleton``, ``array_limit``: as in ``JobSpec``. ``preempted_by``: the job for which it is just giving back its GPUs, 0 for
-    none.
+    ``after``, ``singleton``, ``array_limit``, ``retries``, ``retry_on``: as in ``JobSpec``. ``tried``: how many retries it had;
+    ``retry_at``: when the next may begin. ``requeue``: why its running attempt is just being ended for another, empty for
+    none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
     """
 
     held: str = ""
@@ -200,6 +210,11 @@ class JobOptions:
     singleton: bool = False
     array_limit: int = 0
     preempted_by: int = 0
+    retries: int = 0
+    retry_on: tuple[int, ...] = ()
+    tried: int = 0
+    retry_at: float = 0.0
+    requeue: str = ""
 
 
 NO_OPTIONS = JobOptions()
@@ -208,8 +223,9 @@ NO_OPTIONS = JobOptions()
 def options_of(job: JobSpec, user: str) -> JobOptions:
     """As a job of that user begins."""
     found = JobOptions(
-        held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit
-    )
+        held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
+        retries=job.retries, retry_on=job.retry_on,
+    )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
 
 

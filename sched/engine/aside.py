@@ -133,7 +133,8 @@ class Aside:
         if options.held:
             return f"held by {options.held}"
         if (at := self._not_before(job)) > time.time():
-            return f"begins at {_stamp(at)}"
+            retry = f"retry {options.tried} of {options.retries} " if at == options.retry_at else ""
+            return f"{retry}begins at {_stamp(at)}"
         if (found := self._after.get(job.array or job.id)) is not None:
             more = f" and {len(found.left) - 1} more" if len(found.left) > 1 else ""
             return f"waits for the end of job {next(iter(found.left))}{more}"
@@ -148,7 +149,7 @@ class Aside:
     # -- times
 
     def _not_before(self, job: Job) -> float:
-        return job.options.begin
+        return max(job.options.begin, job.options.retry_at)
 
     def _arm(self) -> None:
         self.close()

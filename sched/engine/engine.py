@@ -29,7 +29,7 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, preempting, remains, stopping
+from dockless.sched.engine import again, attempts, preempting, remains, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -223,7 +223,7 @@ class Engine:
         await self._write_surely(change)
         self._count_usage(entry)
         if entry.handle is not None:
-            await remains.remove(self, entry.handle)
+            await remains.clear(self, entry.handle)
             entry.handle = None
         self.active.pop(entry.job.id, None)
         entry.ends = None
@@ -473,7 +473,7 @@ class Engine:
             if entry.limit is not None:
                 left = entry.job.started + entry.limit + OVERDUE - time.time()
                 entry.overdue = self._loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), self._overdue, entry)
-            if entry.cancelled:
+            if entry.cancelled or entry.job.options.requeue:
                 stopping.stop(self, entry, None)
             elif entry.job.options.preempted_by:
                 preempting.go_on(self, entry)
@@ -535,14 +535,20 @@ class Engine:
         if exit is None:
             await self.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
             reason = await self.looked_at(handle.why_vanished)
-            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
-            return
-        record = attempts.exit_record(exit)
-        if entry.job.options.preempted_by and not entry.cancelled and not entry.verdict and not record.get("timed_out"):
-            await preempting.requeue(self, entry, record)
-            return
-        state, reason = final_state(record, entry.cancelled, entry.verdict)
-        await self._end(entry, state, reason, record, shell_code(record))
+            record, code = None, None
+            state = State.CANCELLED if entry.cancelled else State.LOST
+        else:
+            record = attempts.exit_record(exit)
+            options = entry.job.options
+            if options.preempted_by and not (options.requeue or entry.cancelled or entry.verdict or record.get("timed_out")):
+                await preempting.requeue(self, entry, record)
+                return
+            state, reason = final_state(record, entry.cancelled, entry.verdict)
+            code = shell_code(record)
+        if (found := again.wanted(entry, state, reason, code)) is not None:
+            await again.requeue(self, entry, record, *found)
+        else:
+            await self._end(entry, state, reason, record, code)
 
     async def _end(self, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
         job = entry.job

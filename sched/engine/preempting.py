@@ -77,12 +77,5 @@ def unmarked(entry: LiveJob, change: Change[Any]) -> Change[Any]:
 
 
 def _unmark(entry: LiveJob) -> None:
-    entry.stop_by = None
-    if entry.hurry is not None:
-        entry.hurry.set()
-        entry.hurry = None
-    if entry.overdue is not None:
-        entry.overdue.cancel()
-        entry.overdue = None
-    entry.idle_since, entry.warned = None, False
+    stopping.over(entry)
     entry.show(options=replace(entry.job.options, preempted_by=0))

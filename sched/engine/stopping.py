@@ -34,6 +34,18 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[],
     engine.spawn(_until_ended(engine, entry, entry.hurry, tell))
 
 
+def over(entry: LiveJob) -> None:
+    """This attempt has ended, and the next one is not to be."""
+    entry.stop_by = entry.idle_since = None
+    entry.warned = False
+    if entry.hurry is not None:
+        entry.hurry.set()
+        entry.hurry = None
+    if entry.overdue is not None:
+        entry.overdue.cancel()
+        entry.overdue = None
+
+
 async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event, tell: Callable[[], None] | None) -> None:
     signalled = False
     while not engine.closing and entry.job.id in engine.active and entry.hurry is hurry and entry.stop_by is not None:

@@ -153,6 +153,12 @@ class Client:
         another's, Refused, UnknownJob."""
         return self._each("release", [jobs] if type(jobs) is int else jobs)
 
+    def requeue(self, jobs: int | Iterable[int], *, grace: float | None = None) -> list[Job]:
+        """End the running attempts of jobs, by stop signal and ``grace`` seconds later SIGKILL; then they wait for another. Raises Refused
+        where one does not run, UnknownJob, NotPermitted."""
+        check("grace", grace, float | None)
+        return self._each("requeue", [jobs] if type(jobs) is int else jobs, grace=grace)
+
     def _each(self, op: str, jobs: Any, **fields: Any) -> list[Job]:
         ids = _ids(jobs)
         found: dict[int, Job] = {}

@@ -24,6 +24,7 @@ from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
+from dockless.sched.engine import again
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
@@ -97,6 +98,7 @@ class Server:
             "cancel": self._cancel,
             "hold": partial(self._each, engine.hold),
             "release": partial(self._each, engine.release),
+            "requeue": self._requeue,
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
@@ -390,6 +392,14 @@ class Server:
         await self.answers.all_own(caller, numbers, turn)
         await self.engine.each(numbers, lambda number: self.engine.cancel(number, caller.user, grace), turn)
         return {"jobs": self.answers.all_of(caller, numbers)}
+
+    async def _requeue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        grace = _seconds(request, "grace", 3600.0)
+
+        async def work(number: int, caller: Caller) -> None:
+            await again.ask(self.engine, number, caller.user, grace)
+
+        return await self._each(work, caller, request)
 
     async def _each(self, work: Callable[[int, Caller], Awaitable[None]], caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         """``work`` on each of the caller's jobs that are named."""

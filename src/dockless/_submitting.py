@@ -69,6 +69,11 @@ class Submitted(Enterable):
         with _connect() as queue:
             return queue.release(self.id)[0]
 
+    def requeue(self, *, grace: float | None = None) -> Job:
+        """End its running attempt, as ``cancel`` does; then it waits for another. ``Refused`` if it does not run."""
+        with _connect() as queue:
+            return queue.requeue(self.id, grace=grace)[0]
+
     def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
         """What it wrote; with ``follow`` until it has ended."""
         with _connect() as queue:
@@ -109,6 +114,8 @@ def make_job(
     begin: str | float | None = None,
     after: str | Sequence[str] = (),
     singleton: bool = False,
+    retries: int = 0,
+    retry_on: Sequence[int] = (),
 ) -> JobSpec:
     """The job of these keywords; GPUs are asked for here and leased by the daemon."""
     from dockless.sched.jobs import JobSpec, parse_after
@@ -130,6 +137,8 @@ def make_job(
         begin=0.0 if begin is None else parse_time(begin, "begin"),
         after=others,
         singleton=singleton or alone,
+        retries=retries,
+        retry_on=tuple(retry_on),
     )
 
 
@@ -146,6 +155,8 @@ def submit(
     begin: str | float | None = None,
     after: str | Sequence[str] = (),
     singleton: bool = False,
+    retries: int = 0,
+    retry_on: Sequence[int] = (),
     **options: Unpack[Options],
 ) -> Submitted:
     """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
@@ -153,7 +164,8 @@ def submit(
     ``time_limit``: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. ``hold``: it waits until it is
     released. ``begin``: not before that time, ``"2026-01-31T08:00:00Z"`` (without a zone UTC), ``"+2h"`` or seconds since 1970. ``after``:
     when other jobs have ended, ``"ok:12"``, ``"not-ok:12"`` or ``"any:12"``; it is cancelled where that cannot be any more. ``singleton``:
-    when no older job of this user and name is left. Every other keyword: ``Options``.
+    when no older job of this user and name is left. ``retries``: how often it runs again when it failed, ``retry_on``: after these exit
+    codes alone. Every other keyword: ``Options``.
     The image is pulled before that, where the daemon's store is the caller's.
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
     """
@@ -161,7 +173,7 @@ def submit(
     policy = options.get("pull") or "missing"
     job = make_job(
         reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot,
-        hold=hold, begin=begin, after=after, singleton=singleton,
+        hold=hold, begin=begin, after=after, singleton=singleton, retries=retries, retry_on=retry_on,
     )  # fmt: skip
     with _connect() as queue:
         daemon = queue.ping()

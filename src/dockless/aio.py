@@ -561,6 +561,10 @@ class Submitted(Enterable):
         """Let it start when its turn comes. ``Refused`` if it does not wait, ``NotPermitted`` if an administrator holds it."""
         return await in_thread(self.job.release)
 
+    async def requeue(self, *, grace: float | None = None) -> Job:
+        """End its running attempt, as ``cancel`` does; then it waits for another. ``Refused`` if it does not run."""
+        return await in_thread(partial(self.job.requeue, grace=grace))
+
     def __await__(self) -> Generator[Any, None, Job]:
         return self.wait().__await__()
 

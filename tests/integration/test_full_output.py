@@ -61,6 +61,7 @@ PRINTING = {
     "cancel": "1",
     "hold": "--help",
     "release": "--help",
+    "requeue": "--help",
     "why": "1",
     "gpu": "list",
     "simulate": "{trace} --gpus 2",

@@ -370,7 +370,7 @@ try dockless run --cpus
 """
     )
     out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert sorted(out[0].split()) == ["release", "rename", "restart", "rm", "rmi", "run"]
+    assert sorted(out[0].split()) == ["release", "rename", "requeue", "restart", "rm", "rmi", "run"]
     assert out[1].split() == ["none", "host"]
     assert sorted(out[2].split()) == ["--cpus", "--cpuset-cpus", "--cpuset-mems"]
 

@@ -39,6 +39,9 @@ def asked(monkeypatch):
 
         release = hold
 
+        def requeue(self, number, grace):
+            return [(number, grace)]
+
         def __getattr__(self, verb):
             def ask(*words, **how):
                 asked.append((verb, words, how))
@@ -56,7 +59,7 @@ def test_a_handle(asked):
     assert job.status() == ("job", (7,), {})
     assert (job.wait(), job.wait(5.0)) == (("wait", (7,), {"timeout": None}), ("wait", (7,), {"timeout": 5.0}))
     assert (job.cancel(), job.cancel(grace=5.0)) == (("cancel", (7,), {"grace": None}), ("cancel", (7,), {"grace": 5.0}))
-    assert (job.hold(), job.release()) == (7, 7)
+    assert (job.hold(), job.release(), job.requeue(), job.requeue(grace=5.0)) == (7, 7, (7, None), (7, 5.0))
     assert [*job.logs(), *job.logs(follow=True)] == [("logs", (7,), {"follow": False}), ("logs", (7,), {"follow": True})]
 
 
@@ -64,6 +67,7 @@ def test_an_awaited_handle(asked):
     job = aio.Submitted(7)
     assert job == aio.Submitted(7) != aio.Submitted(8) and len({job, aio.Submitted(7)}) == 1
     assert asyncio.run(job.cancel(grace=5.0)) == ("cancel", (7,), {"grace": 5.0})
+    assert asyncio.run(job.requeue(grace=5.0)) == (7, 5.0)
     assert asyncio.run(job.hold()) == asyncio.run(job.release()) == 7
 
 
@@ -78,11 +82,12 @@ def test_submit(asked, monkeypatch):
     monkeypatch.setattr(submitting, "present_for", present_for)
     how = {
         "priority": -7, "time_limit": "1m", "name": "night", "group": "lab", "on_reboot": "requeue", "hold": True,
-        "begin": "2030-01-31 08:00", "after": "ok:12,afterany:13", "singleton": True,
+        "begin": "2030-01-31 08:00", "after": "ok:12,afterany:13", "singleton": True, "retries": 3, "retry_on": [75, 1],
     }  # fmt: skip
     assert submit("img", ["a"], gpus=2, env={"A": "1"}, **how) == Submitted(7)
     assert asked == [make_job("there-img", ["a"], {"gpus": 2, "env": {"A": "1"}}, **how)]
     assert (asked[0].hold, asked[0].begin, asked[0].after, asked[0].singleton) == (True, 1_896_076_800.0, ("ok:12", "any:13"), True)
+    assert (asked[0].retries, asked[0].retry_on) == (3, (75, 1))
     assert make_job("img", ["a"], {}, after=["ok:12", "any:13"]).after == ("ok:12", "any:13")
     submit(["a"], pull="always")
     assert asked[1:] == [make_job("there-host", ["a"], {"pull": "always"})]

@@ -1,10 +1,11 @@
-"""What becomes of jobs in the queue: ``hold``, ``release``."""
+"""What becomes of jobs in the queue: ``hold``, ``release``, ``requeue``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from dockless.base.typing import TYPE_CHECKING
+from dockless.base.units import parse_duration
 from dockless.cli.jobs import job_number
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
@@ -28,6 +29,18 @@ def hold(options: Namespace) -> int:
 
 def release(options: Namespace) -> int:
     return _each(options, lambda queue, ids: queue.release(ids))
+
+
+def requeue_options(parser: Parser) -> None:
+    parser.add_argument("ids", nargs="+", metavar="ID", help="jobs that run")
+    parser.add_argument("--grace", metavar="TIME", help="between the stop signal and the kill (default: 10s)")
+    parser.quiet("say nothing")
+    parser.json()
+
+
+def requeue(options: Namespace) -> int:
+    grace = None if options.grace is None else parse_duration(options.grace, "grace")
+    return _each(options, lambda queue, ids: queue.requeue(ids, grace=grace))
 
 
 def _each(options: Namespace, order: Callable[[Client, list[int]], list[Job]]) -> int:

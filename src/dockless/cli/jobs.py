@@ -29,6 +29,8 @@ def submit_options(parser: Parser) -> None:
         metavar="N[%%M]",
         help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1 (also 0-N); at most M run at once",
     )
+    queue.add_argument("--retries", type=whole(0), default=0, metavar="N", help="run it again when it failed, N times at most")
+    queue.add_argument("--retry-on", action="append", default=[], type=whole(1), metavar="CODE", help="retry after this exit code alone")
     queue.add_argument("--hold", action="store_true", help="it waits until it is released")
     queue.add_argument("--begin", metavar="TIME", help="not before: +2h, 2026-01-31T08:00:00Z, 2026-01-31 08:00 (UTC)")
     queue.add_argument(
@@ -69,6 +71,8 @@ def submit(options: Namespace) -> int:
         begin=options.begin,
         after=options.after,
         singleton=options.singleton,
+        retries=options.retries,
+        retry_on=options.retry_on,
     )
     return submit_jobs([job], options, array=options.array)
 

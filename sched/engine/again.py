@@ -1,0 +1,72 @@
+"""Another attempt of a job: asked for while it runs (``requeue``), or because it failed and has tries left (``JobSpec.retries``).
+
+The wish to run a job again is on disk before it is told to end, so a daemon that comes back in between goes on with it. A cancel, and the
+job's own time limit, end it for good.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.errors import Refused
+from dockless.sched.engine import remains, stopping
+from dockless.sched.engine.entry import wake
+from dockless.sched.jobs import JobOptions, State
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import LiveJob
+
+LONGEST_PAUSE = 300.0
+"""Seconds before the tries that come late; the first comes after one, and each pause is twice the one before."""
+
+
+async def ask(engine: Engine, number: int, who: str, grace: float | None) -> None:
+    """End the running attempt of a job, which then waits for another. ``Refused`` for one that does not run."""
+    entry = engine.entries.get(number)
+    if entry is None or entry.cancelled or entry.job.state is State.PENDING:
+        what = "waits" if entry is not None and not entry.cancelled else "has ended, or is ending"
+        raise Refused(f"job {number} {what}: only one that runs can be queued again", subject=str(number), hint="submit it again")
+    reason, before, now = f"requeued by {who}", entry.job.options, time.time()
+    if not before.requeue:
+        options = replace(before, requeue=reason)
+        await engine.write(lambda db: queue.set_options(db, number, options, now, "requeue", f"by {who}"))
+        entry.show(options=replace(entry.job.options, requeue=reason))
+    stopping.stop(engine, entry, grace)
+
+
+def wanted(entry: LiveJob, state: State, reason: str, code: int | None) -> tuple[str, JobOptions] | None:
+    """Why a job whose attempt has ended so runs again, and its options from then on; None where that is its end."""
+    options = entry.job.options
+    if entry.cancelled or state is State.TIMEOUT:
+        return None
+    if options.requeue:
+        return options.requeue, replace(options, requeue="")
+    if state in (State.FAILED, State.OOM) and options.tried < options.retries and (not options.retry_on or code in options.retry_on):
+        pause = min(2.0**options.tried, LONGEST_PAUSE)
+        return reason, replace(options, tried=options.tried + 1, retry_at=time.time() + pause)
+    return None
+
+
+async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any] | None, reason: str, options: JobOptions) -> None:
+    """Its attempt has ended: it waits for another, with these options."""
+    number, now = entry.job.id, time.time()
+    entry.silent = True
+    wake(entry.gone)
+    left = entry.handle
+    unkept = await remains.keep(engine, left, entry.job.uid) if left is not None else ""
+
+    def change(db: Any) -> None:
+        queue.requeue(db, number, now, "; ".join(filter(None, (reason, unkept))), record)
+        queue.set_options(db, number, options, now, "requeue", reason)
+
+    if unkept and left is not None:
+        engine.left.append(left)
+        entry.handle = None
+    stopping.over(entry)
+    entry.show(options=options)
+    await engine.back(entry, change)
+    entry.silent = False

@@ -1,0 +1,219 @@
+"""Another attempt of a job: asked for while it runs, or because it failed and has tries left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from support.stand_in import StandIn, engine, until
+
+from dockless.base.records import differences
+from dockless.errors import BadInput, Refused, SchedError
+from dockless.sandbox.run.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import State
+from dockless.sched.callers import Caller
+from dockless.sched.engine import again, aside
+from dockless.sched.jobs import JobOptions, JobSpec
+from dockless.sched.store import queue
+from dockless.sched.wire.answers import Answers
+
+ROOT = Caller(0, "root", frozenset(), True)
+
+
+@pytest.fixture(autouse=True)
+def _gpus(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return StandIn(tmp_path / "boxes")
+
+
+def plain(**fields):
+    return differences(JobSpec(Spec(argv=("true",)), **fields))
+
+
+async def running_box(running, launcher, number, attempt):
+    name = running.name(number, attempt)
+    await until(lambda: number in running.entries and running.entries[number].job.state is State.RUNNING and name in launcher.boxes)
+    return launcher.boxes[name]
+
+
+def tries(running, number):
+    return [(a.number, str(a.state), a.reason) for a in queue.attempts(running.reader, number)]
+
+
+async def ended(running, number):
+    await until(lambda: number not in running.entries)
+    return queue.job(running.reader, number)
+
+
+def test_a_job_that_fails_is_tried_again(tmp_path, launcher, monkeypatch):
+    """After pauses that double; what it wrote is kept of each attempt. It is over when it succeeds, or when no try is left."""
+    clock = [time.time()]
+    monkeypatch.setattr(again.time, "time", lambda: clock[0])
+    monkeypatch.setattr(aside, "LOOK", 0.001)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(retries=2, gpus="1")], None)
+            for attempt in (1, 2, 3):
+                box = await running_box(running, launcher, number, attempt)
+                (box.directory / "log").write_text(f"attempt {attempt}\n")
+                box.end(Exit(7, None))
+                if attempt < 3:
+                    await until(lambda: running.entries[number].job.state is State.PENDING)
+                    assert Answers(running)._why(number).startswith(f"retry {attempt} of 2 begins at 2")
+                    clock[0] += attempt - 0.01
+                    await asyncio.sleep(0.01)
+                    assert number in running.aside.entries
+                    clock[0] += 0.02
+            job = await ended(running, number)
+            assert (job.state, job.reason, job.exit_code, job.attempt) == (State.FAILED, "exit code 7", 7, 3)
+            assert tries(running, number) == [(n, "ENDED", "exit code 7") for n in (1, 2, 3)]
+            assert [running.log_base(number, n).with_suffix(".log").read_text() for n in (1, 2, 3)] == [f"attempt {n}\n" for n in (1, 2, 3)]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("fields", "record", "state"),
+    [
+        ({"retries": 1}, Exit(0, None), State.COMPLETED),
+        ({"retries": 1, "retry_on": (75, 2)}, Exit(3, None), State.FAILED),
+        ({"retries": 1}, Exit(None, 9, timed_out=True), State.TIMEOUT),
+        ({"retries": 1}, None, State.LOST),
+        ({}, Exit(3, None), State.FAILED),
+    ],
+)
+def test_ends_that_are_final(tmp_path, launcher, fields, record, state):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(**fields)], None)
+            (await running_box(running, launcher, number, 1)).end(record)
+            assert (await ended(running, number)).state is state
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("record", [Exit(75, None), Exit(2, None)])
+def test_these_codes_are_tried_again(tmp_path, launcher, monkeypatch, record):
+    monkeypatch.setattr(again, "LONGEST_PAUSE", 0.0)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(retries=9, retry_on=(75, 2))], None)
+            for attempt in (1, 2):
+                (await running_box(running, launcher, number, attempt)).end(record)
+            (await running_box(running, launcher, number, 3)).end(Exit(0, None))
+            assert (await ended(running, number)).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
+def test_a_job_that_is_requeued(tmp_path, launcher):
+    """Its attempt is told to end and the job waits at its place; the next attempt has nothing of the wish."""
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(gpus="2")], None)
+            box = await running_box(running, launcher, number, 1)
+            (other,) = await running.submit(ROOT, [plain(gpus="2")], None)
+            following = Answers(running).gone(running.entries[number])
+            await again.ask(running, number, "root", None)
+            second = await running_box(running, launcher, number, 2)
+            assert following.done() and box.said[0] == "stop" and "kill" not in box.said
+            assert running.entries[number].job.options.requeue == "" and running.entries[other].job.state is State.PENDING
+            assert tries(running, number)[0] == (1, "ENDED", "requeued by root")
+            assert not Answers(running).gone(running.entries[number]).done() and second.said == []
+            second.end(Exit(0, None))
+            assert (await ended(running, number)).state is State.COMPLETED
+            (await running_box(running, launcher, other, 1)).end(Exit(0, None))
+            await ended(running, other)
+            with pytest.raises(Refused, match="only one that runs"):
+                await again.ask(running, number, "root", None)
+
+    asyncio.run(play())
+
+
+def test_a_wish_that_a_daemon_could_not_carry_out(tmp_path, launcher):
+    """It is on disk before the signal: the next daemon goes on with it."""
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain()], None)
+            box = await running_box(running, launcher, number, 1)
+            options = JobOptions(requeue="requeued by ann")
+            await running.write(lambda db: queue.set_options(db, number, options, 1.0, "requeue", "by ann"))
+        assert box.said == []
+        async with engine(tmp_path, launcher) as running:
+            (await running_box(running, launcher, number, 2)).end(Exit(0, None))
+            assert box.said[0] == "stop" and (await ended(running, number)).state is State.COMPLETED
+            assert tries(running, number)[0] == (1, "ENDED", "requeued by ann")
+
+    asyncio.run(play())
+
+
+def test_a_failure_that_nobody_saw_is_tried_again(tmp_path, launcher, monkeypatch):
+    """The daemon was gone when it ended."""
+    monkeypatch.setattr(again, "LONGEST_PAUSE", 0.0)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(retries=1)], None)
+            box = await running_box(running, launcher, number, 1)
+        box.end(Exit(1, None))
+        async with engine(tmp_path, launcher) as running:
+            (await running_box(running, launcher, number, 2)).end(Exit(1, None))
+            assert (await ended(running, number)).state is State.FAILED and len(tries(running, number)) == 2
+
+    asyncio.run(play())
+
+
+def test_a_cancel_ends_it_for_good(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            first, second = await running.submit(ROOT, [plain(retries=5), plain()], None)
+            await running_box(running, launcher, first, 1)
+            box = await running_box(running, launcher, second, 1)
+            await running.cancel(first, "root", None)
+            assert (await ended(running, first)).state is State.CANCELLED
+            box.send_stop = lambda: None  # it takes its time
+            await again.ask(running, second, "root", 60.0)
+            await running.cancel(second, "root", 60.0)
+            box.end(Exit(None, 15))
+            assert (await ended(running, second)).state is State.CANCELLED
+
+    asyncio.run(play())
+
+
+def test_a_wish_that_cannot_be_written_ends_nothing(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain()], None)
+            box = await running_box(running, launcher, number, 1)
+            write = running.write
+
+            def refused(change):
+                raise SchedError("planted", subject="jobs.db")
+
+            running.write = refused
+            with pytest.raises(SchedError, match="planted"):
+                await again.ask(running, number, "root", None)
+            running.write = write
+            assert box.said == [] and running.entries[number].job.options.requeue == ""
+            box.end(Exit(0, None))
+            assert (await ended(running, number)).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "fields", [{"retries": -1}, {"retries": 1001}, {"retries": 1, "retry_on": (0,)}, {"retries": 1, "retry_on": (256,)}]
+)
+def test_retries_that_cannot_be_meant(fields):
+    with pytest.raises(BadInput, match="out of range"):
+        JobSpec(Spec(), **fields)
