@@ -29,7 +29,7 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import again, attempts, preempting, remains, stopping
+from dockless.sched.engine import again, attempts, draining, preempting, remains, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -94,6 +94,7 @@ class Engine:
         self.entries: dict[int, LiveJob] = {}
         self.waiting = WaitingList()
         self.aside = Aside(self)
+        self.drained: dict[str, str] = {}
         self.active: dict[int, LiveJob] = {}
         self.shares = Shares()
         self.kept = Kept(self.logs)
@@ -162,6 +163,7 @@ class Engine:
 
     async def recover(self) -> None:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
+        draining.take_over(self, queue.drained(self.reader))
         unsettled: list[LiveJob] = []
         with quiet_collector():
             for entry in self._enter(queue.live(self.reader)):
@@ -306,7 +308,7 @@ class Engine:
 
     def _pass(self) -> None:
         self._kicked = False
-        if self.closing or self.outage.text:  # no start can be recorded: its end kicks again
+        if self.closing or self.outage.text or draining.HOST in self.drained:  # the end of either kicks again
             return
         now, began = queue.ticks(), self._loop.time()
         decision = self.decision = policy.decide(self.state(), now)

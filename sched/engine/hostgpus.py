@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 
 from dockless.base.dataclass import replace
@@ -39,6 +39,7 @@ class HostGpus:
             self.error = str(error)
         self._read = time.monotonic()
         self._failed: dict[str, str] = {}
+        self._drained: Mapping[str, str] = {}
         self.uuids = tuple(unit.uuid for unit in self.gpus)
         self.slices = frozenset(unit.uuid for unit in self.gpus if unit.parent)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in self.gpus for link in unit.links}
@@ -111,9 +112,20 @@ class HostGpus:
         self._failed.setdefault(uuid, f"{why} ({time.strftime('%Y-%m-%d %H:%M')})")
         self._show(self.gpus)
 
+    def drain(self, drained: Mapping[str, str]) -> None:
+        """These are out of service, by their UUIDs, and why; all others are not, as far as that goes."""
+        self._drained = drained
+        self._read = -math.inf
+        self.look()
+
     def _show(self, gpus: tuple[Gpu, ...]) -> None:
         before = self.gpus
-        self.gpus = tuple(replace(unit, trouble=self._failed.get(unit.parent or unit.uuid, unit.trouble)) for unit in gpus)
+        found = []
+        for unit in gpus:
+            names = (unit.uuid, unit.parent or unit.uuid)
+            why = next((all[name] for all in (self._failed, self._drained) for name in names if name in all), unit.trouble)
+            found.append(replace(unit, trouble=why))
+        self.gpus = tuple(found)
         for old, new in zip(before, self.gpus, strict=True):
             if old.trouble != new.trouble:
                 say(f"GPU {new.uuid} is out of service: {new.trouble}" if new.trouble else f"GPU {new.uuid} is in service again")

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 
@@ -208,7 +208,20 @@ def queue_id(db: sqlite3.Connection) -> str:
     return str(db.execute("SELECT value FROM meta WHERE key='queue'").fetchone()[0])
 
 
+def drained(db: sqlite3.Connection) -> dict[str, str]:
+    """Where nothing is started, and why: by a GPU's UUID, or ``host``."""
+    found = db.execute("SELECT value FROM meta WHERE key='drained'").fetchone()
+    return dict(json.loads(found[0])) if found else {}
+
+
 # -- changes, each inside the caller's transaction
+
+
+def change_drained(db: sqlite3.Connection, more: Mapping[str, str], less: Collection[str]) -> dict[str, str]:
+    """Drain ``more`` and no longer ``less``; what is drained then."""
+    now = {name: why for name, why in (drained(db) | dict(more)).items() if name not in less}
+    db.execute("INSERT OR REPLACE INTO meta VALUES('drained', ?)", (json.dumps(now),))
+    return now
 
 
 def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: float) -> list[int]:

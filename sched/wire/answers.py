@@ -15,6 +15,7 @@ from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
+from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import NO_OPTIONS, Job, State
@@ -79,7 +80,7 @@ class Answers:
         if number in engine.aside.entries:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         place, now, decision = engine.waiting.before(entry.waiting) + 1, queue.ticks(), engine.decision
-        if engine.outage.text or decision is None or not decision.held(entry.waiting):
+        if engine.outage.text or HOST in engine.drained or decision is None or not decision.held(entry.waiting):
             return Why(number, str(job.state), job.reason, place, len(engine.waiting))
         starts_at = decision.reason(entry.waiting).starts_at
         starts_in = None if starts_at is None else max(0.0, starts_at - now)
@@ -89,6 +90,8 @@ class Answers:
     def _why(self, number: int) -> str:
         if self.engine.outage.text:
             return f"nothing can be started: {self.engine.outage.text}"
+        if HOST in self.engine.drained:
+            return f"nothing is started: the host was {self.engine.drained[HOST]}"
         entry = self.engine.entries.get(number)
         if number in self.engine.aside.entries:
             return self.engine.aside.why(self.engine.entries[number].job)
@@ -214,6 +217,7 @@ class Answers:
             self.engine.config.cpu_jobs,
             self.engine.gpus.error,
             tuple(table),
+            self.engine.drained.get(HOST, ""),
         )
 
     def quotas(self) -> list[QuotaInfo]:

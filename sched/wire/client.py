@@ -316,6 +316,17 @@ class Client:
 
         return [read(QuotaInfo, one, "quota", newer=True) for one in self._call("quotas")["quotas"]]
 
+    @checked
+    def drain(self, gpus: Sequence[str] = (), *, everything: bool = False, reason: str = "") -> None:
+        """Start nothing more on these GPUs (numbers or UUIDs), or on the host at all; what runs goes on. Holds until ``undrain``. Raises
+        NotPermitted, UnknownGpu, BadInput."""
+        self._call("drain", gpus=list(gpus), all=everything, reason=reason)
+
+    @checked
+    def undrain(self, gpus: Sequence[str] = (), *, everything: bool = False) -> None:
+        """Start jobs there again. Raises NotPermitted, UnknownGpu, BadInput."""
+        self._call("undrain", gpus=list(gpus), all=everything)
+
     def ping(self) -> DaemonInfo:
         data = self._call("ping")["daemon"]
         return DaemonInfo(**{k: v for k, v in data.items() if k in DaemonInfo.__slots__} | {"socket": str(self.path)})

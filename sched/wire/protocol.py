@@ -107,7 +107,8 @@ class Why(Record):
 
 @dataclass(frozen=True, slots=True)
 class HostInfo(Record):
-    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit)."""
+    """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit).
+    ``drained``: by whom and why no job is started at all, empty where they are."""
 
     gpus: tuple[GpuInfo, ...] = ()
     waiting: int = 0
@@ -115,6 +116,7 @@ class HostInfo(Record):
     cpu_jobs: int = 0
     gpu_error: str = ""
     quotas: tuple[tuple[str, str, int, int | None], ...] = ()
+    drained: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again
+from dockless.sched.engine import again, draining
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
@@ -63,6 +63,8 @@ UNFINISHED = 8 << 20
 AT_ONCE = 100
 """Jobs of an answer that are encoded before somebody else's turn."""
 MAX_LISTED = 100_000
+MAX_GPUS = 1000
+"""GPUs that one request may name."""
 MOST_SECONDS = 1e11
 """A moment of long after, as seconds since 1970 that ``date`` knows."""
 _HEADERS = 100
@@ -99,6 +101,8 @@ class Server:
             "hold": partial(self._each, engine.hold),
             "release": partial(self._each, engine.release),
             "requeue": self._requeue,
+            "drain": self._drain,
+            "undrain": self._drain,
             "wait": self._wait,
             "info": self._info,
             "quotas": self._quotas,
@@ -392,6 +396,19 @@ class Server:
         await self.answers.all_own(caller, numbers, turn)
         await self.engine.each(numbers, lambda number: self.engine.cancel(number, caller.user, grace), turn)
         return {"jobs": self.answers.all_of(caller, numbers)}
+
+    async def _drain(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        gpus, reason = request.get("gpus") or [], request.get("reason") or ""
+        if not isinstance(gpus, list) or len(gpus) > MAX_GPUS or not all(isinstance(name, str) for name in (*gpus, reason)):
+            raise BadInput("'gpus' is not a list of names, or 'reason' no text", subject="gpus", hint="`dockless info` lists the GPUs")
+        everything = bool(request.get("all"))
+        if bool(gpus) == everything:
+            raise BadInput("which GPUs?", subject="gpus", hint="name some, or all")
+        if request["op"] == "drain":
+            await draining.drain(self.engine, caller, gpus, everything, reason)
+        else:
+            await draining.undrain(self.engine, caller, gpus, everything)
+        return {}
 
     async def _requeue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         grace = _seconds(request, "grace", 3600.0)

@@ -61,6 +61,8 @@ PRINTING = {
     "cancel": "1",
     "hold": "--help",
     "release": "--help",
+    "drain": "--help",
+    "undrain": "--help",
     "requeue": "--help",
     "why": "1",
     "gpu": "list",

@@ -406,3 +406,18 @@ def test_what_keeps_a_job_waiting(daemon, say):
     assert say("release", "3")[0] == 125 and "does not wait" in say("release", "3")[2][0]
     assert say("submit", "--after", "12", "--", "true")[2][0].startswith("dockless: after '12' cannot be read")
     assert say("submit", "--after", "ok:99", "--", "true")[2][0].startswith("dockless: there is no job 99 to wait for")
+
+
+def test_draining(daemon, say):
+    code, lines, _ = say("drain", "0", "--reason", "disk change")
+    assert (
+        code == 0 and lines[0].startswith("GPU 0: drained by ") and lines[0].endswith(": disk change") and lines[-1] == "host: in service"
+    )
+    code, lines, _ = say("drain", "--all", "--json")
+    found = json.loads("\n".join(lines))
+    assert code == 0 and found["drained"].startswith("drained by ") and "disk change" in next(iter(found["gpus"].values()))
+    assert any(line.endswith("no job is started") for line in say("info")[1])
+    assert say("undrain", "-q", "--all")[:2] == (0, []) and not any("drained" in line for line in say("info")[1])
+    for words in (["drain"], ["drain", "0", "--all"], ["undrain"]):
+        assert say(*words)[0] == 125
+    assert say("drain", "77")[2][0] == "dockless: there is no GPU 77"

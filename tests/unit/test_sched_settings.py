@@ -78,7 +78,7 @@ NUMBERS = {
     queue: {"VERSION": 3, "_PAGE": 200},
     server: {
         "PER_USER": 64, "IN_ALL": 200, "OWN": 8, "EVERYBODY": 280, "KEPT_BACK": 128, "PIECE": 65_536, "UNFINISHED": 8_388_608,
-        "AT_ONCE": 100, "MAX_LISTED": 100_000,
+        "AT_ONCE": 100, "MAX_LISTED": 100_000, "MAX_GPUS": 1000,
     },
     stopping: {"KILL_AGAIN": 2.0},
     wants: {"AGAIN": 1.0},

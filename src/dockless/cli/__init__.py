@@ -76,6 +76,8 @@ VERBS = {
     "cancel": Verb("jobs", "end jobs, waiting or running", "queue"),
     "hold": Verb("job_orders", "keep waiting jobs from starting", "queue"),
     "release": Verb("job_orders", "let held jobs start when their turn comes", "queue"),
+    "drain": Verb("draining", "start nothing more on GPUs, or on the host", "queue"),
+    "undrain": Verb("draining", "start jobs there again", "queue"),
     "requeue": Verb("job_orders", "end what jobs run, and let them start again", "queue"),
     "gpu": Verb("gpus", "this host's GPUs and their slices; describe them for other programs (CDI)", "queue"),
     "info": Verb("host", "GPUs and who holds them, quotas", "queue"),

@@ -35,6 +35,8 @@ def info(options: Namespace) -> int:
     out(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
     warn_of_outage(daemon)
     out(f"jobs        {host.running} running, {host.waiting} waiting")
+    if host.drained:
+        out(f"host        {host.drained}: no job is started")
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
         out(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")

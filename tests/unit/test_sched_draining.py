@@ -1,0 +1,113 @@
+"""GPUs, or the host, on which nothing new is started."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.stand_in import StandIn, engine, until
+
+from dockless.base.records import differences
+from dockless.errors import BadInput, NotPermitted, SchedError, UnknownGpu
+from dockless.sandbox.run.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import State
+from dockless.sched.callers import Caller
+from dockless.sched.engine.draining import drain, undrain
+from dockless.sched.jobs import JobSpec
+from dockless.sched.wire.answers import Answers
+
+ROOT = Caller(0, "root", frozenset(), True)
+ANN = Caller(1001, "ann", frozenset(), False)
+
+
+@pytest.fixture(autouse=True)
+def _gpus(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return StandIn(tmp_path / "boxes")
+
+
+def plain(**fields):
+    return differences(JobSpec(Spec(argv=("true",)), **fields))
+
+
+async def runs(running, *numbers):
+    await until(lambda: all(running.entries[number].job.state is State.RUNNING for number in numbers))
+
+
+async def at_rest(running):
+    await until(lambda: not running._kicked and all(task.done() for task in running._tasks))
+
+
+def test_a_drained_gpu_gets_no_new_jobs(tmp_path, launcher):
+    """What runs on it goes on; after a restart it is drained still."""
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (first,) = await running.submit(ROOT, [plain(gpus="device=0")], None)
+            await runs(running, first)
+            await drain(running, ROOT, ["0", running.gpus.uuids[1]], False, "disk change")
+            (second,) = await running.submit(ROOT, [plain(gpus="1")], None)
+            await at_rest(running)
+            assert running.entries[first].job.state is State.RUNNING and running.entries[second].job.state is State.PENDING
+            assert Answers(running)._why(second).endswith("GPU 1 is out of service: drained by root: disk change")
+            assert [gpu.trouble for gpu in Answers(running).info().gpus] == ["drained by root: disk change"] * 2
+        async with engine(tmp_path, launcher) as running:
+            await at_rest(running)
+            assert running.entries[second].job.state is State.PENDING
+            await undrain(running, ROOT, ["1"], False)
+            await runs(running, second)
+            assert [gpu.trouble for gpu in Answers(running).info().gpus] == ["drained by root: disk change", ""]
+            await undrain(running, ROOT, [], True)
+            assert running.drained == {} and [gpu.trouble for gpu in Answers(running).info().gpus] == ["", ""]
+
+    asyncio.run(play())
+
+
+def test_a_drained_host_starts_nothing(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (first,) = await running.submit(ROOT, [plain()], None)
+            await runs(running, first)
+            await drain(running, ROOT, [], True, "")
+            (second,) = await running.submit(ROOT, [plain()], None)
+        async with engine(tmp_path, launcher) as running:
+            await at_rest(running)
+            answers = Answers(running)
+            assert len(launcher.boxes) == 1 and answers._why(second) == "nothing is started: the host was drained by root"
+            assert answers.why(ROOT, second).reason == answers._why(second) and answers.info().drained == "drained by root"
+            launcher.boxes[running.name(first, 1)].end(Exit(0, None))
+            await until(lambda: first not in running.entries)
+            await undrain(running, ROOT, [], True)
+            await runs(running, second)
+            assert answers.info().drained == ""
+
+    asyncio.run(play())
+
+
+def test_who_may_drain_what(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            for order in (drain(running, ANN, ["0"], False, ""), undrain(running, ANN, [], True)):
+                with pytest.raises(NotPermitted, match="for administrators"):
+                    await order
+            with pytest.raises(UnknownGpu, match="no GPU 7"):
+                await drain(running, ROOT, ["0", "7"], False, "")
+            with pytest.raises(BadInput, match="too long or not printable"):
+                await drain(running, ROOT, ["0"], False, "a\nb")
+            write = running.write
+
+            def refused(change):
+                raise SchedError("planted", subject="jobs.db")
+
+            running.write = refused
+            with pytest.raises(SchedError, match="planted"):
+                await drain(running, ROOT, ["0"], False, "")
+            running.write = write
+            assert running.drained == {}
+
+    asyncio.run(play())
