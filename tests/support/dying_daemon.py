@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 POINTS = ("lease", "leased", "launched", "running", "exit", "log", "finish", "remove", "removed")
+OF_ANOTHER_ATTEMPT = ("exit", "log", "requeue", "options", "remove", "removed")
+"""The same between an attempt and the next."""
 
 
 def main(point: str, mark: str) -> int:
@@ -37,6 +39,9 @@ def main(point: str, mark: str) -> int:
     queue.begin_attempt = dying("", queue.begin_attempt, "lease")
     queue.set_running = dying("", queue.set_running, "running")
     queue.finish = dying("", queue.finish, "finish")
+    queue.requeue = dying("", queue.requeue, "requeue")
+    queue.set_options = dying("", queue.set_options, "options")
+    queue.change_drained = dying("", queue.change_drained, "drained")
     attempts.keep_log = dying("log", attempts.keep_log)
     detached.start = dying("leased", detached.start, "launched")
     detached.Box.exit = dying("exit", detached.Box.exit)  # type: ignore[method-assign]
