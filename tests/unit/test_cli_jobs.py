@@ -408,6 +408,17 @@ def test_what_keeps_a_job_waiting(daemon, say):
     assert say("submit", "--after", "ok:99", "--", "true")[2][0].startswith("dockless: there is no job 99 to wait for")
 
 
+def test_jobs_of_a_list_wait_as_the_command_line_says(daemon, say, tmp_path):
+    (tmp_path / "list.jsonl").write_text('{"name": "a", "command": ["true"]}\n{"name": "b", "command": ["true"]}\n')
+    assert say("submit", "-q", "--hold", "--retries", "2", "--retry-on", "75", "--from", str(tmp_path / "list.jsonl"))[:2] == (
+        0,
+        ["1", "2"],
+    )
+    for number in (1, 2):
+        options = stored(number).options
+        assert options.held and (options.retries, options.retry_on) == (2, (75,))
+
+
 def test_draining(daemon, say):
     code, lines, _ = say("drain", "0", "--reason", "disk change")
     assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
-from dockless.base.units import format_duration, parse_duration
+from dockless.base.units import format_duration, parse_duration, parse_time
 from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
 from dockless.cli.output import age, cut, out, print_json, span, table, warn
@@ -67,12 +67,6 @@ def submit(options: Namespace) -> int:
         name=options.name,
         group=options.group,
         on_reboot=options.on_reboot,
-        hold=options.hold,
-        begin=options.begin,
-        after=options.after,
-        singleton=options.singleton,
-        retries=options.retries,
-        retry_on=options.retry_on,
     )
     return submit_jobs([job], options, array=options.array)
 
@@ -89,8 +83,8 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -
         daemon = queue.ping()
     images = {image: fetched(image, options, partial(present_for, daemon)) for image in dict.fromkeys(job.spec.image for job in jobs)}
     jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
-    if isinstance(array, _Count):
-        jobs = [replace(jobs[0], array_limit=array.limit)]
+    orders = _orders(options) | ({"array_limit": array.limit} if isinstance(array, _Count) else {})
+    jobs = [replace(job, **orders) for job in jobs] if orders else jobs
     with connect() as queue:
         with told_whose_store(daemon, " ".join(images.values())):
             ids = queue.submit_array(jobs[0], int(array)) if array is not None else queue.submit_many(jobs)
@@ -103,6 +97,17 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -
                 warn("the GPUs are simulated: nothing computes on them")
             out(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
         return wait_jobs(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
+
+
+def _orders(options: Namespace) -> dict[str, Any]:
+    """What the command line says of when and how often jobs run, also those of a file."""
+    from dockless.sched.jobs import parse_after
+
+    after, alone = parse_after(options.after)
+    begin = 0.0 if options.begin is None else parse_time(options.begin, "begin")
+    found = {"hold": options.hold, "begin": begin, "after": after, "singleton": options.singleton or alone}
+    found |= {"retries": options.retries, "retry_on": tuple(options.retry_on)}
+    return {name: value for name, value in found.items() if value}
 
 
 class _Count(int):
