@@ -26,7 +26,7 @@ from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume"]
+Kind = Literal["count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume", "text"]
 USER = "$USER"
 """What stands for a name in settings of the kind ``volume``."""
 
@@ -34,6 +34,7 @@ _KINDS = {
     "count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path",
     "quota": "a whole number or a table like { guarantee = 2, limit = 6 }", "duration": 'a time, like "30s", "7d" or seconds',
     "signal": 'a signal, like "TERM" or "USR1"', "choice": "one of",
+    "text": "a text",
     "volume": "a whole path, in which $USER stands for a name",
 }  # fmt: skip
 _MOST = 1_000_000_000
@@ -44,7 +45,8 @@ _LONGEST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Setting:
     """``key``: section and name with dots; a last ``*`` stands for any name, and the value is a dict of them. ``default`` None: see
-    ``about``. ``least``: the smallest that is allowed; ``choices``: all that is allowed, of kind ``choice``."""
+    ``about``. ``least``: the smallest that is allowed; ``choices``: all that is allowed, of kind ``choice``; ``pattern``: what a text,
+    or each of some names, has to match, ``form``: the same in words."""
 
     key: str
     kind: Kind
@@ -52,12 +54,15 @@ class Setting:
     about: str
     least: int = 0
     choices: tuple[str, ...] = ()
+    form: str = ""
+    pattern: str = r"[\s\S]*"
 
     @property
     def path(self) -> tuple[str, ...]:
         return tuple(self.key.split("."))
 
 
+_DOMAIN = "[A-Za-z0-9][A-Za-z0-9.-]{0,252}"
 QUOTA = (
     Setting("guarantee", "count", None, "GPUs that others may borrow and have to give back; left out: none"),
     Setting("limit", "count", None, "GPUs at once; left out: no limit"),
@@ -90,6 +95,39 @@ SETTINGS = (
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
     Setting("volumes.*", "volume", {}, "the directory of the host that every job has there; $USER: the name of its user"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
+    Setting("notify.sendmail", "path", None, "the program that sends notices of jobs by mail, as /usr/sbin/sendmail; left out: none"),
+    Setting(
+        "notify.smtp",
+        "text",
+        None,
+        "else the mail server for it; left out: none",
+        form="HOST or HOST:PORT",
+        pattern=rf"{_DOMAIN}(:[0-9]{{1,5}})?",
+    ),
+    Setting(
+        "notify.sender",
+        "text",
+        None,
+        "whom such mail is from; left out: dockless@ this host",
+        form="an address for mail",
+        pattern=rf"[A-Za-z0-9_][A-Za-z0-9._+-]{{0,63}}(@{_DOMAIN})?",
+    ),
+    Setting(
+        "notify.domains",
+        "names",
+        (),
+        "domains of the addresses that users may name; the first is that of their own; left out: none",
+        form="a list of domains",
+        pattern=_DOMAIN,
+    ),
+    Setting(
+        "notify.webhook",
+        "text",
+        None,
+        "where all notices are posted to, as JSON; left out: nowhere",
+        form="an http or https address",
+        pattern="https?://[!-~]{1,2000}",
+    ),
     Setting("logs.keep_days", "count", 30, "days for which the output of ended jobs is kept"),
     Setting("logs.per_user", "size", 4 << 30, "what the kept output of one user's ended jobs may take; the oldest goes first"),
     Setting(
@@ -231,15 +269,21 @@ class _Reader:
         number = isinstance(value, int) and not isinstance(value, bool)
         if number and setting.kind in ("count", "quota") and setting.least <= value <= _MOST:
             return value
-        if setting.kind == "names" and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        if (
+            setting.kind == "names"
+            and isinstance(value, list)
+            and all(isinstance(item, str) and re.fullmatch(setting.pattern, item) for item in value)
+        ):
             return tuple(value)
         if setting.kind == "path" and isinstance(value, str) and value.startswith("/") and "\0" not in value:
             return os.path.normpath(value)
+        if setting.kind == "text" and isinstance(value, str) and re.fullmatch(setting.pattern, value):
+            return value
         if setting.kind == "volume" and isinstance(value, str):
             return self.volume(here, setting, value)
         least = f" from {setting.least}" if setting.kind in ("count", "size") or setting.least else ""
         least += " " + ", ".join(setting.choices) if setting.choices else ""
-        raise self.wrong(here, f"is {_shown(value)}, not {_KINDS[setting.kind]}{least}", setting)
+        raise self.wrong(here, f"is {_shown(value)}, not {setting.form or _KINDS[setting.kind]}{least}", setting)
 
     def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
         """The host's path; the last word of ``here`` is where a job has it."""

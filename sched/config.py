@@ -16,6 +16,21 @@ from dockless.sched.policy.quotas import Quota, Quotas
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """How notices go out, see ``dockless.base.settings``; with nothing said none do."""
+
+    sendmail: str | None = None
+    smtp: str | None = None
+    sender: str | None = None
+    domains: tuple[str, ...] = ()
+    webhook: str | None = None
+
+    @property
+    def any(self) -> bool:
+        return bool(self.sendmail or self.smtp or self.webhook)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """See ``dockless.base.settings.SETTINGS`` for what each means."""
 
@@ -38,6 +53,7 @@ class Config:
     half_life: float = DEFAULTS["queue.half_life"]
     preemption: Preemption = Preemption(DEFAULTS["preempt.after"], DEFAULTS["preempt.grace"])
     preempt_signal: int = DEFAULTS["preempt.signal"]
+    notify: Ways = field(default_factory=Ways)
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -71,6 +87,7 @@ def load(path: Path) -> Config:
         found["queue.half_life"],
         Preemption(found["preempt.after"], found["preempt.grace"]),
         found["preempt.signal"],
+        Ways(*(found[f"notify.{name}"] for name in ("sendmail", "smtp", "sender", "domains", "webhook"))),
     )
 
 

@@ -25,6 +25,7 @@ attempts; at most one of them is alive, ever. An attempt's sandbox is called ``j
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from dockless.base.checks import check_record
@@ -45,6 +46,9 @@ MAX_MOMENT = 253402300799.0
 MAX_AFTER = 1000
 """Jobs that one may wait for."""
 _SLURM_WORDS = {"afterok": "ok", "afternotok": "not-ok", "afterany": "any"}
+EVENTS = ("start", "end", "fail", "preempt", "idle")
+"""What an owner can be told of: ``end`` is any, ``fail`` one that nobody asked for and that is not COMPLETED; ``idle`` that the job leaves
+its GPUs unused and is about to be ended for it."""
 
 
 class State(StrEnum):
@@ -101,6 +105,8 @@ class JobSpec:
 
     ``retries``: how often it runs again when its program has failed, after pauses of 1 s that double up to 5 minutes; ``retry_on``: only
     after these exit codes, all but 0 where empty.
+
+    ``notify``: what its owner is told of, see ``EVENTS``; ``notify_to``: at which address for mail, "" for her own here.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -117,17 +123,21 @@ class JobSpec:
     array_limit: int = 0
     retries: int = 0
     retry_on: tuple[int, ...] = ()
+    notify: tuple[str, ...] = ()
+    notify_to: str = ""
 
     def __post_init__(self) -> None:
         check_record(self)
         _check_order(self)
+        if len(set(self.notify)) < len(self.notify) or not set(EVENTS).issuperset(self.notify):
+            raise BadInput("'notify' has what is no event of a job", subject="notify", hint=f"use {', '.join(EVENTS)}, each once")
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise BadInput(f"priority {self.priority} is out of range", subject="priority", hint=f"use -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if not 0 <= self.time_limit <= MAX_TIME_LIMIT:
             raise BadInput(
                 f"a time limit of {self.time_limit:g} seconds is out of range", subject="time_limit", hint="give seconds, or 0 for none"
             )
-        for what, text in (("name", self.name), ("group", self.group), ("gpus", self.gpus)):
+        for what, text in (("name", self.name), ("group", self.group), ("gpus", self.gpus), ("notify_to", self.notify_to)):
             if len(text) > MAX_NAME or not text.isprintable():
                 raise BadInput(
                     f"{what} {text[:40]!r} is too long or not printable", subject=what, hint=f"at most {MAX_NAME} printable characters"
@@ -198,9 +208,9 @@ class JobOptions:
     """What a job asks of the scheduler beyond its place, as it stands now. Only what differs from these defaults is stored.
 
     ``held``: who keeps it from starting, empty for nobody; ``held_by_admin``: and that was an administrator, of another's job. ``begin``,
-    ``after``, ``singleton``, ``array_limit``, ``retries``, ``retry_on``: as in ``JobSpec``. ``tried``: how many retries it had;
-    ``retry_at``: when the next may begin. ``requeue``: why its running attempt is just being ended for another, empty for
-    none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
+    ``after``, ``singleton``, ``array_limit``, ``retries``, ``retry_on``, ``notify``, ``notify_to``: as in ``JobSpec``.
+    ``tried``: how many retries it had; ``retry_at``: when the next may begin. ``requeue``: why its running attempt is just being ended
+    for another, empty for none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
     """
 
     held: str = ""
@@ -215,6 +225,8 @@ class JobOptions:
     tried: int = 0
     retry_at: float = 0.0
     requeue: str = ""
+    notify: tuple[str, ...] = ()
+    notify_to: str = ""
 
 
 NO_OPTIONS = JobOptions()
@@ -225,8 +237,18 @@ def options_of(job: JobSpec, user: str) -> JobOptions:
     found = JobOptions(
         held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
         retries=job.retries, retry_on=job.retry_on,
+        notify=job.notify, notify_to=job.notify_to,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
+
+
+def parse_events(text: str | Sequence[str]) -> tuple[str, ...]:
+    """``start,end``: each once, in the order of ``EVENTS``; ``all`` for all. ``BadInput``"""
+    words = [word.strip() for word in text.split(",")] if isinstance(text, str) else [*text]
+    for word in words:
+        if word not in (*EVENTS, "all"):
+            raise BadInput(f"{word[:60]!r} is no event of a job", subject="notify", hint=f"write some of {','.join(EVENTS)}, or all")
+    return tuple(event for event in EVENTS if event in words or "all" in words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.notices import check_address
 from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store.queue import NewJob, storable
@@ -64,6 +65,10 @@ class Admission:
                 subject="log_size",
                 hint="ask for less, or write to a file; the setting is logs.size_limit",
             )
+        if job.notify and not self.config.notify.any:
+            raise Refused("this host sends no notices", subject="notify", hint="leave it out; the settings are notify.sendmail and others")
+        if job.notify_to:
+            check_address(job.notify_to, self.config.notify.domains)
         groups = self.callers.quota_groups(caller)
         self._quota(caller, job, count, groups)
         self._limits(job)

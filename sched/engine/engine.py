@@ -38,6 +38,7 @@ from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.figures import Watch
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import AFTER_ENDS
+from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.volumes import with_volumes
 from dockless.sched.engine.wants import is_the_hosts, waited_out
@@ -99,6 +100,7 @@ class Engine:
         self.shares = Shares()
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
+        self.notices = Notices()
         self.left: list[Handle] = []
         self.ends = 0
         self.many_ended = asyncio.Event()
@@ -117,6 +119,7 @@ class Engine:
     def configure(self, config: Config) -> None:
         """Take new settings; quotas bind what starts from now on."""
         self.config = config
+        self.notices.ways = config.notify
         self.callers = Callers(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image)
         self.decision = self.usage = None
@@ -224,6 +227,8 @@ class Engine:
             change = preempting.unmarked(entry, change)
         await self._write_surely(change)
         self._count_usage(entry)
+        if entry.job.state is State.RUNNING:
+            self.tell(entry, "preempt")
         if entry.handle is not None:
             await remains.clear(self, entry.handle)
             entry.handle = None
@@ -456,6 +461,7 @@ class Engine:
         running_at = time.time()
         await self._write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
         entry.show(state=State.RUNNING)
+        self.tell(entry, "start")
         wake(entry.up)
         await self._watch(entry)
 
@@ -572,6 +578,8 @@ class Engine:
         signal = record.get("signal") if record else None
         entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
         self._count_usage(entry)
+        failed = state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
+        self.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
         self.active.pop(job.id, None)
         self.entries.pop(job.id, None)
         if entry.overdue is not None:
@@ -689,6 +697,11 @@ class Engine:
         found: list[Used] = await self.in_thread(self._ending, read)
         return found
 
+    def tell(self, entry: LiveJob, event: str) -> None:
+        """Its owner, who asked to be told of such events."""
+        if event in entry.job.options.notify:
+            self.notices.tell(Notice(event, entry.job, entry.job.options.notify_to))
+
     # -- the end of the daemon
 
     async def close(self) -> None:
@@ -708,6 +721,7 @@ class Engine:
         under_way = [task for task in self._tasks if not task.done()]
         if under_way:
             await asyncio.wait(under_way, timeout=GRACE)
+        self.notices.close()
         self.outage.close()
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)

@@ -12,7 +12,6 @@ import time
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_duration
-from dockless.errors import SchedError
 from dockless.sched.engine import stopping
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import State
@@ -34,7 +33,7 @@ async def watch(engine: Engine) -> None:
         if engine.config.idle_after:
             try:
                 await look(engine)
-            except (SchedError, OSError) as error:
+            except Exception as error:
                 say(f"idle GPUs: {describe(error)}; going on")
 
 
@@ -72,6 +71,7 @@ async def _warn(engine: Engine, entry: LiveJob, idle: float) -> None:
     text = f"{_gpus(entry)} unused for {_span(idle)}: it is ended in {left} unless it uses {'it' if job.gpu_count == 1 else 'them'}"
     entry.warned = True
     entry.show(reason=text)
+    engine.tell(entry, "idle")
     await engine.write(lambda db: queue.event(db, time.time(), job.id, job.attempt, "idle", text))
 
 

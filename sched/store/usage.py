@@ -50,9 +50,12 @@ def know(db: sqlite3.Connection, models: Mapping[str, str]) -> None:
 
 def count(db: sqlite3.Connection, job: int, number: int) -> None:
     """Add an attempt that has run and ended, inside the transaction that says so."""
-    started, ended, gpus = db.execute("SELECT started, ended, gpus FROM attempts WHERE job=? AND number=?", (job, number)).fetchone()
-    owner = db.execute("SELECT uid, user, grp FROM jobs WHERE id=?", (job,)).fetchone()
-    rows = _rows(started, ended, _models(db, json.loads(gpus)), _is_first(db, job, number))
+    started, ended, gpus, *owner, again = db.execute(
+        "SELECT a.started, a.ended, a.gpus, j.uid, j.user, j.grp, EXISTS(SELECT 1 FROM attempts b WHERE b.job=a.job AND b.number < a.number"
+        " AND b.state != 'VOID') FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.job=? AND a.number=?",
+        (job, number),
+    ).fetchone()
+    rows = _rows(started, ended, _models(db, json.loads(gpus)), not again)
     db.executemany(
         "INSERT INTO usage VALUES(?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET gpu_ms=gpu_ms+excluded.gpu_ms,"
         " cpu_ms=cpu_ms+excluded.cpu_ms, attempts=attempts+excluded.attempts, jobs=jobs+excluded.jobs",

@@ -116,9 +116,11 @@ def make_job(
     singleton: bool = False,
     retries: int = 0,
     retry_on: Sequence[int] = (),
+    notify: str | Sequence[str] = (),
+    notify_to: str = "",
 ) -> JobSpec:
     """The job of these keywords; GPUs are asked for here and leased by the daemon."""
-    from dockless.sched.jobs import JobSpec, parse_after
+    from dockless.sched.jobs import JobSpec, parse_after, parse_events
 
     options = given_options(options)
     if options.get("labels"):
@@ -139,6 +141,8 @@ def make_job(
         singleton=singleton or alone,
         retries=retries,
         retry_on=tuple(retry_on),
+        notify=parse_events(notify or ()),
+        notify_to=notify_to,
     )
 
 
@@ -157,6 +161,8 @@ def submit(
     singleton: bool = False,
     retries: int = 0,
     retry_on: Sequence[int] = (),
+    notify: str | Sequence[str] = (),
+    notify_to: str = "",
     **options: Unpack[Options],
 ) -> Submitted:
     """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
@@ -166,6 +172,8 @@ def submit(
     when other jobs have ended, ``"ok:12"``, ``"not-ok:12"`` or ``"any:12"``; it is cancelled where that cannot be any more. ``singleton``:
     when no older job of this user and name is left. ``retries``: how often it runs again when it failed, ``retry_on``: after these exit
     codes alone. Every other keyword: ``Options``.
+    ``notify``: what its owner is told of, ``"end,fail"`` (also start, preempt, idle), where the administrator has said how; ``notify_to``:
+    at which address for mail, instead of her own.
     The image is pulled before that, where the daemon's store is the caller's.
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
     """
@@ -174,6 +182,7 @@ def submit(
     job = make_job(
         reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot,
         hold=hold, begin=begin, after=after, singleton=singleton, retries=retries, retry_on=retry_on,
+        notify=notify, notify_to=notify_to,
     )  # fmt: skip
     with _connect() as queue:
         daemon = queue.ping()

@@ -90,6 +90,7 @@ def test_one_without_gpus_and_one_that_is_ending(tmp_path, monkeypatch):
     async def story(desk):
         numbers = await desk.submit(ANN, JobSpec(Spec(argv=("true",))), JobSpec(Spec(argv=("true",)), gpus="1"))
         boxes = [await desk.runs(number) for number in numbers]
+        await until(lambda: all(desk.engine.entries[number].pidfd >= 0 for number in numbers))
         desk.engine.config = Config(idle_after=1.0)
         desk.engine.entries[numbers[1]].cancelled = True
         for _ in range(3):

@@ -56,6 +56,12 @@ idle_notice = 90
 [volumes]
 "/mnt/$USER" = "/srv/users/$USER"
 "/data.d" = "/srv/data"
+[notify]
+sendmail = "/usr/sbin/sendmail"
+smtp = "mail:25"
+sender = "q@lab"
+domains = ["lab"]
+webhook = "https://chat/x"
 [logs]
 keep_days = 7
 per_user = "2M"
@@ -95,6 +101,11 @@ def test_every_setting_is_read(home):
         "gpus.driver_root": "/run/nvidia/driver",
         "gpus.idle_after": 7200.0,
         "gpus.idle_notice": 90.0,
+        "notify.sendmail": "/usr/sbin/sendmail",
+        "notify.smtp": "mail:25",
+        "notify.sender": "q@lab",
+        "notify.domains": ("lab",),
+        "notify.webhook": "https://chat/x",
         "queue.keep_days": 8,
         "queue.keep_jobs": 9,
         "queue.order": "fair",

@@ -16,14 +16,23 @@ ASKED = {
     "name": ("night", "night"),
     "group": ("vision", "vision"),
     "on_reboot": ("requeue", "requeue"),
+    "hold": (True, True),
+    "begin": (1e9, 1e9),
+    "after": ("ok:12,any:13", ("ok:12", "any:13")),
+    "singleton": (True, True),
+    "retries": (3, 3),
+    "retry_on": ([1, 75], (1, 75)),
+    "notify": ("fail,end", ("end", "fail")),
+    "notify_to": ("ann@lab.example", "ann@lab.example"),
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_each_keyword_changes_its_own_field_alone(name):
     given, kept = ASKED[name]
-    job = make_job("host", ("true",), {}, **{name: given})
-    assert job == dataclasses.replace(JobSpec(make_spec("host", ("true",))), **{name: kept})
+    alone = {"name": "night"} if name == "singleton" else {}  # it is one of that name
+    job = make_job("host", ("true",), {}, **alone, **{name: given})
+    assert job == dataclasses.replace(JobSpec(make_spec("host", ("true",))), **alone, **{name: kept})
 
 
 def test_all_of_them_and_gpus():
@@ -32,4 +41,5 @@ def test_all_of_them_and_gpus():
 
 
 def test_every_field_of_a_job_can_be_asked_for():
-    assert {field.name for field in dataclasses.fields(JobSpec)} == {"spec", "gpus", *ASKED}
+    """The limit of an array is asked for with the array."""
+    assert {field.name for field in dataclasses.fields(JobSpec)} == {"spec", "gpus", "array_limit", *ASKED}

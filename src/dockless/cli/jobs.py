@@ -40,6 +40,8 @@ def submit_options(parser: Parser) -> None:
     queue.add_argument(
         "--on-reboot", choices=("fail", "requeue"), default="fail", help="what becomes of it if the host reboots while it runs"
     )
+    queue.add_argument("--notify", default="", metavar="EVENTS", help="be told of them: start,end,fail,preempt,idle, or all")
+    queue.add_argument("--notify-to", default="", metavar="ADDRESS", help="for mail, instead of your own; in a domain that the host allows")
     queue.add_argument("-t", "--tty", action="store_true", help="with a terminal of its own, see attach")
     queue.add_argument("-i", "--interactive", action="store_true", help="its standard input stays open, see attach")
     file_options(queue)
@@ -67,6 +69,12 @@ def submit(options: Namespace) -> int:
         name=options.name,
         group=options.group,
         on_reboot=options.on_reboot,
+        hold=options.hold,
+        begin=options.begin,
+        after=options.after,
+        singleton=options.singleton,
+        notify=options.notify,
+        notify_to=options.notify_to,
     )
     return submit_jobs([job], options, array=options.array)
 
