@@ -36,17 +36,17 @@ class Picture:
         self.engine = answers.engine
         self._made = -FRESH
         self._top = Top(0.0)
+        self._owners: dict[int, int] = {}
 
     async def seen_by(self, caller: Caller) -> Top:
         """Names of jobs are their owners' and the administrators' to see."""
         await self.engine.watch.look()
         if time.monotonic() - self._made >= FRESH:
             self._top, self._made = self._whole(), time.monotonic()
-        entries = self.engine.entries
-        named = ((job, entries.get(job.job)) for job in self._top.jobs)
+            self._owners = {entry.job.id: entry.job.uid for entry in self.engine.active.values()}  # a job may end while it is shown
+        owners = self._owners
         return replace(
-            self._top,
-            jobs=tuple(job if entry is None or caller.may_manage(entry.job.uid) else replace(job, name="") for job, entry in named),
+            self._top, jobs=tuple(job if caller.may_manage(owners[job.job]) else replace(job, name="") for job in self._top.jobs)
         )
 
     def _whole(self) -> Top:

@@ -65,6 +65,21 @@ def test_what_is_there_at_one_moment(tmp_path, now, monkeypatch):
     play(tmp_path, story)
 
 
+def test_a_job_that_has_ended_since_is_as_nameless_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(picture, "FRESH", 3600.0)
+
+    async def story(desk):
+        (mine,) = await desk.submit(ANN, job(name="hunter2"))
+        await desk.runs(mine)
+        assert (await desk(BEN, lambda queue: queue.top())).jobs[0].name == ""
+        await desk(ANN, lambda queue: queue.cancel(mine))
+        await desk(ANN, lambda queue: queue.wait(mine))
+        assert [(one.job, one.name) for one in (await desk(BEN, lambda queue: queue.top())).jobs] == [(mine, "")]
+        assert (await desk(ANN, lambda queue: queue.top())).jobs[0].name == "hunter2"
+
+    play(tmp_path, story)
+
+
 def test_it_is_bounded(tmp_path, monkeypatch):
     """Who waits with many jobs, in many lines, costs no more than their number; a place is looked up for a few users."""
     monkeypatch.setattr(picture, "JOBS", 1)
