@@ -218,7 +218,8 @@ class _Pass:
         for job in state.running:
             self.count(job, len(job.gpus))
         self.reserved: dict[str, Reservation] = {}
-        self.kept: list[Reservation] = []  # for jobs that insist on certain GPUs
+        self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
+        self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
         self.held: dict[Kind, dict[float, _Hold]] = {}
         self.within: dict[Kind, float] = {}
         self.parked: dict[str, list[_Parked]] = {}
@@ -271,7 +272,7 @@ class _Pass:
             preempts=self.preempts,
             again=self.again,
             now=self.now,
-            reservations=[*self.reserved.values(), *self.kept],
+            reservations=[*self.reserved.values(), *self.kept.values()],
             _held=self.held,
             _promised=self.promised,
             _used=self.used,
@@ -398,7 +399,7 @@ class _Pass:
         if (reservation := self.in_the_way(job, HOST)) is not None:
             return _Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.allowed(job)):
-            late = [reservation for reservation in self.kept if not self.in_time(job, reservation)]
+            late = [first for first, _ in self.kept_until.values() if not self.in_time(job, first)]
             return _Hold("reserved", HOST, job.priority, late[0], max(map(self.time_until, late)))
         return None
 
@@ -430,9 +431,9 @@ class _Pass:
     def allowed(self, job: WaitingJob) -> list[str]:
         """The free GPUs without those that somebody else insists on and would get too late."""
         taboo: set[str] = set()
-        for reservation in self.kept:
-            if not self.in_time(job, reservation):
-                taboo |= reservation.devices
+        for first, devices in self.kept_until.values():
+            if not self.in_time(job, first):
+                taboo |= devices
         return [gpu for gpu in self.free if gpu not in taboo]
 
     def start(self, job: WaitingJob) -> None:
@@ -471,11 +472,14 @@ class _Pass:
 
     def take_back(self, job: WaitingJob) -> bool:
         """Promise ``job``, which stays within a guarantee, the GPUs that are free, those that are just coming free, and what others have
-        borrowed. Nobody else gets them meanwhile."""
+        borrowed. Nobody else gets them meanwhile. A guarantee is one of so many GPUs: who insists on certain ones, while as many others are
+        free, ends nobody's job for them."""
         pool = self.ranks.guarantee(job) if self.ranks.guarantee_any else ""
         if not pool or self.in_the_way(job, HOST) is not None:
             return False
         goal = job.devices or self.whole
+        if goal <= self.whole and sum(1 for gpu in self.free if gpu in self.whole) >= job.gpus:
+            return False
         there = [gpu for gpu in self.allowed(job) if gpu in goal]
         stopping = sorted((other for other in self.running if other.stopping), key=lambda other: (other.ends or 0.0, other.id))
         there += [gpu for other in stopping for gpu in sorted(self.gpus_of(other) & goal)]
@@ -549,8 +553,9 @@ class _Pass:
         main = Reservation(short, job.id, need, at, extra, after, wanted)
         if not wanted:
             self.reserved[short] = main
-        elif all(other.devices != wanted for other in self.kept):  # else the same GPUs are kept, until the same moment
-            self.kept.append(main)
+        elif wanted not in self.kept:  # else the same GPUs are kept, until the same moment
+            self.kept[wanted] = main
+            self.kept_until.setdefault(at, (main, set()))[1].update(wanted)
         for pool in quota:
             if pool in self.reserved:
                 continue

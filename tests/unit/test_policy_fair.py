@@ -135,7 +135,8 @@ def test_within_a_guarantee_comes_before_borrowing():
 
 
 def test_the_very_gpus_that_are_named():
-    running = [RunningJob(8, "bob", on(0), since=1.0), RunningJob(9, "bob", on(1), since=2.0)]
-    assert given([WaitingJob(10, "anna", 1, devices=on(0))], running, ANNAS).preempts == [PreemptJob(8, 10)]
+    running = [RunningJob(8, "bob", on(0), since=1.0), RunningJob(9, "bob", on(1, 2), since=2.0)]
+    assert given([WaitingJob(10, "anna", 1, devices=on(0))], running, ANNAS).preempts == []  # GPU 3 is as good
     running.append(RunningJob(0, "carl", on(3)))  # a sandbox of `dockless run`
+    assert given([WaitingJob(10, "anna", 1, devices=on(0))], running, ANNAS).preempts == [PreemptJob(8, 10)]
     assert given([WaitingJob(10, "anna", 1, devices=on(3))], running, ANNAS).preempts == []

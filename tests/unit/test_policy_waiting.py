@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from support.plain_policy import decide_plainly
 
 from dockless.sched.policy import waiting
-from dockless.sched.policy.policy import Preemption, QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import Preemption, QueueState, RunningJob, WaitingJob, _Pass, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.waiting import Line, WaitingList, longest, order
 
@@ -146,3 +147,15 @@ def test_a_list_is_in_the_order_of_the_queue():
     assert list(found) == jobs[-1:] and len(found) == 1 and list(found.lines) == [jobs[-1].kind]
     found.remove(jobs[-1])
     assert not found and not found.wants_gpus
+
+
+def test_many_jobs_that_name_gpus_cost_no_more_each(monkeypatch):
+    """Of the places kept for them, only one of each moment is looked at."""
+    looks = []
+    asked = _Pass.in_time
+    monkeypatch.setattr(_Pass, "in_time", lambda self, job, kept: looks.append(job) or asked(self, job, kept))
+    gpus = tuple(f"g{i}" for i in range(9))
+    sets = sorted((frozenset(some) for size in (3, 4) for some in combinations(gpus, size)), key=lambda devices: "g0" not in devices)
+    jobs = [WaitingJob(number, "eve", len(devices), devices=devices) for number, devices in enumerate(sets, 1)]
+    decision = decide(QueueState(gpus, jobs, [RunningJob(500, "anna", frozenset({"g0"}))]), 0.0)
+    assert not decision.starts and len(decision.reservations) == 84 and len(looks) < 3 * len(jobs)
