@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
 
+MOST = 1000
+"""Attempts of a job, after which nobody may ask for another: each is remembered as long as the job."""
 LONGEST_PAUSE = 300.0
 """Seconds before the tries that come late; the first comes after one, and each pause is twice the one before."""
 
@@ -30,6 +32,8 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> Non
     if entry is None or entry.cancelled or entry.job.state is State.PENDING:
         what = "waits" if entry is not None and not entry.cancelled else "has ended, or is ending"
         raise Refused(f"job {number} {what}: only one that runs can be queued again", subject=str(number), hint="submit it again")
+    if entry.job.attempt >= MOST:
+        raise Refused(f"job {number} has had {entry.job.attempt} attempts", subject=str(number), hint="cancel it, and submit it again")
     reason, before, now = f"requeued by {who}", entry.job.options, time.time()
     if not before.requeue:
         options = replace(before, requeue=reason)

@@ -59,13 +59,15 @@ class Aside:
         self._after: dict[int, _After] = {}  # by the array's number or the job's
         self._newest = 0, _After({})  # the same, of one that nothing is left of: an array's jobs come one after the other
         self._waited_for: dict[int, set[int]] = {}  # numbers of jobs, and the keys above that wait for them
-        self._named: dict[tuple[int, str], list[int]] = {}  # jobs of a user's that have this name and have not ended, a heap
+        self._named: dict[
+            tuple[int, str], dict[int, None]
+        ] = {}  # jobs of a user's that have this name and have not ended, the oldest first
         self._arrays: dict[int, _Array] = {}
 
     def enter(self, job: Job) -> None:
         """A job that has not ended, before anything else is asked of it."""
         if job.name:
-            heapq.heappush(self._named.setdefault((job.uid, job.name), []), job.id)
+            self._named.setdefault((job.uid, job.name), {})[job.id] = None
         if job.options.array_limit and job.state is not State.PENDING:
             self._arrays.setdefault(job.array, _Array()).inside.add(job.id)
 
@@ -76,6 +78,8 @@ class Aside:
         if (at := self._not_before(job)) > time.time():
             if at != entry.alarm:
                 entry.alarm = at
+                if len(self._times) > 2 * len(self.entries) + AT_ONCE:  # most are of jobs that have been cancelled
+                    self._times = sorted({one for one in self._times if one[1] in self.entries})
                 heapq.heappush(self._times, (at, job.id))
                 self._arm()
             kept = True
@@ -114,6 +118,7 @@ class Aside:
     def ended(self, job: Job) -> None:
         """It has ended, and is none of the engine's any more."""
         self.leaves(job)
+        self._wait_no_more(job)
         for key in self._waited_for.pop(job.id, ()):
             found = self._after[key]
             how = found.left.pop(job.id)
@@ -124,8 +129,13 @@ class Aside:
                 for number, waiting in found.jobs.items():
                     waiting.met = True
                     self.again(number)
-        if job.name and (first := self._oldest(job)):
-            self.again(first)
+        if job.name:
+            named = self._named[job.uid, job.name]
+            del named[job.id]
+            if named:
+                self.again(self._oldest(job))
+            else:
+                del self._named[job.uid, job.name]
 
     def why(self, job: Job) -> str:
         """What keeps it aside, the first of it."""
@@ -203,13 +213,23 @@ class Aside:
             self._waited_for.setdefault(number, set()).add(key)
         return found
 
-    def _fail(self, key: int, found: _After, why: str) -> None:
+    def _wait_no_more(self, job: Job) -> None:
+        """It has ended: nothing of what it waited for is kept for it."""
+        key = job.array or job.id
+        found = self._after.get(key) if job.options.after else None
+        if found is not None and found.jobs.pop(job.id, None) is not None and not found.jobs:
+            self._forget(key, found)
+
+    def _forget(self, key: int, found: _After) -> None:
         for number in found.left:
             keys = self._waited_for[number]
             keys.discard(key)
             if not keys:
                 del self._waited_for[number]
         del self._after[key]
+
+    def _fail(self, key: int, found: _After, why: str) -> None:
+        self._forget(key, found)
         self.engine.spawn(self._never(list(found.jobs.values()), why))
 
     async def _never(self, entries: Sequence[LiveJob], why: str) -> None:
@@ -218,13 +238,8 @@ class Aside:
             await asyncio.gather(*(self.engine.withdraw(entry, f"dependency failed: {why}") for entry in part))
 
     def _oldest(self, job: Job) -> int:
-        """Of the jobs of its user that have its name and have not ended; 0 for none."""
-        numbers = self._named.get((job.uid, job.name), [])
-        while numbers and numbers[0] not in self.engine.entries:
-            heapq.heappop(numbers)
-        if not numbers:
-            self._named.pop((job.uid, job.name), None)
-        return numbers[0] if numbers else 0
+        """Of the jobs of its user that have its name and have not ended."""
+        return next(iter(self._named[job.uid, job.name]))
 
     def _array_keeps(self, job: Job, kept: bool) -> bool:
         array = self._arrays.setdefault(job.array, _Array())

@@ -44,7 +44,7 @@ from dockless.sched.engine.volumes import with_volumes
 from dockless.sched.engine.wants import is_the_hosts, waited_out
 from dockless.sched.jobs import NO_OPTIONS, Job, JobOptions, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
-from dockless.sched.policy.shares import Shares
+from dockless.sched.policy.shares import Shares, taken
 from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.store import queue, usage
@@ -263,7 +263,7 @@ class Engine:
                         error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
                     raise
             await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
-            size = sum(map(len, {job.spec for job in new}))
+            size = sum({job.spec: taken(len(job.spec), job.options) for job in new}.values())
             self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:
                 new *= array

@@ -7,11 +7,20 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
+from dockless.sched.jobs import JobOptions
 from dockless.sched.store.queue import Live
+
+DEPENDENCY = 200
+"""Bytes of memory for each job that one waits for."""
+
+
+def taken(spec_size: int, options: JobOptions) -> int:
+    """What a job, or an array, counts."""
+    return spec_size + DEPENDENCY * len(options.after)
 
 
 class Shares:
-    """``jobs`` and ``size`` (characters of their specs as JSON) by user id. The jobs of an array share one spec."""
+    """``jobs`` and ``size`` (characters of their specs as JSON, and ``DEPENDENCY``) by user id. The jobs of an array share one spec."""
 
     def __init__(self) -> None:
         self.jobs: Counter[int] = Counter()
@@ -23,7 +32,7 @@ class Shares:
         self.jobs[job.uid] += 1
         self._of_spec[job.array or job.id] += 1
         if self._of_spec[job.array or job.id] == 1:
-            self.size[job.uid] += live.spec_size
+            self.size[job.uid] += taken(live.spec_size, job.options)
 
     def leave(self, live: Live) -> None:
         job = live.job
@@ -31,7 +40,7 @@ class Shares:
         self._of_spec[key] -= 1
         if not self._of_spec[key]:
             del self._of_spec[key]
-            self._less(self.size, job.uid, live.spec_size)
+            self._less(self.size, job.uid, taken(live.spec_size, job.options))
         self._less(self.jobs, job.uid, 1)
 
     @contextlib.contextmanager

@@ -139,6 +139,23 @@ def test_a_job_that_is_requeued(tmp_path, launcher):
     asyncio.run(play())
 
 
+def test_nobody_can_ask_for_attempts_without_end(tmp_path, launcher, monkeypatch):
+    monkeypatch.setattr(again, "MOST", 2)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain()], None)
+            await running_box(running, launcher, number, 1)
+            await again.ask(running, number, "root", None)
+            box = await running_box(running, launcher, number, 2)
+            with pytest.raises(Refused, match="has had 2 attempts"):
+                await again.ask(running, number, "root", None)
+            box.end(Exit(0, None))
+            assert (await ended(running, number)).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
 def test_a_wish_that_a_daemon_could_not_carry_out(tmp_path, launcher):
     """It is on disk before the signal: the next daemon goes on with it."""
 

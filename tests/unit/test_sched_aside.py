@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from support.stand_in import StandIn, engine, until
@@ -251,6 +252,56 @@ def test_one_job_of_a_name_at_a_time(tmp_path, launcher):
             await gone(running, launcher, third)
             await gone(running, launcher, other)
             assert list(running.aside._named) == [(0, "n")]
+
+    asyncio.run(play())
+
+
+def test_jobs_that_are_cancelled_leave_nothing_in_memory(tmp_path, launcher, monkeypatch):
+    """A user who submits and cancels all day, beside a job of hers that stays."""
+    monkeypatch.setattr(aside, "AT_ONCE", 4)
+
+    async def play():
+        async with serving(tmp_path, launcher) as running:
+            (stays,) = await running.submit(ROOT, [plain(name="x", hold=True)], None)
+            orders = [plain(name="x", singleton=True), plain(begin=time.time() + 1e6), plain(after=(f"any:{stays}",))]
+            for _ in range(30):
+                numbers = [*await running.submit(ROOT, orders * 2, None), *await running.submit(ROOT, orders[2:], 3)]
+                for number in numbers:
+                    await running.cancel(number, "root", None)
+            kept = running.aside
+            assert (kept._after, kept._waited_for, kept._named) == ({}, {}, {(0, "x"): {stays: None}})
+            assert len(kept._times) < 30 and [*kept.entries] == [stays]
+
+    asyncio.run(play())
+
+
+def test_dependencies_count_in_what_a_user_may_have(tmp_path, launcher):
+    async def play():
+        async with serving(tmp_path, launcher) as running:
+            firsts = await running.submit(ROOT, [plain(hold=True)], 1000)
+            before = running.shares.size[0]
+            (last,) = await running.submit(ROOT, [plain(after=tuple(f"any:{number}" for number in firsts))], None)
+            assert running.shares.size[0] - before > 200_000
+            await running.cancel(last, "root", None)
+            assert running.shares.size[0] == before
+            config = running.config
+            running.configure(replace(config, per_user_size=200_000))
+            with pytest.raises(Refused, match="bytes of jobs"):
+                await running.submit(ROOT, [plain(after=tuple(f"any:{number}" for number in firsts))], None)
+            running.configure(config)
+
+    asyncio.run(play())
+
+
+def test_the_log_of_events_does_not_grow_with_holds(tmp_path, launcher):
+    async def play():
+        async with serving(tmp_path, launcher) as running:
+            (number,) = await running.submit(ANN, [plain(hold=True)], None)
+            for _ in range(20):
+                await running.release(number, ANN)
+                await running.hold(number, ANN)
+            events = [row[0] for row in running.reader.execute("SELECT event FROM events WHERE job=? ORDER BY seq", (number,))]
+            assert events.count("hold") == events.count("release") == 1 and events[-1] == "hold"
 
     asyncio.run(play())
 
