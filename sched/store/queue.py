@@ -298,8 +298,8 @@ def requeue(db: sqlite3.Connection, job: int, now: float, reason: str, exit_reco
 
 
 def set_options(db: sqlite3.Connection, job: int, options: JobOptions, now: float, what: str, detail: str) -> None:
-    """Other options from now on. ``what`` and ``detail``: for the log of events, which keeps the newest of each job and ``what``: a user can
-    hold and release ten thousand jobs all day."""
+    """Other options from now on. ``what`` and ``detail``: for the log of events, which keeps the newest of each ``what`` of a job, so that
+    it does not grow with holds and releases."""
     db.execute("UPDATE jobs SET options=? WHERE id=?", (json.dumps(differences(options)), job))
     db.execute("DELETE FROM events WHERE job=? AND event=?", (job, what))
     event(db, now, job, 0, what, detail)
