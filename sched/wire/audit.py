@@ -6,7 +6,9 @@
     2026-11-23T18:10:09Z uid=1001 user=ben op=cancel jobs=17 not_permitted
 
 Numbers, names of accounts and our own words only: nothing of a job's command, environment or files. Root's file can be read by members of
-the group ``adm``, as the host's other logs. It is renamed to ``audit.log.1`` when it is full, so there are ``2 * SIZE`` bytes at most.
+the group ``adm``, as the host's other logs. It is renamed to ``audit.log.1`` when it is full, so there are ``2 * SIZE`` bytes at most; and
+nobody can push out what others did, for each user has so many lines in a while, and of what is beyond only the number is kept:
+``unwritten=4211`` in the next line.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ READING = frozenset(("ping", "queue", "job", "why", "wait", "info", "top", "usag
 SIZE = 8 << 20
 _NAMED = 20
 """Numbers of jobs that one line names."""
+BURST, EVERY = 1000, 5.0
+"""Lines of a user at once; seconds until she has another."""
 
 
 class Audit:
@@ -34,18 +38,35 @@ class Audit:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "audit.log"
+        self._spent: dict[int, tuple[float, float, int]] = {}  # by user id: lines at that moment, and how many were not written
 
     def note(self, caller: Caller, request: Mapping[str, Any], answer: Mapping[str, Any], outcome: str = "ok") -> None:
         """``outcome``: the code of an error."""
         op = request.get("op")
         if not isinstance(op, str) or not op.isidentifier() or op in READING:
             return
+        unwritten = self._unwritten(caller.uid)
+        if unwritten is None:
+            return
         jobs = _numbers(answer) or _numbers(request)
         words = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"uid={caller.uid}", f"user={escaped(caller.user)}", f"op={op[:40]}"]
         if jobs:
             words.append("jobs=" + ",".join(map(str, jobs[:_NAMED])) + (f",…{len(jobs)}" if len(jobs) > _NAMED else ""))
+        if unwritten:
+            words.append(f"unwritten={unwritten}")
         with contextlib.suppress(OSError):
             self._append(" ".join((*words, outcome)) + "\n")
+
+    def _unwritten(self, uid: int) -> int | None:
+        """How many lines of a user were not written since the last one that was; None where this is another."""
+        now = time.monotonic()
+        spent, at, unwritten = self._spent.get(uid, (0.0, now, 0))
+        spent = max(0.0, spent - (now - at) / EVERY)
+        if spent + 1 > BURST and uid:
+            self._spent[uid] = spent, now, unwritten + 1
+            return None
+        self._spent[uid] = spent + 1, now, 0
+        return unwritten
 
     def _append(self, line: str) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

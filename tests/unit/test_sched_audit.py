@@ -73,6 +73,22 @@ def test_two_files_at_most(tmp_path, monkeypatch):
     assert all(len(text) < 1100 for text in texts) and any("jobs=100 " in text for text in texts)
 
 
+def test_nobody_pushes_out_what_others_did(tmp_path, monkeypatch):
+    clock = [5.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: clock[0])
+    log = audit.Audit(tmp_path)
+    log.note(PEOPLE[ANN], {"op": "cancel", "jobs": [7]}, {})
+    for _ in range(audit.BURST + 500):
+        log.note(PEOPLE[BEN], {"op": "cancel", "jobs": [7]}, {}, "not_permitted")
+    log.note(PEOPLE[ANN], {"op": "cancel", "jobs": [8]}, {})
+    clock[0] += audit.EVERY
+    for _ in range(2):
+        log.note(PEOPLE[BEN], {"op": "submit"}, {"ids": [9]})
+    lines = (tmp_path / "audit.log").read_text().splitlines()
+    assert len(lines) == audit.BURST + 3
+    assert lines[-2].endswith("user=ann op=cancel jobs=8 ok") and lines[-1].endswith("user=ben op=submit jobs=9 unwritten=500 ok")
+
+
 def test_what_cannot_be_written_stops_nobody(tmp_path):
     (tmp_path / "audit.log").symlink_to(tmp_path / "elsewhere")
     audit.Audit(tmp_path).note(PEOPLE[ANN], {"op": "cancel", "jobs": [1]}, {})
