@@ -90,6 +90,8 @@ class Engine:
         self._ending = ThreadPoolExecutor(16, "dockless-end")
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
         self.signalling = ThreadPoolExecutor(4, "dockless-signal")
+        # Anybody may ask for reports, which read years: nobody's job waits for that to end.
+        self._reporting = ThreadPoolExecutor(2, "dockless-report")
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot = queue.boot_id()
         self.entries: dict[int, LiveJob] = {}
@@ -694,7 +696,7 @@ class Engine:
             with contextlib.closing(queue.connect(self.database)) as db:
                 return usage.report(db, since, until, time.time(), by)
 
-        found: list[Used] = await self.in_thread(self._ending, read)
+        found: list[Used] = await self.in_thread(self._reporting, read)
         return found
 
     def tell(self, entry: LiveJob, event: str) -> None:
@@ -725,7 +727,7 @@ class Engine:
         self.outage.close()
         await self._loop.run_in_executor(None, self._writer.close)
         self._launching.shutdown(wait=False)
-        for pool in (self._ending, self.removing, self.signalling):
+        for pool in (self._ending, self.removing, self.signalling, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

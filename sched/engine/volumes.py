@@ -20,7 +20,7 @@ def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str) -> Spec:
     ``BadInput`` for a name that is no part of a path."""
     if not volumes or spec.profile == "untrusted":
         return spec
-    if "/" in user:
+    if "/" in user or user in (".", ".."):
         raise BadInput(f"the name {user} cannot be part of a path", subject=user, hint="[volumes] in the settings is not for this user")
     taken = {posixpath.normpath(mount.target) for mount in spec.mounts}
     binds = [Bind(source.replace(USER, user), target.replace(USER, user)) for target, source in volumes.items()]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import sqlite3
+import threading
 from collections import defaultdict
 from datetime import UTC, datetime
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.desk import ANN, BEN, play
+from support.stand_in import until
 
 from dockless.base.records import plain
 from dockless.cli import main
 from dockless.errors import BadInput
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.jobs import AttemptState
@@ -183,6 +187,25 @@ def _in_memory() -> sqlite3.Connection:
         db.execute(statement)
     usage.know(db, MODELS)
     return db
+
+
+def test_reports_keep_no_job_from_ending(tmp_path, monkeypatch):
+    """Whoever asks for as many as she has connections."""
+    may = threading.Event()
+    monkeypatch.setattr(usage, "report", lambda *_: may.wait() and [])
+
+    async def story(desk):
+        asked = [asyncio.ensure_future(desk.engine.used(0.0, 1.0, "user")) for _ in range(40)]
+        try:
+            (number,) = await desk.submit(ANN, JobSpec(Spec(argv=("true",))))
+            box = await desk.runs(number)
+            box.end(Exit(0, None))
+            await until(lambda: number not in desk.engine.entries)
+        finally:
+            may.set()
+        assert await asyncio.gather(*asked) == [[]] * 40
+
+    play(tmp_path, story)
 
 
 def test_how_it_is_asked_and_shown(tmp_path, monkeypatch, capfd):

@@ -28,6 +28,7 @@ def test_what_nobody_trusts_gets_none():
 
 
 def test_a_name_that_is_no_part_of_a_path():
-    with pytest.raises(BadInput, match="cannot be part of a path"):
-        with_volumes(Spec(), VOLUMES, "../data")
+    for name in ("../data", "..", "."):
+        with pytest.raises(BadInput, match="cannot be part of a path"):
+            with_volumes(Spec(), VOLUMES, name)
     assert with_volumes(Spec(), {}, "../data") == Spec()
