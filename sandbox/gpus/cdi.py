@@ -17,12 +17,13 @@ import platform
 import stat
 from collections.abc import Iterator, Sequence
 
+from dockless.base import yaml
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, DocklessError, Unsupported
 from dockless.images.catalog.image import Image
 from dockless.images.layers.layers import Layer
 from dockless.sandbox.gpus import elf, linker_cache
-from dockless.sandbox.gpus.cdi_files import LONGEST, DeviceFile, FileMount, Hook, Node, all_edits, parse
+from dockless.sandbox.gpus.cdi_files import DeviceFile, FileMount, Hook, Node, all_edits, parse
 from dockless.sandbox.gpus.driver_files import check_owner
 from dockless.sandbox.gpus.extra_layer import ExtraLayer, kept
 from dockless.sandbox.resolved import HostFile
@@ -140,7 +141,7 @@ def _texts(directory: str) -> Iterator[tuple[str, str]]:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
                 with open(fd, encoding="utf-8", errors="replace") as stream:
                     if stat.S_ISREG(os.fstat(fd).st_mode):
-                        yield path, stream.read(LONGEST)
+                        yield path, stream.read(yaml.LONGEST + 1)
             except OSError as error:
                 raise BadInput(f"{path}: {error.strerror}", subject=path, hint=_HINT) from None
 

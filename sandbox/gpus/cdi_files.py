@@ -5,7 +5,7 @@
     parse("/etc/cdi/amd.json", text) ──► DeviceFile        kind "amd.com/gpu"; edits of all its devices, and of each by its name
 
 Read strictly: an unknown field, one that is newer than the version of the specification that the file names, and a value of the wrong
-type are errors that name the file and the line. JSON is read as what it also is, YAML, for that says the lines.
+type are errors that name the file and the line. JSON is read as YAML, which it also is, for the line of each value.
 
 https://github.com/cncf-tags/container-device-interface, SPEC.md 1.1.0
 """
@@ -15,16 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from dockless.base import json
+from dockless.base import json, yaml
 from dockless.base.dataclass import dataclass, field
+from dockless.base.text import escaped
 from dockless.base.typing import Any, NoReturn, TypeVar
 from dockless.errors import BadInput
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 KIND = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")
-LONGEST = 4 << 20
-"""Bytes of a file at most."""
 
 _TOP = {"cdiVersion": "", "kind": "", "annotations": "0.6.0", "devices": "", "containerEdits": ""}
 _DEVICE = {"name": "", "annotations": "0.6.0", "containerEdits": ""}
@@ -101,106 +100,105 @@ class DeviceFile:
 
 def parse(path: str, text: str) -> DeviceFile:
     """One file; ``path``: for errors, and its suffix says the format. ``BadInput``"""
-    return _Reader(path).file(_composed(path, text))
+    values, lines = _loaded(path, text)
+    return _Reader(path, lines).file(_Given(values))
 
 
-def _composed(path: str, text: str) -> Any:
-    import yaml
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value of the file, and the keys and indices that lead to it."""
 
-    what = "JSON" if path.endswith(".json") else "YAML"
-    hint = f"make it valid {what}, or remove it; other files are read without it"
-    if what == "JSON":
+    value: Any
+    path: yaml.Path = ()
+
+    def of(self, key: str | int) -> _Given:
+        return _Given(self.value[key], (*self.path, key))
+
+
+def _loaded(path: str, text: str) -> tuple[Any, Mapping[yaml.Path, int]]:
+    """The document, and the line of each of its values. ``BadInput``"""
+    if path.endswith(".json"):
         try:
             json.loads(text)
         except (ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", 1)
-            raise BadInput(f"{path}:{line}: not valid JSON: {getattr(error, 'msg', error)}", subject=path, hint=hint) from None
+            line, why = getattr(error, "lineno", 1), getattr(error, "msg", error)
+            raise BadInput(f"{path}:{line} is not JSON: {why}", subject=path, hint="correct that line") from None
         text = text.replace("\t", " ")  # between values, for none has one unescaped
-    try:
-        found = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 1
-        raise BadInput(f"{path}:{line}: not valid {what}: {getattr(error, 'problem', None) or error}", subject=path, hint=hint) from None
-    if found is None:
-        raise BadInput(f"{path}:1: the file is empty", subject=path, hint="remove it, or write devices into it")
-    return found
+    return yaml.loads(text, path)
 
 
 class _Reader:
-    """Of one file. ``version``: an index into ``VERSIONS``."""
+    """Of one file. ``lines``: of its values; ``version``: an index into ``VERSIONS``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lines: Mapping[yaml.Path, int]) -> None:
         self.path = path
+        self.lines = lines
         self.version = 0
 
-    def where(self, node: Any) -> str:
-        return f"{self.path}:{node.start_mark.line + 1}"
+    def where(self, given: _Given) -> str:
+        """The line of that value, or of what it is in: behind an alias nothing has a line."""
+        path = given.path
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.path}:{self.lines.get(path, 1)}"
 
-    def wrong(self, node: Any, why: str, hint: str = "") -> NoReturn:
-        raise BadInput(f"{self.where(node)}: {why}", subject=self.path, hint=hint or "the vendor's tool makes the file anew")
+    def wrong(self, given: _Given, why: str, hint: str = "") -> NoReturn:
+        raise BadInput(escaped(f"{self.where(given)}: {why}"), subject=self.path, hint=hint or "the vendor's tool makes the file anew")
 
     # ---- values --------------------------------------------------------------------------------------------------------------------
 
-    def fields(self, node: Any, known: Mapping[str, str], what: str) -> dict[str, Any]:
-        """The fields of an object, each known, of this version, and there once."""
-        if node.id != "mapping":
-            self.wrong(node, f"{what} is not an object")
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            name = key.value if key.id == "scalar" else "?"
+    def fields(self, given: _Given, known: Mapping[str, str], what: str) -> dict[str, _Given]:
+        """The fields of an object, each known and of this version."""
+        if not isinstance(given.value, dict):
+            self.wrong(given, f"{what} is not an object")
+        found = {name: given.of(name) for name in given.value}
+        for name, value in found.items():
             if name not in known:
-                self.wrong(key, f"{what} has an unknown field {name[:40]!r}", f"known are {', '.join(known)}")
-            if name in found:
-                self.wrong(key, f"{name} is there twice")
-            self.since(key, known[name], name)
-            found[name] = value
+                self.wrong(value, f"{what} has an unknown field {name[:40]!r}", f"known are {', '.join(known)}")
+            self.since(value, known[name], name)
         return found
 
-    def since(self, node: Any, version: str, what: str) -> None:
+    def since(self, given: _Given, version: str, what: str) -> None:
         if version and self.version < VERSIONS.index(version):
             self.wrong(
-                node, f"{what} came with version {version}, and the file says {VERSIONS[self.version]}", f'say "cdiVersion": "{version}"'
+                given, f"{what} came with version {version}, and the file says {VERSIONS[self.version]}", f'say "cdiVersion": "{version}"'
             )
 
-    def text(self, node: Any, what: str) -> str:
-        if node.id != "scalar" or node.tag != "tag:yaml.org,2002:str":
-            self.wrong(node, f"{what} is not a text", "put it in quotes")
-        value = str(node.value)
-        if not value.isprintable():
-            self.wrong(node, f"{what} has characters that cannot be shown")
+    def text(self, given: _Given, what: str) -> str:
+        if not isinstance(given.value, str):
+            self.wrong(given, f"{what} is not a text", "put it in quotes")
+        if not given.value.isprintable():
+            self.wrong(given, f"{what} has characters that cannot be shown")
+        return given.value
+
+    def number(self, given: _Given, what: str, most: int = 2**32 - 1) -> int:
+        value = given.value
+        if type(value) is not int or not 0 <= value <= most:
+            self.wrong(given, f"{what} is not a whole number from 0 to {most}")
         return value
 
-    def number(self, node: Any, what: str, most: int = 2**32 - 1) -> int:
-        value = node.value if node.id == "scalar" and node.tag == "tag:yaml.org,2002:int" else ""
-        if not re.fullmatch(r"[0-9]{1,19}", value) or (len(value) > 1 and value[0] == "0") or int(value) > most:
-            self.wrong(node, f"{what} is not a whole number from 0 to {most}")
-        return int(value)
-
-    def items(self, node: Any, what: str, read: Callable[[Any], T]) -> tuple[T, ...]:
-        if node.id == "scalar" and node.tag == "tag:yaml.org,2002:null":
+    def items(self, given: _Given, what: str, read: Callable[[_Given], T]) -> tuple[T, ...]:
+        if given.value is None:
             return ()
-        if node.id != "sequence":
-            self.wrong(node, f"{what} is not a list")
-        return tuple(read(item) for item in node.value)
+        if not isinstance(given.value, list):
+            self.wrong(given, f"{what} is not a list")
+        return tuple(read(given.of(at)) for at in range(len(given.value)))
 
-    def absolute(self, node: Any, what: str) -> str:
-        value = self.text(node, what)
+    def absolute(self, given: _Given, what: str) -> str:
+        value = self.text(given, what)
         if not value.startswith("/") or "/../" in f"{value}/":
-            self.wrong(node, f"{what} {value[:60]!r} is not an absolute path")
+            self.wrong(given, f"{what} {value[:60]!r} is not an absolute path")
         return value
 
     # ---- objects -------------------------------------------------------------------------------------------------------------------
 
-    def file(self, node: Any) -> DeviceFile:
-        if node.id == "mapping":
-            for key, value in node.value:
-                if key.value == "cdiVersion":
-                    self.version = self._version(value)
-        top = self.fields(node, _TOP, "the file")
+    def file(self, given: _Given) -> DeviceFile:
+        if isinstance(given.value, dict) and "cdiVersion" in given.value:
+            self.version = self._version(given.of("cdiVersion"))
+        top = self.fields(given, _TOP, "the file")
         for name in ("cdiVersion", "kind", "devices"):
             if name not in top:
-                self.wrong(node, f"{name} is missing")
+                self.wrong(given, f"{name} is missing")
         kind = self.text(top["kind"], "kind")
         if not KIND.match(kind):
             self.wrong(top["kind"], f"kind {kind[:60]!r} is not vendor/class")
@@ -217,27 +215,27 @@ class _Reader:
             self.wrong(top["devices"], "there are no devices")
         return DeviceFile(self.path, kind, self._edits(top.get("containerEdits")), devices)
 
-    def _version(self, node: Any) -> int:
-        version = self.text(node, "cdiVersion").removeprefix("v")
+    def _version(self, given: _Given) -> int:
+        version = self.text(given, "cdiVersion").removeprefix("v")
         if version not in VERSIONS:
             hint = f"known are {', '.join(VERSIONS)}"
-            self.wrong(node, f"cdiVersion {version[:20]!r} is not known", hint)
+            self.wrong(given, f"cdiVersion {version[:20]!r} is not known", hint)
         return VERSIONS.index(version)
 
-    def _annotations(self, fields: Mapping[str, Any]) -> None:
+    def _annotations(self, fields: Mapping[str, _Given]) -> None:
         """Texts for other programs, with no effect here."""
-        if (node := fields.get("annotations")) is None:
+        if (given := fields.get("annotations")) is None:
             return
-        if node.id != "mapping":
-            self.wrong(node, "annotations is not an object")
-        for _, value in node.value:
-            self.text(value, "an annotation")
+        if not isinstance(given.value, dict):
+            self.wrong(given, "annotations is not an object")
+        for name in given.value:
+            self.text(given.of(name), "an annotation")
 
-    def _device(self, node: Any) -> tuple[str, Edits]:
-        found = self.fields(node, _DEVICE, "a device")
+    def _device(self, given: _Given) -> tuple[str, Edits]:
+        found = self.fields(given, _DEVICE, "a device")
         for name in ("name", "containerEdits"):
             if name not in found:
-                self.wrong(node, f"a device has no {name}")
+                self.wrong(given, f"a device has no {name}")
         name = self.text(found["name"], "a device's name")
         if not NAME.match(name):
             self.wrong(found["name"], f"{name[:60]!r} is no name of a device")
@@ -246,42 +244,42 @@ class _Reader:
         self._annotations(found)
         return name, self._edits(found["containerEdits"])
 
-    def _edits(self, node: Any) -> Edits:
-        if node is None:
+    def _edits(self, given: _Given | None) -> Edits:
+        if given is None:
             return Edits()
-        found = self.fields(node, _EDITS, "containerEdits")
+        found = self.fields(given, _EDITS, "containerEdits")
         for name in _REFUSED.keys() & found.keys():
             self._check_opaque(name, found[name])
-        given = {name: f"{self.where(found[name])}: {name}: {why}" for name, why in _REFUSED.items() if name in found}
+        refused = {name: f"{self.where(found[name])}: {name}: {why}" for name, why in _REFUSED.items() if name in found}
         return Edits(
             self.items(found["env"], "env", self._variable) if "env" in found else (),
             self.items(found["deviceNodes"], "deviceNodes", self._node) if "deviceNodes" in found else (),
             self.items(found["mounts"], "mounts", self._mount) if "mounts" in found else (),
             self.items(found["hooks"], "hooks", self._hook) if "hooks" in found else (),
             self.items(found["additionalGids"], "additionalGids", self._gid) if "additionalGids" in found else (),
-            next(iter(given.values()), ""),
+            next(iter(refused.values()), ""),
         )
 
-    def _check_opaque(self, name: str, node: Any) -> None:
+    def _check_opaque(self, name: str, given: _Given) -> None:
         """What is refused is not read; fields of it are new in later versions all the same."""
-        if name == "intelRdt" and node.id == "mapping":
-            for key, _ in node.value:
-                if key.value in ("schemata", "enableMonitoring"):
-                    self.since(key, "1.1.0", str(key.value))
+        if name == "intelRdt" and isinstance(given.value, dict):
+            for key in ("schemata", "enableMonitoring"):
+                if key in given.value:
+                    self.since(given.of(key), "1.1.0", key)
 
-    def _variable(self, node: Any) -> tuple[str, str]:
-        name, equals, value = self.text(node, "a variable").partition("=")
+    def _variable(self, given: _Given) -> tuple[str, str]:
+        name, equals, value = self.text(given, "a variable").partition("=")
         if not name or not equals:
-            self.wrong(node, f"variable {name[:40]!r} is not NAME=value")
+            self.wrong(given, f"variable {name[:40]!r} is not NAME=value")
         return name, value
 
-    def _gid(self, node: Any) -> int:
-        return self.number(node, "a group", 2**31 - 1)
+    def _gid(self, given: _Given) -> int:
+        return self.number(given, "a group", 2**31 - 1)
 
-    def _node(self, node: Any) -> Node:
-        found = self.fields(node, _NODE, "a device node")
+    def _node(self, given: _Given) -> Node:
+        found = self.fields(given, _NODE, "a device node")
         if "path" not in found:
-            self.wrong(node, "a device node has no path")
+            self.wrong(given, "a device node has no path")
         path = self.absolute(found["path"], "path")
         kind = self.text(found["type"], "type") if "type" in found else ""
         if kind not in ("", "b", "c", "u"):
@@ -299,14 +297,14 @@ class _Reader:
             self.number(found["major"], "major") if "major" in found else -1,
             self.number(found["minor"], "minor") if "minor" in found else -1,
             access.replace("m", "") or "rw",
-            self.where(node),
+            self.where(given),
         )
 
-    def _mount(self, node: Any) -> FileMount:
-        found = self.fields(node, _MOUNT, "a mount")
+    def _mount(self, given: _Given) -> FileMount:
+        found = self.fields(given, _MOUNT, "a mount")
         for name in ("hostPath", "containerPath"):
             if name not in found:
-                self.wrong(node, f"a mount has no {name}")
+                self.wrong(given, f"a mount has no {name}")
         if "type" in found and self.text(found["type"], "type") not in ("", "bind", "none"):
             self.wrong(found["type"], f"a mount of type {found['type'].value[:20]!r}", "files and directories are bound, and nothing else")
         options = set(self.items(found["options"], "options", lambda item: self._option(item))) if "options" in found else set()
@@ -316,26 +314,26 @@ class _Reader:
             "ro" in options,
             "noexec" in options,
             "rbind" in options,
-            self.where(node),
+            self.where(given),
         )
 
-    def _option(self, node: Any) -> str:
-        option = self.text(node, "a mount's option")
+    def _option(self, given: _Given) -> str:
+        option = self.text(given, "a mount's option")
         if option not in _OPTIONS:
-            self.wrong(node, f"option {option[:40]!r} of a mount is unknown", f"known are {', '.join(_OPTIONS)}")
+            self.wrong(given, f"option {option[:40]!r} of a mount is unknown", f"known are {', '.join(_OPTIONS)}")
         return option
 
-    def _hook(self, node: Any) -> Hook:
-        found = self.fields(node, _HOOK, "a hook")
+    def _hook(self, given: _Given) -> Hook:
+        found = self.fields(given, _HOOK, "a hook")
         for name in ("hookName", "path"):
             if name not in found:
-                self.wrong(node, f"a hook has no {name}")
+                self.wrong(given, f"a hook has no {name}")
         if "timeout" in found:
             self.number(found["timeout"], "timeout")
         if "env" in found:
             self.items(found["env"], "env", self._variable)
         args = self.items(found["args"], "args", lambda item: self.text(item, "an argument")) if "args" in found else ()
-        return Hook(self.text(found["hookName"], "hookName"), self.absolute(found["path"], "path"), args, self.where(node))
+        return Hook(self.text(found["hookName"], "hookName"), self.absolute(found["path"], "path"), args, self.where(given))
 
 
 _OPTIONS = (

@@ -100,17 +100,16 @@ def test_json_means_the_same_with_tabs_and_without_blanks():
         ("path: /dev/dri/renderD128", "path: /dev/../etc", 14, "path '/dev/../etc' is not an absolute path"),
         ("type: u", "type: p", 16, "type 'p' is not b, c or u"),
         ("major: 226", "major: '226'", 17, "major is not a whole number"),
-        ("minor: 129", "minor: 0x81", 18, "minor is not a whole number"),
+        ("minor: 129", "minor: 1.5", 18, "minor is not a whole number"),
         ("permissions: rwm", "permissions: rr", 20, "permissions 'rr' are not letters of rwm"),
         ("type: bind", "type: tmpfs", 26, "a mount of type 'tmpfs'"),
         ("[ro, nosuid", "[ro, suid", 27, "option 'suid' of a mount is unknown"),
         ("hookName: createContainer\n      path", "path", 29, "a hook has no hookName"),
         ("additionalGids: [44, 109]", "additionalGids: 44", 34, "additionalGids is not a list"),
-        ("additionalGids: [44, 109]", "env: [A=1]", 34, "env is there twice"),
+        ("additionalGids: [44, 109]", "env: [A=1]", 34, "'env' is there twice"),
         ("  containerEdits: {}", "", 35, "a device has no containerEdits"),
         ("  containerEdits: {}", "  containerEdits: []", 36, "containerEdits is not an object"),
-        ("cdiVersion: 0.7.0", "cdiVersion: 0.7.0\ncdiVersion: 0.7.0", 3, "cdiVersion is there twice"),
-        ("  containerEdits: {}", "  containerEdits: {", 37, "not valid YAML"),
+        ("cdiVersion: 0.7.0", "cdiVersion: 0.7.0\ncdiVersion: 0.7.0", 3, "'cdiVersion' is there twice"),
         ("  containerEdits: {}", "  containerEdits: {netDevices: []}", 36, "netDevices came with version 1.1.0"),
         ("  containerEdits: {}", "  containerEdits: {intelRdt: {schemata: []}}", 36, "schemata came with version 1.1.0"),
     ],
@@ -118,6 +117,22 @@ def test_json_means_the_same_with_tabs_and_without_blanks():
 def test_what_is_wrong_is_told_with_its_line(old, new, line, why):
     assert old in YAML
     assert told(YAML.replace(old, new, 1)).startswith(f"/etc/cdi/a.yaml:{line}: {why}")
+
+
+def test_what_is_no_yaml_is_told_with_its_line():
+    assert told(YAML.removesuffix("}\n")).startswith("/etc/cdi/a.yaml:37 is not YAML: ")
+
+
+def test_a_short_file_is_not_read_as_a_long_one():
+    variables = ", ".join(f"A{number}=1" for number in range(100))
+    devices = "".join(f"- {{name: a{number}, containerEdits: *edits}}\n" for number in range(600))
+    said = f"cdiVersion: 0.7.0\nkind: a.b/c\ncontainerEdits: &edits {{env: [{variables}]}}\ndevices:\n{devices}"
+    assert "more than 50000 values" in told(said)
+
+
+def test_behind_an_alias_the_line_is_that_of_the_alias():
+    said = YAML.replace("containerEdits:\n  deviceNodes", "containerEdits: &all\n  deviceNodes", 1)
+    assert parse("/a.yaml", said.replace("{}", "*all")).devices["all"].nodes[0].where == "/a.yaml:36"
 
 
 @pytest.mark.parametrize(
@@ -154,12 +169,12 @@ def test_each_version_brought_names(version, change, needed):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "/a.json:1: not valid JSON"),
-        ('{"kind":\n}', "/a.json:2: not valid JSON"),
+        ("", "/a.json:1 is not JSON"),
+        ('{"kind":\n}', "/a.json:2 is not JSON"),
         ("[]", "/a.json:1: the file is not an object"),
         ('{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": []}', "/a.json:1: there are no devices"),
         ('{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": ["x"]}', "/a.json:1: a device is not an object"),
-        ("[" * 100_000, "/a.json:1: not valid JSON"),
+        ("[" * 100_000, "/a.json:1 is not JSON"),
     ],
 )
 def test_what_is_no_description(text, why):
