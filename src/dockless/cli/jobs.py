@@ -26,7 +26,7 @@ def submit_options(parser: Parser) -> None:
     queue.add_argument(
         "--array",
         type=_array,
-        metavar="N[%%M]",
+        metavar="N[%M]",
         help="N jobs, with DOCKLESS_ARRAY_INDEX 0 to N-1 (also 0-N); at most M run at once",
     )
     queue.add_argument("--retries", type=whole(0), default=0, metavar="N", help="run it again when it failed, N times at most")
