@@ -15,10 +15,16 @@ Importing this package is cheap (no asyncio, no sqlite3) and never imports the d
         job = queue.wait(job_id, timeout=None)    # -> Job; blocks without polling; TimeoutError after ``timeout`` seconds
         jobs = queue.wait_many(ids)               # outlives a restart of the daemon
         job = queue.cancel(job_id, grace=10.0)    # owner or administrator; ending an ended job is no error
+        queue.hold(ids), queue.release(ids)       # -> list[Job]; waiting jobs alone
+        queue.requeue(ids, grace=10.0)            # -> list[Job]; running ones: another attempt of each
         for line in queue.logs(job_id, follow=True):        # -> Iterator[LogLine(at, stream, text, partial)]
             print(line.text, end="" if line.partial else "\\n")
         info = queue.info()                       # -> HostInfo(gpus=(GpuInfo(index, uuid, model, memory, simulated, job, user, …), …), …)
+        top = queue.top()                         # -> Top: what the GPUs do, running jobs, users, at this moment
+        used = queue.usage(by="week")             # -> list[Used]: GPU time, also of forgotten jobs
+        quotas = queue.quotas()                   # -> list[QuotaInfo]: who has what, and may have
         who = queue.ping()                        # -> DaemonInfo(pid, version, owner_uid, admin, socket, …)
+        queue.drain(["0"], reason="disk change")  # administrator; undrain
         queue.shutdown()                          # administrator; running jobs go on
 
     from dockless.sched.wire.client import socket_path           # DOCKLESS_SOCKET, else the user's own daemon, else root's
@@ -27,8 +33,15 @@ The daemon: ``from dockless.sched.daemon import main``, ``main(argv: Sequence[st
 foreground and writes one line to standard error when it serves. All records are frozen and have ``as_dict()`` for ``--json``.
 Errors of the daemon are raised by the client as the same class of ``dockless.errors``, with message, subject and hint.
 
-Files: ``jobs`` (records and states) · ``codec`` · ``config`` · ``callers`` · ``policy`` (who starts, pure) · ``store`` (SQLite, group
-commit, kept output) · ``engine`` (starts and ends) · ``wire`` (protocol, client, server) · ``daemon``.
+Files, each with its story at the top:
+
+- ``jobs``: what a job is, its states and options. ``config``: the daemon's settings. ``callers``: who asks, and what she may do.
+- ``formats``: job files of several kinds, read. ``traces``: jobs of the past, for ``dockless simulate``. Both pure.
+- ``policy``: who starts, and who gives GPUs back; pure, so the daemon, ``dockless simulate`` and the tests ask the same function.
+- ``store``: SQLite, group commit, kept output, what was used.
+- ``engine``: starts and ends jobs, and all that happens to them between: held, started again, preempted, told of, idle.
+- ``wire``: protocol, client and server; listings, metrics and the audit log. ``used``: a record that ``store`` and ``wire`` share.
+- ``daemon``: the process. ``service``: the same as a service of systemd.
 """
 
 from __future__ import annotations
