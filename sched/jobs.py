@@ -198,6 +198,26 @@ def parse_after(text: str) -> tuple[tuple[str, ...], bool]:
     return tuple(found), singleton
 
 
+class ArrayCount(int):
+    """Jobs of an array; ``limit``: how many of them may run at once, 0 for any number."""
+
+    limit = 0
+
+
+def parse_array(value: str | int) -> ArrayCount:
+    """Of ``100``, ``100%4`` or ``0-99%4``. ``BadInput``"""
+    count, sign, limit = ("" if isinstance(value, bool) else str(value)).partition("%")
+    numbers = (count.removeprefix("0-"), limit if sign else "1")
+    if all(number.isascii() and number.isdecimal() and len(number) < 19 for number in numbers):
+        found = ArrayCount(int(numbers[0]) + count.startswith("0-"))
+        found.limit = int(numbers[1])
+        if found and found.limit:
+            found.limit *= bool(sign)
+            return found
+    hint = "write 100 or 0-99, with %4 for at most four at once"
+    raise BadInput(f"array {str(value)[:60]!r} is not a whole number of jobs, 1 or more", subject="array", hint=hint)
+
+
 def meets(how: str, state: State) -> bool:
     """Whether that end is what ``after`` asks for."""
     return how == "any" or (how == "ok") == (state is State.COMPLETED)

@@ -136,10 +136,19 @@ def _toml(text: str, what: str) -> Any:
     if re.search(_DEEP_KEY, text):  # the standard reader's time grows with the square of their number
         raise BadInput(f"{what} has a key of more than 64 parts", subject=what, hint="give it a shorter name")
     try:
-        return tomllib.loads(text)
+        return _with_texts_of_times(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         raise BadInput(f"{what} is not TOML: {why}", subject=what, hint="correct that line, or say which format it is: --format") from None
+
+
+def _with_texts_of_times(value: Any) -> Any:
+    """TOML alone has times that are no texts."""
+    if isinstance(value, dict):
+        return {key: _with_texts_of_times(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [*map(_with_texts_of_times, value)]
+    return value.isoformat() if hasattr(value, "isoformat") else value
 
 
 def _json(text: str, what: str) -> Any:

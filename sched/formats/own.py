@@ -26,7 +26,22 @@ from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role, Secret
 from dockless.sched.formats.tables import Source, Table
 
-QUEUE = ("time_limit", "priority", "group", "on_reboot", "array", "hold", "begin", "after", "retries", "warn")
+QUEUE = (
+    "time_limit",
+    "priority",
+    "group",
+    "on_reboot",
+    "array",
+    "hold",
+    "begin",
+    "after",
+    "singleton",
+    "retries",
+    "retry_on",
+    "warn",
+    "notify",
+    "notify_to",
+)
 _OF_ROLE = ("image", "command", "script", "gpus", "count", "ports", "min_failed", "min_succeeded")
 _BARE = r"[A-Za-z0-9_-]{1,200}"
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
@@ -37,7 +52,7 @@ def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
     top = Table(source, values)
     known = (*QUEUE, *_OF_ROLE, *keywords, "name", "roles", "secrets")
     name = top.text("name")
-    queue = {key: top.value(key) for key in QUEUE if top.has(key)}
+    queue = _queue(top)
     secrets = {key: _secret(table, top.values["secrets"][key], key) for key, table in _secrets(top)}
     roles = tuple(_role(table, role, top, keywords) for role, table in top.tables("roles"))
     if top.has("roles") and not roles:
@@ -46,6 +61,16 @@ def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
         roles = (_role(top, "main", None, keywords),)
     top.done(known)
     return JobFile("dockless", name, roles, queue, secrets, tuple(source.notes))
+
+
+def _queue(top: Table) -> dict[str, Any]:
+    found = {key: top.value(key) for key in QUEUE if top.has(key)}
+    for key in ("after", "notify"):
+        if not isinstance(found.get(key, ""), str):
+            found[key] = top.texts(key)
+    if "retry_on" in found:
+        found["retry_on"] = top.items("retry_on")
+    return found
 
 
 def _secrets(top: Table) -> list[tuple[str, Table]]:

@@ -16,6 +16,7 @@ from dockless.sched.formats.templates import secrets_in, told
 
 if TYPE_CHECKING:
     from dockless.sched import JobSpec
+    from dockless.sched.jobs import ArrayCount
 
 _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
@@ -116,6 +117,16 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
     role = _with_secrets(file.roles[0], _secrets(file), what)
     try:
         return make_job(role.image, role.command, _options(role), **said)
+    except BadInput as error:
+        raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+
+
+def array_of(file: JobFile, what: str) -> ArrayCount | None:
+    """See ``parse_array``. ``BadInput``"""
+    from dockless.sched.jobs import parse_array
+
+    try:
+        return parse_array(file.queue["array"]) if "array" in file.queue else None
     except BadInput as error:
         raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
 

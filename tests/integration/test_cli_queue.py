@@ -244,6 +244,70 @@ def test_an_array_of_a_batch_script(daemon, capfd, tmp_path):
         assert capfd.readouterr().out == f"{said}\n"
 
 
+def said_of(capfd, file):
+    """The jobs of this file, as they wait, and then no more."""
+    assert main(["submit", "-q", str(file)]) == 0, capfd.readouterr().err
+    with connect() as queue:
+        jobs = [queue.job(number) for number in job_ids(capfd)]
+        queue.cancel_many([job.id for job in jobs])
+    return jobs
+
+
+def test_a_file_says_when_its_job_may_start(daemon, capfd, tmp_path):
+    """Of dockless's own form and of a batch script."""
+    dockless.submit(["true"]).wait()
+    held = dockless.submit(["true"], hold=True)
+    own, script = tmp_path / "job.toml", tmp_path / "job.sbatch"
+    for said in ("hold = true", "#SBATCH --hold"):
+        own.write_text(f"command = ['true']\n{said}\n")
+        script.write_text(f"#!/bin/sh\n{said}\ntrue\n")
+        (job,) = said_of(capfd, script if said[0] == "#" else own)
+        assert job.reason == f"held by {job.user}"
+    for said in ("begin = 2099-01-31T08:00:00Z", "begin = '2099-01-31 08:00'", "begin = 4073529600", "begin = 2099-01-31T08:00:00"):
+        own.write_text(f"command = ['true']\n{said}\n")
+        (job,) = said_of(capfd, own)
+        assert job.reason == "begins at 2099-01-31T08:00:00Z"
+    script.write_text("#!/bin/sh\n#SBATCH --begin=now+2hours --requeue\ntrue\n")
+    (job,) = said_of(capfd, script)
+    assert job.reason.startswith("begins at ") and 7100 < job.options.begin - job.submitted < 7300 and job.on_reboot == "requeue"
+    own.write_text(f"after = ['ok:1', 'any:{held.id}']\nretries = 3\nretry_on = [75, 2]\n")
+    (job,) = said_of(capfd, own)
+    assert job.reason == f"waits for the end of job {held.id}" and (job.options.retries, job.options.retry_on) == (3, (75, 2))
+    own.write_text("name = 'one'\nsingleton = true\ncommand = ['true']\nhold = true\n")
+    first = dockless.submit(["true"], name="one", hold=True)
+    script.write_text("#!/bin/sh\n#SBATCH -J one\n#SBATCH --dependency=afterany:1,singleton\ntrue\n")
+    for file in (own, script):
+        (job,) = said_of(capfd, file)
+        assert job.options.singleton
+    assert job.reason == f"waits for the end of job {first.id}, which has the same name"
+
+
+@pytest.mark.parametrize("said", ["array = '0-4%2'", "array = '5%2'", "#SBATCH --array=0-4%2", "#SBATCH --array=1-9:2%2"])
+def test_a_file_says_how_many_of_its_array_run_at_once(daemon, capfd, tmp_path, said):
+    file = tmp_path / ("job.sbatch" if said[0] == "#" else "job.toml")
+    file.write_text(f"#!/bin/sh\n{said}\nexec sleep 1000\n" if said[0] == "#" else f"command = ['sleep', '1000']\n{said}\n")
+    assert main(["submit", "-q", str(file)]) == 0
+    numbers = job_ids(capfd)
+    with connect() as queue:
+        until(lambda: [queue.job(number).state for number in numbers[:2]] == ["RUNNING"] * 2, "two run")
+        assert [queue.job(number).reason for number in numbers[2:]] == ["of its array 2 may run at once"] * 3
+    assert main(["submit", "-q", "--array", "2", str(file)]) == 0 and len(job_ids(capfd)) == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["array = true", "array = 0", "array = '5%0'", "array = '5%'", "array = 'x'", "array = 1.5", "array = []", "after = 12", "after = [12]",
+     "after = [[]]", "retry_on = 75", "retry_on = ['75']", "retries = '3'", "hold = 'yes'", "begin = 'soon'", "begin = []", "notify = 1",
+     "singleton = true"],
+)  # fmt: skip
+def test_what_a_file_says_of_the_queue_and_cannot_mean(daemon, capfd, tmp_path, said):
+    file = tmp_path / "job.toml"
+    file.write_text(f"command = ['true']\n{said}\n")
+    assert main(["submit", str(file)]) == 125
+    error = capfd.readouterr().err
+    assert str(file) in error and "Traceback" not in error and "internal" not in error
+
+
 def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
     path = tmp_path / "jobs.jsonl"
     path.write_text("".join(f'{{"name": "j{i}", "command": ["true"]}}\n' for i in range(300)))

@@ -43,7 +43,7 @@ def file_of(options: Namespace) -> str:
 
 def submit_file(options: Namespace, path: str) -> int:
     """A job of a file of any format."""
-    from dockless._jobfiles import make_job_of
+    from dockless._jobfiles import array_of, make_job_of
 
     _refuse_beside(options, (), "it")
     file = _read(path, options)
@@ -58,8 +58,7 @@ def submit_file(options: Namespace, path: str) -> int:
     )
     from dockless.cli.jobs import submit_jobs
 
-    array = options.array if options.array is not None else file.queue.get("array")
-    return submit_jobs([job], options, array=array)
+    return submit_jobs([job], options, array=options.array or array_of(file, path))
 
 
 def submit_list(options: Namespace) -> int:

@@ -14,6 +14,7 @@ from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from dockless.sched import Client, Job, JobSpec
+    from dockless.sched.jobs import ArrayCount
 
 
 def submit_options(parser: Parser) -> None:
@@ -79,7 +80,7 @@ def submit(options: Namespace) -> int:
     return submit_jobs([job], options, array=options.array)
 
 
-def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -> int:
+def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | None) -> int:
     """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many."""
     from functools import partial
 
@@ -91,7 +92,7 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: int | None) -
         daemon = queue.ping()
     images = {image: fetched(image, options, partial(present_for, daemon)) for image in dict.fromkeys(job.spec.image for job in jobs)}
     jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
-    orders = _orders(options) | ({"array_limit": array.limit} if isinstance(array, _Count) else {})
+    orders = _orders(options) | ({"array_limit": array.limit} if array is not None else {})
     jobs = [replace(job, **orders) for job in jobs] if orders else jobs
     with connect() as queue:
         with told_whose_store(daemon, " ".join(images.values())):
@@ -118,18 +119,16 @@ def _orders(options: Namespace) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-class _Count(int):
-    """Jobs of an array; ``limit``: how many of them may run at once, 0 for any number."""
+def _array(text: str) -> ArrayCount:
+    """``parse_array``, for argparse."""
+    from dockless.sched.jobs import parse_array
 
-    limit = 0
+    try:
+        return parse_array(text)
+    except BadInput as error:
+        from argparse import ArgumentTypeError
 
-
-def _array(text: str) -> _Count:
-    """Of ``100``, ``100%4`` or ``0-99%4``; for argparse."""
-    count, sign, limit = text.partition("%")
-    jobs = _Count(whole(0)(count[2:]) + 1 if count.startswith("0-") else whole(1)(count))
-    jobs.limit = whole(1)(limit) if sign else 0
-    return jobs
+        raise ArgumentTypeError(f"{error}: {error.hint}") from None
 
 
 def queue_options(parser: Parser) -> None:
