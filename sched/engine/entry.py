@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
@@ -79,6 +80,8 @@ def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
     columns["kind"] = [kinds.setdefault(kind, kind) for kind in of]
     columns["devices"] = [kind[3] for kind in columns["kind"]]
     columns |= {"priority": [job.priority for job in jobs], "time_limit": [job.time_limit for job in jobs]}
+    now, wall = queue.ticks(), time.time()
+    columns["since"] = [now - max(0.0, wall - job.submitted) for job in jobs]
     return many(
         LiveJob,
         len(lives),

@@ -12,7 +12,8 @@ The rules, in the order they bind:
 4. **No starvation** (EASY backfill). The first job that finds too few free GPUs gets a *reservation*: the moment at which, by the time
    limits of what runs, its GPUs will be free. A later job may start before it only if it cannot delay it: it ends by then (it has a
    time limit), or it takes only GPUs that are over even then. Where what runs has no time limit, the moment is unknown, and only what is
-   over in the worst case may be taken. The same rule guards a job's place inside its quota.
+   over in the worst case may be taken. The same rule guards a job's place inside its quota. Of equal rank, those that end by then
+   come first; the others take what they leave, the one first whose wait is longest for what it asks (``waiting.patience``).
 
 5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
    borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
@@ -33,9 +34,9 @@ from dockless.sandbox.gpus.topology import FARTHEST
 from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, Quotas, counts_jobs
-from dockless.sched.policy.ranks import Place, Rank, Ranks
+from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
 from dockless.sched.policy.turns import Turns
-from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order
+from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order, patience
 
 Links = Mapping[tuple[str, str], float]
 """Distance of each pair of GPUs, in both orders; a pair that is missing is as far as can be."""
@@ -200,6 +201,9 @@ class _Pass:
     enough not to be in the way (``_Hold.within``). Of each kind, only the first job and then what may still start is looked at. One thing
     more a job that is held can do: keep a place in a pool where nobody has one. The later ones of its kind come to that only after another
     start from that pool, and are looked at then (``parked``).
+
+    A job that could start, but would still run when the first of the queue gets its GPUs, is *put off*, and with it all later ones of its
+    kind that would: until those of its rank that end in time have started. Then they start by patience, and keep no places.
     """
 
     def __init__(self, state: QueueState, now: float) -> None:
@@ -233,6 +237,7 @@ class _Pass:
         self.closed: int | None = None
         self.next: list[tuple[Place, WaitingJob]] = []
         self.looked_at: dict[int, _Parked] = {}
+        self.put_off_kinds: set[Kind] = set()
 
     def run(self) -> Decision:
         lines = self.waiting.lines.values()
@@ -242,26 +247,18 @@ class _Pass:
         heapify(self.next)
         while self.next and self.closed is None:
             was, job = heappop(self.next)
-            place = self.ranks.place(job)
+            place = self.ranks.place(job, turn=was[3])
             if place != was:  # something that started has made it later
                 heappush(self.next, (place, job))
                 continue
             if self.nothing_left(place):
                 break
-            hold = self.settle(job)
-            if hold is not None:
-                self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
-            line, within = self.waiting.lines[job.kind], self.within.get(job.kind, math.inf)
-            parked = self.looked_at.pop(job.id, None)
-            if parked is None and hold is not None:
-                hold.within = self.within[job.kind] = min(hold.within, math.nextafter(longest(job), 0))
-                parked = _Parked(line, job, hold.within, within)
-                within = hold.within
-                self.follow(line.after(job, within) if within else None)
-            elif parked is None:
-                self.follow(line.after(job, within))
-            if parked is not None and hold is not None:
-                self.park(parked, hold)
+            if was[3] != IN_ORDER:
+                self.look_again(job)
+            elif job.kind in self.put_off_kinds and self.late(job):
+                self.looked_at.pop(job.id, None)
+            else:
+                self.look(job)
             if not self.ranks.guarantee_any and self.nothing_left(place):
                 self.closed = job.priority
         return self.decision()
@@ -285,15 +282,61 @@ class _Pass:
         """Nothing is free, the head has its reservation, and who comes now has no guarantee of what others borrow."""
         return not self.free and HOST in self.reserved and (place[0] or not self.ranks.guarantee_any)
 
-    def settle(self, job: WaitingJob) -> _Hold | None:
-        """Start a job with GPUs, or promise it what others give back; else what holds it."""
-        hold = self.over_quota(job)
+    def look(self, job: WaitingJob) -> None:
+        """It is its turn in the queue's order."""
+        line, within = self.waiting.lines[job.kind], self.within.get(job.kind, math.inf)
+        parked = self.looked_at.pop(job.id, None)
+        hold = self.settle(job)
+        if hold is not None:
+            self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
+            if parked is None:
+                parked = _Parked(line, job, self.hold_longer(job, hold), within)
+                self.follow(job)
+            self.park(parked, hold)
+        elif parked is None:
+            self.follow(job)
+
+    def look_again(self, job: WaitingJob) -> None:
+        """It was put off, and it is its turn now."""
+        within, above = self.within.get(job.kind, math.inf), self.time_until(self.reserved[HOST])
+        if longest(job) <= within and (hold := self.settle(job, put_off=True)) is not None:
+            self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
+            within = self.hold_longer(job, hold)
+        if within > above:
+            self.put_off_until_patience(self.waiting.lines[job.kind].after_of_length(job, within, above))
+
+    def hold_longer(self, job: WaitingJob, hold: _Hold) -> float:
+        """Of its kind none that may run for longer can start now: for how long the others may run, seconds."""
+        hold.within = self.within[job.kind] = min(hold.within, math.nextafter(longest(job), 0))
+        return hold.within
+
+    def settle(self, job: WaitingJob, put_off: bool = False) -> _Hold | None:
+        """Start a job with GPUs, put it off unless it was ``put_off``, or promise it what others give back; else what holds it."""
+        hold = self.over_quota(job, keep=not put_off)
         if hold is None and not self.enough(job, self.free) and self.take_back(job):
             return None
-        hold = hold or self.no_room(job)
+        hold = hold or self.no_room(job, keep=not put_off)
         if hold is None:
-            self.start(job)
+            if put_off or not self.late(job) or (self.ranks.guarantee_any and self.ranks.guarantee(job)):
+                self.start(job)
+            else:
+                self.put_off(job)
         return hold
+
+    def late(self, job: WaitingJob) -> bool:
+        """Whether it would take GPUs that the first of the queue has a reservation of, and still run then."""
+        reservation = self.reserved.get(HOST)
+        return reservation is not None and longest(job) > self.time_until(reservation) and self.draws(job, HOST) > 0
+
+    def put_off(self, job: WaitingJob) -> None:
+        self.put_off_kinds.add(job.kind)
+        above, within = self.time_until(self.reserved[HOST]), self.within.get(job.kind, math.inf)
+        for one in (job, *self.waiting.lines[job.kind].after_of_other_lengths(job, within, above)):
+            self.put_off_until_patience(one)
+
+    def put_off_until_patience(self, job: WaitingJob | None) -> None:
+        if job is not None:
+            heappush(self.next, (self.ranks.place(job, turn=-patience(job, self.now)), job))
 
     def start_in_turn(self, lines: Sequence[Line], others: Sequence[Line]) -> None:
         """Those without GPUs, of ``lines``. ``others``: the lines of those with GPUs, which may be held by the same quota of jobs."""
@@ -329,9 +372,17 @@ class _Pass:
                 return _Hold("reserved", pool, job.priority, reservation)
         return None
 
-    def follow(self, job: WaitingJob | None) -> None:
-        if job is not None:
-            heappush(self.next, (self.ranks.place(job), job))
+    def follow(self, job: WaitingJob) -> None:
+        """The next one of its line that may start in order."""
+        within = self.within.get(job.kind, math.inf)
+        if job.kind in self.put_off_kinds:
+            within = min(within, self.time_until(self.reserved[HOST]))
+        following = self.waiting.lines[job.kind].after(job, within) if within else None
+        if following is not None:
+            self.wait_in_order(following)
+
+    def wait_in_order(self, job: WaitingJob) -> None:
+        heappush(self.next, (self.ranks.place(job), job))
 
     def park(self, parked: _Parked, hold: _Hold) -> None:
         """They may keep a place in these pools, once something else has started from them."""
@@ -350,10 +401,12 @@ class _Pass:
             for job in parked.line.behind(parked.job):
                 if job.time_limit in held or not parked.above < longest(job) <= parked.below:
                     continue
+                if job.kind in self.put_off_kinds and self.late(job):
+                    continue
                 if not self.passed(job, started):
                     if job.id not in self.looked_at:
                         self.looked_at[job.id] = parked
-                        self.follow(job)
+                        self.wait_in_order(job)
                     break
                 held.add(job.time_limit)
 
@@ -381,21 +434,21 @@ class _Pass:
 
     # -- may it start?
 
-    def over_quota(self, job: WaitingJob) -> _Hold | None:
-        """What of its quotas holds ``job``, with reservations made where it is the first to be held."""
+    def over_quota(self, job: WaitingJob, keep: bool) -> _Hold | None:
+        """What of its quotas holds ``job``. ``keep``: it makes reservations where it is the first to be held."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
             if self.used[pool] + self.draws(job, pool) > self.limits[pool]:
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
-                return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
+                return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
             if (reservation := self.in_the_way(job, pool)) is not None:
                 return _Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
 
-    def no_room(self, job: WaitingJob) -> _Hold | None:
+    def no_room(self, job: WaitingJob, keep: bool) -> _Hold | None:
         """What of the host's GPUs holds it."""
         if not self.enough(job, self.free):
-            return _Hold("resources", HOST, job.priority, self.reserve(job, HOST, self.pools(job)))
+            return _Hold("resources", HOST, job.priority, self.reserve(job, HOST, self.pools(job)) if keep else self.reserved.get(HOST))
         if (reservation := self.in_the_way(job, HOST)) is not None:
             return _Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.allowed(job)):

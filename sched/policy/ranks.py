@@ -1,11 +1,12 @@
 """Whose job is looked at first.
 
-A job's place is ``(whether it would borrow, -priority, shares of the past, number)``; the least comes first. As jobs start, a user's share
-grows and her guarantee is used up, so in a pass places only get later.
+A job's place is ``(whether it would borrow, -priority, shares of the past, turn, number)``; the least comes first. As jobs start, a user's
+share grows and her guarantee is used up, so in a pass places only get later. A turn is ``IN_ORDER``, or later for a job that was put off.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from dockless.sched.policy.policy import RunningJob
 
 Rank = tuple[bool, tuple[float, ...]]
-Place = tuple[bool, int, tuple[float, ...], int]
+Place = tuple[bool, int, tuple[float, ...], float, int]
+
+IN_ORDER = -math.inf
+"""The turn of a job that has not been put off."""
 
 ENTRY = 600.0
 """Seconds for which a job that starts counts at once, so that a burst of short jobs does not all start before anybody notices."""
@@ -37,9 +41,9 @@ class Ranks:
             for job in running:
                 self._count(job, len(job.gpus))
 
-    def place(self, job: WaitingJob, rank: Rank | None = None) -> Place:
+    def place(self, job: WaitingJob, rank: Rank | None = None, turn: float = IN_ORDER) -> Place:
         borrows, shares = self.rank(job) if rank is None else rank
-        return borrows, -job.priority, shares, job.id
+        return borrows, -job.priority, shares, turn, job.id
 
     def rank(self, job: WaitingJob) -> Rank:
         """The part of its place that may get later in a pass, which the jobs of one kind have in common."""

@@ -199,7 +199,7 @@ class _Run:
         priority = job.priority
         if self.ranks:
             priority = priority * len(self.ranks) + self.ranks[job.time_limit or math.inf]
-        return WaitingJob(number + 1, job.user, job.gpus, job.groups, priority=priority, time_limit=job.time_limit)
+        return WaitingJob(number + 1, job.user, job.gpus, job.groups, priority=priority, time_limit=job.time_limit, since=job.submitted)
 
     def _can_start(self, job: WaitingJob) -> bool:
         """Whether it would on this host with nothing else there: the daemon refuses those that would not."""

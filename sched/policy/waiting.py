@@ -2,15 +2,17 @@
 
 Jobs of one *kind* (the same user, groups and GPUs) differ only in priority, age and time limit: where the first of a kind cannot start, of
 the others only one that ends sooner can. So they stand in one line a kind, in the queue's order, and a line is asked for its first job, and
-for the next one that ends soon enough. Neither this nor coming and going costs more when the queue is longer.
+for the next one that ends soon enough. Within a line those whose time limits are about equal stand in one row: of them the first has waited
+longest. Neither this nor coming and going costs more when the queue is longer.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import merge
 from itertools import islice
 
 from dockless.base.dataclass import dataclass, field
@@ -24,7 +26,7 @@ PIECE = 512
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
     """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number). ``time_limit``: seconds, 0 for none.
-    ``groups``: the groups whose quota it counts against."""
+    ``groups``: the groups whose quota it counts against. ``since``: when it was submitted, on the policy's clock."""
 
     id: int
     user: str
@@ -33,6 +35,7 @@ class WaitingJob:
     devices: frozenset[str] = frozenset()
     priority: int = 0
     time_limit: float = 0.0
+    since: float = 0.0
     kind: Kind = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -49,13 +52,22 @@ def longest(job: WaitingJob) -> float:
     return job.time_limit or math.inf
 
 
-class Line:
-    """The waiting jobs of one kind, in order. ``limits``: how many have which time limit."""
+def length(job: WaitingJob) -> float:
+    """About how long it may run: seconds, the next of 1, 1.4, 2, 2.8, 4 ... above its time limit; for ever without one."""
+    return math.pow(2, math.frexp(job.time_limit * job.time_limit)[1] / 2) if job.time_limit else math.inf
 
-    __slots__ = ("_least", "_parts", "_places", "limits")
+
+def patience(job: WaitingJob, now: float) -> float:
+    """The seconds that it has waited, divided by the fourth root of its ``length``: 0 without a time limit."""
+    return max(0.0, now - job.since) / math.sqrt(math.sqrt(length(job)))
+
+
+class Row:
+    """Some waiting jobs of one kind, in order."""
+
+    __slots__ = ("_least", "_parts", "_places")
 
     def __init__(self) -> None:
-        self.limits: Counter[float] = Counter()
         self._parts: list[list[WaitingJob]] = []
         self._places: list[tuple[int, int]] = []  # of the last job of each part
         self._least: list[float] = []  # no job of that part may run for less; too small after one went, until somebody looks
@@ -64,6 +76,9 @@ class Line:
         for part in self._parts:
             yield from part
 
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
@@ -71,7 +86,6 @@ class Line:
         return self._parts[0][0]
 
     def add(self, job: WaitingJob) -> None:
-        self.limits[job.time_limit] += 1
         place = order(job)
         at = bisect_left(self._places, place)
         if at == len(self._parts):
@@ -101,39 +115,95 @@ class Line:
             del self._parts[at], self._places[at], self._least[at]
         elif index == len(part):
             self._places[at] = order(part[-1])
+
+    def behind(self, place: tuple[int, int]) -> Iterator[WaitingJob]:
+        first, index = self._find(place, behind=True)
+        for part in islice(self._parts, first, None):
+            yield from islice(part, index, None)
+            index = 0
+
+    def after(self, place: tuple[int, int], within: float, above: float = 0.0) -> WaitingJob | None:
+        """The next one behind ``place`` that may run for at most ``within`` seconds and for more than ``above``."""
+        first, index = self._find(place, behind=True)
+        for at in range(first, len(self._parts)):
+            part = self._parts[at]
+            if self._least[at] <= within:
+                found = next((other for other in islice(part, index, None) if above < longest(other) <= within), None)
+                if found is not None:
+                    return found
+                if not index:
+                    self._least[at] = min(map(longest, part))
+            index = 0
+        return None
+
+    def before(self, place: tuple[int, int]) -> int:
+        """How many stand before that place of the queue's order."""
+        at, index = self._find(place)
+        return sum(map(len, self._parts[:at])) + index
+
+    def _find(self, place: tuple[int, int], behind: bool = False) -> tuple[int, int]:
+        """The part and the index of the first at that place or behind it."""
+        bisect = bisect_right if behind else bisect_left
+        at = bisect(self._places, place)
+        return at, bisect(self._parts[at], place, key=order) if at < len(self._parts) else 0
+
+
+class Line:
+    """The waiting jobs of one kind, in order. ``limits``: how many have which time limit; ``rows``: by ``length``."""
+
+    __slots__ = ("limits", "rows")
+
+    def __init__(self) -> None:
+        self.limits: Counter[float] = Counter()
+        self.rows: dict[float, Row] = {}
+
+    def __iter__(self) -> Iterator[WaitingJob]:
+        return merge(*self.rows.values(), key=order)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+    def first(self) -> WaitingJob:
+        return min((row.first() for row in self.rows.values()), key=order)
+
+    def add(self, job: WaitingJob) -> None:
+        self.limits[job.time_limit] += 1
+        row = self.rows.get(length(job))
+        if row is None:
+            row = self.rows[length(job)] = Row()
+        row.add(job)
+
+    def remove(self, job: WaitingJob) -> None:
+        row = self.rows[length(job)]
+        row.remove(job)
+        if not row:
+            del self.rows[length(job)]
         self.limits[job.time_limit] -= 1
         if not self.limits[job.time_limit]:
             del self.limits[job.time_limit]
 
     def behind(self, job: WaitingJob) -> Iterator[WaitingJob]:
-        at, index = self._find(order(job))
-        yield from islice(self._parts[at], index + 1, None)
-        for part in islice(self._parts, at + 1, None):
-            yield from part
+        return merge(*(row.behind(order(job)) for row in self.rows.values()), key=order)
 
     def after(self, job: WaitingJob, within: float = math.inf) -> WaitingJob | None:
         """The next one behind ``job`` that may run for at most ``within`` seconds."""
-        first, index = self._find(order(job))
-        skipped = index + 1
-        for at in range(first, len(self._parts)):
-            part = self._parts[at]
-            if self._least[at] <= within:
-                found = next((other for other in islice(part, skipped, None) if longest(other) <= within), None)
-                if found is not None:
-                    return found
-                if not skipped:
-                    self._least[at] = min(map(longest, part))
-            skipped = 0
-        return None
+        place = order(job)
+        found = [row.after(place, within) for most, row in self.rows.items() if most <= 1.5 * within]
+        return min((other for other in found if other is not None), key=order, default=None)
+
+    def after_of_length(self, job: WaitingJob, within: float, above: float) -> WaitingJob | None:
+        """The next one behind ``job`` of the same length that may run for more than ``above`` seconds, too."""
+        return self.rows[length(job)].after(order(job), within, above)
+
+    def after_of_other_lengths(self, job: WaitingJob, within: float, above: float) -> list[WaitingJob]:
+        """The next one behind ``job`` of each other length."""
+        own, place = length(job), order(job)
+        found = [row.after(place, within, above) for most, row in self.rows.items() if most != own and most > above]
+        return [other for other in found if other is not None]
 
     def before(self, place: tuple[int, int]) -> int:
         """How many stand before that place of the queue's order."""
-        at = bisect_left(self._places, place)
-        return sum(map(len, self._parts[:at])) + (bisect_left(self._parts[at], place, key=order) if at < len(self._parts) else 0)
-
-    def _find(self, place: tuple[int, int]) -> tuple[int, int]:
-        at = bisect_left(self._places, place)
-        return at, bisect_left(self._parts[at], place, key=order)
+        return sum(row.before(place) for row in self.rows.values())
 
 
 class WaitingList:

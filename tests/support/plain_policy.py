@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections import Counter
 
 from dockless.sched.policy.policy import Decision, QueueState, _Pass
-from dockless.sched.policy.waiting import WaitingJob
+from dockless.sched.policy.waiting import WaitingJob, patience
 
 
 class _Plain(_Pass):
     def run(self) -> Decision:
         held = set()
         self.without_gpus()
+        self.later: list[WaitingJob] = []
         waiting = [job for job in self.state.waiting if job.gpus]
-        while waiting:
-            job = min(waiting, key=self.ranks.place)
-            waiting.remove(job)
+        while waiting or self.later:
+            places = [(self.ranks.place(job), job, waiting) for job in waiting]
+            places += [(self.ranks.place(job, turn=-patience(job, self.now)), job, self.later) for job in self.later]
+            place, job, of = min(places, key=lambda row: row[0])
+            of.remove(job)
             shape = (job.kind, job.time_limit)
             if shape in held:
                 continue
-            if self.nothing_left(self.ranks.place(job)):
+            if self.nothing_left(place):
                 break
-            if self.settle(job) is not None:
+            if of is waiting and job.kind in self.put_off_kinds and self.late(job):
+                self.later.append(job)
+            elif self.settle(job, put_off=of is self.later) is not None:
                 held.add(shape)
         return self.decision()
+
+    def put_off(self, job: WaitingJob) -> None:
+        self.put_off_kinds.add(job.kind)
+        self.later.append(job)
 
     def without_gpus(self) -> None:
         waiting = [job for job in self.state.waiting if not job.gpus]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.quotas import limits
 
 from dockless.sched.policy import packing
@@ -391,6 +393,55 @@ def test_who_ends_in_time_takes_nothing_of_what_is_over():
     assert not started(
         decide(QueueState(EIGHT, [WaitingJob(2, "b", 8), WaitingJob(3, "c", 1, time_limit=1)], [RunningJob(1, "a", on(0))]), 0)
     )
+
+
+TWO_OVER = [RunningJob(1, "x", on(0, 1, 2, 3), ends=3600.0)]
+"""Who needs six waits an hour; four are free, and two of them are over even then."""
+
+
+def beside(*waiting: WaitingJob, **more) -> list[int]:
+    """Who starts, in this order, beside a job that needs six GPUs."""
+    return list(started(decide(QueueState(EIGHT, [WaitingJob(2, "x", 6, priority=9), *waiting], TWO_OVER, **more), 1000.0)))
+
+
+def test_who_ends_in_time_comes_before_who_does_not():
+    """Also where it came later; but not before a higher priority."""
+    late, brief = WaitingJob(3, "a", 2, time_limit=7200), WaitingJob(4, "b", 3, time_limit=600)
+    assert beside(late) == [3]
+    assert beside(late, brief) == [4]
+    assert beside(late, WaitingJob(4, "b", 2, time_limit=600)) == [4, 3]
+    assert beside(replace(late, priority=1), brief) == [3]
+    assert beside(late, WaitingJob(4, "b", 3, time_limit=2700)) == [3]  # nor is this one
+
+
+def test_of_those_that_do_not_who_has_waited_long_for_short():
+    def first(*rows: tuple[float, float]) -> int:
+        """Of jobs that have waited so long, and may run so long."""
+        (found,) = beside(
+            *(
+                WaitingJob(number, f"u{number}", 2, time_limit=limit, since=1000.0 - waited)
+                for number, (waited, limit) in enumerate(rows, 3)
+            )
+        )
+        return found
+
+    assert first((100, 1e4), (99, 1e4)) == 3
+    assert first((100, 1e4), (99, 5e3)) == 4
+    assert first((100, 1e5), (51, 1e5 / 16), (80, 1e5)) == 4
+    assert first((100, 1e5), (49, 1e5 / 16), (80, 1e5)) == 3
+    assert first((900, 0), (1, 1e6)) == 4
+    assert first((900, 0), (999, 0)) == 3
+
+
+def test_nobody_within_a_guarantee_is_put_off():
+    late, brief = WaitingJob(3, "anna", 2, time_limit=7200), WaitingJob(4, "bob", 3, time_limit=600)
+    assert beside(late, brief, quotas=limits({"anna": Quota(guarantee=2)})) == [3]
+
+
+def test_a_fair_order_holds_for_them_too():
+    late, brief = WaitingJob(3, "anna", 2, time_limit=7200), WaitingJob(4, "bob", 3, time_limit=600)
+    assert beside(late, brief, usage={"user bob": 10.0}) == [3]
+    assert beside(late, brief, usage={"user anna": 10.0}) == [4]
 
 
 def test_what_starts_now_is_waited_for_like_the_rest():

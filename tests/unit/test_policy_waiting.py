@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
@@ -12,28 +13,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plain_policy import decide_plainly
 
+from dockless.sched.engine.entry import live_jobs
+from dockless.sched.jobs import Job, State
 from dockless.sched.policy import waiting
-from dockless.sched.policy.policy import Preemption, QueueState, RunningJob, WaitingJob, _Pass, decide
+from dockless.sched.policy.policy import Decision, Preemption, QueueState, RunningJob, WaitingJob, _Pass, decide
 from dockless.sched.policy.quotas import Quota, Quotas
-from dockless.sched.policy.waiting import Line, WaitingList, longest, order
+from dockless.sched.policy.ranks import ENTRY
+from dockless.sched.policy.waiting import Line, WaitingList, length, longest, order, patience
+from dockless.sched.store.queue import Live, ticks
 
 
-def state(dice: random.Random) -> QueueState:
-    """A crowded one: few users, and of each kind of job several with time limits of their own."""
-    gpus = tuple(f"g{i}" for i in range(dice.randint(1, 6)))
+def state(dice: random.Random, wide: bool = False) -> QueueState:
+    """A crowded one: few users, and of each kind of job several with time limits of their own. ``wide``: more GPUs, and small jobs that
+    have waited for long beside a large one."""
+    gpus = tuple(f"g{i}" for i in range(dice.randint(8, 16) if wide else dice.randint(1, 6)))
     groups = {"anna": ("vision",), "bob": ("vision", "speech"), "carl": ()}
     users = dice.sample(sorted(groups), dice.randint(1, 3))
     limits = [0.0, *(dice.choice((1.0, 5.0, 10.0, 20.0, 50.0, dice.random() * 100)) for _ in range(dice.randint(1, 9)))]
     named = dice.random() < 0.4
     jobs = []
+    age = dice.choice((100.0, 1000.0)) if wide else 0.0
     for number in range(1, dice.choice((8, 20, 40))):
+        age *= dice.choice((1.0, 0.9, 0.3)) if wide else 1.0
         devices = frozenset(dice.sample(gpus, dice.randint(1, min(2, len(gpus))))) if named and dice.random() < 0.3 else frozenset()
         user = dice.choice(users)
-        count = len(devices) or dice.randint(0, len(gpus))
-        jobs.append(WaitingJob(number, user, count, groups[user], devices, dice.choice((0, 0, 0, 1, -1)), dice.choice(limits)))
+        count = len(devices) or dice.randint(0, 3 if wide and dice.random() < 0.85 else len(gpus))
+        jobs.append(WaitingJob(number, user, count, groups[user], devices, dice.choice((0, 0, 0, 1, -1)), dice.choice(limits), -age))
     free, running = dice.sample(gpus, len(gpus)), []
     for number in range(dice.randint(0, 4)):
-        count = dice.randint(0, min(len(free), 3))
+        count = dice.randint(0, min(len(free), 5 if wide else 3))
         user = dice.choice(users)
         running.append(RunningJob(100 + number, user, frozenset(free[:count]), groups[user], dice.choice((None, 3.0, 7.0, 30.0, 60.0))))
         free = free[count:]
@@ -42,7 +50,7 @@ def state(dice: random.Random) -> QueueState:
     def quota() -> Quota:
         counts = [dice.choice((None, dice.randint(0, 4))) for _ in range(2)] if jobs_too else []
         moving = {"guarantee": dice.choice((None, 1, 2, 4)), "weight": dice.choice((None, 1, 2))} if ranked else {}
-        return Quota(dice.choice((None, dice.randint(0, 8))), *counts, **moving)
+        return Quota(dice.choice((None, dice.randint(0, len(gpus) if wide else 8))), *counts, **moving)
 
     quotas = Quotas(
         {user: quota() for user in users if dice.random() < 0.7},
@@ -70,11 +78,11 @@ def test_rare_states(number):
 
 def test_looking_at_few_decides_as_looking_at_all():
     for number in range(1500):
-        _same(number)
+        _same(number, wide=number % 3 == 0)
 
 
-def _same(number: int) -> None:
-    given = state(random.Random(number))
+def _same(number: int, wide: bool = False) -> None:
+    given = state(random.Random(number), wide)
     found, plain = decide(given, 0.0), decide_plainly(given, 0.0)
     assert (found.starts, found.preempts, found.again) == (plain.starts, plain.preempts, plain.again), number
     assert sorted(map(repr, found.reservations)) == sorted(map(repr, plain.reservations)), number
@@ -94,19 +102,32 @@ def test_one_of_a_kind_that_ends_before_one_of_two_kept_gpus_is_wanted():
 
 
 def test_one_more_job_that_is_held_would_not_start():
+    """Neither beside those that wait still, once what was decided is done."""
     dice, held = random.Random(7), 0
-    for _ in range(300):
-        given = state(dice)
+    for number in range(600):
+        given = state(dice, wide=number % 2 == 0)
         decision = decide(given, 0.0)
         like = dice.choice(given.waiting)
-        more = WaitingJob(
-            1000, like.user, like.gpus, like.groups, like.devices, -1, dice.choice((0.0, like.time_limit, dice.random() * 100))
-        )
+        limit = dice.choice((0.0, like.time_limit, dice.random() * 100))
+        more = WaitingJob(1000, like.user, like.gpus, like.groups, like.devices, -1, limit)
         if decision.held(more):
             held += 1
-            again = decide_plainly(replace(given, waiting=sorted([*given.waiting, more], key=order)), 0.0)
+            again = decide_plainly(done(given, decision, more), 0.0)
             assert 1000 not in {start.job for start in again.starts}, given
-    assert held > 50
+    assert held > 100
+
+
+def done(given: QueueState, decision: Decision, more: WaitingJob) -> QueueState:
+    """The state after the decision, with one more job."""
+    jobs, given_back = {job.id: job for job in given.waiting}, {one.job for one in decision.preempts}
+    running = [replace(job, stopping=True, ends=given.preemption.grace) if job.id in given_back else job for job in given.running]
+    usage = None if given.usage is None else Counter(given.usage)
+    for start in decision.starts:
+        job = jobs.pop(start.job)
+        running.append(RunningJob(job.id, job.user, frozenset(start.gpus), job.groups, job.time_limit or None))
+        if usage is not None:
+            usage[f"user {job.user}"] += job.gpus * ENTRY
+    return replace(given, waiting=sorted([*jobs.values(), more], key=order), running=running, usage=usage)
 
 
 LIMITS = st.sampled_from((0.0, 1.0, 2.0, 3.0))
@@ -135,6 +156,21 @@ def test_a_line_is_a_sorted_list(rows, data):
             behind = model[model.index(at) + 1 :]
             assert line.first() is model[0] and list(line.behind(at)) == behind
             assert line.after(at, within) is next((job for job in behind if longest(job) <= within), None)
+            above = data.draw(st.sampled_from((0.0, 1.0, 2.5)))
+            long = [job for job in behind if above < longest(job) <= within]
+            assert line.after_of_length(at, within, above) is next((job for job in long if length(job) == length(at)), None)
+            others = {length(job): job for job in long[::-1] if length(job) != length(at)}
+            assert {length(job): job for job in line.after_of_other_lengths(at, within, above)} == others
+
+
+def test_patience():
+    """Of what may run sixteen times as long, the wait counts half; of what may run for ever, nothing."""
+    jobs = [WaitingJob(1, "anna", 1, time_limit=limit, since=20.0) for limit in (10.0, 11.0, 160.0, 0.0)]
+    ten, eleven, long, endless = (patience(job, 100.0) for job in jobs)
+    assert ten == eleven == pytest.approx(80 / 11.3**0.25, rel=0.001) and long == ten / 2 and endless == 0.0
+    assert patience(jobs[0], 10.0) == 0.0
+    lengths = [length(WaitingJob(1, "anna", 1, time_limit=limit)) for limit in (1e-3, 1.0, 1.3, 1.5, 3600.0, 1e8)]
+    assert lengths == pytest.approx([2**-9.5, 2**0.5, 2**0.5, 2, 4096, 2**27], rel=1e-9)
 
 
 def test_a_list_is_in_the_order_of_the_queue():
@@ -159,3 +195,12 @@ def test_many_jobs_that_name_gpus_cost_no_more_each(monkeypatch):
     jobs = [WaitingJob(number, "eve", len(devices), devices=devices) for number, devices in enumerate(sets, 1)]
     decision = decide(QueueState(gpus, jobs, [RunningJob(500, "anna", frozenset({"g0"}))]), 0.0)
     assert not decision.starts and len(decision.reservations) == 84 and len(looks) < 3 * len(jobs)
+
+
+def test_the_policy_sees_when_a_job_was_submitted(monkeypatch):
+    """On its own clock; a job of before the boot has waited, too, and one of a clock that was set back has not."""
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    lives = [Live(Job(number, 0, "root", State.PENDING, submitted=at), (), (), False) for number, at in enumerate((990.0, 400.0, 2000.0))]
+    now = ticks()
+    waited = [now - entry.waiting.since for entry in live_jobs(lives)]
+    assert waited == pytest.approx([10.0, 600.0, 0.0], abs=5.0)
