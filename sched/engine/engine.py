@@ -236,7 +236,7 @@ class Engine:
             entry.handle = None
         self.active.pop(entry.job.id, None)
         entry.ends = None
-        entry.show(state=State.PENDING, started=0.0, devices=())
+        entry.show(state=State.PENDING, started=0.0, devices=(), reason="")
         if entry.cancelled:
             await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
             return

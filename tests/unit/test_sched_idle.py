@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.desk import ANN, play
+from support.desk import ANN, BEN, play
 from support.stand_in import until
 
 from dockless.errors import BadInput
@@ -80,6 +80,29 @@ def test_a_job_that_does_not_use_its_gpus(tmp_path, monkeypatch, now):
         )  # fmt: skip
         assert box.said[0] == "stop"
         assert "unused for 1h10m" in desk.engine.reader.execute("SELECT detail FROM events WHERE event='cancel'").fetchone()[0]
+
+    play(tmp_path, story)
+
+
+def test_a_notice_goes_with_its_attempt(tmp_path, monkeypatch):
+    """A job that is queued again says why it waits, to others, too."""
+    go = clock(monkeypatch)
+
+    async def story(desk):
+        desk.engine.config = Config(idle_after=60.0, idle_notice=60.0)
+        (number,) = await desk.submit(ANN, JOB)
+        await desk.runs(number)
+        entry = desk.engine.entries[number]
+        await until(lambda: entry.pidfd >= 0)
+        await idle.look(desk.engine)
+        go(60)
+        await idle.look(desk.engine)
+        assert entry.job.reason
+        await desk(0, lambda client: client.drain(everything=True))
+        await desk(ANN, lambda client: client.requeue(number))
+        await until(lambda: entry.job.state is State.PENDING)
+        (seen,) = await desk(BEN, lambda client: client.queue())
+        assert seen.reason == "nothing is started: the host was drained by root"
 
     play(tmp_path, story)
 
