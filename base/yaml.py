@@ -17,7 +17,8 @@ from dockless.errors import BadInput
 LONGEST = 1 << 20
 """Characters of a document."""
 MOST = 50_000
-"""Values of a document, those behind aliases included."""
+"""Values of a document, those behind aliases included; a long text counts as several."""
+_AS_ONE = 100
 DEEPEST = 32
 _WHOLE = r"[-+]?[0-9]{1,40}|0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}"
 _FRACTION = r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?"
@@ -88,6 +89,7 @@ class _Reader:
             self.left -= size
             return found
         if kind == "ScalarEvent":
+            self.left -= len(event.value) // _AS_ONE
             found = self.scalar(event)
         elif kind == "SequenceStartEvent":
             found = []
@@ -113,11 +115,12 @@ class _Reader:
                 raise self.wrong(key, f"{shown(key.value)} is there twice", "remove one of them")
             self.lines[*path, key.value] = key.start_mark.line + 1
             found[key.value] = self.value(next(events), events, (*path, key.value))
-        for one in merged:
+        below: dict[str, Any] = {}
+        for one in reversed(merged):
             if not isinstance(one, dict):
                 raise self.wrong(start, "<< merges what is no mapping", "write <<: *NAME of a mapping")
-            found = {**one, **found}
-        return found
+            below |= one
+        return {**below, **found}
 
     def scalar(self, event: Any) -> Any:
         text = str(event.value)

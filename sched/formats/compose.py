@@ -106,6 +106,13 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
     if not isinstance(value, str) or "$" not in value:
         return value
 
+    room = [*left]
+
+    def within(budget: list[int], text: str) -> None:
+        budget[0] -= len(text)
+        if budget[0] < 0:
+            source.wrong(path, "becomes too long", "give shorter variables")
+
     def one(match: Any) -> str:
         dollar, plain, braced, sign, word = match.groups()
         if dollar:
@@ -118,6 +125,7 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
         if sign and sign[-1] == "+":
             return "" if missing else word
         if not missing:
+            within(room, str(found))
             return str(found)
         if sign and sign[-1] == "?":
             source.wrong(path, f"needs the variable {name}{': ' + word if word else ''}", f"set it: {name}=… dockless submit FILE")
@@ -126,9 +134,7 @@ def _interpolated(value: Any, path: Path, source: Source, environment: Mapping[s
         return word if sign else ""
 
     text = re.sub(_VARIABLE, one, value)
-    left[0] -= len(text)
-    if left[0] < 0:
-        source.wrong(path, "becomes too long", "give shorter variables")
+    within(left, text)
     return int(text) if re.fullmatch("0|[1-9][0-9]{0,17}", text) else text
 
 

@@ -268,6 +268,18 @@ def test_a_text_that_would_take_for_ever_is_refused_at_once(text, name):
     assert time.thread_time() - began < 5
 
 
+LONG = [
+    f"{V2}parameters: {{a: &x '{'x' * 100_000}<% $parameters.b %>', b: 1}}\ntaskRoles: {{w: {{{ROLE_2}, commands: [{'*x, ' * 600}]}}}}",
+    f"x-a: &x '{'x' * 500_000}'\nservices: {{a: {{image: i, command: [{'*x, ' * 200}]}}}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LONG, ids=["openpai", "compose"])
+def test_what_aliases_make_of_a_long_text_is_bounded(text):
+    with pytest.raises(BadInput, match="more than 50000 values"):
+        read_text(text, "a.yaml")
+
+
 def mutated(text: str, choices: random.Random) -> str:
     words = [
         "\0",
