@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterable
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
+from dockless.base.idmaps import user_name
 from dockless.base.path import Path
 from dockless.errors import GpuError, NotEnoughGpus
 from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simulated_host, units
@@ -115,6 +116,12 @@ def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
             return dict.fromkeys(_names(prefix, wanted), NOBODY)
         hint = paths.HINTS.get(error.errno or 0, "see `dockless doctor`")
         raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
+
+
+def users(uuids: Collection[str]) -> dict[str, str]:
+    """As ``holders``, with the names of users; the number of one who has none."""
+    found = holders(uuids) if uuids else {}
+    return {uuid: user_name(uid) or str(uid) for uuid, uid in found.items()}
 
 
 def _answers(asked: socket.socket, prefix: bytes, wanted: Collection[bytes] | None) -> Iterable[tuple[bytes, int]]:

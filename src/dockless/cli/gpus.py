@@ -30,9 +30,7 @@ def gpu(options: Namespace) -> int:
 
 
 def _list(options: Namespace) -> int:
-    from dockless.base.idmaps import user_name
-    from dockless.sandbox.gpus import cdi, gpu
-    from dockless.sandbox.gpus import lease as gpu_lease
+    from dockless.sandbox.gpus import cdi, gpu, lease
 
     error = ""
     units: tuple[gpu.Gpu, ...] = ()
@@ -40,7 +38,7 @@ def _list(options: Namespace) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         error = str(missing)
-    holders = gpu_lease.holders([unit.uuid for unit in units]) if units else {}
+    users = lease.users([unit.uuid for unit in units])
     rows: list[dict[str, Any]] = [
         {
             "index": unit.index,
@@ -48,7 +46,7 @@ def _list(options: Namespace) -> int:
             "model": unit.model,
             "memory": unit.memory,
             "slice_of": unit.parent,
-            "user": (user_name(holders[unit.uuid]) or str(holders[unit.uuid])) if unit.uuid in holders else "",
+            "user": users.get(unit.uuid, ""),
             "trouble": unit.trouble,
             "simulated": unit.simulated,
         }

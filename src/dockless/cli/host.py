@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_size
 from dockless.cli.output import age, out, print_json, table, warn
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, DaemonUnavailable, GpuDriverMissing
 
 if TYPE_CHECKING:
-    from dockless.sched import DaemonInfo, HostInfo
+    from dockless.sched import DaemonInfo, GpuInfo, HostInfo
 
 
 def info_options(parser: Parser) -> None:
@@ -51,13 +51,15 @@ def warn_of_outage(daemon: DaemonInfo) -> None:
 
 def print_gpus(host: HostInfo) -> None:
     """The table of GPUs and holders."""
+    from dockless.cli.overview import holder
+
     if not host.gpus:
         out(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
         return
     rows = [
         (
             *(gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid),
-            *(f"job {gpu.job}" if gpu.job else _holder(gpu.user, gpu.trouble, gpu.outside), gpu.user, age(gpu.since)),
+            *(holder(gpu), gpu.user, age(gpu.since)),
         )
         for gpu in host.gpus
     ]
@@ -65,13 +67,7 @@ def print_gpus(host: HostInfo) -> None:
     _print_troubles(host.gpus)
 
 
-def _holder(user: str, trouble: str, in_use: bool) -> str:
-    """Of a GPU that no job has."""
-    return "a sandbox" if user else "out of service" if trouble else "in use outside" if in_use else "free"
-
-
-def _print_troubles(gpus: Iterable[Any]) -> None:
-    gpus = tuple(gpus)
+def _print_troubles(gpus: Sequence[GpuInfo]) -> None:
     for gpu in gpus:
         if gpu.trouble:
             out(f"GPU {gpu.index} is out of service: {gpu.trouble}.")
@@ -80,35 +76,36 @@ def _print_troubles(gpus: Iterable[Any]) -> None:
 
 
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
-    from dockless.base.idmaps import user_name
-    from dockless.sandbox.gpus import gpu
-    from dockless.sandbox.gpus import lease as gpu_lease
+    from dockless.cli.overview import holder
+    from dockless.sandbox.gpus import gpu, lease
+    from dockless.sched import GpuInfo
 
     problem = ""
-    units: tuple[Any, ...] = ()
+    units: tuple[gpu.Gpu, ...] = ()
     try:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         problem = str(missing)
-    holders = gpu_lease.holders([unit.uuid for unit in units]) if units else {}
-    held = {uuid: user_name(uid) or str(uid) for uuid, uid in holders.items()}
+    users = lease.users([unit.uuid for unit in units])
+    gpus = [
+        GpuInfo(u.index, u.uuid, u.model, u.memory, simulated=u.simulated, outside=bool(u.processes) or u.uuid in users,
+                user=users.get(u.uuid, ""), trouble=u.trouble)
+        for u in units
+    ]  # fmt: skip
     if options.json:
-        gpus = [{"index": u.index, "uuid": u.uuid, "model": u.model, "memory": u.memory, "simulated": u.simulated, "held": u.uuid in held,
-                 "user": held.get(u.uuid, ""), "trouble": u.trouble,
-                 "outside": bool(u.processes) and u.uuid not in held} for u in units]  # fmt: skip
-        print_json({"daemon": None, "gpus": gpus, "gpu_error": problem})
+        keys = ("index", "uuid", "model", "memory", "simulated", "user", "trouble")
+        rows = [
+            {key: getattr(one, key) for key in keys} | {"held": bool(one.user), "outside": one.outside and not one.user} for one in gpus
+        ]
+        print_json({"daemon": None, "gpus": rows, "gpu_error": problem})
         return 0
     out(f"daemon      {error}", f"            {error.hint}")
-    if not units:
+    if not gpus:
         out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
-    users = [held.get(unit.uuid, "") for unit in units]
-    rows = [
-        (u.index, u.model, format_size(u.memory), u.uuid, _holder(user, u.trouble, bool(u.processes)), user)
-        for u, user in zip(units, users, strict=True)
-    ]
-    table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), rows)
-    _print_troubles(units)
+    cells = [(one.index, one.model, format_size(one.memory), one.uuid, holder(one), one.user) for one in gpus]
+    table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), cells)
+    _print_troubles(gpus)
     return 0
 
 

@@ -11,6 +11,7 @@ from dockless.errors import DaemonUnavailable, GpuDriverMissing
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dockless.sched import GpuInfo
     from dockless.sched.wire.top import GpuUse, JobUse, Top, UserUse
 
     Table = tuple[Sequence[str], list[tuple[object, ...]]]
@@ -48,7 +49,6 @@ def without_daemon(problem: str) -> Top:
     import time
     from collections import Counter
 
-    from dockless.base.idmaps import user_name
     from dockless.sandbox.gpus import gpu, lease
     from dockless.sandbox.gpus.watch import readings
     from dockless.sched.wire.top import GpuProgram, GpuUse, Top, UserUse
@@ -59,8 +59,7 @@ def without_daemon(problem: str) -> Top:
             found = readings(nvml, [unit.uuid for unit in units])
     except GpuDriverMissing as missing:
         return Top(time.time(), gpu_error=f"{problem}; {missing}")
-    holders = lease.holders([unit.uuid for unit in units])
-    held = {uuid: user_name(uid) or str(uid) for uuid, uid in holders.items()}
+    held = lease.users([unit.uuid for unit in units])
     gpus = tuple(
         GpuUse(
             unit.index,
@@ -102,7 +101,8 @@ def headline(top: Top) -> str:
     return f"{gpus}, {top.running} jobs running, {top.waiting} waiting"
 
 
-def holder(gpu: GpuUse) -> str:
+def holder(gpu: GpuUse | GpuInfo) -> str:
+    """Who or what has it, in words."""
     if gpu.job:
         return f"job {gpu.job}"
     return "a sandbox" if gpu.user else "out of service" if gpu.trouble else "in use outside" if gpu.outside else "free"
