@@ -146,15 +146,17 @@ def load(path: Path | None = None) -> Mapping[str, Any]:
     """The value of every setting by its key (``quota.users`` for ``quota.users.*``); the default where the file says nothing or is not
     there. ``path``: ``paths.config_file()`` if None. ``BadInput`` names file, line, key and, for an unknown key, the nearest one."""
     path = paths.config_file() if path is None else path
+    return check(path, text_of(path) or "")
+
+
+def check(path: Path, text: str) -> Mapping[str, Any]:
+    """As ``load`` for a file ``path`` that had this text."""
     values = dict(DEFAULTS)
-    text = _text(path)
-    if text is None:
-        return values
     document = _parsed(path, text)
     found = _Reader(path, text)
     found.table((), document)
     for key, value in found.values.items():
-        values[key] = {**values[key], **value} if isinstance(value, dict) else value
+        values[key] = value
     if "logs.size" not in found.values:
         values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
     elif values["logs.size"] > values["logs.size_limit"]:
@@ -166,20 +168,21 @@ def unknown_names(path: Path | None = None) -> list[str]:
     """One line for each user and group in the file that this host does not know: what is said of them has no effect. No error: an account
     may be removed while the file stays. ``BadInput`` as ``load``."""
     path = paths.config_file() if path is None else path
-    values, text = load(path), _text(path) or ""
+    values, text = load(path), text_of(path) or ""
     users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
     users += [(("groups", group), name) for group, names in values["groups"].items() for name in names]
     users += [(("host", "admins"), name) for name in values["host.admins"]]
-    lines = [(here, "user", name) for here, name in users if not _is_known("user", name)]
+    lines = [(here, "user", name) for here, name in users if not is_known("user", name)]
     groups = [name for name in values["quota.groups"] if name not in values["groups"]]
-    lines += [(("quota", "groups", name), "group", name) for name in groups if not _is_known("group", name)]
+    lines += [(("quota", "groups", name), "group", name) for name in groups if not is_known("group", name)]
     return [
         f"{path}:{_line(text, here)}: {_dotted(here)}: there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")
         for here, kind, name in lines
     ]
 
 
-def _is_known(kind: str, name: str) -> bool:
+def is_known(kind: str, name: str) -> bool:
+    """Whether this host has that ``user`` or ``group``."""
     import grp
     import pwd
 
@@ -190,8 +193,8 @@ def _is_known(kind: str, name: str) -> bool:
     return True
 
 
-def _text(path: Path) -> str | None:
-    """The file as text, None where there is none."""
+def text_of(path: Path) -> str | None:
+    """The file as text, None where there is none. ``BadInput`` for what is no file of text."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -317,7 +320,7 @@ class _Reader:
         key = _dotted(here)
         section = isinstance(value, dict) and not fields
         what = f"there is no section [{key}]" if section else f"there is no setting {key}"
-        near = _nearest(here[-1], fields) if fields else _nearest_key(here, section=section)
+        near = nearest(here[-1], fields) if fields else _nearest_key(here, section=section)
         hint = f"did you mean {near}?" if near else f"the settings are {', '.join(fields) or _known()}"
         return BadInput(f"{self.path}:{_line(self.text, here)}: {what}", subject=key, hint=hint)
 
@@ -352,11 +355,12 @@ def _known() -> str:
 
 def _nearest_key(here: tuple[str, ...], *, section: bool) -> str:
     known = {".".join(setting.path[:-1]) for setting in SETTINGS} if section else {setting.key for setting in SETTINGS}
-    near = _nearest(".".join(here), known)
+    near = nearest(".".join(here), known)
     return f"[{near}]" if section and near else near
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of ``known`` that ``name`` may be a slip of, empty for none."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.5)), "")

@@ -29,8 +29,8 @@ from dockless.base import paths
 from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
-from dockless.sched import config, service
-from dockless.sched.engine import idle
+from dockless.sched import service
+from dockless.sched.engine import idle, reading
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.failures import listen
@@ -74,18 +74,14 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     """The daemon's life, in a running loop. ``ready``: called once it listens."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unexpected)
-    settings = _settings()
     gpus = HostGpus()
-    engine = Engine(state, launcher, gpus, settings, check_image)
+    engine = Engine(state, launcher, gpus, reading.settings(), check_image)
     end = asyncio.Event()
     server = Server(engine, path, __version__, end.set)
 
     def reload() -> None:
-        try:
-            engine.configure(_settings())
-            say("settings read again")
-        except DocklessError as error:
-            say(f"settings not changed: {error}")
+        with contextlib.suppress(DocklessError):  # it is in the log
+            reading.again(engine)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
@@ -115,17 +111,6 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         await server.close()
         await server.hang_up()
         await engine.close()
-
-
-def _settings() -> config.Config:
-    """What the file says; names in it that this host does not know are told. ``BadInput``"""
-    from dockless.base.settings import unknown_names
-
-    path = paths.config_file()
-    found = config.load(path)
-    for line in unknown_names(path):
-        say(line)
-    return found
 
 
 async def let_removed_layers_go(every: float) -> None:

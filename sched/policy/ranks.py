@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.quotas import Quotas
-from dockless.sched.policy.waiting import WaitingJob
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 if TYPE_CHECKING:
     from dockless.sched.policy.policy import RunningJob
@@ -44,6 +44,18 @@ class Ranks:
     def place(self, job: WaitingJob, rank: Rank | None = None, turn: float = IN_ORDER) -> Place:
         borrows, shares = self.rank(job) if rank is None else rank
         return borrows, -job.priority, shares, turn, job.id
+
+    def before(self, waiting: WaitingList, job: WaitingJob) -> int:
+        """How many stand before ``job`` as things are now."""
+        borrows, shares = self.rank(job)
+        count = 0
+        for line in waiting.lines.values():
+            others_borrow, others_shares = self.rank(line.first())
+            if others_borrow == borrows:
+                count += line.before((-job.priority, job.id if others_shares == shares else math.inf if others_shares < shares else 0))
+            elif not others_borrow:
+                count += len(line)
+        return count
 
     def rank(self, job: WaitingJob) -> Rank:
         """The part of its place that may get later in a pass, which the jobs of one kind have in common."""

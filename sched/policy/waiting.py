@@ -201,7 +201,7 @@ class Line:
         found = [row.after(place, within, above) for most, row in self.rows.items() if most != own and most > above]
         return [other for other in found if other is not None]
 
-    def before(self, place: tuple[int, int]) -> int:
+    def before(self, place: tuple[int, float]) -> int:
         """How many stand before that place of the queue's order."""
         return sum(row.before(place) for row in self.rows.values())
 
@@ -230,10 +230,6 @@ class WaitingList:
     @property
     def wants_gpus(self) -> bool:
         return any(gpus for _, gpus, _, _ in self.lines)
-
-    def before(self, job: WaitingJob) -> int:
-        """How many stand before it."""
-        return sum(line.before(order(job)) for line in self.lines.values())
 
     def add(self, job: WaitingJob) -> None:
         line = self.lines.get(job.kind)

@@ -20,6 +20,7 @@ from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.policy import duration
+from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
@@ -79,13 +80,18 @@ class Answers:
             return Why(number, str(job.state), job.reason)
         if number in engine.aside.entries:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
-        place, now, decision = engine.waiting.before(entry.waiting) + 1, queue.ticks(), engine.decision
+        place, now, decision = self.ranks().before(engine.waiting, entry.waiting) + 1, queue.ticks(), engine.decision
         if engine.outage.text or HOST in engine.drained or decision is None or not decision.held(entry.waiting):
             return Why(number, str(job.state), job.reason, place, len(engine.waiting))
         starts_at = decision.reason(entry.waiting).starts_at
         starts_in = None if starts_at is None else max(0.0, starts_at - now)
         found = sooner(engine.state(), entry.waiting, now) if entry.waiting.gpus else Sooner()
         return Why(number, str(job.state), job.reason, place, len(engine.waiting), starts_in, tuple(_words(found, job)))
+
+    def ranks(self) -> Ranks:
+        """The order in which jobs are looked at now."""
+        state = self.engine.state()
+        return Ranks(state.quotas, state.running, state.usage)
 
     def _why(self, number: int) -> str:
         if self.engine.outage.text:

@@ -331,6 +331,11 @@ class Client:
         data = self._call("ping")["daemon"]
         return DaemonInfo(**{k: v for k, v in data.items() if k in DaemonInfo.__slots__} | {"socket": str(self.path)})
 
+    def reload(self) -> Path:
+        """Have the daemon read its settings again, as SIGHUP does; the file that it reads. Raises BadInput, and the daemon goes on with
+        what it had; NotPermitted for who is no administrator."""
+        return Path(self._call("reload")["file"])
+
     def shutdown(self) -> None:
         """Ask the daemon to end. Running jobs go on; the next daemon takes them up again."""
         self._call("shutdown")

@@ -114,7 +114,8 @@ class Picture:
             waiting[job.user] += len(line)
             first[job.user] = min(first.get(job.user, job), job, key=order)
         next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
-        places = {user: self.engine.waiting.before(job) + 1 for user, job in list(next_ones.items())[:PLACES]}
+        ranks = self.answers.ranks()
+        places = {user: ranks.before(self.engine.waiting, job) + 1 for user, job in list(next_ones.items())[:PLACES]}
         now, decision = queue.ticks(), self.engine.decision
         found = []
         for user in {*running, *held, *waiting}:

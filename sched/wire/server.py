@@ -19,12 +19,13 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from dockless.base import paths
 from dockless.base.records import plain
 from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, draining
+from dockless.sched.engine import again, draining, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
@@ -108,6 +109,7 @@ class Server:
             "quotas": self._quotas,
             "top": self._top,
             "usage": self._usage,
+            "reload": self._reload,
             "shutdown": self._shutdown,
         }
 
@@ -447,6 +449,12 @@ class Server:
             raise BadInput(f"use is not reported by {str(by)[:40]!r}", subject="by", hint=f"use {', '.join(BY)}")
         found = await self.engine.used(now - 30 * 86400 if since is None else since, now if until is None else until, by)
         return {"used": plain(found)}
+
+    async def _reload(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        if not caller.admin:
+            raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
+        reading.again(self.engine)
+        return {"file": os.fspath(paths.config_file())}
 
     async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         if not caller.admin:

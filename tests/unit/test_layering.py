@@ -33,6 +33,7 @@ HEAVY = (
     "rich",
     "sqlite3",
     "ssl",
+    "tomlkit",
     "multiprocessing",
     "unittest",
     "yaml",

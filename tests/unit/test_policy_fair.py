@@ -7,7 +7,9 @@ from support.quotas import limits
 
 from dockless.sched.policy.policy import Preemption, PreemptJob, QueueState, RunningJob, WaitingJob, decide
 from dockless.sched.policy.quotas import Quota
+from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.usage import Usage
+from dockless.sched.policy.waiting import WaitingList
 
 FOUR = tuple(f"g{i}" for i in range(4))
 AT_ONCE = Preemption(0.0, 30.0)
@@ -28,6 +30,25 @@ def test_who_has_had_least_for_the_weight_comes_first():
     assert starts(waiting, {"user anna": 10.0, "user bob": 9.0}) == [2]
     assert starts(waiting, {"user anna": 10.0, "user bob": 9.0}, limits({"anna": Quota(weight=2)})) == [1]
     assert starts([*waiting, WaitingJob(3, "anna", 1, priority=1)], {"user anna": 10.0}) == [3]
+
+
+def test_how_many_come_before_one():
+    """By the order that holds: who would borrow comes last, then priorities, then who has had most."""
+    jobs = [WaitingJob(1, "anna", 1), WaitingJob(2, "anna", 2), WaitingJob(3, "bob", 1), WaitingJob(4, "bob", 2), WaitingJob(5, "cleo", 1)]
+    jobs += [WaitingJob(6, "anna", 1, priority=1), WaitingJob(7, "cleo", 1, priority=1)]
+    had = {"user anna": 10.0, "user bob": 9.0, "user cleo": 10.0}
+
+    def places(usage, quotas=None, running=()):
+        ranks = Ranks(quotas or limits(), running, usage)
+        found = {job.id: ranks.before(WaitingList(jobs), job) for job in jobs}
+        assert sorted(jobs, key=ranks.place) == sorted(jobs, key=lambda job: found[job.id])
+        return sorted(found, key=found.__getitem__)
+
+    assert places(None) == [6, 7, 1, 2, 3, 4, 5]
+    assert places(had) == [6, 7, 3, 4, 1, 2, 5]
+    guarantees = limits({"cleo": Quota(guarantee=1), "bob": Quota(guarantee=1)})
+    assert places(None, guarantees) == [7, 3, 5, 6, 1, 2, 4]
+    assert places(had, guarantees, [RunningJob(9, "cleo", on(0))]) == [3, 6, 7, 4, 1, 2, 5]
 
 
 def test_a_burst_takes_turns():

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from unit.test_policy_properties import states
 
 from dockless.sched.policy.policy import QueueState, RunningJob, decide
+from dockless.sched.policy.quotas import Quotas
+from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 from dockless.sched.policy.whatif import Sooner, sooner
 
@@ -68,4 +70,5 @@ def test_what_is_said_would_start_now(state):
 @given(states())
 def test_how_many_stand_before_one(state):
     waiting = WaitingList(state.waiting)
-    assert [waiting.before(job) for job in waiting] == list(range(len(waiting)))
+    ranks = Ranks(Quotas(), (), None)
+    assert [ranks.before(waiting, job) for job in waiting] == list(range(len(waiting)))

@@ -115,7 +115,9 @@ def test_one_without_gpus_and_one_that_is_ending(tmp_path, monkeypatch):
         boxes = [await desk.runs(number) for number in numbers]
         await until(lambda: all(desk.engine.entries[number].pidfd >= 0 for number in numbers))
         desk.engine.config = Config(idle_after=1.0)
-        desk.engine.entries[numbers[1]].cancelled = True
+        ending = desk.engine.entries[numbers[1]]
+        await until(lambda: ending.pidfd >= 0)  # from here on a cancel tells the sandbox itself; before, the engine does once it watches
+        ending.cancelled = True
         for _ in range(3):
             go(1000)
             await idle.look(desk.engine)

@@ -55,3 +55,20 @@ def test_where_there_is_nobody(tmp_path, monkeypatch, capfd):
         assert capfd.readouterr().out == "No quotas are set, and nobody has a job.\n"
 
     play(tmp_path, story)
+
+
+def test_places_are_those_of_the_order_that_holds(tmp_path, monkeypatch):
+    """Who stays within a guarantee comes before who would borrow, whoever came first."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    wanted = JobSpec(Spec(argv=("true",)), gpus="1")
+
+    async def story(desk):
+        (holder,) = await desk.submit(0, wanted)
+        await desk.runs(holder)
+        (anns,) = await desk.submit(ANN, wanted)
+        (bens,) = await desk.submit(BEN, wanted)
+        assert [(await desk(0, lambda queue, one=one: queue.why(one))).place for one in (anns, bens)] == [2, 1]
+        top = await desk(0, lambda queue: queue.top())
+        assert {row.user: row.place for row in top.users if row.waiting} == {"ann": 2, "ben": 1}
+
+    play(tmp_path, story, Config(limits({"ben": Quota(guarantee=1)})))

@@ -17,7 +17,7 @@ from dockless.sched import JobSpec
 from dockless.sched.config import Config
 from dockless.sched.engine import figures
 from dockless.sched.policy.policy import Quotas
-from dockless.sched.policy.waiting import WaitingList
+from dockless.sched.policy.ranks import Ranks
 from dockless.sched.wire import picture
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
 
@@ -86,8 +86,8 @@ def test_it_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(picture, "USERS", 1)
     monkeypatch.setattr(picture, "PLACES", 1)
     asked = []
-    before = WaitingList.before
-    monkeypatch.setattr(WaitingList, "before", lambda self, job: asked.append(job) or before(self, job))
+    before = Ranks.before
+    monkeypatch.setattr(Ranks, "before", lambda self, waiting, job: asked.append(job) or before(self, waiting, job))
 
     async def story(desk):
         first, second, *_ = await desk.submit(ANN, job(), job(), job(gpus="1"), job(gpus="2", time_limit=5.0), job())

@@ -338,3 +338,8 @@ def test_how_long_a_file_may_be(home, size, sound):
 def test_a_limit_below_the_default_bounds_it(home):
     written('[logs]\nsize_limit = "1M"\n')
     assert settings.load()["logs.size"] == 1 << 20
+
+
+def test_the_default_quota_may_be_a_table(home):
+    (home / "dockless.toml").write_text("[quota]\ndefault = { guarantee = 1, limit = 4 }\n")
+    assert settings.load()["quota.default"] == {"guarantee": 1, "limit": 4}

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.cli.output import out, print_json, table
 from dockless.cli.parser import Namespace, Parser
+from dockless.errors import BadInput, DaemonUnavailable, DocklessError, NotPermitted
+
+if TYPE_CHECKING:
+    from dockless.sched import Client
+    from dockless.sched.quota_file import Change
 
 
 def quota_options(parser: Parser) -> None:
-    parser.usage = "dockless quota show"
-    parser.add_argument("action", choices=("show",), help="who has what, and may have: the settings are those of [quota]")
+    parser.usage = "dockless quota show | set user|group NAME KEY=NUMBER … | set default KEY=NUMBER …"
+    parser.add_argument("action", choices=("show", "set"), help="show: who has what, and may have; set: change it in dockless.toml")
+    parser.add_argument("words", nargs="*", metavar="user|group|default", help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=")
+    parser.add_argument("--unset", action="append", default=[], metavar="KEY", help="what the quota no longer says (set)")
     parser.json()
 
 
 def quota(options: Namespace) -> int:
+    if options.action == "set":
+        return _set(options)
+    if options.words or options.unset:
+        raise BadInput("quota show takes nothing else", subject="quota", hint="dockless quota --help")
+    return _show(options)
+
+
+def _show(options: Namespace) -> int:
     """Of all who have a quota, or a job."""
     from dockless.sched import connect
 
@@ -40,3 +56,79 @@ def _of(used: int, limit: int | None) -> str:
 
 def _shown(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+def _set(options: Namespace) -> int:
+    """In the settings of the caller's daemon. 1 where that daemon runs and did not take them."""
+    from dockless.sched.quota_file import set_quota
+
+    kind, name, values = _said(options.words)
+    queue = _own_daemon()
+    change = set_quota(kind, name, values, options.unset)
+    trouble = _reload(queue, change) if queue is not None else ""
+    reloaded = queue is not None and not trouble
+    if options.json:
+        said = {"file": str(change.file), "kind": kind, "name": name, "before": dict(change.before), "after": dict(change.after)}
+        print_json(said | {"reloaded": reloaded, "reason": trouble})
+        return 1 if trouble else 0
+    who = f"{kind} {name}".strip()
+    keys = ", ".join(f"{key} {value}" for key, value in change.after.items()) or "no quota"
+    out(f"{who}: {keys} ({change.file})")
+    if kind == "user" and change.default and bool(change.before) != bool(change.after):
+        out(f"The default {'no longer holds' if change.after else 'holds'} for {name}.")
+    if trouble:
+        out(f"The daemon goes on with what it had: {trouble}")
+    else:
+        out("The daemon has read it." if reloaded else "No daemon runs: it holds from the next start.")
+    return 1 if trouble else 0
+
+
+def _said(words: list[str]) -> tuple[str, str, dict[str, int]]:
+    """Whose quota, and what is set."""
+    kind, *rest = words or [""]
+    if kind not in ("user", "group", "default"):
+        raise BadInput(f"{kind!r} is no kind of quota", subject=kind, hint="write user NAME, group NAME or default")
+    name = ""
+    if kind != "default":
+        if not rest or "=" in rest[0]:
+            raise BadInput(f"which {kind}?", subject=kind, hint=f"write {kind} NAME KEY=NUMBER")
+        name, *rest = rest
+    values = {}
+    for word in rest:
+        key, equals, number = word.partition("=")
+        if not equals or not number.isascii() or not number.isdecimal() or len(number) > 10:
+            raise BadInput(f"{word!r} is not KEY=NUMBER", subject=word, hint="for example limit=4; --unset limit takes it away")
+        if key in values:
+            raise BadInput(f"{key} is set twice", subject=key, hint="leave one of them out")
+        values[key] = int(number)
+    return kind, name, values
+
+
+def _own_daemon() -> Client | None:
+    """None where none runs. NotPermitted where it is another user's, whose settings are not ours."""
+    import os
+
+    from dockless.sched import connect
+
+    try:
+        queue = connect()
+        owner = queue.ping().owner_uid
+    except DaemonUnavailable:
+        return None
+    if owner != os.geteuid():
+        queue.close()
+        whose = "root" if owner == 0 else f"the user with the number {owner}"
+        raise NotPermitted(f"the settings of this daemon are those of {whose}", subject="quota", hint=f"do it as {whose}, or ask for it")
+    return queue
+
+
+def _reload(queue: Client, change: Change) -> str:
+    """Why the daemon did not take the change, empty if it did."""
+    import os
+
+    try:
+        with queue:
+            file = queue.reload()
+    except DocklessError as error:
+        return str(error)
+    return "" if os.path.realpath(file) == str(change.file) else f"it reads {file}"

@@ -1,0 +1,32 @@
+"""The daemon reads its settings: when it starts, on SIGHUP, and when an administrator asks for it."""
+
+from __future__ import annotations
+
+from dockless.base import paths
+from dockless.base.settings import unknown_names
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import BadInput
+from dockless.sched import config
+from dockless.sched.engine.faults import say
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+
+def settings() -> config.Config:
+    """What the file says; names in it that this host does not know are told. ``BadInput``"""
+    path = paths.config_file()
+    found = config.load(path)
+    for line in unknown_names(path):
+        say(line)
+    return found
+
+
+def again(engine: Engine) -> None:
+    """The engine goes on with what the file says now. ``BadInput``: with what it had."""
+    try:
+        engine.configure(settings())
+    except BadInput as error:
+        say(f"settings not changed: {error}")
+        raise
+    say("settings read again")
