@@ -8,10 +8,12 @@ from support.desk import ANN, BEN, play
 from support.quotas import limits
 
 from dockless.cli import main
+from dockless.errors import BadInput, NotPermitted
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, QuotaInfo
 from dockless.sched.config import Config
 from dockless.sched.policy.quotas import Quota
+from dockless.sched.wire import picture
 
 CONFIG = Config(
     limits({"ann": Quota(1, jobs=5, guarantee=1), "zoe": 3}, {"vision": Quota(2, weight=4), "empty": 1}), {"vision": ("ann",)}, cpu_jobs=1
@@ -57,18 +59,32 @@ def test_where_there_is_nobody(tmp_path, monkeypatch, capfd):
     play(tmp_path, story)
 
 
-def test_places_are_those_of_the_order_that_holds(tmp_path, monkeypatch):
-    """Who stays within a guarantee comes before who would borrow, whoever came first."""
+def test_settings_that_are_read_again_hold_at_once(tmp_path, home, monkeypatch):
+    """Places are those of the order that holds: as they came; who stays within a guarantee before who would borrow; who has had least."""
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
-    wanted = JobSpec(Spec(argv=("true",)), gpus="1")
+    wanted, file = JobSpec(Spec(argv=("true",)), gpus="1"), home / "dockless.toml"
 
     async def story(desk):
         (holder,) = await desk.submit(0, wanted)
         await desk.runs(holder)
-        (anns,) = await desk.submit(ANN, wanted)
-        (bens,) = await desk.submit(BEN, wanted)
-        assert [(await desk(0, lambda queue, one=one: queue.why(one))).place for one in (anns, bens)] == [2, 1]
-        top = await desk(0, lambda queue: queue.top())
-        assert {row.user: row.place for row in top.users if row.waiting} == {"ann": 2, "ben": 1}
+        waiting = [(await desk.submit(who, wanted))[0] for who in (0, ANN, BEN)]
 
-    play(tmp_path, story, Config(limits({"ben": Quota(guarantee=1)})))
+        async def places(text):
+            file.write_text(text)
+            assert await desk(0, lambda queue: queue.reload()) == file
+            found = [(await desk(0, lambda queue, one=one: queue.why(one))).place for one in waiting]
+            top = {row.user: row.place for row in (await desk(0, lambda queue: queue.top())).users}
+            assert found == [top["root"], top["ann"], top["ben"]]
+            return found
+
+        assert "only an administrator" in await desk.refused(NotPermitted, ANN, lambda queue: queue.reload())
+        monkeypatch.setattr(picture, "FRESH", 0.0)
+        assert await places("") == [1, 2, 3]
+        assert await places("[quota.users]\nben = { guarantee = 1 }\n") == [2, 3, 1]
+        assert await places("[queue]\norder = 'fair'\n[quota]\ndefault = { weight = 2, jobs = 7 }\n") == [3, 1, 2]
+        assert desk.engine.config.quotas.default == Quota(weight=2, jobs=7)
+        file.write_text("[queue]\norder = 'fare'\n")
+        assert "queue.order is 'fare'" in await desk.refused(BadInput, 0, lambda queue: queue.reload())
+        assert desk.engine.config.order == "fair"
+
+    play(tmp_path, story)

@@ -9,7 +9,6 @@ from dockless.errors import BadInput, DaemonUnavailable, DocklessError, NotPermi
 
 if TYPE_CHECKING:
     from dockless.sched import Client
-    from dockless.sched.quota_file import Change
 
 
 def quota_options(parser: Parser) -> None:
@@ -65,7 +64,7 @@ def _set(options: Namespace) -> int:
     kind, name, values = _said(options.words)
     queue = _own_daemon()
     change = set_quota(kind, name, values, options.unset)
-    trouble = _reload(queue, change) if queue is not None else ""
+    trouble = _reload(queue) if queue is not None else ""
     reloaded = queue is not None and not trouble
     if options.json:
         said = {"file": str(change.file), "kind": kind, "name": name, "before": dict(change.before), "after": dict(change.after)}
@@ -122,13 +121,13 @@ def _own_daemon() -> Client | None:
     return queue
 
 
-def _reload(queue: Client, change: Change) -> str:
+def _reload(queue: Client) -> str:
     """Why the daemon did not take the change, empty if it did."""
-    import os
+    from dockless.base import paths
 
     try:
         with queue:
             file = queue.reload()
     except DocklessError as error:
         return str(error)
-    return "" if os.path.realpath(file) == str(change.file) else f"it reads {file}"
+    return "" if file == paths.config_file() else f"it reads {file}"
