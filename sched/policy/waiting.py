@@ -136,12 +136,12 @@ class Row:
             index = 0
         return None
 
-    def before(self, place: tuple[int, int]) -> int:
+    def before(self, place: tuple[int, float]) -> int:
         """How many stand before that place of the queue's order."""
         at, index = self._find(place)
         return sum(map(len, self._parts[:at])) + index
 
-    def _find(self, place: tuple[int, int], behind: bool = False) -> tuple[int, int]:
+    def _find(self, place: tuple[int, float], behind: bool = False) -> tuple[int, int]:
         """The part and the index of the first at that place or behind it."""
         bisect = bisect_right if behind else bisect_left
         at = bisect(self._places, place)
