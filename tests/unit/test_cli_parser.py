@@ -22,6 +22,8 @@ from dockless.cli.completion import bash, fish, flags, zsh
 from dockless.cli.output import cut, span, table
 from dockless.cli.sandbox_options import image_and_command, keywords
 from dockless.errors import BadInput
+from dockless.sched import formats, used
+from dockless.sched.policy import replay
 
 
 def parse(verb: str, *arguments: str):
@@ -253,6 +255,21 @@ def lines_of(verb: str) -> list[str]:
 def test_every_option_of_every_verb(golden):
     """Scripts rely on them: none goes or changes its meaning unseen."""
     golden("options.txt", "\n".join(line for verb in VERBS for line in lines_of(verb)) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "library"),
+    [
+        ("submit", "--format", formats.FORMATS),
+        ("convert", "--format", formats.FORMATS),
+        ("usage", "--by", used.BY),
+        ("simulate", "--policy", tuple(replay.POLICIES)),
+    ],
+)
+def test_choices_are_the_library_s(verb, flag, library):
+    """Written out again, so that a command line is read without what it will need."""
+    (action,) = (action for action in parser_of(verb).full().actions if flag in action.option_strings)
+    assert action.choices == library
 
 
 def words_of(verb: str) -> st.SearchStrategy[list[str]]:
