@@ -35,7 +35,7 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[],
 
 
 def over(entry: LiveJob) -> None:
-    """This attempt has ended, and the next one is not to be."""
+    """The attempt has ended: what was under way to end it does not touch the next one."""
     entry.stop_by = entry.idle_since = None
     entry.warned = False
     if entry.hurry is not None:

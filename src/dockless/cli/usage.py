@@ -1,4 +1,4 @@
-"""``usage``: GPU time by user, group, model or time."""
+"""``usage``: GPU time, by user, group, model of GPU, or by day, week, month."""
 
 from __future__ import annotations
 
