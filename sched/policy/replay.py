@@ -1,20 +1,23 @@
 """What the scheduler would do with the jobs of a trace: the daemon's own ``decide``, asked in simulated time.
 
 Pure: no clock, no files, no chance. The same trace and the same host have the same answer. A pass is made when the daemon makes one: when
-something has ended, and for a job that has just been submitted unless the last pass says that it must wait.
+something has ended, for a job that has just been submitted unless the last pass says that it must wait, and at the moment that the last
+pass named. A job that gives back GPUs which it had borrowed takes all of its grace, and starts again later from its beginning.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import Literal
 from dockless.sched.policy.policy import Decision, QueueState, RunningJob, decide
-from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList, order
+from dockless.sched.policy.ranks import Ranks
+from dockless.sched.policy.usage import Usage
+from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList
 
 Policy = Literal["backfill", "fifo", "shortest"]
 POLICIES: dict[Policy, str] = {
@@ -60,13 +63,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of a trace on a host of so many GPUs. ``started``: when each job of ``jobs`` does, in seconds of the trace's clock;
-    ``never``: how many of the trace's jobs are not among them, because this host or a quota could never let them start."""
+    """What became of a trace on a host of so many GPUs. ``started``: when each job of ``jobs`` does, in seconds of the trace's clock, of
+    several times the last; ``never``: how many of the trace's jobs are not among them, because this host or a quota could never let them
+    start; ``lost``: what ran in vain, because its GPUs were given back: the place of the job in ``jobs``, from when, until when."""
 
     gpus: int
     jobs: tuple[TraceJob, ...]
     started: tuple[float, ...]
     never: int = 0
+    lost: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def begins(self) -> float:
@@ -84,7 +89,7 @@ class Replay:
 
     @property
     def utilisation(self) -> float:
-        """The part of all GPU time, from the first submission to the last end, in which jobs had the GPUs."""
+        """The part of all GPU time, from the first submission to the last end, in which jobs had the GPUs, and not in vain."""
         whole = self.gpus * (self.ends - self.begins)
         return sum(job.length * job.gpus for job in self.jobs) / whole if whole else 0.0
 
@@ -118,18 +123,20 @@ class Replay:
         begins = self.begins
         piece = (self.ends - begins) / pieces
         rows: dict[str, list[float]] = {user: [0.0] * (pieces + 1) for user in self.by_user()}
-        for job, start in self._pairs():
+        runs = [(job, start, start + job.length) for job, start in self._pairs()]
+        runs += [(self.jobs[number], start, end) for number, start, end in self.lost]
+        for job, start, end in runs:
             if not job.gpus:
                 continue
-            row, length = rows[job.user], job.length
-            first, last = (min(pieces - 1, int((moment - begins) / piece)) for moment in (start, start + length))
+            row = rows[job.user]
+            first, last = (min(pieces - 1, int((moment - begins) / piece)) for moment in (start, end))
             if first == last:
-                row[first] += job.gpus * length / piece
+                row[first] += job.gpus * (end - start) / piece
                 continue
             row[first] += job.gpus * (first + 1 - (start - begins) / piece)
             for at in range(first + 1, last):
                 row[at] += job.gpus
-            row[last] += job.gpus * ((start + length - begins) / piece - last)
+            row[last] += job.gpus * ((end - begins) / piece - last)
         return {user: row[:pieces] for user, row in rows.items()}
 
     def _pairs(self) -> Iterable[tuple[TraceJob, float]]:
@@ -144,28 +151,41 @@ def _summary(waits: Sequence[float]) -> Wait:
 
 
 def replay(
-    jobs: Iterable[TraceJob], host: QueueState, policy: Policy = "backfill", progress: Callable[[int], None] | None = None
+    jobs: Iterable[TraceJob],
+    host: QueueState,
+    policy: Policy = "backfill",
+    progress: Callable[[int], None] | None = None,
+    half_life: float = 7 * 86400.0,
 ) -> Replay:
-    """Run ``jobs`` on ``host``, of which nobody waits and nothing runs. ``progress`` is told now and then how many have ended."""
-    run = _Run(sorted(jobs, key=lambda job: job.submitted), host, policy, progress)
+    """Run ``jobs`` on ``host``, of which nobody waits and nothing runs. ``progress`` is told now and then how many have ended. Where
+    ``host.usage`` is there the order is fair, and what jobs have had counts half after ``half_life`` seconds."""
+    run = _Run(sorted(jobs, key=lambda job: job.submitted), host, policy, progress, half_life)
     run.to_the_end()
     kept = [number for number, start in enumerate(run.started) if start is not None]
     starts = tuple(start for start in run.started if start is not None)
-    return Replay(len(host.gpus), tuple(run.jobs[number] for number in kept), starts, len(run.jobs) - len(kept))
+    places = {number: place for place, number in enumerate(kept)}
+    lost = tuple((places[number], start, end) for number, start, end in run.lost)
+    return Replay(len(host.gpus), tuple(run.jobs[number] for number in kept), starts, len(run.jobs) - len(kept), lost)
 
 
 class _Run:
-    def __init__(self, jobs: Sequence[TraceJob], host: QueueState, policy: Policy, progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, jobs: Sequence[TraceJob], host: QueueState, policy: Policy, progress: Callable[[int], None] | None, half_life: float
+    ) -> None:
         self.jobs = jobs
         self.host = host
         self.strict = policy == "fifo"
         self.progress = progress
         self.ended = 0
         self.started: list[float | None] = [None] * len(jobs)
+        self.lost: list[tuple[int, float, float]] = []
         self.waiting = WaitingList()
         self.queued: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
-        self.ends: list[tuple[float, int]] = []
+        self.until: dict[int, float] = {}
+        self.ends: list[tuple[float, int]] = []  # also those that another moment of ``until`` has taken the place of
+        self.again: float | None = None
+        self.usage = None if host.usage is None else Usage(half_life)
         self.possible: dict[Kind, bool] = {}
         self.decision: Decision | None = None
         self.ranks: dict[float, int] = {}
@@ -176,23 +196,41 @@ class _Run:
     def to_the_end(self) -> None:
         coming = 0
         while coming < len(self.jobs) or self.ends:
-            now = min(self.jobs[coming].submitted if coming < len(self.jobs) else math.inf, self.ends[0][0] if self.ends else math.inf)
-            look = False
+            submitted = self.jobs[coming].submitted if coming < len(self.jobs) else math.inf
+            now = min(submitted, self.ends[0][0] if self.ends else math.inf, math.inf if self.again is None else self.again)
+            look = self.again == now
             while self.ends and self.ends[0][0] <= now:
-                del self.running[heappop(self.ends)[1]]
-                self.ended += 1
-                look = True
-                if self.progress is not None and self.ended % STEP == 0:
-                    self.progress(self.ended)
+                look = self._end(*heappop(self.ends)) or look
             while coming < len(self.jobs) and self.jobs[coming].submitted <= now:
                 job = self._waiting_job(coming)
                 coming += 1
                 if self._can_start(job):
-                    self.waiting.add(job)
-                    self.queued[job.id] = job
+                    self._queue(job)
                     look = look or self.decision is None or not self.decision.held(job)
             if look:
                 self._pass(now)
+
+    def _queue(self, job: WaitingJob) -> None:
+        self.waiting.add(job)
+        self.queued[job.id] = job
+
+    def _end(self, now: float, job: int) -> bool:
+        """Whether it does end then."""
+        if self.until.get(job) != now:
+            return False
+        del self.until[job]
+        ended, number = self.running.pop(job), job - 1
+        began = ended.since
+        if self.usage is not None and ended.gpus:
+            self.usage.add(ended.user, ended.groups, len(ended.gpus), began, now)
+        if ended.stopping and now < began + (self.jobs[number].time_limit or math.inf):
+            self.lost.append((number, began, now))
+            self._queue(self._waiting_job(number))
+            return True
+        self.ended += 1
+        if self.progress is not None and self.ended % STEP == 0:
+            self.progress(self.ended)
+        return True
 
     def _waiting_job(self, number: int) -> WaitingJob:
         job = self.jobs[number]
@@ -208,22 +246,38 @@ class _Run:
         return self.possible[job.kind]
 
     def _pass(self, now: float) -> None:
+        self.again = None
         while self.waiting:
-            waiting = WaitingList([self._first()]) if self.strict else self.waiting
-            decision = decide(replace(self.host, waiting=waiting, running=list(self.running.values())), now)
+            running = list(self.running.values())
+            usage = None if self.usage is None else self.usage.at(now, running)
+            waiting = WaitingList([self._first(usage)]) if self.strict else self.waiting
+            decision = decide(replace(self.host, waiting=waiting, running=running, usage=usage), now)
+            self.again = decision.again
             for start in decision.starts:
-                number = start.job - 1
-                job = self.jobs[number]
-                self.waiting.remove(self.queued.pop(start.job))
-                self.started[number] = now
-                ends = now + job.time_limit if job.time_limit else None
-                self.running[start.job] = RunningJob(start.job, job.user, frozenset(start.gpus), job.groups, ends)
-                heappush(self.ends, (now + job.length, start.job))
+                self._start(start.job, start.gpus, now)
+            for one in decision.preempts:
+                until = now + self.host.preemption.grace
+                job = self.running[one.job]
+                self.running[one.job] = replace(job, stopping=True, ends=min(until, job.ends or until))
+                self._ends(one.job, min(until, self.until[one.job]))
             if not self.strict:
                 self.decision = decision
                 return
             if not decision.starts:
                 return
 
-    def _first(self) -> WaitingJob:
-        return min((line.first() for line in self.waiting.lines.values()), key=order)
+    def _start(self, number: int, gpus: Sequence[str], now: float) -> None:
+        job = self.jobs[number - 1]
+        self.waiting.remove(self.queued.pop(number))
+        self.started[number - 1] = now
+        ends = now + job.time_limit if job.time_limit else None
+        self.running[number] = RunningJob(number, job.user, frozenset(gpus), job.groups, ends, now)
+        self._ends(number, now + job.length)
+
+    def _ends(self, job: int, moment: float) -> None:
+        self.until[job] = moment
+        heappush(self.ends, (moment, job))
+
+    def _first(self, usage: Mapping[str, float] | None) -> WaitingJob:
+        ranks = Ranks(self.host.quotas, self.running.values(), usage)
+        return min((line.first() for line in self.waiting.lines.values()), key=ranks.place)

@@ -87,6 +87,18 @@ def test_settings_beside_each_other(say, jobs, tmp_path):
     assert found == {f"backfill, {names[0]}": {"anna": 0, "ben": 0, "carl": 98}, f"backfill, {names[1]}": {"anna": 0, "ben": 0, "carl": 0}}
 
 
+def test_settings_of_guarantees_and_of_the_order(say, tmp_path):
+    trace, settings = tmp_path / "two.csv", tmp_path / "a.toml"
+    trace.write_text("submitted,run,gpus,user,time_limit\n0,3600,4,ben,\n10,10,1,anna,\n11,10,4,ben,\n12,10,4,anna,\n")
+    rows = {}
+    for order in ("fifo", "fair"):
+        settings.write_text(f'[quota.users]\nanna.guarantee = 2\n[preempt]\nafter = "30m"\ngrace = "60s"\n[queue]\norder = "{order}"\n')
+        _, out, err = say(str(trace), "--gpus", "4", "--json", "--config", str(settings))
+        assert err == "dockless: backfill: 1 job gave GPUs back and started again from the beginning; 2.1 GPU-hours were in vain\n"
+        rows[order] = {user["user"]: user["longest_wait"] for user in json.loads(out)["results"][0]["users"]}
+    assert rows == {"fifo": {"ben": 5459, "anna": 5468}, "fair": {"ben": 5469, "anna": 1858}}
+
+
 def test_standard_input(say, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TRACE.encode())))
     code, out, _ = say("-", "--gpus", "4", "--json")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dockless.errors import BadInput
-from dockless.sched.policy.policy import QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import Preemption, QueueState, RunningJob, WaitingJob, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.replay import TraceJob, replay
 from dockless.sched.traces import parse
@@ -43,7 +43,7 @@ def test_a_replay_is_a_pass_at_every_moment(seed):
         moments.remove(now)
         running = {number: one for number, one in running.items() if started[number] + jobs[number].length > now}
         waiting = [
-            WaitingJob(number + 1, job.user, job.gpus, priority=job.priority, time_limit=job.time_limit)
+            WaitingJob(number + 1, job.user, job.gpus, priority=job.priority, time_limit=job.time_limit, since=job.submitted)
             for number in possible
             if (job := jobs[number]).submitted <= now and number not in started
         ]
@@ -57,6 +57,33 @@ def test_a_replay_is_a_pass_at_every_moment(seed):
     got = replay(jobs, state)
     assert got.never == len(jobs) - len(possible)
     assert list(got.started) == [started[number] for number in sorted(started)] and len(started) == len(possible)
+
+
+def test_what_is_borrowed_is_given_back():
+    """Ben has run for 20 s at 20, and has 5 s to end; his job then starts again. What is near its end may end within those 5 s, too: only
+    its own time limit ends it for good."""
+    state = host(4, quotas=Quotas({"anna": Quota(guarantee=2)}), preemption=Preemption(20.0, 5.0))
+    found = replay([TraceJob(0, 100, 4, "ben"), TraceJob(10, 10, 1, "anna")], state)
+    assert found.started == (35, 25) and found.lost == ((0, 0, 25),) and found.waits == [35, 15]
+    assert found.ends == 135 and found.utilisation == pytest.approx(410 / 540)
+    assert [sum(pieces) * 135 / 27 for pieces in found.over_time(27).values()] == pytest.approx([500, 10])
+    assert replay([TraceJob(0, 23, 4, "ben"), TraceJob(10, 10, 1, "anna")], state).lost == ((0, 0, 23),)
+    assert replay([TraceJob(0, 30, 4, "ben", time_limit=23), TraceJob(10, 10, 1, "anna")], state).lost == ()
+    twice = [TraceJob(0, 100, 4, "ben"), TraceJob(10, 10, 1, "anna"), TraceJob(36, 10, 1, "anna")]
+    assert replay(twice, state).lost == ((0, 0, 25), (0, 35, 60))
+    strictly = replay([TraceJob(0, 100, 4, "ben"), TraceJob(5, 50, 1, "carl"), TraceJob(10, 10, 1, "anna")], state, "fifo")
+    assert strictly.started == (35, 135, 25)
+
+
+def test_a_fair_order():
+    """Who has had least comes first; what was long ago counts less."""
+    trace = [TraceJob(0, 1000, 1, "anna"), TraceJob(1, 10, 1, "anna"), TraceJob(2, 10, 1, "ben")]
+    assert replay(trace, host(1)).started == (0, 1000, 1010)
+    for policy in ("backfill", "fifo"):
+        assert replay(trace, host(1, usage={}), policy).started == (0, 1010, 1000)
+    later = [TraceJob(5000, 900, 1, "ben"), TraceJob(5001, 700, 1, "ben"), TraceJob(5002, 10, 1, "anna")]
+    assert replay([trace[0], *later], host(1, usage={})).started == (0, 5000, 5900, 6600)
+    assert replay([trace[0], *later], host(1, usage={}), half_life=1000.0).started == (0, 5000, 5910, 5900)
 
 
 def test_policies():

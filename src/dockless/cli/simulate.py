@@ -49,12 +49,12 @@ def simulate(options: Namespace) -> int:
     found: dict[str, Replay] = {}
     policies = dict.fromkeys(options.policy or ("backfill",))
     for config in dict.fromkeys(options.config or (None,)):
-        host, members = _host(config, gpus)
+        host, members, half_life = _host(config, gpus)
         jobs = _with_groups(trace, members)
         for policy in policies:
             name = f"{policy}, {config}" if len(set(options.config or ())) > 1 else policy
             with _Progress(name, len(jobs)) as progress:
-                found[name] = replay(jobs, host, policy, progress)
+                found[name] = replay(jobs, host, policy, progress, half_life)
     if options.chart is not None:
         from dockless.cli.chart import draw
 
@@ -98,8 +98,8 @@ def _gpus_here() -> int:
         gpus.close()
 
 
-def _host(config: str | None, gpus: int) -> tuple[QueueState, Any]:
-    """The host with nothing on it, and the groups of each user that its settings name."""
+def _host(config: str | None, gpus: int) -> tuple[QueueState, Any, float]:
+    """The host with nothing on it, the groups of each user that its settings name, and the half-life of a fair order."""
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
     from dockless.sched.policy.policy import QueueState
@@ -112,7 +112,9 @@ def _host(config: str | None, gpus: int) -> tuple[QueueState, Any]:
         for user in members if group in settings.quotas.groups else ():
             groups[user] = (*groups.get(user, ()), group)
     names = tuple(f"gpu{number}" for number in range(gpus))
-    return QueueState(names, (), quotas=settings.quotas, cpu_jobs=settings.cpu_jobs), groups
+    usage: dict[str, float] | None = {} if settings.order == "fair" else None
+    host = QueueState(names, (), quotas=settings.quotas, cpu_jobs=settings.cpu_jobs, usage=usage, preemption=settings.preemption)
+    return host, groups, settings.half_life
 
 
 def _with_groups(trace: Trace, members: Any) -> list[TraceJob]:
@@ -196,6 +198,10 @@ def _note(trace: Trace, found: dict[str, Replay]) -> None:
     for name, one in found.items():
         if one.never:
             warn(f"{name}: {_jobs(one.never)} could never start", hint="they ask for more GPUs than the host has, or a quota allows")
+        if one.lost:
+            hours = sum(one.jobs[number].gpus * (end - start) for number, start, end in one.lost) / 3600
+            jobs = _jobs(len({number for number, _, _ in one.lost}))
+            warn(f"{name}: {jobs} gave GPUs back and started again from the beginning; {hours:.1f} GPU-hours were in vain")
 
 
 def _jobs(count: int) -> str:
