@@ -25,6 +25,7 @@ attempts; at most one of them is alive, ever. An attempt's sandbox is called ``j
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -33,6 +34,7 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import exit_code
 from dockless.base.records import differences, read
 from dockless.base.typing import Any, Literal
+from dockless.base.units import parse_duration, parse_signal
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
 
@@ -106,6 +108,8 @@ class JobSpec:
     ``retries``: how often it runs again when its program has failed, after pauses of 1 s that double up to 5 minutes; ``retry_on``: only
     after these exit codes, all but 0 where empty.
 
+    ``warn_signal``: a signal that its program gets ``warn_before`` seconds before its time limit, once in each attempt; 0 for none.
+
     ``notify``: what its owner is told of, see ``EVENTS``; ``notify_to``: at which address for mail, "" for her own here.
     """
 
@@ -123,12 +127,15 @@ class JobSpec:
     array_limit: int = 0
     retries: int = 0
     retry_on: tuple[int, ...] = ()
+    warn_signal: int = 0
+    warn_before: float = 0.0
     notify: tuple[str, ...] = ()
     notify_to: str = ""
 
     def __post_init__(self) -> None:
         check_record(self)
         _check_order(self)
+        _check_warning(self)
         if len(set(self.notify)) < len(self.notify) or not set(EVENTS).issuperset(self.notify):
             raise BadInput("'notify' has what is no event of a job", subject="notify", hint=f"use {', '.join(EVENTS)}, each once")
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -164,6 +171,29 @@ def _check_order(job: JobSpec) -> None:
     numbers = [parse_dependency(text)[0] for text in job.after]
     if len(set(numbers)) < len(numbers):
         raise BadInput("a job is named twice", subject="after", hint="name each job once")
+
+
+def _check_warning(job: JobSpec) -> None:
+    if not job.warn_signal and not job.warn_before:
+        return
+    if not 0 < job.warn_signal <= 64 or job.warn_signal in (signal.SIGKILL, signal.SIGSTOP):
+        raise BadInput(f"signal {job.warn_signal} warns nobody", subject="warn", hint="give one that the program can handle: USR1@2m")
+    if not job.time_limit:
+        raise BadInput("a warning before the time limit needs one", subject="warn", hint="give a time limit, too")
+    if not 0 < job.warn_before < job.time_limit:
+        raise BadInput(
+            f"{job.warn_before:g} seconds before the time limit is not while the job runs",
+            subject="warn",
+            hint="give a time that is shorter than the time limit",
+        )
+
+
+def parse_warning(text: str) -> tuple[int, float]:
+    """The signal and the seconds of ``USR1@2m``, 60 where only a signal is said; zeros of an empty text. ``BadInput``"""
+    name, at, before = text.partition("@")
+    if not text:
+        return 0, 0.0
+    return parse_signal(name or "?", "warn"), parse_duration(before, "warn") if at else 60.0
 
 
 def parse_dependency(text: str) -> tuple[int, str]:
@@ -228,7 +258,8 @@ class JobOptions:
     """What a job asks of the scheduler beyond its place, as it stands now. Only what differs from these defaults is stored.
 
     ``held``: who keeps it from starting, empty for nobody; ``held_by_admin``: and that was an administrator, of another's job. ``begin``,
-    ``after``, ``singleton``, ``array_limit``, ``retries``, ``retry_on``, ``notify``, ``notify_to``: as in ``JobSpec``.
+    ``after``, ``singleton``, ``array_limit``, ``retries``, ``retry_on``, ``warn_signal``, ``warn_before``, ``notify``, ``notify_to``: as in
+    ``JobSpec``. ``warned``: the attempt that got its warning, or is just about to.
     ``tried``: how many retries it had; ``retry_at``: when the next may begin. ``requeue``: why its running attempt is just being ended
     for another, empty for none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
     """
@@ -242,6 +273,9 @@ class JobOptions:
     preempted_by: int = 0
     retries: int = 0
     retry_on: tuple[int, ...] = ()
+    warn_signal: int = 0
+    warn_before: float = 0.0
+    warned: int = 0
     tried: int = 0
     retry_at: float = 0.0
     requeue: str = ""
@@ -256,7 +290,7 @@ def options_of(job: JobSpec, user: str) -> JobOptions:
     """As a job of that user begins."""
     found = JobOptions(
         held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
-        retries=job.retries, retry_on=job.retry_on,
+        retries=job.retries, retry_on=job.retry_on, warn_signal=job.warn_signal, warn_before=job.warn_before,
         notify=job.notify, notify_to=job.notify_to,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found

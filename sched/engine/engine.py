@@ -29,7 +29,7 @@ from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import again, attempts, draining, preempting, remains, stopping
+from dockless.sched.engine import again, attempts, draining, preempting, remains, stopping, warning
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -139,7 +139,7 @@ class Engine:
         self._writer.write(change, future)
         return future
 
-    async def _write_surely(self, change: Change[Any], meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def write_surely(self, change: Change[Any], meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
         """Commit what must not be lost: a full disk is waited out, for as long as it takes. ``meanwhile``: done once, if it takes."""
         while True:
             try:
@@ -198,7 +198,7 @@ class Engine:
         now = time.time()
         if found.what == "running":
             if not was_running:
-                await self._write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
+                await self.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
                 entry.show(state=State.RUNNING)
             await self._watch(entry)
         elif found.what == "exited":
@@ -227,7 +227,7 @@ class Engine:
         """The job waits again."""
         if entry.job.options.preempted_by:
             change = preempting.unmarked(entry, change)
-        await self._write_surely(change)
+        await self.write_surely(change)
         self._count_usage(entry)
         if entry.job.state is State.RUNNING:
             self.tell(entry, "preempt")
@@ -461,7 +461,7 @@ class Engine:
             await self._end(entry, state, f"not started: {text}{hint}", None, code)
             return
         running_at = time.time()
-        await self._write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
+        await self.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
         entry.show(state=State.RUNNING)
         self.tell(entry, "start")
         wake(entry.up)
@@ -487,6 +487,7 @@ class Engine:
                 stopping.stop(self, entry, None)
             elif entry.job.options.preempted_by:
                 preempting.go_on(self, entry)
+            warning.arm(self, entry)
 
     def _gone(self, entry: LiveJob) -> None:
         self._unwatch(entry)
@@ -576,7 +577,7 @@ class Engine:
             if entry.handle is not None:
                 await remains.lighten(self, entry.handle)
 
-        await self._write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
+        await self.write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
         signal = record.get("signal") if record else None
         entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
         self._count_usage(entry)

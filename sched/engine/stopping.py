@@ -52,17 +52,18 @@ async def _until_ended(engine: Engine, entry: LiveJob, hurry: asyncio.Event, tel
         hurry.clear()
         if not signalled and entry.handle is not None:
             signalled = True
-            await _tried(engine, entry, "sent its stop signal", tell or entry.handle.send_stop)
+            await tried(engine, entry, "sent its stop signal", tell or entry.handle.send_stop)
             continue
         left = entry.stop_by - queue.ticks()
         if left <= 0:
-            await _tried(engine, entry, "killed", partial(_kill, engine, entry))
+            await tried(engine, entry, "killed", partial(_kill, engine, entry))
             left = KILL_AGAIN
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(hurry.wait(), left)
 
 
-async def _tried(engine: Engine, entry: LiveJob, what: str, work: Callable[[], None]) -> None:
+async def tried(engine: Engine, entry: LiveJob, what: str, work: Callable[[], None]) -> None:
+    """In a thread; what goes wrong is said, and no error."""
     try:
         await engine.in_thread(engine.signalling, work)
     except SandboxGone:  # it is just ending

@@ -435,6 +435,11 @@ def _options(text: str) -> JobOptions:
     return NO_OPTIONS if text == "{}" else read_options(json.loads(text))
 
 
+def options(db: sqlite3.Connection, number: int) -> JobOptions:
+    """Of one job, as they stand on disk."""
+    return _options(db.execute("SELECT options FROM jobs WHERE id=?", (number,)).fetchone()[0])
+
+
 def _all_options(texts: tuple[str, ...]) -> Iterable[JobOptions]:
     if texts.count("{}") == len(texts):
         return repeat(NO_OPTIONS, len(texts))

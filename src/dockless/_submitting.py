@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dockless._executing import Enterable
 from dockless._options import given_options, gpus_wanted, image_and_args, make_spec
 from dockless._pulling import present_for, told_whose_store
+from dockless.base.checks import check
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any, Literal
 from dockless.base.units import parse_duration, parse_time
@@ -116,16 +117,19 @@ def make_job(
     singleton: bool = False,
     retries: int = 0,
     retry_on: Sequence[int] = (),
+    warn: str = "",
     notify: str | Sequence[str] = (),
     notify_to: str = "",
 ) -> JobSpec:
     """The job of these keywords; GPUs are asked for here and leased by the daemon."""
-    from dockless.sched.jobs import JobSpec, parse_after, parse_events
+    from dockless.sched.jobs import JobSpec, parse_after, parse_events, parse_warning
 
     options = given_options(options)
     if options.get("labels"):
         raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")
     gpus = gpus_wanted(options)
+    check("warn", warn, str)
+    warn_signal, warn_before = parse_warning(warn)
     others, alone = parse_after(after if isinstance(after, str) else ",".join(after))
     return JobSpec(
         make_spec(image, args, **options),
@@ -141,6 +145,8 @@ def make_job(
         singleton=singleton or alone,
         retries=retries,
         retry_on=tuple(retry_on),
+        warn_signal=warn_signal,
+        warn_before=warn_before,
         notify=parse_events(notify or ()),
         notify_to=notify_to,
     )
@@ -161,6 +167,7 @@ def submit(
     singleton: bool = False,
     retries: int = 0,
     retry_on: Sequence[int] = (),
+    warn: str = "",
     notify: str | Sequence[str] = (),
     notify_to: str = "",
     **options: Unpack[Options],
@@ -171,7 +178,7 @@ def submit(
     released. ``begin``: not before that time, ``"2026-01-31T08:00:00Z"`` (without a zone UTC), ``"+2h"`` or seconds since 1970. ``after``:
     when other jobs have ended, ``"ok:12"``, ``"not-ok:12"`` or ``"any:12"``; it is cancelled where that cannot be any more. ``singleton``:
     when no older job of this user and name is left. ``retries``: how often it runs again when it failed, ``retry_on``: after these exit
-    codes alone. Every other keyword: ``Options``.
+    codes alone. ``warn``: ``"USR1@2m"``, a signal so long before its time limit. Every other keyword: ``Options``.
     ``notify``: what its owner is told of, ``"end,fail"`` (also start, preempt, idle), where the administrator has said how; ``notify_to``:
     at which address for mail, instead of her own.
     The image is pulled before that, where the daemon's store is the caller's.
@@ -181,7 +188,7 @@ def submit(
     policy = options.get("pull") or "missing"
     job = make_job(
         reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot,
-        hold=hold, begin=begin, after=after, singleton=singleton, retries=retries, retry_on=retry_on,
+        hold=hold, begin=begin, after=after, singleton=singleton, retries=retries, retry_on=retry_on, warn=warn,
         notify=notify, notify_to=notify_to,
     )  # fmt: skip
     with _connect() as queue:

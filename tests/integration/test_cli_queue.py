@@ -308,6 +308,29 @@ def test_what_a_file_says_of_the_queue_and_cannot_mean(daemon, capfd, tmp_path, 
     assert str(file) in error and "Traceback" not in error and "internal" not in error
 
 
+TRAPPED = "trap 'echo warned; exit 3' USR1; while :; do sleep 0.1; done"
+
+
+def test_a_signal_before_the_time_limit(daemon, capfd, tmp_path):
+    script = tmp_path / "job.sbatch"
+    script.write_text(f"#!/bin/sh\n#SBATCH --time=60 --signal=B:USR1@3594\n{TRAPPED}\n")
+    assert main(["submit", "-q", str(script)]) == 0
+    assert main(["submit", "-q", "--time-limit", "1h", "--warn", "USR1@3594s", "--", "sh", "-c", TRAPPED]) == 0
+    numbers = job_ids(capfd)
+    with connect() as queue:
+        assert [(job.exit_code, job.options.warned) for job in queue.wait_many(numbers, timeout=60)] == [(3, 1)] * 2
+    for number in numbers:
+        assert main(["logs", str(number)]) == 0
+    assert capfd.readouterr().out == "warned\n" * 2
+
+
+@pytest.mark.parametrize("said", ["USR1@2h", "USR1@0", "KILL@1m", "NOPE@1m", "@1m", "USR1@", "USR1@soon"])
+def test_a_warning_that_cannot_be_meant(daemon, capfd, said):
+    assert main(["submit", "--time-limit", "1h", "--warn", said, "--", "true"]) == 125
+    assert main(["submit", "--warn", "USR1", "--", "true"]) == 125
+    assert "needs one" in capfd.readouterr().err
+
+
 def test_a_list_of_jobs_is_queued_whole_or_not_at_all(daemon, capfd, tmp_path):
     path = tmp_path / "jobs.jsonl"
     path.write_text("".join(f'{{"name": "j{i}", "command": ["true"]}}\n' for i in range(300)))

@@ -239,10 +239,10 @@ def test_what_must_not_be_lost_is_written_when_the_disk_has_room_again(tmp_path,
 
             with monkeypatch.context() as patch:
                 patch.setattr(running, "write", write)
-                await running._write_surely(len)
+                await running.write_surely(len)
                 assert tried == [len, len] and "can be written again" in capfd.readouterr().err
                 with pytest.raises(SchedError, match="is closed"):
-                    await running._write_surely(len)
+                    await running.write_surely(len)
 
     asyncio.run(play())
 

@@ -32,6 +32,7 @@ def submit_options(parser: Parser) -> None:
     )
     queue.add_argument("--retries", type=whole(0), default=0, metavar="N", help="run it again when it failed, N times at most")
     queue.add_argument("--retry-on", action="append", default=[], type=whole(1), metavar="CODE", help="retry after this exit code alone")
+    queue.add_argument("--warn", default="", metavar="SIGNAL[@TIME]", help="send it that signal so long before its time limit: USR1@2m")
     queue.add_argument("--hold", action="store_true", help="it waits until it is released")
     queue.add_argument("--begin", metavar="TIME", help="not before: +2h, 2026-01-31T08:00:00Z, 2026-01-31 08:00 (UTC)")
     queue.add_argument(
@@ -74,6 +75,7 @@ def submit(options: Namespace) -> int:
         begin=options.begin,
         after=options.after,
         singleton=options.singleton,
+        warn=options.warn,
         notify=options.notify,
         notify_to=options.notify_to,
     )
@@ -110,12 +112,14 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | 
 
 def _orders(options: Namespace) -> dict[str, Any]:
     """What the command line says of when and how often jobs run, also those of a file."""
-    from dockless.sched.jobs import parse_after
+    from dockless.sched.jobs import parse_after, parse_warning
 
+    warning = parse_warning(options.warn)
     after, alone = parse_after(options.after)
     begin = 0.0 if options.begin is None else parse_time(options.begin, "begin")
     found = {"hold": options.hold, "begin": begin, "after": after, "singleton": options.singleton or alone}
     found |= {"retries": options.retries, "retry_on": tuple(options.retry_on)}
+    found |= {"warn_signal": warning[0], "warn_before": warning[1]}
     return {name: value for name, value in found.items() if value}
 
 
