@@ -124,7 +124,9 @@ class Engine:
         self.notices.ways = config.notify
         self.callers = Callers(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image)
-        self.decision = self.usage = None
+        self.decision = None
+        if self.usage is not None and self.usage.half_life != config.half_life:
+            self.usage = None  # else it stays: it has also what jobs had that are forgotten
         self.kick()
 
     # -- the database

@@ -186,3 +186,24 @@ def test_a_fair_order_knows_what_was_before(tmp_path):
 
     before = asyncio.run(first())
     asyncio.run(second(before))
+
+
+def test_settings_that_are_read_again_forget_nothing_of_a_fair_order(tmp_path):
+    """Whoever has ten thousand short jobs after a long one has it forgotten by the queue, and not by the order."""
+    launcher = StandIn(tmp_path / "boxes")
+
+    async def play():
+        async with engine(tmp_path, launcher, Config(order="fair")) as running:
+            (number,) = await running.submit(ROOT, [job(gpus="1")], None)
+            box = await running_again(running, launcher, number, 1)
+            assert running.state().usage
+            box.end(Exit(0, None))
+            await until(lambda: number not in running.entries)
+            had = running.state().usage["user root"]
+            await running.write(lambda db: queue.forget(db, 1e12, 0, 100))
+            running.configure(Config(order="fair", keep_jobs=0))
+            assert running.state().usage["user root"] == pytest.approx(had, rel=0.01) and had > 0
+            running.configure(Config(order="fair", half_life=60.0))
+            assert not running.state().usage
+
+    asyncio.run(play())
