@@ -151,9 +151,10 @@ class Row:
 class Line:
     """The waiting jobs of one kind, in order. ``limits``: how many have which time limit; ``rows``: by ``length``."""
 
-    __slots__ = ("limits", "rows")
+    __slots__ = ("_first", "limits", "rows")
 
     def __init__(self) -> None:
+        self._first: WaitingJob | None = None
         self.limits: Counter[float] = Counter()
         self.rows: dict[float, Row] = {}
 
@@ -164,9 +165,12 @@ class Line:
         return sum(map(len, self.rows.values()))
 
     def first(self) -> WaitingJob:
-        return min((row.first() for row in self.rows.values()), key=order)
+        if self._first is None:
+            self._first = min((row.first() for row in self.rows.values()), key=order)
+        return self._first
 
     def add(self, job: WaitingJob) -> None:
+        self._first = None
         self.limits[job.time_limit] += 1
         row = self.rows.get(length(job))
         if row is None:
@@ -174,6 +178,7 @@ class Line:
         row.add(job)
 
     def remove(self, job: WaitingJob) -> None:
+        self._first = None
         row = self.rows[length(job)]
         row.remove(job)
         if not row:
