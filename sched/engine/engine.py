@@ -24,7 +24,7 @@ from dockless.base import exit_codes, paths
 from dockless.base.dataclass import replace
 from dockless.base.records import read
 from dockless.base.typing import Any
-from dockless.errors import BadInput, DocklessError, NotEnoughGpus, NotPermitted, Refused, SchedError
+from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
@@ -42,7 +42,7 @@ from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.volumes import with_volumes
 from dockless.sched.engine.wants import is_the_hosts, waited_out
-from dockless.sched.jobs import NO_OPTIONS, Job, JobOptions, JobSpec, State, final_state, sandbox_id, shell_code
+from dockless.sched.jobs import NO_OPTIONS, Job, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
 from dockless.sched.policy.shares import Shares, taken
 from dockless.sched.policy.usage import Usage
@@ -301,7 +301,7 @@ class Engine:
         if entry.job.options is NO_OPTIONS or not self.aside.keeps(entry):
             self.waiting.add(entry.waiting)
 
-    def _step_back(self, entry: LiveJob) -> None:
+    def step_back(self, entry: LiveJob) -> None:
         """It waits no more, for now."""
         if not self.aside.drop(entry):
             self.waiting.remove(entry.waiting)
@@ -635,55 +635,13 @@ class Engine:
     async def withdraw(self, entry: LiveJob, reason: str) -> None:
         """End a job that waits."""
         entry.cancelled = True
-        self._step_back(entry)
+        self.step_back(entry)
         try:
             await self._end(entry, State.CANCELLED, reason, None, None)
         except SchedError:
             entry.cancelled = False
             self.line_up(entry)
             raise
-
-    async def hold(self, number: int, caller: Caller) -> None:
-        """Keep a waiting job from starting until it is released; one that is held stays so. ``Refused`` for one that does not wait."""
-        entry = self._waiting_entry(number)
-        before = entry.job.options
-        theirs = caller.uid != entry.job.uid
-        if before.held and (before.held_by_admin or not theirs):
-            return
-        options, now = replace(before, held=caller.user, held_by_admin=theirs), time.time()
-        self._reconsider(entry, options)
-        try:
-            await self.write(lambda db: queue.set_options(db, number, options, now, "hold", f"by {caller.user}"))
-        except SchedError:
-            if entry.job.id in self.aside.entries:
-                self._reconsider(entry, before)
-            raise
-
-    async def release(self, number: int, caller: Caller) -> None:
-        """Let a held job start when its turn comes; no error for one that is not held. ``NotPermitted`` where an administrator holds it."""
-        entry = self._waiting_entry(number)
-        before = entry.job.options
-        if before.held_by_admin and not caller.admin:
-            hint = f"ask {before.held}"
-            raise NotPermitted(f"job {number} is held by {before.held}, an administrator", subject=str(number), hint=hint)
-        if not before.held:
-            return
-        options, now = replace(before, held="", held_by_admin=False), time.time()
-        await self.write(lambda db: queue.set_options(db, number, options, now, "release", f"by {caller.user}"))
-        if entry.job.id in self.aside.entries:
-            self._reconsider(entry, options)
-
-    def _waiting_entry(self, number: int) -> LiveJob:
-        entry = self.entries.get(number)
-        if entry is None or entry.job.state is not State.PENDING or entry.cancelled:
-            raise Refused(f"job {number} does not wait", subject=str(number), hint=f"`dockless queue {number}` shows what became of it")
-        return entry
-
-    def _reconsider(self, entry: LiveJob, options: JobOptions) -> None:
-        self._step_back(entry)
-        entry.show(options=options)
-        self.line_up(entry)
-        self.kick()
 
     def name(self, number: int, attempt: int) -> str:
         return sandbox_id(number, attempt, self.queue_id)

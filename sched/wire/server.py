@@ -25,7 +25,7 @@ from dockless.base.typing import Any, TypeVar
 from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, draining, reading
+from dockless.sched.engine import again, draining, holding, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
@@ -99,8 +99,8 @@ class Server:
             "job": self._job,
             "why": self._why,
             "cancel": self._cancel,
-            "hold": partial(self._each, engine.hold),
-            "release": partial(self._each, engine.release),
+            "hold": partial(self._each, partial(holding.hold, engine)),
+            "release": partial(self._each, partial(holding.release, engine)),
             "requeue": self._requeue,
             "drain": self._drain,
             "undrain": self._drain,
@@ -393,11 +393,12 @@ class Server:
         return {"why": self.answers.why(caller, _job_id(request.get("job"))).as_dict()}
 
     async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        numbers, grace = _job_ids(request), _seconds(request, "grace", 3600.0)
-        turn = partial(self._turn, caller.uid)
-        await self.answers.all_own(caller, numbers, turn)
-        await self.engine.each(numbers, lambda number: self.engine.cancel(number, caller.user, grace), turn)
-        return {"jobs": self.answers.all_of(caller, numbers)}
+        grace = _seconds(request, "grace", 3600.0)
+
+        async def work(number: int, caller: Caller) -> None:
+            await self.engine.cancel(number, caller.user, grace)
+
+        return await self._each(work, caller, request)
 
     async def _drain(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         gpus, reason = request.get("gpus") or [], request.get("reason") or ""

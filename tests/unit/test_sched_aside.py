@@ -16,7 +16,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import aside
+from dockless.sched.engine import aside, holding
 from dockless.sched.jobs import JobSpec, parse_after
 from dockless.sched.store import queue
 from dockless.sched.wire.answers import Answers
@@ -78,7 +78,7 @@ def test_a_held_job_starts_when_it_is_released(tmp_path, launcher):
             (number,) = await running.submit(ANN, [plain(hold=True)], None)
             await at_rest(running)
             assert waits(running, number) == "held by ann" and stored(running, number).options.held == "ann"
-            await running.release(number, ANN)
+            await holding.release(running, number, ANN)
             await runs(running, number)
             assert stored(running, number).options.held == ""
 
@@ -91,7 +91,7 @@ def test_a_hold_outlives_the_daemon(tmp_path, launcher):
             (number,) = await running.submit(ROOT, [plain(hold=True, begin=time.time() + 3600)], None)
         async with engine(tmp_path, launcher) as running:
             assert waits(running, number) == "held by root"
-            await running.release(number, ROOT)
+            await holding.release(running, number, ROOT)
             assert waits(running, number).startswith("begins at 2")
             await running.cancel(number, "root", None)
             assert stored(running, number).state is State.CANCELLED and not running.aside.entries
@@ -103,16 +103,16 @@ def test_what_an_administrator_holds_its_owner_cannot_release(tmp_path, launcher
     async def play():
         async with serving(tmp_path, launcher) as running:
             (number,) = await running.submit(ANN, [plain(hold=True)], None)
-            await running.hold(number, ROOT)
+            await holding.hold(running, number, ROOT)
             assert waits(running, number) == "held by root"
-            await running.hold(number, ANN)
+            await holding.hold(running, number, ANN)
             with pytest.raises(NotPermitted, match="held by root, an administrator"):
-                await running.release(number, ANN)
-            await running.release(number, ROOT)
+                await holding.release(running, number, ANN)
+            await holding.release(running, number, ROOT)
             await runs(running, number)
-            for order in (running.hold, running.release):
+            for order in (holding.hold, holding.release):
                 with pytest.raises(Refused, match="does not wait"):
-                    await order(number, ANN)
+                    await order(running, number, ANN)
 
     asyncio.run(play())
 
@@ -128,7 +128,7 @@ def test_a_hold_that_cannot_be_written_holds_nothing(tmp_path, launcher):
 
             running.write = refused
             with pytest.raises(SchedError, match="planted"):
-                await running.hold(second, ANN)
+                await holding.hold(running, second, ANN)
             assert waits(running, second).startswith("begins at ")
             running.write = write
             await runs(running, first)
@@ -150,8 +150,8 @@ def test_begin(tmp_path, launcher, monkeypatch):
             clock[0] += 60
             await runs(running, soon)
             clock[0] -= 60
-            await running.hold(late, ANN)
-            await running.release(late, ANN)
+            await holding.hold(running, late, ANN)
+            await holding.release(running, late, ANN)
             assert waits(running, late) == "begins at 2027-01-15T08:01:40Z" and len(running.aside._times) == 1
             clock[0] += 100
             await runs(running, late)
@@ -298,8 +298,8 @@ def test_the_log_of_events_does_not_grow_with_holds(tmp_path, launcher):
         async with serving(tmp_path, launcher) as running:
             (number,) = await running.submit(ANN, [plain(hold=True)], None)
             for _ in range(20):
-                await running.release(number, ANN)
-                await running.hold(number, ANN)
+                await holding.release(running, number, ANN)
+                await holding.hold(running, number, ANN)
             events = [row[0] for row in running.reader.execute("SELECT event FROM events WHERE job=? ORDER BY seq", (number,))]
             assert events.count("hold") == events.count("release") == 1 and events[-1] == "hold"
 
@@ -313,12 +313,12 @@ def test_so_many_of_an_array_at_once(tmp_path, launcher):
             await runs(running, *ids[:2])
             await at_rest(running)
             assert len(launcher.boxes) == 2 and waits(running, ids[2]) == "of its array 2 may run at once"
-            await running.hold(ids[2], ANN)
+            await holding.hold(running, ids[2], ANN)
             await running.cancel(ids[3], "ann", None)
             await gone(running, launcher, ids[0])
             await runs(running, ids[1], ids[4])
             await at_rest(running)
-            await running.release(ids[2], ANN)
+            await holding.release(running, ids[2], ANN)
             assert waits(running, ids[2]) == waits(running, ids[5]) == "of its array 2 may run at once"
             await gone(running, launcher, ids[1])
             await runs(running, ids[2], ids[4])
