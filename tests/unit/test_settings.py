@@ -18,6 +18,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.images.catalog import disk_usage
 from dockless.sched import config
+from dockless.sched.policy import quotas
 
 SOUND = """# all of it
 [images]
@@ -123,6 +124,23 @@ def test_every_setting_is_read(home):
     }
     assert disk_usage.bound() == 3 << 29
     assert config.load(paths.config_file()).quotas.of("user", "anna.b").limit == 4
+
+
+def settings_of_the_manual() -> list[str]:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "queue.md").read_text()
+    blocks = [block.partition("```")[0] for block in text.split("```toml\n")[1:]]
+    return [block for block in blocks if "command =" not in block]
+
+
+@pytest.mark.parametrize("text", settings_of_the_manual())
+def test_the_settings_of_the_manual_are_right(home, text):
+    (home / "dockless.toml").write_text(text)
+    config.load(home / "dockless.toml")
+
+
+def test_a_quota_for_everybody_may_be_a_table(home):
+    (home / "dockless.toml").write_text("[quota]\ndefault = { guarantee = 1, limit = 4 }\n")
+    assert config.load(home / "dockless.toml").quotas.default == quotas.Quota(limit=4, guarantee=1)
 
 
 def test_without_a_file_everything_is_as_it_comes(home):
