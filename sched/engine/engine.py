@@ -364,6 +364,7 @@ class Engine:
             self.config.cpu_jobs,
             usage,
             self.config.preemption,
+            self.gpus.out_of_service,
         )
 
     def _usage(self) -> Usage:

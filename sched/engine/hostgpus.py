@@ -130,6 +130,11 @@ class HostGpus:
             if old.trouble != new.trouble:
                 say(f"GPU {new.uuid} is out of service: {new.trouble}" if new.trouble else f"GPU {new.uuid} is in service again")
 
+    @property
+    def out_of_service(self) -> frozenset[str]:
+        """As of the last look."""
+        return frozenset(unit.uuid for unit in self.gpus if unit.trouble)
+
     def unusable(self, leased: Collection[str]) -> frozenset[str]:
         """GPUs that nobody has leased, and on which something computes all the same, or that are out of service."""
         self.look()

@@ -52,7 +52,7 @@ def read(
         from dockless.sched.formats import sbatch
 
         return sbatch.parse(text, source, arguments)
-    if what.endswith(".toml") or (not _is_json(text, what) and not _is_yaml(text, what)):
+    if format in ("", "dockless") and (what.endswith(".toml") or (not _is_json(text, what) and not _is_yaml(text, what))):
         return _without_arguments(read_own(_toml(text, what), source, keywords), arguments, what)
     values = _json(text, what) if _is_json(text, what) else _yaml(text, source)
     found = format or _of_document(values)

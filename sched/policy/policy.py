@@ -71,9 +71,10 @@ class Preemption:
 @dataclass(frozen=True, slots=True)
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
-    decision; ``gpus`` in index order; ``outside``: GPUs that something else on the host uses; ``slices``: those of ``gpus`` that are
-    given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run at once; ``usage``: for a fair order the GPU-seconds of the
-    past, by ``user NAME`` and ``group NAME``, None for first come, first served."""
+    decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
+    ``out_of_service``; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run
+    at once; ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first
+    served."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -85,6 +86,7 @@ class QueueState:
     cpu_jobs: int = 64
     usage: Mapping[str, float] | None = None
     preemption: Preemption = Preemption()
+    out_of_service: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,8 +668,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: _Hold | None) -> Reason:
         all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
         return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
     parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
-    if state.outside:
-        parts[0] += f" ({len(state.outside)} in use outside dockless)"
+    if used := len(state.outside - state.out_of_service):
+        parts[0] += f" ({used} in use outside dockless)"
     if others := sum(len(other.gpus) for other in state.running if not other.id):
         parts[0] += f" ({others} leased outside the queue)"
     if not job.gpus:

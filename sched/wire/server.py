@@ -406,7 +406,8 @@ class Server:
             raise BadInput("'gpus' is not a list of names, or 'reason' no text", subject="gpus", hint="`dockless info` lists the GPUs")
         everything = bool(request.get("all"))
         if bool(gpus) == everything:
-            raise BadInput("which GPUs?", subject="gpus", hint="name some, or all")
+            message = "some GPUs are named, and all" if gpus else "no GPUs are named"
+            raise BadInput(message, subject="gpus", hint="name some, or the whole host: --all")
         if request["op"] == "drain":
             await draining.drain(self.engine, caller, gpus, everything, reason)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dockless._submitting import make_job
 from dockless.base import json
 from dockless.base.dataclass import replace
+from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
 from dockless.sched.formats import LONGEST, SUFFIXES, JobFile, Role, read, read_own
@@ -116,9 +117,25 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
     role = _with_secrets(file.roles[0], _secrets(file), what)
     try:
-        return make_job(role.image, role.command, _options(role), **said)
+        _check_names(role)
+        job = make_job(role.image, role.command, _options(role), **said)
     except BadInput as error:
         raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+    if role.image == "host" and not role.command and not role.options.get("entrypoint"):
+        raise BadInput(f"{what} has neither an image nor a command", subject=what, hint="docs/queue.md shows what a job file says")
+    return job
+
+
+def _check_names(role: Role) -> None:
+    """Those of the GPUs and the image, which are looked up later. ``BadInput``"""
+    from dockless.sandbox.gpus.request import parse_request
+
+    if role.gpus:
+        parse_request(role.gpus)
+    if role.image != "host":
+        from dockless.images.model.reference import parse
+
+        parse(role.image)
 
 
 def array_of(file: JobFile, what: str) -> ArrayCount | None:
@@ -170,7 +187,9 @@ def _with_secrets(role: Role, secrets: Mapping[str, str], what: str) -> Role:
     options = dict(role.options)
     if isinstance(env, Mapping):
         options["env"] = {name: told(str(value), secrets, f"{what}: env.{name}") for name, value in env.items()}
-    elif env:
+    elif env is not None:
+        if not isinstance(env, (list, tuple)):
+            raise BadInput(f"{what}: env is {shown(env)}, not a mapping", subject="env", hint='write env = { NAME = "value" }')
         options["env"] = [told(str(one), secrets, f"{what}: env") for one in env]
     command = role.command
     if len(command) >= 3 and command[0] in _SHELLS and command[1] == "-c" and secrets_in(command[2]):

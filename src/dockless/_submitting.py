@@ -124,6 +124,9 @@ def make_job(
     """The job of these keywords; GPUs are asked for here and leased by the daemon."""
     from dockless.sched.jobs import JobSpec, parse_after, parse_events, parse_warning
 
+    check("after", after, str | Sequence[str])
+    check("retry_on", retry_on, Sequence[int])
+    check("notify", notify, str | Sequence[str])
     options = given_options(options)
     if options.get("labels"):
         raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")

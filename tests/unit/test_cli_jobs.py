@@ -402,8 +402,12 @@ def test_what_keeps_a_job_waiting(daemon, say):
     code, lines, _ = say("hold", "--json", "2", "1")
     assert code == 0 and [(row["id"], row["options"]["held"]) for row in json.loads("\n".join(lines))] == [(2, first.user), (1, first.user)]
     assert say("why", "2")[1] == [f"job 2 waits: held by {first.user}"]
+    assert say("release", "2")[0] == 0 and say("why", "2")[1] == ["job 2 waits: for the end of job 1"]
     assert sorted(say("queue", "-q")[1]) == [str(n) for n in range(1, 8)]
     assert say("release", "3")[0] == 125 and "does not wait" in say("release", "3")[2][0]
+    for array in ("0", "1-5", "5%0", "5%", "x"):
+        assert f"array '{array}' is not a whole number of jobs" in say("submit", "--array", array, "--", "true")[2][0]
+    assert say("submit", "--retry-on", "75", "--", "true")[2][0] == "dockless: --retry-on without --retries"
     assert say("submit", "--after", "12", "--", "true")[2][0].startswith("dockless: after '12' cannot be read")
     assert say("submit", "--after", "ok:99", "--", "true")[2][0].startswith("dockless: there is no job 99 to wait for")
 
@@ -414,9 +418,23 @@ def test_jobs_of_a_list_wait_as_the_command_line_says(daemon, say, tmp_path):
         0,
         ["1", "2"],
     )
+    code, _, err = say("submit", "--on-reboot", "requeue", "--from", str(tmp_path / "list.jsonl"))
+    assert (code, err[0]) == (125, "dockless: --on-reboot beside a job file")
     for number in (1, 2):
         options = stored(number).options
         assert options.held and (options.retries, options.retry_on) == (2, (75,))
+
+
+def test_a_job_file_says_the_size_of_its_array_and_the_command_line_more(daemon, say, tmp_path):
+    (tmp_path / "own.toml").write_text('command = ["true"]\narray = "4%2"\n')
+    (tmp_path / "batch.sh").write_text("#!/bin/sh\n#SBATCH --array=0-2%1\ntrue\n")
+    assert say("submit", "-q", tmp_path / "own.toml")[:2] == (0, ["1", "2", "3", "4"])
+    assert say("submit", "-q", tmp_path / "batch.sh")[:2] == (0, ["5", "6", "7"])
+    assert [stored(number).options.array_limit for number in (4, 7)] == [2, 1]
+    for word in ('"x"', "0", "[1]", "true"):
+        (tmp_path / "wrong.toml").write_text(f'command = ["true"]\narray = {word}\n')
+        assert "is not a whole number of jobs" in say("submit", tmp_path / "wrong.toml")[2][0]
+    assert say("submit", "--notify", "end", tmp_path / "own.toml")[2][0] == "dockless: this host sends no notices"
 
 
 def test_draining(daemon, say):
@@ -429,6 +447,11 @@ def test_draining(daemon, say):
     assert code == 0 and found["drained"].startswith("drained by ") and "disk change" in next(iter(found["gpus"].values()))
     assert any(line.endswith("no job is started") for line in say("info")[1])
     assert say("undrain", "-q", "--all")[:2] == (0, []) and not any("drained" in line for line in say("info")[1])
-    for words in (["drain"], ["drain", "0", "--all"], ["undrain"]):
-        assert say(*words)[0] == 125
+    for words, wrong in (
+        (["drain"], "no GPUs are named"),
+        (["drain", "0", "--all"], "some GPUs are named, and all"),
+        (["undrain"], "no GPUs are named"),
+    ):
+        assert say(*words)[2][0] == f"dockless: {wrong}"
+    assert say("usage", "--since", "2026-02-01", "--until", "2026-01-01")[2][0] == "dockless: --until is before --since"
     assert say("drain", "77")[2][0] == "dockless: there is no GPU 77"

@@ -114,7 +114,7 @@ def test_the_gpus_of_this_host(say, jobs, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nowhere.csv", "--gpus", "1"), "nowhere.csv: No such file or directory"),
+        (("nowhere.csv", "--gpus", "1"), "cannot read nowhere.csv: No such file or directory\n  hint: give a trace"),
         (("JOBS", "--gpus", "5000"), "5000 GPUs are more than one host has"),
         (("JOBS", "--gpus", "0"), "'0' is not a whole number of 1 or more"),
         (("JOBS", "--gpus", "1", "--policy", "random"), "--policy cannot be 'random'"),

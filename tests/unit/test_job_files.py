@@ -156,7 +156,7 @@ def test_a_secret_where_everybody_reads_it_is_refused(tmp_path, where):
 
 def test_a_secret_of_the_environment(tmp_path, monkeypatch):
     path = tmp_path / "job.toml"
-    path.write_text("env = { A = '<% $secrets.token %>' }\n[secrets]\ntoken = { env = 'OUR_TOKEN' }\n")
+    path.write_text("command = ['env']\nenv = { A = '<% $secrets.token %>' }\n[secrets]\ntoken = { env = 'OUR_TOKEN' }\n")
     monkeypatch.delenv("OUR_TOKEN", raising=False)
     with pytest.raises(BadInput, match="the secret token has no value"):
         make_job_of(read_job_file(str(path)), "job.toml")
@@ -202,6 +202,28 @@ def test_a_list_of_jobs_names_each_line_that_is_wrong(tmp_path):
     assert [note.partition(":")[2].partition(":")[0].partition(" ")[0] for note in notes] == ["2", "3", "4", "5"]
     path.write_text('{"name": "a", "command": ["true"]}\n' * 3)
     assert [job.name for job in jobs_of_list(str(path))] == ["a"] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong", ["gpus = 'lots'", "image = 'No/Such:::'", "env = 3", "after = 5", "retry_on = 3", "notify = 7", "name = 'x'"]
+)
+def test_a_file_that_is_wrong_is_named(wrong):
+    command = "" if wrong.startswith("name") else "command = ['true']\n"
+    with pytest.raises(BadInput, match=r"job\.toml") as caught:
+        make_job_of(read_text(command + wrong, "job.toml"), "job.toml")
+    assert caught.value.hint
+
+
+def test_every_order_to_the_queue_can_stand_in_a_file():
+    text = "name = 'a'\ncommand = ['true']\nsingleton = true\nretries = 2\nretry_on = [75]\nnotify = 'end,fail'\nnotify_to = 'a@b.example'"
+    job = make_job_of(read_text(text, "job.toml"), "job.toml")
+    assert (job.singleton, job.retries, job.retry_on, job.notify, job.notify_to) == (True, 2, (75,), ("end", "fail"), "a@b.example")
+
+
+def test_the_format_that_is_said_holds():
+    assert read_text("services: {a: {image: busybox}}", "stack.toml", format="compose").roles[0].image == "busybox"
+    with pytest.raises(BadInput):
+        read_text("name = 'x'", "job.toml", format="compose")
 
 
 def test_a_compose_file_takes_its_own_directory_and_the_environment(tmp_path, monkeypatch):

@@ -118,6 +118,8 @@ def test_outside_gpus_are_left_alone_and_reserve_nothing():
     decision = decide(QueueState(EIGHT, waiting, outside=on(7)), 0)
     assert list(started(decision)) == [2]
     assert decision.reason(waiting[0]).text.startswith("needs 8 GPUs, 5 free (1 in use outside dockless)")
+    decision = decide(QueueState(EIGHT, waiting, outside=on(6, 7), out_of_service=on(6, 7)), 0)
+    assert decision.reason(waiting[0]).text == "needs 8 GPUs, 4 free"
 
 
 def test_priority_first():

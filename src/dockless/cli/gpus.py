@@ -14,8 +14,8 @@ from dockless.errors import BadInput, GpuDriverMissing
 def gpu_options(parser: Parser) -> None:
     parser.usage = "dockless gpu list | cdi [-o FILE] [--format json|yaml] | mig profiles GPU | create GPU PROFILE … | remove UUID …"
     about = "list: GPUs and MIG slices; cdi: describe them in a file, for other programs; mig: make slices of a divided GPU, or remove them"
-    parser.add_argument("action", choices=("list", "cdi", "mig"), help=about)
-    parser.add_argument("words", nargs="*", metavar="WORD", help="profiles GPU; create GPU PROFILE …; remove UUID … (mig)")
+    parser.add_argument("action", choices=("list", "cdi", "mig"), metavar="list|cdi|mig", help=about)
+    parser.add_argument("words", nargs="*", default=[], metavar="WORD", help="profiles GPU; create GPU PROFILE …; remove UUID … (mig)")
     parser.add_argument("-o", "--output", metavar="FILE", help="instead of standard output (cdi)")
     parser.add_argument("--format", choices=("json", "yaml"), help="of the description (cdi); the default is by the name of FILE, or yaml")
     parser.json()

@@ -63,7 +63,7 @@ def submit_file(options: Namespace, path: str) -> int:
 
 def submit_list(options: Namespace) -> int:
     """Many jobs in one transaction."""
-    _refuse_beside(options, ("name", "group", "priority", "time_limit", "array"), "each line")
+    _refuse_beside(options, ("name", "group", "priority", "time_limit", "array", "on_reboot"), "each line")
     if options.command:
         raise BadInput("a command stands beside --from", subject="--from", hint="each line has its own")
     from dockless._jobfiles import jobs_of_list
@@ -77,7 +77,7 @@ def _refuse_beside(options: Namespace, more: tuple[str, ...], where: str) -> Non
     rows = [row for _, _, group in GROUPS for row in group]
     given = [row.flags.split()[-1] for row in rows if getattr(options, row.place) != row.absent]
     given += [f"--{name}" for name in ("tty", "interactive") if getattr(options, name)]
-    given += [f"--{name.replace('_', '-')}" for name in more if getattr(options, name)]
+    given += [f"--{name.replace('_', '-')}" for name in more if getattr(options, name) not in (None, "", 0, "fail")]
     if given:
         hint = f"write it into {where}; dockless convert FILE prints a job in dockless's own form"
         raise BadInput(f"{given[0]} beside a job file", subject=given[0], hint=hint)

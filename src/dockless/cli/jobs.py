@@ -71,13 +71,6 @@ def submit(options: Namespace) -> int:
         name=options.name,
         group=options.group,
         on_reboot=options.on_reboot,
-        hold=options.hold,
-        begin=options.begin,
-        after=options.after,
-        singleton=options.singleton,
-        warn=options.warn,
-        notify=options.notify,
-        notify_to=options.notify_to,
     )
     return submit_jobs([job], options, array=options.array)
 
@@ -111,15 +104,18 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | 
 
 
 def _orders(options: Namespace) -> dict[str, Any]:
-    """What the command line says of when and how often jobs run, also those of a file."""
-    from dockless.sched.jobs import parse_after, parse_warning
+    """What the command line says of when and how often jobs run and of whom it is told, also for those of a file."""
+    from dockless.sched.jobs import parse_after, parse_events, parse_warning
 
+    if options.retry_on and not options.retries:
+        raise BadInput("--retry-on without --retries", subject="--retry-on", hint="say how often: --retries 3")
     warning = parse_warning(options.warn)
     after, alone = parse_after(options.after)
     begin = 0.0 if options.begin is None else parse_time(options.begin, "begin")
     found = {"hold": options.hold, "begin": begin, "after": after, "singleton": options.singleton or alone}
     found |= {"retries": options.retries, "retry_on": tuple(options.retry_on)}
     found |= {"warn_signal": warning[0], "warn_before": warning[1]}
+    found |= {"notify": parse_events(options.notify) if options.notify else (), "notify_to": options.notify_to}
     return {name: value for name, value in found.items() if value}
 
 

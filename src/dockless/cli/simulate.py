@@ -76,8 +76,11 @@ def _read(name: str) -> Trace:
             raise BadInput("there is no standard input", subject="-", hint="name a file")
         data = sys.stdin.buffer.read(_LARGEST + 1)
     else:
-        with open(Path(name), "rb") as file:
-            data = file.read(_LARGEST + 1)
+        try:
+            with open(Path(name), "rb") as file:
+                data = file.read(_LARGEST + 1)
+        except OSError as error:
+            raise BadInput(f"cannot read {name}: {error.strerror}", subject=name, hint="give a trace: CSV, JSON or SWF") from None
     if len(data) > _LARGEST:
         raise BadInput(f"{name} is larger than {_LARGEST >> 30} GiB", subject=name, hint="cut it into parts")
     try:

@@ -15,7 +15,10 @@ _BY = ("user", "group", "gpu", "day", "week", "month")
 
 def usage_options(parser: Parser) -> None:
     parser.add_argument(
-        "--since", default="30d", metavar="TIME", help="from that day on: 7d ago (default: 30d), 2026-01-31, seconds since 1970"
+        "--since",
+        default="30d",
+        metavar="TIME",
+        help="from that day on: 7d for seven days ago (default: 30d), 2026-01-31, seconds since 1970",
     )
     parser.add_argument("--until", metavar="TIME", help="to the end of that day (default: today)")
     parser.add_argument("--by", choices=_BY, default="user", help="one line for each (default: user)")
@@ -32,6 +35,8 @@ def usage(options: Namespace) -> int:
         raise BadInput("--csv and --json together", subject="--csv", hint="give one of them")
     since = moment(options.since, "--since")
     until = None if options.until is None else moment(options.until, "--until")
+    if until is not None and until < since:
+        raise BadInput("--until is before --since", subject="--until", hint="give the earlier day as --since")
     with connect() as queue:
         found = queue.usage(since=since, until=until, by=options.by)
     if options.json:

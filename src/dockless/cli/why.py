@@ -21,7 +21,7 @@ def why(options: Namespace) -> int:
         print_json(found.as_dict() | {"simulated": simulated})
         return 0
     if not found.place and found.state == "PENDING":
-        out(f"job {found.job} waits: {found.reason}")
+        out(f"job {found.job} waits: {found.reason.removeprefix('waits ')}")
         return 0
     if not found.place:
         out(f"job {found.job} does not wait: it is {found.state}{f' ({found.reason})' if found.reason else ''}")
