@@ -30,8 +30,9 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> Non
     """End the running attempt of a job, which then waits for another. ``Refused`` for one that does not run."""
     entry = engine.entries.get(number)
     if entry is None or entry.cancelled or entry.job.state is State.PENDING:
-        what = "waits" if entry is not None and not entry.cancelled else "has ended, or is ending"
-        raise Refused(f"job {number} {what}: only one that runs can be queued again", subject=str(number), hint="submit it again")
+        waits = entry is not None and not entry.cancelled
+        what, hint = ("waits", f"`dockless why {number}` says for what") if waits else ("has ended, or is ending", "submit it again")
+        raise Refused(f"job {number} {what}: only one that runs can be queued again", subject=str(number), hint=hint)
     if entry.job.attempt >= MOST:
         raise Refused(f"job {number} has had {entry.job.attempt} attempts", subject=str(number), hint="cancel it, and submit it again")
     reason, before, now = f"requeued by {who}", entry.job.options, time.time()

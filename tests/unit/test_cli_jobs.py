@@ -453,5 +453,6 @@ def test_draining(daemon, say):
         (["undrain"], "no GPUs are named"),
     ):
         assert say(*words)[2][0] == f"dockless: {wrong}"
+    assert say("gpu")[2][0].endswith("are required: list|cdi|mig") and say("quota")[2][0].endswith("are required: show|set")
     assert say("usage", "--since", "2026-02-01", "--until", "2026-01-01")[2][0] == "dockless: --until is before --since"
     assert say("drain", "77")[2][0] == "dockless: there is no GPU 77"

@@ -98,7 +98,7 @@ def print_lines(top: Top) -> None:
 def headline(top: Top) -> str:
     free = sum(1 for gpu in top.gpus if holder(gpu) == "free")
     gpus = f"{free} of {len(top.gpus)} GPUs free" if top.gpus else "no GPUs"
-    return f"{gpus}, {top.running} jobs running, {top.waiting} waiting"
+    return f"{gpus}, {top.running} {'job' if top.running == 1 else 'jobs'} running, {top.waiting} waiting"
 
 
 def holder(gpu: GpuUse | GpuInfo) -> str:

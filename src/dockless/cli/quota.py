@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 def quota_options(parser: Parser) -> None:
     parser.usage = "dockless quota show | set user|group NAME KEY=NUMBER … | set default KEY=NUMBER …"
-    parser.add_argument("action", choices=("show", "set"), help="show: who has what, and may have; set: change it in dockless.toml")
-    parser.add_argument("words", nargs="*", metavar="user|group|default", help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=")
+    parser.add_argument(
+        "action", choices=("show", "set"), metavar="show|set", help="show: who has what, and may have; set: change it in dockless.toml"
+    )
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="user|group|default", help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs="
+    )
     parser.add_argument("--unset", action="append", default=[], metavar="KEY", help="what the quota no longer says (set)")
     parser.json()
 
