@@ -28,6 +28,8 @@ JOBS = 200
 USERS = 100
 PLACES = 20
 """Users whose first job's place in the queue is looked up."""
+LOOKS = 10_000
+"""Lines of jobs that are looked at for these: one user alone can have thousands."""
 
 
 class Picture:
@@ -115,7 +117,8 @@ class Picture:
             first[job.user] = min(first.get(job.user, job), job, key=order)
         next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
         ranks = self.answers.ranks()
-        places = {user: ranks.before(self.engine.waiting, job) + 1 for user, job in list(next_ones.items())[:PLACES]}
+        most = min(PLACES, LOOKS // max(1, len(self.engine.waiting.lines)))
+        places = {user: ranks.before(self.engine.waiting, job) + 1 for user, job in list(next_ones.items())[:most]}
         now, decision = queue.ticks(), self.engine.decision
         found = []
         for user in {*running, *held, *waiting}:

@@ -99,6 +99,9 @@ def test_it_is_bounded(tmp_path, monkeypatch):
         monkeypatch.setattr(figures, "FRESH", 60.0)
         monkeypatch.setattr(picture, "FRESH", 60.0)
         assert [await desk(who, lambda queue: queue.top()) for who in (ANN, BEN)] and len(asked) == 1
+        monkeypatch.setattr(picture, "FRESH", 0.0)
+        monkeypatch.setattr(picture, "LOOKS", 1)  # there are two lines
+        assert (await desk(BEN, lambda queue: queue.top())).users[0].place == 0 and len(asked) == 1
 
     play(tmp_path, story, Config(Quotas(), cpu_jobs=2))
 
