@@ -45,18 +45,20 @@ async def look(engine: Engine) -> None:
         if entry.job.state is not State.RUNNING or not entry.job.devices or entry.cancelled:
             continue
         if any(used(engine.watch.figures.get(uuid)) for uuid in entry.job.devices):
-            if entry.warned:
-                entry.warned = False
+            if entry.warned is not None:
+                entry.warned = None
                 entry.show(reason="")
             entry.idle_since = None
             continue
         if entry.idle_since is None:
             entry.idle_since = now
         idle = now - entry.idle_since
-        if idle >= engine.config.idle_after + engine.config.idle_notice and entry.warned:
+        if entry.warned is None:
+            if idle >= engine.config.idle_after:
+                entry.warned = now
+                await _warn(engine, entry, idle)
+        elif now - entry.warned >= engine.config.idle_notice:
             await _end(engine, entry, idle)
-        elif idle >= engine.config.idle_after and not entry.warned:
-            await _warn(engine, entry, idle)
 
 
 def used(figures: Figures | None) -> bool:
@@ -69,7 +71,6 @@ def used(figures: Figures | None) -> bool:
 async def _warn(engine: Engine, entry: LiveJob, idle: float) -> None:
     job, left = entry.job, format_duration(engine.config.idle_notice)
     text = f"{_gpus(entry)} unused for {_span(idle)}: it is ended in {left} unless it uses {'it' if job.gpu_count == 1 else 'them'}"
-    entry.warned = True
     entry.show(reason=text)
     engine.tell(entry, "idle")
     await engine.write(lambda db: queue.event(db, time.time(), job.id, job.attempt, "idle", text))

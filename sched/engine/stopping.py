@@ -36,8 +36,7 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[],
 
 def over(entry: LiveJob) -> None:
     """The attempt has ended: what was under way to end it does not touch the next one."""
-    entry.stop_by = entry.idle_since = None
-    entry.warned = False
+    entry.stop_by = entry.idle_since = entry.warned = None
     if entry.hurry is not None:
         entry.hurry.set()
         entry.hurry = None

@@ -66,13 +66,13 @@ def test_a_job_that_does_not_use_its_gpus(tmp_path, monkeypatch, now):
         now.write_text("process 0 1 1024\n")  # memory alone
         await idle.look(desk.engine)
         assert entry.job.reason == "" and box.said == []
-        go(3700)
+        go(3600)
         await idle.look(desk.engine)
-        go(500)
+        go(599)
         await idle.look(desk.engine)
         assert entry.job.reason and box.said == []
-        go(0.4)
-        desk.engine.config = Config(idle_after=3600.0, idle_notice=600.4)
+        go(1.25)
+        desk.engine.config = Config(idle_after=3600.0, idle_notice=600.25)
         await idle.look(desk.engine)
         ended = await desk(ANN, lambda client: client.wait(number))
         assert (ended.state, ended.reason) == (
@@ -103,6 +103,31 @@ def test_a_notice_goes_with_its_attempt(tmp_path, monkeypatch):
         await until(lambda: entry.job.state is State.PENDING)
         (seen,) = await desk(BEN, lambda client: client.queue())
         assert seen.reason == "nothing is started: the host was drained by root"
+
+    play(tmp_path, story)
+
+
+def test_the_notice_is_as_long_as_it_says(tmp_path, monkeypatch):
+    """Also where the host slept, or the setting was made shorter than what has gone by."""
+    go = clock(monkeypatch)
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, JOB)
+        box = await desk.runs(number)
+        entry = desk.engine.entries[number]
+        await until(lambda: entry.pidfd >= 0)
+        desk.engine.config = Config(idle_after=36000.0, idle_notice=600.0)
+        await idle.look(desk.engine)
+        go(18000)
+        desk.engine.config = Config(idle_after=3600.0, idle_notice=600.0)
+        await idle.look(desk.engine)
+        assert "unused for 5h: it is ended in 10m" in entry.job.reason and not entry.cancelled
+        go(599)
+        await idle.look(desk.engine)
+        assert not entry.cancelled and box.said == []
+        go(1)
+        await idle.look(desk.engine)
+        assert (await desk(ANN, lambda client: client.wait(number))).state is State.CANCELLED
 
     play(tmp_path, story)
 
