@@ -36,9 +36,11 @@ async def _begin(engine: Engine, entry: LiveJob, by: int) -> None:
     try:
         await engine.write(lambda db: queue.set_options(db, number, options, now, "preempt", f"for job {by}"))
     except SchedError as error:
-        say(f"job {number} is not preempted: {describe(error)}")
+        if error.subject == "jobs.db":
+            engine.outage.begins(error)  # its end kicks
+        else:
+            say(f"job {number} is not preempted: {describe(error)}")
         _unmark(entry)
-        engine.kick()
         return
     go_on(engine, entry)
 

@@ -9,12 +9,13 @@ from support.quotas import limits
 from support.stand_in import StandIn, engine, until
 
 from dockless.base.records import differences
+from dockless.errors import SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import preempting, stopping
+from dockless.sched.engine import outage, preempting, stopping
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.policy import Preemption
 from dockless.sched.policy.quotas import Quota
@@ -64,6 +65,7 @@ def test_what_is_borrowed_is_given_back_and_runs_again(tmp_path, code):
             wide, small, box = await borrowed(running, launcher)
             entry = running.entries[wide]
             assert box.said == ["stop"] and running.entries[small].job.state is State.PENDING
+            assert entry.stop_by > queue.ticks() + 3000  # the grace of a preemption, not the job's own
             assert queue.job(running.reader, wide).options.preempted_by == small
             passed = running.decision
             running.kick()
@@ -81,6 +83,40 @@ def test_what_is_borrowed_is_given_back_and_runs_again(tmp_path, code):
             again.end(Exit(0, None))
             await until(lambda: wide not in running.entries)
             assert queue.job(running.reader, wide).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
+def test_a_mark_that_cannot_be_written_waits_for_the_disk(tmp_path, monkeypatch):
+    """Which is told once, and nothing is tried until there is room; the job runs on unmarked."""
+    monkeypatch.setattr(outage, "LOOK", 0.01)
+    launcher = StandIn(tmp_path / "boxes")
+
+    written = None
+
+    def full(*_):
+        raise SchedError("disk is full", subject="jobs.db")
+
+    def write(change):
+        return asyncio.ensure_future(asyncio.to_thread(full)) if "set_options" in change.__code__.co_names else written(change)
+
+    async def play():
+        nonlocal written
+        async with engine(tmp_path, launcher, CONFIG) as running:
+            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            box = await running_again(running, launcher, wide, 1)
+            entry = running.entries[wide]
+            with monkeypatch.context() as patch:
+                written = running.write
+                patch.setattr(running, "write", write)
+                patch.setattr(outage, "_touch", full)
+                (small,) = await running.submit(ANN, [job(gpus="1")], None)
+                await until(lambda: "disk is full" in running.outage.text)
+                await until(lambda: entry.stop_by is None)
+                assert entry.job.options.preempted_by == 0 and not running._kicked
+            await until(lambda: "stop" in box.said)
+            assert running.outage.text == "" and queue.job(running.reader, wide).options.preempted_by == small
+            box.end(Exit(0, None))
 
     asyncio.run(play())
 
@@ -207,3 +243,23 @@ def test_settings_that_are_read_again_forget_nothing_of_a_fair_order(tmp_path):
             assert not running.state().usage
 
     asyncio.run(play())
+
+
+def test_a_fair_order_forgets_by_and_by(tmp_path):
+    """A daemon that comes back counts what both GPUs were used for one half-life ago as half of it."""
+    launcher = StandIn(tmp_path / "boxes")
+    config = Config(order="fair", half_life=3600.0)
+
+    async def first():
+        async with engine(tmp_path, launcher, config) as running:
+            (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
+            (await running_again(running, launcher, wide, 1)).end(Exit(0, None))
+            await until(lambda: not running.entries)
+            await running.write(lambda db: db.execute("UPDATE attempts SET started = ended - 3600 - 100, ended = ended - 3600"))
+
+    async def second():
+        async with engine(tmp_path, launcher, config) as running:
+            assert running.state().usage["user root"] == pytest.approx(100, rel=0.05)
+
+    asyncio.run(first())
+    asyncio.run(second())
