@@ -185,6 +185,20 @@ def test_a_node_that_is_not_what_its_file_says(node, why, write):
 
 
 @requires("root")
+def test_a_node_where_others_may_write_is_not_believed(write, tmp_path):
+    place = tmp_path / "nodes"
+    place.mkdir()
+    os.mknod(place / "x", 0o020666, os.makedev(1, 3))
+    os.chmod(place / "x", 0o666)
+    write({"0": {"deviceNodes": [{"path": "/dev/x", "hostPath": f"{place}/x"}]}})
+    place.chmod(0o755)
+    assert output("test -c /dev/x && echo there", "example.com/gpu=0") == ["there"]
+    place.chmod(0o777)
+    with pytest.raises(GpuError, match="can be changed by others"):
+        output("true", "example.com/gpu=0")
+
+
+@requires("root")
 def test_gpus_are_leased_whatever_a_file_calls_them(write, tmp_path):
     os.mknod(tmp_path / "gpu", 0o020666, os.makedev(195, 0))
     write({"0": {"deviceNodes": [{"path": "/dev/dri/x", "hostPath": f"{tmp_path}/gpu"}]}})

@@ -74,6 +74,12 @@ def test_everything_that_can_be_said():
     )
 
 
+def test_a_mount_may_be_written_unless_its_file_says_otherwise():
+    text = YAML.replace("      type: bind\n      options: [ro, nosuid, nodev, rbind, noexec]\n", "")
+    (mount,) = parse("/etc/cdi/a.yaml", text).devices["0"].mounts
+    assert mount == FileMount("/usr/lib/one.so", "/usr/lib/two.so", False, False, False, "/etc/cdi/a.yaml:24")
+
+
 def test_json_means_the_same_with_tabs_and_without_blanks():
     device = {"name": "a", "containerEdits": {"env": ["A=\u00e9/"]}}
     said = {"cdiVersion": "0.3.0", "kind": "example.com/gpu", "devices": [device], "containerEdits": {}}

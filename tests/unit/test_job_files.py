@@ -57,6 +57,7 @@ WRONG = [
     ("a.toml", "command = 'x y'", "command is one text, not a list", "script"),
     ("a.toml", "command = ['x']\nscript = 'x'", "script stands beside command", "one of them"),
     ("a.toml", "[roles.a]\ncount = 0", "roles.a.count is 0, not a whole number", "such a number"),
+    ("a.toml", "[roles.a]\nmin_failed = 0", "roles.a.min_failed is 0, not a whole number", "such a number"),
     ("a.toml", "[roles.a]\nname = 'x'", "roles.a.name is unknown", ""),
     ("a.toml", "gpus = 1\ngpus = 2", "is not TOML", "--format"),
     ("a.json", '{"name": "a",\n "name": "b"}', "'name' is there twice", "remove"),
@@ -87,6 +88,27 @@ def test_what_is_wrong_is_said_with_its_place(name, text, said, hint):
     with pytest.raises(BadInput) as caught:
         read_text(text, name)
     assert said in str(caught.value) and hint in caught.value.hint and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus", "queue", "options"),
+    [
+        ("--requeue", "", {"on_reboot": "requeue"}, {}),
+        ("--requeue --no-requeue", "", {}, {}),
+        ("--priority=5", "", {"priority": 5}, {}),
+        ("--nice=5", "", {"priority": -5}, {}),
+        ("--nice", "", {"priority": -100}, {}),
+        ("--signal=B:USR1", "", {"warn": "USR1@60"}, {}),
+        ("-c 4 --mem-per-cpu=2G", "", {}, {"cpus": 4, "memory": "8G", "env": {"SLURM_CPUS_PER_TASK": "4"}}),
+        ("--mem-per-cpu=2G", "", {}, {"memory": "2G"}),
+        ("-G 2 --cpus-per-gpu=3 --mem-per-gpu=5", "2", {},
+         {"cpus": 6, "memory": "10M", "env": {"SLURM_CPUS_PER_TASK": "6", "SLURM_GPUS": "2"}}),
+        ("--gres=gpu:1,gpu:a100:2", "3", {}, {"env": {"SLURM_GPUS": "3"}}),
+    ],
+)  # fmt: skip
+def test_what_lines_of_a_batch_script_ask_for(said, gpus, queue, options):
+    found = read_text(f"#!/bin/sh\n#SBATCH {said}\n", "-")
+    assert (found.roles[0].gpus, found.queue, found.roles[0].options) == (gpus, queue, options)
 
 
 @pytest.mark.parametrize("said", ["30", "2:30", "1:02:03", "2-3", "2-3:04", "2-3:04:05", "0", "UNLIMITED"])

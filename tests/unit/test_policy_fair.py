@@ -57,6 +57,9 @@ def test_a_burst_takes_turns():
     assert starts(waiting, {}, gpus=FOUR) == [1, 5, 2, 6]
     assert starts(waiting, {"user bob": 1199.0}, gpus=FOUR) == [1, 2, 5, 3]
 
+    wide = [WaitingJob(1, "anna", 2), WaitingJob(2, "anna", 1), WaitingJob(3, "bob", 1)]
+    assert starts(wide, {"user bob": 900.0}, gpus=FOUR) == [1, 3, 2]  # for each of its GPUs
+
 
 def test_groups_with_a_weight_come_before_their_users():
     """Two groups share by their weights, however many members they have; a group without one is none."""
@@ -65,6 +68,12 @@ def test_groups_with_a_weight_come_before_their_users():
     assert starts(waiting, usage) == [1]
     assert starts(waiting, usage, limits(groups={"large": Quota(weight=1), "small": Quota(weight=1)})) == [2]
     assert starts(waiting, usage, limits(groups={"large": Quota(weight=3), "small": Quota(weight=1)})) == [1]
+
+    both = [WaitingJob(1, "anna", 1, ("large", "small")), WaitingJob(2, "bob", 1, ("small",))]
+    quotas = limits(groups={"large": Quota(weight=1), "small": Quota(weight=1)})
+    assert starts(both, usage, quotas) == [2]  # by the group that had most
+    mates = [WaitingJob(1, "anna", 1, ("lab",)), WaitingJob(2, "bob", 1, ("lab",))]
+    assert starts(mates, {"user anna": 2.0, "user bob": 1.0, "group lab": 3.0}, limits(groups={"lab": Quota(weight=1)})) == [2]
 
 
 def test_usage_fades():
@@ -110,6 +119,51 @@ def test_what_is_borrowed_is_taken_from_the_youngest():
     assert given([WaitingJob(10, "anna", 3)], running, ANNAS).preempts == []  # more than is guaranteed
 
 
+def test_no_more_is_taken_than_is_wanted():
+    """Of those that would have to go the older ones stay, where the younger are enough."""
+    running = [RunningJob(7, "bob", on(0, 1), since=1.0), RunningJob(8, "bob", on(2), since=2.0), RunningJob(9, "bob", on(3), since=3.0)]
+    decision = given([WaitingJob(10, "anna", 3)], running, limits({"anna": Quota(guarantee=3)}))
+    assert decision.preempts == [PreemptJob(9, 10), PreemptJob(7, 10)]
+
+
+def test_each_job_gets_gpus_of_its_own():
+    """What one job is promised no other is, whether it is taken now or was being ended already."""
+    running = [RunningJob(7, "bob", on(0), since=1.0), RunningJob(8, "bob", on(1), since=2.0), RunningJob(9, "carl", on(2, 3), since=0.0)]
+    waiting = [WaitingJob(10, "anna", 1), WaitingJob(11, "anna", 1)]
+    assert given(waiting, running, ANNAS).preempts == [PreemptJob(8, 10), PreemptJob(7, 11)]
+    running[1] = RunningJob(8, "bob", on(1), since=2.0, ends=1010.0, stopping=True)
+    decision = given(waiting, running, ANNAS)
+    assert decision.preempts == [PreemptJob(7, 11)]
+    assert [decision.reason(job).starts_at for job in waiting] == [1010.0, 1030.0]
+
+
+def test_what_comes_free_first_is_promised_first():
+    """Her own that are ending, too."""
+    running = [RunningJob(7, "anna", on(0), since=1.0, ends=1005.0, stopping=True), RunningJob(8, "bob", on(1), ends=1002.0, stopping=True)]
+    running.append(RunningJob(9, "bob", on(2, 3), since=2.0))
+    job = WaitingJob(10, "anna", 1)
+    decision = given([job], running, ANNAS)
+    assert decision.preempts == [] and decision.reason(job).starts_at == 1002.0
+    decision = given([job], [running[0], running[2], RunningJob(11, "bob", on(1), since=3.0)], ANNAS)
+    assert decision.preempts == [] and decision.reason(job).starts_at == 1005.0
+
+
+def test_a_promised_job_runs_from_then_on():
+    """Who waits for its end counts from the moment at which it gets its GPUs."""
+    last = WaitingJob(11, "carl", 4)
+    running = [RunningJob(8, "bob", frozenset(FOUR), since=1.0)]
+    decision = given([WaitingJob(10, "anna", 4, time_limit=100.0), last], running, limits({"anna": Quota(guarantee=4)}))
+    assert decision.preempts == [PreemptJob(8, 10)] and decision.reason(last).starts_at == 1130.0
+
+
+def test_who_comes_first_within_guarantees_is_not_delayed():
+    """The wide job waits until what it needs may be taken; a smaller one behind it takes none of that meanwhile."""
+    running = [RunningJob(8, "bob", on(0), since=1.0), RunningJob(9, "bob", on(1), since=999.0)]
+    waiting = [WaitingJob(10, "anna", 4), WaitingJob(11, "anna", 3)]
+    decision = given(waiting, running, limits({"anna": Quota(guarantee=4)}), preemption=Preemption(300.0, 30.0))
+    assert decision.preempts == decision.starts == [] and decision.again == 1299.0
+
+
 def test_a_job_that_is_being_ended_is_not_followed_by_another():
     running = [RunningJob(8, "bob", on(0, 1), since=1.0, ends=1010.0, stopping=True), RunningJob(9, "bob", on(2, 3), since=2.0)]
     job = WaitingJob(10, "anna", 2)
@@ -140,6 +194,12 @@ def test_only_after_a_while():
     decision = given([WaitingJob(10, "anna", 1)], running, ANNAS, preemption=Preemption(300.0, 30.0))
     assert decision.preempts == [] and decision.again == 1200.0
     assert given([WaitingJob(10, "anna", 1)], running, ANNAS, 1200.0, Preemption(300.0, 30.0)).preempts == [PreemptJob(8, 10)]
+
+    two = [RunningJob(8, "bob", on(0, 1), since=900.0), RunningJob(9, "bob", on(2, 3), since=950.0)]
+    quotas = limits({"anna": Quota(guarantee=3)})
+    assert given([WaitingJob(10, "anna", 3)], two, quotas, preemption=Preemption(300.0, 30.0)).again == 1250.0  # of both
+    either = [WaitingJob(10, "anna", 1, devices=on(0)), WaitingJob(11, "anna", 1, devices=on(2))]
+    assert given(either, two, quotas, preemption=Preemption(300.0, 30.0)).again == 1200.0  # of the first of them
 
 
 def test_a_groups_guarantee():

@@ -10,11 +10,12 @@ from support.quotas import limits
 from dockless import cgroups
 from dockless.cgroups import IoMax, Limits
 from dockless.errors import LimitUnavailable, NotPermitted, Refused, UnknownImage
-from dockless.sandbox.spec import Spec
+from dockless.sandbox.spec import HostDevice, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission import Admission
 from dockless.sched.jobs import JobSpec
+from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store.queue import NewJob
 
@@ -49,6 +50,21 @@ def test_an_image_that_is_not_here():
 
     with pytest.raises(UnknownImage, match="no host"):
         desk(check_image=check_image).admit(ANN, JobSpec())
+
+
+@pytest.mark.parametrize("spec", [Spec(cdi=("example.com/gpu=0",)), Spec(devices=(HostDevice("/dev/fuse", "/dev/fuse"),))])
+def test_devices_that_are_no_gpus_are_roots(spec):
+    for caller in (ANN, BOSS):
+        with pytest.raises(NotPermitted, match="a device of the host that is no GPU is for root"):
+            desk().admit(caller, JobSpec(spec))
+    assert desk().admit(ROOT, JobSpec(spec))
+
+
+def test_no_jobs_without_gpus_is_no_word_about_those_with():
+    of = desk(Config(limits({"ann": Quota(cpu_jobs=0)})))
+    assert of.admit(ANN, JobSpec(gpus="1"))
+    with pytest.raises(Refused, match="user ann may run no jobs without GPUs"):
+        of.admit(ANN, JobSpec())
 
 
 def test_who_has_no_account_runs_nothing():

@@ -79,6 +79,27 @@ def test_a_job_that_fails_is_tried_again(tmp_path, launcher, monkeypatch):
     asyncio.run(play())
 
 
+def test_a_pause_is_kept_by_jobs_that_had_to_wait_before(tmp_path, launcher):
+    """Whatever kept them from starting: their own time, or the limit of their array, in which another one runs meanwhile."""
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(retries=1, begin=time.time() - 60)], None)
+            first, second = await running.submit(ROOT, [plain(retries=1, array_limit=1)], 2)
+            assert Answers(running)._why(second) == "of its array 1 may run at once"
+            for one in number, first:
+                (await running_box(running, launcher, one, 1)).end(Exit(7, None))
+                await until(lambda: running.entries[one].job.state is State.PENDING)
+                assert Answers(running)._why(one).startswith("retry 1 of 1 begins at 2")
+            box = await running_box(running, launcher, second, 1)
+            for one in number, first:
+                await running.cancel(one, "root", None)
+            box.end(Exit(0, None))
+            assert (await ended(running, second)).state is State.COMPLETED
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     ("fields", "record", "state"),
     [

@@ -67,6 +67,8 @@ def test_an_attempt_over_midnight(tmp_path):
     assert by("week") == [("2026-W48", 3 * 129600.25, 0, 1, 1)] and by("month") == [("2026-11", 3 * 129600.25, 0, 1, 1)]
     only = usage.report(db, NOON + 86400, NOON + 86400, NOON, "user")
     assert only == [Used("u1", 3 * 86400, 0, 0, 0)]
+    start(db, new(db), 1, NOON, ())
+    assert usage.report(db, NOON - 86400, NOON - 86400, NOON + 5, "user") == []  # nor what began after, and runs
 
 
 def test_what_a_daemon_finds_when_it_comes_back(tmp_path):
@@ -111,11 +113,13 @@ def test_a_queue_that_did_not_count(tmp_path):
     start(db, first, 1, NOON, ("g0",))
     queue.finish(db, first, 1, State.COMPLETED, NOON + 10, "", None)
     start(db, second, 1, NOON, ("g1",))
+    queue.requeue(db, second, NOON + 3, "the host was rebooted")
+    start(db, second, 2, NOON + 3, ("g1",))
     for statement in ("DROP TABLE usage", "DROP TABLE gpu_models", "ALTER TABLE jobs DROP COLUMN options", "PRAGMA user_version=2"):
         db.execute(statement)
     db.close()
     again = opened(tmp_path / "jobs.db")
-    assert usage.report(again, NOON, NOON, NOON + 5, "user") == [Used("u1", 15, 0, 2, 2)]
+    assert usage.report(again, NOON, NOON, NOON + 5, "user") == [Used("u1", 15, 0, 2, 3)]
 
 
 STEPS = st.lists(
