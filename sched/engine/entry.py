@@ -30,8 +30,8 @@ class LiveJob:
     ``ended``, ``up``, ``gone``: who waits for its end, for its program to run, for its program to be gone; ``silent``: nobody need wait for
     the last of these any more. ``stop_by``: when it is killed, on the policy's clock, None while nobody wants its end; ``hurry``: set when
     that changed. ``limit``: seconds it may run, grace included, None without a limit; ``overdue``: the timer that looks whether it still
-    runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: when it was told
-    that it will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``: when it started, on the policy's clock.
+    runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: when it was told that
+    it will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``: when it started, on the policy's clock.
     ``alarm``: the moment at which it is looked at again because it could not start before; ``met``: what it waited for has ended
     (``aside``)."""
 
