@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.stand_in import StandIn, engine, until
@@ -79,6 +80,30 @@ def test_a_job_that_fails_is_tried_again(tmp_path, launcher, monkeypatch):
     asyncio.run(play())
 
 
+def test_no_pause_is_longer_than_the_longest():
+    options = JobOptions(retries=1000, tried=999)
+    entry = SimpleNamespace(cancelled=False, job=SimpleNamespace(options=options))
+    now = time.time()
+    _, later = again.wanted(entry, State.FAILED, "exit code 1", 1)
+    assert now + again.LONGEST_PAUSE <= later.retry_at <= time.time() + again.LONGEST_PAUSE and later.tried == 1000
+
+
+def test_a_time_limit_ends_also_who_was_to_be_requeued(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ROOT, [plain(time_limit=3600.0)], None)
+            box = await running_box(running, launcher, number, 1)
+            box.send_stop = lambda: None
+            for who in "ann", "root":
+                await again.ask(running, number, who, 100.0)
+            asked = running.reader.execute("SELECT detail FROM events WHERE job=? AND event='requeue'", (number,)).fetchall()
+            assert asked == [("by ann",)]
+            box.end(Exit(None, 9, timed_out=True))
+            assert (await ended(running, number)).state is State.TIMEOUT
+
+    asyncio.run(play())
+
+
 def test_a_pause_is_kept_by_jobs_that_had_to_wait_before(tmp_path, launcher):
     """Whatever kept them from starting: their own time, or the limit of their array, in which another one runs meanwhile."""
 
@@ -89,7 +114,7 @@ def test_a_pause_is_kept_by_jobs_that_had_to_wait_before(tmp_path, launcher):
             assert Answers(running)._why(second) == "of its array 1 may run at once"
             for one in number, first:
                 (await running_box(running, launcher, one, 1)).end(Exit(7, None))
-                await until(lambda: running.entries[one].job.state is State.PENDING)
+                await until(lambda one=one: running.entries[one].job.state is State.PENDING)
                 assert Answers(running)._why(one).startswith("retry 1 of 1 begins at 2")
             box = await running_box(running, launcher, second, 1)
             for one in number, first:

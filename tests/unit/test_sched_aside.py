@@ -159,6 +159,26 @@ def test_begin(tmp_path, launcher, monkeypatch):
     asyncio.run(play())
 
 
+def test_a_clock_that_was_set_back_is_waited_for_again(tmp_path, launcher, monkeypatch):
+    """By a job whose time had come while it was held."""
+    clock = [1_800_000_000.0]
+    monkeypatch.setattr(aside.time, "time", lambda: clock[0])
+    monkeypatch.setattr(aside, "LOOK", 0.001)
+
+    async def play():
+        async with serving(tmp_path, launcher) as running:
+            (number,) = await running.submit(ANN, [plain(begin=1_800_000_100.0, hold=True)], None)
+            clock[0] += 200
+            await until(lambda: not running.aside._times)
+            clock[0] -= 200
+            await running.release(number, ANN)
+            assert waits(running, number) == "begins at 2027-01-15T08:01:40Z"
+            clock[0] += 200
+            await runs(running, number)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     ("how", "code", "outcome"),
     [("ok", 0, "runs"), ("ok", 3, "FAILED"), ("not-ok", 3, "runs"), ("not-ok", 0, "COMPLETED"), ("any", 0, "runs"), ("any", 3, "runs")],
