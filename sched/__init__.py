@@ -35,7 +35,8 @@ Errors of the daemon are raised by the client as the same class of ``dockless.er
 
 Files, each with its story at the top:
 
-- ``jobs``: what a job is, its states and options. ``config``: the daemon's settings. ``callers``: who asks, and what she may do.
+- ``jobs``: what a job is, its states and options. ``callers``: who asks, and what she may do. ``config``: the daemon's settings;
+  ``quota_file``: one of them changed in the file.
 - ``formats``: job files of several kinds, read. ``traces``: jobs of the past, for ``dockless simulate``. Both pure.
 - ``policy``: who starts, and who gives GPUs back; pure, so the daemon, ``dockless simulate`` and the tests ask the same function.
 - ``store``: SQLite, group commit, kept output, what was used.
