@@ -270,7 +270,7 @@ def test_a_file_says_when_its_job_may_start(daemon, capfd, tmp_path):
     script.write_text("#!/bin/sh\n#SBATCH --begin=now+2hours --requeue\ntrue\n")
     (job,) = said_of(capfd, script)
     assert job.reason.startswith("begins at ") and 7100 < job.options.begin - job.submitted < 7300 and job.on_reboot == "requeue"
-    own.write_text(f"after = ['ok:1', 'any:{held.id}']\nretries = 3\nretry_on = [75, 2]\n")
+    own.write_text(f"command = ['true']\nafter = ['ok:1', 'any:{held.id}']\nretries = 3\nretry_on = [75, 2]\n")
     (job,) = said_of(capfd, own)
     assert job.reason == f"waits for the end of job {held.id}" and (job.options.retries, job.options.retry_on) == (3, (75, 2))
     own.write_text("name = 'one'\nsingleton = true\ncommand = ['true']\nhold = true\n")
