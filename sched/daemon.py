@@ -81,7 +81,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
 
     def reload() -> None:
         with contextlib.suppress(DocklessError):  # it is in the log
-            reading.again(engine)
+            reading.reload(engine)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)

@@ -26,7 +26,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration
 from dockless.errors import BadInput
 from dockless.sched.config import Ways
-from dockless.sched.engine.faults import say
+from dockless.sched.engine.faults import describe, say
 
 if TYPE_CHECKING:
     from email.message import EmailMessage
@@ -105,7 +105,7 @@ class Notices:
             return
         self._waiting -= 1
         if error is not None:
-            say(f"job {notice.job.id}: its notice cannot be sent: {type(error).__name__}")
+            say(f"job {notice.job.id}: its notice cannot be sent: {describe(error)}")
 
     def close(self) -> None:
         """What is not sent by now is lost."""

@@ -22,7 +22,7 @@ def settings() -> config.Config:
     return found
 
 
-def again(engine: Engine) -> None:
+def reload(engine: Engine) -> None:
     """The engine goes on with what the file says now. ``BadInput``: with what it had."""
     try:
         engine.configure(settings())

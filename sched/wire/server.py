@@ -455,7 +455,7 @@ class Server:
     async def _reload(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         if not caller.admin:
             raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
-        reading.again(self.engine)
+        reading.reload(self.engine)
         return {"file": os.fspath(paths.config_file())}
 
     async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:

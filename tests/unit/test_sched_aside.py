@@ -171,7 +171,7 @@ def test_a_clock_that_was_set_back_is_waited_for_again(tmp_path, launcher, monke
             clock[0] += 200
             await until(lambda: not running.aside._times)
             clock[0] -= 200
-            await running.release(number, ANN)
+            await holding.release(running, number, ANN)
             assert waits(running, number) == "begins at 2027-01-15T08:01:40Z"
             clock[0] += 200
             await runs(running, number)
