@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import termios
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from support.screens import Screen
 
 import dockless
 from dockless import DEVNULL, PIPE, Sandbox, aio
+from dockless.cli import terminal
 from dockless.errors import BadInput
 from dockless.sandbox.run import door
 
@@ -77,6 +80,16 @@ def test_it_follows_our_size(box):
         screen.expect("on\r\n")
         screen.resize(33, 111)
         screen.expect("now 33 111")
+
+
+def test_no_change_of_size_is_missed():
+    """Whenever it comes. Handlers in Python run only when what the main thread waits for has returned."""
+    with terminal._Resized() as resized:
+        elsewhere = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGWINCH))
+        elsewhere.start()
+        assert select.select([resized.fd], [], [], 20)[0] == [resized.fd]
+        elsewhere.join()
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.parametrize("size", [(1, 1), (0, 0), (1, 80), (5000, 5000)])

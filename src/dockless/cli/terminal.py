@@ -88,15 +88,14 @@ class _Resized:
 
     def __enter__(self) -> _Resized:
         self.fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._before = signal.signal(signal.SIGWINCH, self._note)
+        # By the interpreter's own handler: one in Python would run only when poll(2), which it may come just before, has returned.
+        self._woken = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._before = signal.signal(signal.SIGWINCH, lambda *_: None)
         return self
-
-    def _note(self, number: int, frame: Any) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"w")
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGWINCH, self._before)
+        signal.set_wakeup_fd(self._woken)
         os.close(self.fd)
         os.close(self._wake)
 
