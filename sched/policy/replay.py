@@ -20,11 +20,8 @@ from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList
 
 Policy = Literal["backfill", "fifo", "shortest"]
-POLICIES: dict[Policy, str] = {
-    "backfill": "the daemon's: in order, and ahead of it whatever delays nobody",
-    "fifo": "strictly in order: nothing starts before the first in the queue",
-    "shortest": "the daemon's, and of equal priority the shortest time limit is first",
-}
+"""``backfill``: the daemon's, in order, and ahead of it whatever delays nobody. ``fifo``: nothing starts before the first in the queue.
+``shortest``: the daemon's, and of equal priority the shortest time limit is first."""
 
 SHORTEST = 1e-3
 """Seconds that every job runs at least."""

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -263,7 +264,7 @@ def test_every_option_of_every_verb(golden):
         ("submit", "--format", formats.FORMATS),
         ("convert", "--format", formats.FORMATS),
         ("usage", "--by", used.BY),
-        ("simulate", "--policy", tuple(replay.POLICIES)),
+        ("simulate", "--policy", get_args(replay.Policy)),
     ],
 )
 def test_choices_are_the_library_s(verb, flag, library):
