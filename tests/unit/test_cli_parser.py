@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 import dockless
 from dockless._options import make_spec
+from dockless.base.typing import get_args
 from dockless.cli import VERBS, main, parser_of, split
 from dockless.cli.completion import bash, fish, flags, zsh
 from dockless.cli.output import cut, span, table
