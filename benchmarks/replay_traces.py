@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dockless.sched.policy.policy import QueueState
 from dockless.sched.policy.replay import Policy, Replay, TraceJob, replay
+from dockless.sched.policy.state import QueueState
 from dockless.sched.traces import parse
 
 WINDOWS = (1981, 2756, 4299, 8850, 3316, 2714, 5228, 7762, 4022, 7085)

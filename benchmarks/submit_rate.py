@@ -23,7 +23,8 @@ from support.scheduling import DaemonProcess
 
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
-from dockless.sched.policy.policy import QueueState, RunningJob, decide
+from dockless.sched.policy.policy import decide
+from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 SETTINGS = "[host]\ncpu_jobs = 4\n[queue]\nper_user = 1000000\n"

@@ -11,8 +11,8 @@ from dockless.base import settings
 from dockless.base.dataclass import dataclass, field
 from dockless.base.settings import DEFAULTS
 from dockless.base.typing import Any
-from dockless.sched.policy.policy import Preemption
 from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.policy.state import Preemption
 
 
 @dataclass(frozen=True, slots=True)

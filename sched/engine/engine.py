@@ -44,7 +44,9 @@ from dockless.sched.engine.volumes import with_volumes
 from dockless.sched.engine.wants import is_the_hosts, waited_out
 from dockless.sched.jobs import NO_OPTIONS, Job, JobSpec, State, final_state, sandbox_id, shell_code
 from dockless.sched.policy import policy
+from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.shares import Shares, taken
+from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.store import queue, usage
@@ -106,7 +108,7 @@ class Engine:
         self.left: list[Handle] = []
         self.ends = 0
         self.many_ended = asyncio.Event()
-        self.decision: policy.Decision | None = None
+        self.decision: Decision | None = None
         self.usage: Usage | None = None
         self._took = 0.0
         self._newest: tuple[int, Spec] = 0, Spec()
@@ -338,10 +340,10 @@ class Engine:
         self._look_again = None
         self.kick()
 
-    def state(self) -> policy.QueueState:
+    def state(self) -> QueueState:
         """What a decision depends on now."""
         running = [
-            policy.RunningJob(
+            RunningJob(
                 *(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups),
                 *(e.ends if e.stop_by is None else min(e.stop_by, e.ends or e.stop_by), e.since, e.stop_by is not None),
             )
@@ -353,7 +355,7 @@ class Engine:
             if sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
                 running += self.others()
             outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
-        return policy.QueueState(
+        return QueueState(
             self.gpus.uuids,
             self.waiting,
             running,
@@ -381,13 +383,13 @@ class Engine:
         if self.usage is not None and entry.job.devices and entry.since:
             self.usage.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, queue.ticks())
 
-    def others(self) -> list[policy.RunningJob]:
+    def others(self) -> list[RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
         ours = {gpu for entry in self.active.values() for gpu in entry.job.devices}
         found = []
         for uuid, uid in self.gpus.leased_by_others(ours).items():
             user, groups = self.callers.quota_of(uid)
-            found.append(policy.RunningJob(0, user, frozenset({uuid}), groups, None))
+            found.append(RunningJob(0, user, frozenset({uuid}), groups, None))
         return found
 
     def _start(self, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:

@@ -13,7 +13,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.quotas import Quotas
 
 if TYPE_CHECKING:
-    from dockless.sched.policy.policy import RunningJob
+    from dockless.sched.policy.state import RunningJob
 
 
 def borrowers(running: Iterable[RunningJob], quotas: Quotas) -> list[RunningJob]:

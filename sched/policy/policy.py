@@ -29,156 +29,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from dockless.base.dataclass import dataclass, field, replace
+from dockless.base.dataclass import dataclass, replace
 from dockless.sandbox.gpus.topology import FARTHEST
 from dockless.sched.policy.borrowing import borrowers, fewest
+from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.packing import WHOLE, Node, Task, choose
-from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, Quotas, counts_jobs
+from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
+from dockless.sched.policy.reservations import Hold, Reservation, shadow
+from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
 from dockless.sched.policy.turns import Turns
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order, patience
-
-Links = Mapping[tuple[str, str], float]
-"""Distance of each pair of GPUs, in both orders; a pair that is missing is as far as can be."""
-
-HOST, JOBS = "host", "jobs"
-"""Pools: the host's GPUs; its places for jobs without GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
-    ``stopping``: it is being ended, at ``ends`` at the latest."""
-
-    id: int
-    user: str
-    gpus: frozenset[str] = frozenset()
-    groups: tuple[str, ...] = ()
-    ends: float | None = None
-    since: float = 0.0
-    stopping: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Preemption:
-    """When a job gives back what it borrowed. ``after``: seconds that it has run then at least; ``grace``: seconds that it has to save its
-    work, once it is told."""
-
-    after: float = 300.0
-    grace: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
-    decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
-    ``out_of_service``; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run
-    at once; ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first
-    served."""
-
-    gpus: tuple[str, ...]
-    waiting: WaitingList | Sequence[WaitingJob]
-    running: Sequence[RunningJob] = ()
-    quotas: Quotas = field(default_factory=Quotas)
-    links: Links = field(default_factory=dict)
-    outside: frozenset[str] = frozenset()
-    slices: frozenset[str] = frozenset()
-    cpu_jobs: int = 64
-    usage: Mapping[str, float] | None = None
-    preemption: Preemption = Preemption()
-    out_of_service: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class StartJob:
-    """Start this job on exactly these GPUs."""
-
-    job: int
-    gpus: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptJob:
-    """Tell this job to end and queue it again: ``by`` has a guarantee of the GPUs that it borrowed."""
-
-    job: int
-    by: int
-
-
-@dataclass(slots=True)
-class Reservation:
-    """What is kept in one pool for ``job``. ``at``: when it can start at the latest, None if nobody can say; ``extra``: how much of
-    the pool is over even then; ``after``: the running job whose end makes room."""
-
-    pool: str
-    job: int
-    need: int
-    at: float | None
-    extra: int
-    after: int
-    devices: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a job waits. ``code``: ``quota``, ``resources``, ``guarantee``, ``reserved``, ``jobs`` or ``order``; ``text``: with the numbers;
-    ``starts_at``: when it starts at the latest, where that can be said."""
-
-    code: str
-    text: str
-    starts_at: float | None = None
-
-
-@dataclass(slots=True)
-class _Hold:
-    """``within``: jobs of the same kind that may run for longer, seconds, are held by it too."""
-
-    code: str
-    pool: str
-    priority: int
-    reservation: Reservation | None = None
-    within: float = 0.0
-
-
-@dataclass(slots=True)
-class Decision:
-    """``starts``, ``preempts``, and with ``reason`` the answer to every waiting job's question. ``again``: when the same state would be
-    decided otherwise, only because time has passed; None for never."""
-
-    starts: list[StartJob]
-    preempts: list[PreemptJob]
-    again: float | None
-    now: float
-    reservations: list[Reservation]
-    _held: dict[Kind, dict[float, _Hold]]
-    _promised: dict[int, _Hold]
-    _used: Counter[str]
-    _free: list[str]
-    _state: QueueState
-    _closed: int | None = None  # nothing is left for jobs of this priority or less that come later
-    _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
-
-    def held(self, job: WaitingJob) -> bool:
-        """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
-        if job.gpus and self._closed is not None and job.priority <= self._closed:
-            return True
-        hold = self._hold(job)
-        return hold is not None and job.priority <= hold.priority
-
-    def reason(self, job: WaitingJob) -> Reason:
-        """Why ``job``, one of the waiting, does not start now."""
-        hold = self._promised.get(job.id) or self._hold(job)
-        if hold is not None and hold.reservation is not None and hold.reservation.job == job.id:
-            return _reason(self, job, hold)
-        found = self._reasons.get((job.kind, job.time_limit))
-        if found is None:
-            found = self._reasons[job.kind, job.time_limit] = _reason(self, job, hold)
-        return found
-
-    def _hold(self, job: WaitingJob) -> _Hold | None:
-        holds = self._held.get(job.kind, {})
-        found = holds.get(job.time_limit)
-        return found if found is not None else next((hold for hold in holds.values() if longest(job) > hold.within), None)
 
 
 def decide(state: QueueState, now: float) -> Decision:
@@ -200,7 +61,7 @@ class _Pass:
     """One walk down the queue. ``used`` counts GPUs per pool, ``free`` the GPUs nobody has, both as the starts of this pass change them.
 
     In a pass things only get scarcer, so a job that is held stays held, and with it all later ones of its kind but those that end soon
-    enough not to be in the way (``_Hold.within``). Of each kind, only the first job and then what may still start is looked at. One thing
+    enough not to be in the way (``Hold.within``). Of each kind, only the first job and then what may still start is looked at. One thing
     more a job that is held can do: keep a place in a pool where nobody has one. The later ones of its kind come to that only after another
     start from that pool, and are looked at then (``parked``).
 
@@ -226,14 +87,14 @@ class _Pass:
         self.reserved: dict[str, Reservation] = {}
         self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
         self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
-        self.held: dict[Kind, dict[float, _Hold]] = {}
+        self.held: dict[Kind, dict[float, Hold]] = {}
         self.within: dict[Kind, float] = {}
         self.parked: dict[str, list[_Parked]] = {}
         self.starts: list[StartJob] = []
         self.ranks = Ranks(state.quotas, state.running, state.usage)
         self.past: dict[Kind, list[tuple[Rank, Place]]] = {}
         self.preempts: list[PreemptJob] = []
-        self.promised: dict[int, _Hold] = {}
+        self.promised: dict[int, Hold] = {}
         self.promised_to: dict[str, int] = {}
         self.again: float | None = None
         self.closed: int | None = None
@@ -307,12 +168,12 @@ class _Pass:
         if within > above:
             self.put_off_until_patience(self.waiting.lines[job.kind].after_of_length(job, within, above))
 
-    def hold_longer(self, job: WaitingJob, hold: _Hold) -> float:
+    def hold_longer(self, job: WaitingJob, hold: Hold) -> float:
         """Of its kind none that may run for longer can start now: for how long the others may run, seconds."""
         hold.within = self.within[job.kind] = min(hold.within, math.nextafter(longest(job), 0))
         return hold.within
 
-    def settle(self, job: WaitingJob, put_off: bool = False) -> _Hold | None:
+    def settle(self, job: WaitingJob, put_off: bool = False) -> Hold | None:
         """Start a job with GPUs, put it off unless it was ``put_off``, or promise it what others give back; else what holds it."""
         hold = self.over_quota(job, keep=not put_off)
         if hold is None and not self.enough(job, self.free) and self.take_back(job):
@@ -357,9 +218,9 @@ class _Pass:
                 self.held[job.kind] = {job.time_limit: hold}
                 turns.put_aside()
         for job in turns:
-            self.held[job.kind] = {job.time_limit: _Hold("jobs", JOBS, job.priority)}
+            self.held[job.kind] = {job.time_limit: Hold("jobs", JOBS, job.priority)}
 
-    def full(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> _Hold | None:
+    def full(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> Hold | None:
         """What of its quotas holds a job without GPUs. ``first``: of each pool the first job with GPUs that wants a place there, which is
         kept for it from those that come later."""
         quota = self.pools(job)
@@ -367,11 +228,11 @@ class _Pass:
             over = self.limits[pool] - self.used[pool] - 1
             ahead = first.get(pool)
             if ahead is not None and order(ahead) < order(job) and over <= 0:
-                return _Hold("quota", pool, job.priority, Reservation(pool, ahead.id, 1, None, 0, 0))
+                return Hold("quota", pool, job.priority, Reservation(pool, ahead.id, 1, None, 0, 0))
             if over < 0:
-                return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
+                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
-                return _Hold("reserved", pool, job.priority, reservation)
+                return Hold("reserved", pool, job.priority, reservation)
         return None
 
     def follow(self, job: WaitingJob) -> None:
@@ -386,7 +247,7 @@ class _Pass:
     def wait_in_order(self, job: WaitingJob) -> None:
         heappush(self.next, (self.ranks.place(job), job))
 
-    def park(self, parked: _Parked, hold: _Hold) -> None:
+    def park(self, parked: _Parked, hold: Hold) -> None:
         """They may keep a place in these pools, once something else has started from them."""
         job = parked.job
         if len(parked.line.limits) == 1:
@@ -436,26 +297,26 @@ class _Pass:
 
     # -- may it start?
 
-    def over_quota(self, job: WaitingJob, keep: bool) -> _Hold | None:
+    def over_quota(self, job: WaitingJob, keep: bool) -> Hold | None:
         """What of its quotas holds ``job``. ``keep``: it makes reservations where it is the first to be held."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
             if self.used[pool] + self.draws(job, pool) > self.limits[pool]:
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
-                return _Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
+                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
             if (reservation := self.in_the_way(job, pool)) is not None:
-                return _Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
+                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
 
-    def no_room(self, job: WaitingJob, keep: bool) -> _Hold | None:
+    def no_room(self, job: WaitingJob, keep: bool) -> Hold | None:
         """What of the host's GPUs holds it."""
         if not self.enough(job, self.free):
-            return _Hold("resources", HOST, job.priority, self.reserve(job, HOST, self.pools(job)) if keep else self.reserved.get(HOST))
+            return Hold("resources", HOST, job.priority, self.reserve(job, HOST, self.pools(job)) if keep else self.reserved.get(HOST))
         if (reservation := self.in_the_way(job, HOST)) is not None:
-            return _Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
+            return Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.allowed(job)):
             late = [first for first, _ in self.kept_until.values() if not self.in_time(job, first)]
-            return _Hold("reserved", HOST, job.priority, late[0], max(map(self.time_until, late)))
+            return Hold("reserved", HOST, job.priority, late[0], max(map(self.time_until, late)))
         return None
 
     def enough(self, job: WaitingJob, free: Sequence[str]) -> bool:
@@ -567,7 +428,7 @@ class _Pass:
         """``gpus``, of which some are still held by jobs that are being ended, go to ``job``."""
         last = max((other for other in self.running if self.gpus_of(other) & gpus), key=lambda other: other.ends or 0.0, default=None)
         at = max(self.now, last.ends or 0.0) if last is not None else self.now
-        self.promised[job.id] = _Hold("guarantee", pool, job.priority, Reservation(HOST, job.id, job.gpus, at, 0, last.id if last else 0))
+        self.promised[job.id] = Hold("guarantee", pool, job.priority, Reservation(HOST, job.id, job.gpus, at, 0, last.id if last else 0))
         self.promised_to |= dict.fromkeys(gpus, job.id)
         self.free = [gpu for gpu in self.free if gpu not in gpus]
         self.occupy(job, gpus, at)
@@ -628,107 +489,3 @@ class _Pass:
     def releases(self, pool: str) -> list[tuple[float | None, int, int]]:
         runs = counts_jobs(pool)
         return [(job.ends, 1 if runs else len(job.gpus), job.id) for job in self.running if pool in self.pools(job)]
-
-
-def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int]], now: float) -> tuple[float | None, int, int]:
-    """(when ``need`` will be there at the latest, what is over then, the job whose end makes it so), from ``(ends, count, job)``.
-
-    Unknown ends: the moment is None, and what is over is the least that any order of those ends can leave over.
-    """
-    known = sorted((max(ends, now), count, job) for ends, count, job in releases if ends is not None)
-    unknown = [count for ends, count, _ in releases if ends is None]
-    there = free
-    for place, (ends, count, job) in enumerate(known):
-        there += count
-        if there >= need:
-            there += sum(other for later, other, _ in known[place + 1 :] if later == ends)
-            return ends, there - need, job
-    sums = 1  # bit n: some of the unknown add up to n
-    for count in unknown:
-        sums |= sums << count
-    least: int | None = None
-    there = free
-    for count in (0, *(count for _, count, _ in known)):
-        there += count
-        above = sums >> need - there
-        if above:
-            over = (above & -above).bit_length() - 1
-            least = over if least is None else min(least, over)
-    after = next((job for ends, _, job in releases if ends is None), 0)
-    return None, least or 0, after
-
-
-# -- words
-
-
-def _reason(decision: Decision, job: WaitingJob, hold: _Hold | None) -> Reason:
-    state = decision._state
-    quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
-    if not job.gpus and (hold is None or hold.pool == JOBS):
-        all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
-        return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
-    parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
-    if used := len(state.outside - state.out_of_service):
-        parts[0] += f" ({used} in use outside dockless)"
-    if others := sum(len(other.gpus) for other in state.running if not other.id):
-        parts[0] += f" ({others} leased outside the queue)"
-    if not job.gpus:
-        parts = []
-    parts += filter(None, quotas)
-    if hold is None:
-        return Reason("order", "; ".join([*parts, "other jobs come first"]))
-    reservation = hold.reservation
-    if reservation is None:
-        return Reason(hold.code, "; ".join(parts))
-    when = _when(reservation, decision.now)
-    if hold.code == "guarantee":
-        when = f"gets them back within the guarantee of {hold.pool}; {when}"
-    if reservation.job == job.id:
-        return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
-    place = "" if hold.pool == HOST else f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"
-    needs = [] if counts_jobs(hold.pool) else [f"needs {reservation.need}"]
-    what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
-    parts.append(f"job {reservation.job} comes first{place}{what}")
-    if hold.code == "reserved" and reservation.at is not None:
-        parts.append("a time limit that ends before then would let this one start")
-    return Reason(hold.code, "; ".join(parts))
-
-
-def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
-    """That there is not enough for ``job`` in one of its quotas; empty where there is."""
-    used = decision._used[pool]
-    if not counts_jobs(pool):
-        return f"{pool} uses {used} of {limit}" if used + job.gpus > limit else ""
-    if used < limit:
-        return ""
-    what = "jobs without GPUs" if pool.startswith(CPU_JOBS_OF) else "jobs"
-    return f"{pool.removeprefix(CPU_JOBS_OF).removeprefix(JOBS_OF)} runs {used} of {limit} {what}"
-
-
-def _gpus(job: WaitingJob) -> str:
-    if job.devices:
-        return ", ".join(sorted(job.devices))
-    return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}"
-
-
-def _when(reservation: Reservation, now: float) -> str:
-    if reservation.at is not None:
-        return f"starts in about {duration(reservation.at - now)} when job {reservation.after} ends"
-    if reservation.after:
-        return f"waits for job {reservation.after}, which has no time limit"
-    return ""
-
-
-def duration(seconds: float) -> str:
-    """A time span as people say it: ``1 h 20 min``, ``45 s``."""
-    whole = max(0, math.ceil(seconds))
-    if whole <= 90:
-        return f"{whole} s"
-    minutes = round(whole / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"

@@ -15,7 +15,7 @@ from dockless.sched.policy.quotas import Quotas
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 if TYPE_CHECKING:
-    from dockless.sched.policy.policy import RunningJob
+    from dockless.sched.policy.state import RunningJob
 
 Rank = tuple[bool, tuple[float, ...]]
 Place = tuple[bool, int, tuple[float, ...], float, int]

@@ -14,8 +14,10 @@ from heapq import heappop, heappush
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import Literal
-from dockless.sched.policy.policy import Decision, QueueState, RunningJob, decide
+from dockless.sched.policy.decision import Decision
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.ranks import Ranks
+from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList
 

@@ -10,7 +10,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.ranks import ENTRY
 
 if TYPE_CHECKING:
-    from dockless.sched.policy.policy import RunningJob
+    from dockless.sched.policy.state import RunningJob
 
 
 class Usage:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dockless.base.dataclass import dataclass, replace
-from dockless.sched.policy.policy import QueueState, decide
+from dockless.sched.policy.policy import decide
+from dockless.sched.policy.state import QueueState
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 

@@ -19,7 +19,7 @@ from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.jobs import NO_OPTIONS, Job, State
-from dockless.sched.policy.policy import duration
+from dockless.sched.policy.decision import duration
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dockless.sched.policy.policy import Decision, QueueState, _Pass
+from dockless.sched.policy.decision import Decision
+from dockless.sched.policy.policy import _Pass
+from dockless.sched.policy.state import QueueState
 from dockless.sched.policy.waiting import WaitingJob, patience
 
 

@@ -20,7 +20,7 @@ from dockless.sched.config import Config
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import sandbox_id
-from dockless.sched.policy import policy
+from dockless.sched.policy.waiting import order
 from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease, held
 
@@ -152,7 +152,7 @@ def check(engine: Engine) -> None:
     pending = {number: entry for number, entry in engine.entries.items() if entry.job.state is State.PENDING}
     assert engine.aside.entries.items() <= pending.items()
     waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.entries]
-    assert sorted(waiting, key=policy.order) == list(engine.waiting)
+    assert sorted(waiting, key=order) == list(engine.waiting)
     assert engine.shares.jobs == Counter(job.uid for job in jobs.values())
     for number, job in jobs.items():
         assert bool(job.devices) == (number in engine.active and job.gpu_count > 0)

@@ -7,8 +7,12 @@ from dataclasses import replace
 from support.quotas import limits
 
 from dockless.sched.policy import packing
-from dockless.sched.policy.policy import QueueState, RunningJob, StartJob, WaitingJob, decide, duration, shadow
+from dockless.sched.policy.decision import duration
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota
+from dockless.sched.policy.reservations import shadow
+from dockless.sched.policy.state import QueueState, RunningJob, StartJob
+from dockless.sched.policy.waiting import WaitingJob
 
 EIGHT = tuple(f"g{i}" for i in range(8))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from support.quotas import limits
 
-from dockless.sched.policy.policy import Preemption, PreemptJob, QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.ranks import Ranks
+from dockless.sched.policy.state import Preemption, PreemptJob, QueueState, RunningJob
 from dockless.sched.policy.usage import Usage
-from dockless.sched.policy.waiting import WaitingList
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 FOUR = tuple(f"g{i}" for i in range(4))
 AT_ONCE = Preemption(0.0, 30.0)

@@ -8,8 +8,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless.sched.policy.policy import HOST, Preemption, QueueState, RunningJob, WaitingJob, decide, order
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas, counts_jobs
+from dockless.sched.policy.state import HOST, Preemption, QueueState, RunningJob
+from dockless.sched.policy.waiting import WaitingJob, order
 
 USERS = ("anna", "bob", "carl")
 GROUP = {"anna": ("vision",), "bob": ("vision",), "carl": ()}

@@ -16,10 +16,12 @@ from support.plain_policy import decide_plainly
 from dockless.sched.engine.entry import live_jobs
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy import waiting
-from dockless.sched.policy.policy import Decision, Preemption, QueueState, RunningJob, WaitingJob, _Pass, decide
+from dockless.sched.policy.decision import Decision
+from dockless.sched.policy.policy import _Pass, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.ranks import ENTRY
-from dockless.sched.policy.waiting import Line, WaitingList, length, longest, order, patience
+from dockless.sched.policy.state import Preemption, QueueState, RunningJob
+from dockless.sched.policy.waiting import Line, WaitingJob, WaitingList, length, longest, order, patience
 from dockless.sched.store.queue import Live, ticks
 
 

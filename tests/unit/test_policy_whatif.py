@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from unit.test_policy_properties import states
 
-from dockless.sched.policy.policy import QueueState, RunningJob, decide
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quotas
 from dockless.sched.policy.ranks import Ranks
+from dockless.sched.policy.state import QueueState, RunningJob
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 from dockless.sched.policy.whatif import Sooner, sooner
 

@@ -7,9 +7,11 @@ import random
 import pytest
 
 from dockless.errors import BadInput
-from dockless.sched.policy.policy import Preemption, QueueState, RunningJob, WaitingJob, decide
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.replay import TraceJob, replay
+from dockless.sched.policy.state import Preemption, QueueState, RunningJob
+from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.traces import parse
 
 

@@ -17,8 +17,8 @@ from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import outage, preempting, stopping
 from dockless.sched.jobs import JobSpec
-from dockless.sched.policy.policy import Preemption
 from dockless.sched.policy.quotas import Quota
+from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queue
 
 ROOT = Caller(0, "root", frozenset(), True)

@@ -19,7 +19,7 @@ from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
 from dockless.sched.engine import attempts, engine, hostgpus, housekeeping, outage, stopping, wants
-from dockless.sched.policy.policy import Preemption
+from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queue, writer
 from dockless.sched.wire import answers, client, logs, protocol, server
 

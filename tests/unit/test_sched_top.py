@@ -16,7 +16,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
 from dockless.sched.engine import figures
-from dockless.sched.policy.policy import Quotas
+from dockless.sched.policy.quotas import Quotas
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.wire import picture
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse

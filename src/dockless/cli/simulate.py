@@ -10,8 +10,8 @@ from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
 
 if TYPE_CHECKING:
-    from dockless.sched.policy.policy import QueueState
     from dockless.sched.policy.replay import Replay, TraceJob, Wait
+    from dockless.sched.policy.state import QueueState
     from dockless.sched.traces import Trace
 
 _USERS = 20
@@ -105,7 +105,7 @@ def _host(config: str | None, gpus: int) -> tuple[QueueState, Any, float]:
     """The host with nothing on it, the groups of each user that its settings name, and the half-life of a fair order."""
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
-    from dockless.sched.policy.policy import QueueState
+    from dockless.sched.policy.state import QueueState
 
     if config is not None and not Path(config).exists():
         raise BadInput(f"{config} is not there", subject="--config", hint="name a file of settings: dockless config check FILE")

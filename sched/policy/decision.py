@@ -1,0 +1,136 @@
+"""What a pass decided, and why everybody else waits, in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from dockless.base.dataclass import dataclass, field
+from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, counts_jobs
+from dockless.sched.policy.reservations import Hold, Reservation
+from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, StartJob
+from dockless.sched.policy.waiting import Kind, WaitingJob, longest
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits. ``code``: ``quota``, ``resources``, ``guarantee``, ``reserved``, ``jobs`` or ``order``; ``text``: with the numbers;
+    ``starts_at``: when it starts at the latest, where that can be said."""
+
+    code: str
+    text: str
+    starts_at: float | None = None
+
+
+@dataclass(slots=True)
+class Decision:
+    """``starts``, ``preempts``, and with ``reason`` the answer to every waiting job's question. ``again``: when the same state would be
+    decided otherwise, only because time has passed; None for never."""
+
+    starts: list[StartJob]
+    preempts: list[PreemptJob]
+    again: float | None
+    now: float
+    reservations: list[Reservation]
+    _held: dict[Kind, dict[float, Hold]]
+    _promised: dict[int, Hold]
+    _used: Counter[str]
+    _free: list[str]
+    _state: QueueState
+    _closed: int | None = None  # nothing is left for jobs of this priority or less that come later
+    _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
+
+    def held(self, job: WaitingJob) -> bool:
+        """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
+        if job.gpus and self._closed is not None and job.priority <= self._closed:
+            return True
+        hold = self._hold(job)
+        return hold is not None and job.priority <= hold.priority
+
+    def reason(self, job: WaitingJob) -> Reason:
+        """Why ``job``, one of the waiting, does not start now."""
+        hold = self._promised.get(job.id) or self._hold(job)
+        if hold is not None and hold.reservation is not None and hold.reservation.job == job.id:
+            return _reason(self, job, hold)
+        found = self._reasons.get((job.kind, job.time_limit))
+        if found is None:
+            found = self._reasons[job.kind, job.time_limit] = _reason(self, job, hold)
+        return found
+
+    def _hold(self, job: WaitingJob) -> Hold | None:
+        holds = self._held.get(job.kind, {})
+        found = holds.get(job.time_limit)
+        return found if found is not None else next((hold for hold in holds.values() if longest(job) > hold.within), None)
+
+
+def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
+    state = decision._state
+    quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
+    if not job.gpus and (hold is None or hold.pool == JOBS):
+        all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
+        return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
+    parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
+    if used := len(state.outside - state.out_of_service):
+        parts[0] += f" ({used} in use outside dockless)"
+    if others := sum(len(other.gpus) for other in state.running if not other.id):
+        parts[0] += f" ({others} leased outside the queue)"
+    if not job.gpus:
+        parts = []
+    parts += filter(None, quotas)
+    if hold is None:
+        return Reason("order", "; ".join([*parts, "other jobs come first"]))
+    reservation = hold.reservation
+    if reservation is None:
+        return Reason(hold.code, "; ".join(parts))
+    when = _when(reservation, decision.now)
+    if hold.code == "guarantee":
+        when = f"gets them back within the guarantee of {hold.pool}; {when}"
+    if reservation.job == job.id:
+        return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
+    place = "" if hold.pool == HOST else f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"
+    needs = [] if counts_jobs(hold.pool) else [f"needs {reservation.need}"]
+    what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
+    parts.append(f"job {reservation.job} comes first{place}{what}")
+    if hold.code == "reserved" and reservation.at is not None:
+        parts.append("a time limit that ends before then would let this one start")
+    return Reason(hold.code, "; ".join(parts))
+
+
+def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
+    """That there is not enough for ``job`` in one of its quotas; empty where there is."""
+    used = decision._used[pool]
+    if not counts_jobs(pool):
+        return f"{pool} uses {used} of {limit}" if used + job.gpus > limit else ""
+    if used < limit:
+        return ""
+    what = "jobs without GPUs" if pool.startswith(CPU_JOBS_OF) else "jobs"
+    return f"{pool.removeprefix(CPU_JOBS_OF).removeprefix(JOBS_OF)} runs {used} of {limit} {what}"
+
+
+def _gpus(job: WaitingJob) -> str:
+    if job.devices:
+        return ", ".join(sorted(job.devices))
+    return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}"
+
+
+def _when(reservation: Reservation, now: float) -> str:
+    if reservation.at is not None:
+        return f"starts in about {duration(reservation.at - now)} when job {reservation.after} ends"
+    if reservation.after:
+        return f"waits for job {reservation.after}, which has no time limit"
+    return ""
+
+
+def duration(seconds: float) -> str:
+    """A time span as people say it: ``1 h 20 min``, ``45 s``."""
+    whole = max(0, math.ceil(seconds))
+    if whole <= 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"

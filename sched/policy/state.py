@@ -1,0 +1,75 @@
+"""What a decision depends on, and the two things that it may order: starts and preemptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dockless.base.dataclass import dataclass, field
+from dockless.sched.policy.quotas import Quotas
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
+
+Links = Mapping[tuple[str, str], float]
+"""Distance of each pair of GPUs, in both orders; a pair that is missing is as far as can be."""
+
+HOST, JOBS = "host", "jobs"
+"""Pools: the host's GPUs; its places for jobs without GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
+    ``stopping``: it is being ended, at ``ends`` at the latest."""
+
+    id: int
+    user: str
+    gpus: frozenset[str] = frozenset()
+    groups: tuple[str, ...] = ()
+    ends: float | None = None
+    since: float = 0.0
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """When a job gives back what it borrowed. ``after``: seconds that it has run then at least; ``grace``: seconds that it has to save its
+    work, once it is told."""
+
+    after: float = 300.0
+    grace: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
+    decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
+    ``out_of_service``; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run
+    at once; ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first
+    served."""
+
+    gpus: tuple[str, ...]
+    waiting: WaitingList | Sequence[WaitingJob]
+    running: Sequence[RunningJob] = ()
+    quotas: Quotas = field(default_factory=Quotas)
+    links: Links = field(default_factory=dict)
+    outside: frozenset[str] = frozenset()
+    slices: frozenset[str] = frozenset()
+    cpu_jobs: int = 64
+    usage: Mapping[str, float] | None = None
+    preemption: Preemption = Preemption()
+    out_of_service: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Start this job on exactly these GPUs."""
+
+    job: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptJob:
+    """Tell this job to end and queue it again: ``by`` has a guarantee of the GPUs that it borrowed."""
+
+    job: int
+    by: int
