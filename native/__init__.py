@@ -188,12 +188,13 @@ def _apparmor_wants_a_path() -> bool:
         return False
 
 
-def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -1, new_userns: bool = False) -> Launched:
-    """Start a launcher whose only open files are ``fds``: slot → fd of ours. Slot 3 is its plan. clone3(2)"""
+def launch(fds: Mapping[int, int], *, name: str = "dockless", cgroup_fd: int = -1, namespaces: int = 0) -> Launched:
+    """Start a launcher whose only open files are ``fds``: slot → fd of ours. Slot 3 is its plan. ``namespaces``: flags of those
+    that are new. clone3(2)"""
     native = _extension()
     slots = sorted(fds)
     pidfd = native.ffi.new("int *")
-    pid = native.lib.shim_launch(launcher(), name.encode(), len(slots), [fds[s] for s in slots], slots, cgroup_fd, int(new_userns), pidfd)
+    pid = native.lib.shim_launch(launcher(), name.encode(), len(slots), [fds[s] for s in slots], slots, cgroup_fd, namespaces, pidfd)
     return Launched(_check(pid, "clone3"), pidfd[0])
 
 
@@ -221,6 +222,9 @@ def terminal(path: str, keeper: int) -> int:
     return enter(path, keeper, {}).pidfd
 
 
+_NEWUSER, _NEWNET = 0x10000000, 0x40000000
+
+
 @dataclass(frozen=True, slots=True)
 class NamespaceHolder:
     """A tiny process in a new user namespace without id maps; it is ours to write."""
@@ -229,12 +233,13 @@ class NamespaceHolder:
 
 
 @contextmanager
-def hold_userns() -> Iterator[NamespaceHolder]:
-    """A new user namespace, kept alive by a process for as long as the block runs. user_namespaces(7)"""
+def hold_userns(*, network: bool = False) -> Iterator[NamespaceHolder]:
+    """A new user namespace, kept alive by a process for as long as the block runs; ``network``: and a network namespace that belongs to it.
+    user_namespaces(7)"""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         try:
-            launched = launch({3: read_end}, name="dockless-userns", new_userns=True)
+            launched = launch({3: read_end}, name="dockless-userns", namespaces=_NEWUSER | (_NEWNET if network else 0))
         finally:
             os.close(read_end)
         try:

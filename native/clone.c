@@ -52,7 +52,7 @@ static void child(void *argument) {
     for (;;) sys(NR_exit, 127);
 }
 
-int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd, int new_userns, int *pidfd) {
+int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd, unsigned namespaces, int *pidfd) {
     if (count < 0 || count > MAX_FDS) return -E_INVAL;
     for (int i = 1; i < count; i++)
         if (slots[i] <= slots[i - 1]) return -E_INVAL;
@@ -60,7 +60,7 @@ int shim_launch(int launcher_fd, const char *name, int count, const int *sources
     struct start start = {launcher_fd, count, sources, slots, name, 0};
     struct clone_args args = {
         .flags = CLONE_VM_ | CLONE_VFORK_ | CLONE_PIDFD_ | CLONE_CLEAR_SIGHAND_ | (cgroup_fd >= 0 ? CLONE_INTO_CGROUP_ : 0)
-                 | (new_userns ? 0x10000000ull : 0),
+                 | namespaces,
         .pidfd = (uint64_t)(uintptr_t)pidfd,
         .exit_signal = SIG_CHLD,
         .stack = (uint64_t)(uintptr_t)stack,

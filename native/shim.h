@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* clone.c: start the program of launcher_fd with sources[i] as its fd slots[i] and nothing else open. The pid; *pidfd gets a pidfd of it. */
-int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd, int new_userns, int *pidfd);
+int shim_launch(int launcher_fd, const char *name, int count, const int *sources, const int *slots, int cgroup_fd, unsigned namespaces, int *pidfd);
 
 /* door.c: a bound socket for SLOT_DOOR; a request to the keeper that listens there, see launcher/door.c. The pid of what enters; *pidfd gets its pidfd.
  * With no fds the request is for the terminal of the sandbox, which *pidfd gets. To move its end: to so many ns from now, 0 changes nothing. */

@@ -59,7 +59,7 @@ def namespace_fd(idmap: IdMap) -> int:
         kept = _kept.get(idmap)
         if kept is not None and _identity(kept[0]) == kept[1]:
             return kept[0]
-        fd = _make(idmap)
+        (fd,) = _make(idmap, "ns/user")
         identity = _identity(fd)
         assert identity is not None
         _kept[idmap] = fd, identity
@@ -75,16 +75,31 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _make(idmap: IdMap) -> int:
+class SharedNetwork:
+    """A network namespace with nothing in it but its loopback interface, which several sandboxes of one user enter, and the user namespace
+    that it belongs to: who has no rights there cannot enter it. It lasts as long as it is open here or something is in it.
+
+    Errors: ``IdMapError``."""
+
+    def __init__(self, idmap: IdMap) -> None:
+        self.user, self.network = _make(idmap, "ns/user", "ns/net")
+
+    def close(self) -> None:
+        for fd in (self.user, self.network):
+            os.close(fd)
+
+
+def _make(idmap: IdMap, *names: str) -> list[int]:
+    """Descriptors of what is called so below /proc/PID."""
     from dockless import native
 
     try:
-        with native.hold_userns() as holder:
+        with native.hold_userns(network="ns/net" in names) as holder:
             if os.geteuid() == 0 or idmap.single:
                 _write_maps(holder.pid, idmap)
             else:
                 _run_tools(holder.pid, idmap)
-            return _open_of(holder.pid, "ns/user", os.O_RDONLY)
+            return [_open_of(holder.pid, name, os.O_RDONLY) for name in names]
     except OSError as error:
         raise IdMapError(f"cannot make a user namespace: {error.strerror}", subject="user namespace", hint=_why(error)) from error
 

@@ -22,13 +22,14 @@ from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import RLIMITS
 
 USERNS_LABEL = "user namespace"
+NETWORK_LABEL = "network that several sandboxes share"
 _SIGKILL = 9
 _ALL_CAPS = (1 << 64) - 1
 
 
 def compile_plan(r: Resolved) -> Plan:
-    """The plan of one sandbox. A slot labelled ``USERNS_LABEL``, if there is one, and those of ``Plan.held`` and ``Plan.maps``
-    are for the caller to fill. Errors: ``Unsupported``."""
+    """The plan of one sandbox. The slots labelled ``USERNS_LABEL`` and ``NETWORK_LABEL``, if there are such, and those of
+    ``Plan.held`` and ``Plan.maps`` are for the caller to fill. Errors: ``Unsupported``."""
     r.features.require_floor()
     b = Builder()
     userns = b.slot(USERNS_LABEL) if r.idmap is not None else -1
@@ -112,9 +113,14 @@ def _enter(b: Builder, r: Resolved, userns: int) -> None:
             offsets = f"monotonic {r.spec.time_offset} 0\nboottime {r.spec.time_offset} 0\n"
             b.keeper.add("WRITE", a="/proc/self/timens_offsets", b=offsets)
     kinds = ["mount"] + [kind for kind in ("pid", "uts", "ipc") if getattr(ns, kind) == "new"]
-    if r.spec.network != "host":
+    joins = r.shared_network and r.spec.network != "host"
+    if joins:
+        b.keeper.add("SETNS", b.slot(NETWORK_LABEL), x=NEW_NS["net"])
+    elif r.spec.network != "host":
         kinds.append("net")
     b.keeper.add("CLONE", SLOT_CGROUP if r.has_cgroup else -1, x=sum(NEW_NS[kind] for kind in kinds))
+    if joins:
+        kinds.append("net")
     if score is not None and score >= 0:
         b.init.add("WRITE", a="/proc/self/oom_score_adj", b=str(score))
     b.init.add("SET_IDS", a=int(r.setgroups_denied))

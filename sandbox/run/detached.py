@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from dockless.images import Image
+    from dockless.native.userns import SharedNetwork
 
 __all__ = ["create", "find", "get", "list_all", "restart_by_policy", "start", "start_existing"]
 NEVER = Restart()
@@ -95,12 +96,14 @@ def start(
     remove: bool = False,
     restart: Restart = NEVER,
     leased: Sequence[socket] = (),
+    network: SharedNetwork | None = None,
 ) -> Box:
     """Start a sandbox that goes on without us. Returns when its program has been exec'd; on an error nothing is left behind.
 
     Reads no settings: 128 MiB of output are kept where the spec does not say. ``owner``: the host user it runs for (root only).
     ``remove``: nothing of it is kept at its end. ``restart``: its restart policy. ``leased``: the lease of its GPUs, where there is one
-    already. Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s."""
+    already. ``network``: what it enters instead of a network of its own, if it does not have the host's. Errors: ``BadInput`` if the id is
+    taken, and all of ``Sandbox``'s."""
     id = check_id(id) if id else new_id()
     spec = replace(spec, log_size=spec.log_size or settings.DEFAULTS["logs.size"])
     image = find_image(spec.image)
@@ -115,7 +118,7 @@ def start(
             raise taken(id)
         try:
             opened.enter_context(chosen(made.directory))
-            _start(asked, made, image, place, owner, opened, leased=leased)
+            _start(asked, made, image, place, owner, opened, leased=leased, network=network)
         except BaseException as error:
             opened.close()  # the lock, or it would be taken for one that lives
             try:
@@ -224,6 +227,7 @@ def _start(
     opened: contextlib.ExitStack,
     lock: int = -1,
     leased: Sequence[socket] = (),
+    network: SharedNetwork | None = None,
 ) -> None:
     """``asked``: what is known before it is resolved. ``lock``: of the restarter that calls us."""
     spec = asked.spec
@@ -239,7 +243,7 @@ def _start(
     stdin = _standard_input(spec, made.directory)
     opened.callback(os.close, stdin)
     (out_reader, out), (err_reader, err) = _pipe(opened), _pipe(opened)
-    start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner, leased=leased)
+    start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner, leased=leased, network=network)
     start.slots.update({SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader})
     warnings = warnings_of(spec, group) + start.ready.resolved.warnings + _keep_image(image, made.directory)
     known = document_of(asked, image, start, group, warnings)

@@ -10,11 +10,12 @@ import _thread
 import contextlib
 import os
 
+from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd
 from dockless.sandbox import binds, features
-from dockless.sandbox.compile import USERNS_LABEL, compile_plan
+from dockless.sandbox.compile import NETWORK_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, encode
 from dockless.sandbox.resolve import resolve
 from dockless.sandbox.resolved import Resolved
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from dockless.images import Image
+    from dockless.native.userns import SharedNetwork
 
 _KEPT = 64
 _HOST_FILES = ("/etc/subuid", "/etc/subgid", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
@@ -38,7 +40,9 @@ class Prepared:
         self._raw: dict[tuple[bool, bool], bytes] = {}
         self.noted = ""
         """What every record of a sandbox with this plan has in it, once it was written: ``documents.members``."""
-        self._userns = next((slot for slot, label in self.plan.slots.items() if label == USERNS_LABEL), -1)
+        self._userns, self._network = (
+            next((slot for slot, label in self.plan.slots.items() if label == wanted), -1) for wanted in (USERNS_LABEL, NETWORK_LABEL)
+        )
         extra = [DeviceRule("b" if device.block else "c", device.major, device.minor, device.access) for device in resolved.devices]
         self.rules = tuple(dict.fromkeys([*STANDARD_DEVICES, *extra])) if resolved.rootful and resolved.spec.profile != "privileged" else ()
 
@@ -50,9 +54,9 @@ class Prepared:
             raw = self._raw[key] = encode(self.plan, times=times, detached=detached)
         return raw
 
-    def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack) -> dict[int, int]:
-        """The fds that the plan expects to find, the cgroup's with its device filter on. What is only for this start is closed with
-        ``opened``. ``ImageError`` for a layer that cannot be mounted."""
+    def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: SharedNetwork | None = None) -> dict[int, int]:
+        """The fds that the plan expects to find, the cgroup's with its device filter on. ``network``: where it was prepared for one.
+        What is only for this start is closed with ``opened``. ``ImageError`` for a layer that cannot be mounted."""
         fds = {}
         if cgroup is not None:
             fds[SLOT_CGROUP] = cgroup.fd
@@ -60,7 +64,10 @@ class Prepared:
                 cgroup.allow_devices(self.rules)
         if self._userns >= 0:
             assert self.resolved.idmap is not None
-            fds[self._userns] = namespace_fd(self.resolved.idmap)
+            fds[self._userns] = namespace_fd(self.resolved.idmap) if network is None else network.user
+        if self._network >= 0:
+            assert network is not None
+            fds[self._network] = network.network
         for slot, idmap in self.plan.maps.items():
             fds[slot] = namespace_fd(idmap)
         for slot, layer in self.plan.held.items():
@@ -73,10 +80,12 @@ _cache: dict[Hashable, Prepared] = {}
 _lock = _thread.allocate_lock()
 
 
-def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: bool = False) -> Prepared:
-    """The plan of a spec, from the cache where it can be. Errors: ``resolve``'s and ``compile_plan``'s."""
-    if not _keepable(spec):
-        return Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
+def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: bool = False, shared_network: bool = False) -> Prepared:
+    """The plan of a spec, from the cache where it can be. ``shared_network``: it enters one instead of having its own. Errors:
+    ``resolve``'s and ``compile_plan``'s."""
+    if shared_network or not _keepable(spec):
+        resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
+        return Prepared(replace(resolved, shared_network=shared_network))
     which = (spec, image.digest, image.layers, image.merged)
     key = (*which, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES), binds.grants(spec, owner))
     found = _cache.get(key)

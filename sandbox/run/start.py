@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from dockless.images import Image
+    from dockless.native.userns import SharedNetwork
 
 
 def new_id() -> str:
@@ -115,21 +116,23 @@ def collect(
     *,
     owner: int | None = None,
     leased: Sequence[socket] = (),
+    network: SharedNetwork | None = None,
 ) -> StartInputs:
     """The plan, and the descriptors for all of its slots, open until ``opened`` is closed. ``leased``: the lease of its GPUs; without one
-    they are taken here. Errors: ``resolve``'s and ``compile_plan``'s, and ``NotEnoughGpus``."""
+    they are taken here. ``network``: what it enters instead of a network of its own. Errors: ``resolve``'s and
+    ``compile_plan``'s, and ``NotEnoughGpus``."""
     held = pins(image, opened)
     if spec.gpus:
         from dockless.sandbox.gpus.lease import take
 
         held += [(one if leased else opened.enter_context(one)).fileno() for one in leased or take(spec.gpus)]
-    ready = prepared(spec, image, owner=owner, has_cgroup=group is not None)
+    ready = prepared(spec, image, owner=owner, has_cgroup=group is not None, shared_network=network is not None)
     if spec.gpus or spec.cdi:
         from dockless.sandbox.gpus.extra_layer import pin
 
         held += pin(ready.resolved.layers, opened)
     slots = dict(enumerate(stdio)) | place.slots | held_open(held, opened)
-    return StartInputs(place, ready, slots | ready.slots(group, opened))
+    return StartInputs(place, ready, slots | ready.slots(group, opened, network))
 
 
 def carry_out(
