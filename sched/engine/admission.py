@@ -58,6 +58,8 @@ class Admission:
         self._rights(caller, job)
         if job.array_limit and not array:
             raise BadInput("a limit of how many run at once is for arrays", subject="array_limit", hint="submit an array")
+        if job.retry_on and not job.retries:
+            raise BadInput("'retry_on' without 'retries'", subject="retry_on", hint="say how often: retries = 3")
         count, wanted = self.gpus.resolve(job.gpus)
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(

@@ -113,6 +113,7 @@ class Engine:
         self._took = 0.0
         self._newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False
+        self._undecided: list[asyncio.Future[None]] = []
         self._look_again: asyncio.TimerHandle | None = None
         self._time_comes: asyncio.TimerHandle | None = None
         self._settled = False
@@ -319,6 +320,7 @@ class Engine:
 
     def _pass(self) -> None:
         self._kicked = False
+        wake(self._undecided)
         if self.closing or self.outage.text or draining.HOST in self.drained:  # the end of either kicks again
             return
         now, began = queue.ticks(), self._loop.time()
@@ -335,6 +337,13 @@ class Engine:
             self._time_comes = self._loop.call_later(max(0.0, decision.again - now), self.kick)
         if self.waiting and (decision._state.outside or any(not job.id for job in decision._state.running)) and self._look_again is None:
             self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
+
+    async def decided(self) -> None:
+        """Until what has changed so far is known to the reasons for which jobs wait."""
+        if self._kicked:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._undecided.append(future)
+            await future
 
     def _looked(self) -> None:
         self._look_again = None

@@ -32,7 +32,6 @@ _NO_EFFECT = {
                      "hint", "gpu-bind", "mem-bind", "cpu-freq", "gres-flags", "gpu-freq", "exclusive", "oversubscribe"), _ONE_HOST),
     **dict.fromkeys(("output", "error", "open-mode"), "its output is kept for it: dockless logs JOB"),
     "input": "there is nothing to read",
-    **dict.fromkeys(("mail-type", "mail-user"), "no mail is sent for it"),
     **dict.fromkeys(("comment", "quiet", "verbose", "parsable", "propagate", "get-user-env", "time-min", "profile", "tmp", "power",
                      "ignore-pbs", "kill-on-invalid-dep", "delay-boot", "reboot"), "it has no effect"),
 }  # fmt: skip
@@ -51,7 +50,7 @@ _REFUSED = {
 _KNOWN = (
     "job-name", "time", "gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu",
     "mem-per-gpu", "array", "dependency", "begin", "hold", "requeue", "no-requeue", "signal", "nodes", "ntasks", "ntasks-per-node",
-    "chdir", "export", "priority", "nice", "container-image", "container-mounts", "container-workdir",
+    "chdir", "export", "priority", "nice", "mail-type", "mail-user", "container-image", "container-mounts", "container-workdir",
 )  # fmt: skip
 _GPUS = r"(?:([A-Za-z0-9_.-]{1,64}):)?([0-9]{1,4})"
 _TIMES = (
@@ -62,6 +61,13 @@ _TIMES = (
     (r"([0-9]{1,9}):([0-9]{1,3})", (60, 1)),
     (r"([0-9]{1,9})", (60,)),
 )  # minutes where there is one number, hours behind days
+_MAIL = {
+    "BEGIN": ("start",), "END": ("end",), "FAIL": ("fail",), "REQUEUE": ("preempt",), "NONE": (),
+    "ALL": ("start", "end", "fail", "preempt"), "INVALID_DEPEND": ("fail",),
+}  # fmt: skip
+_NO_MAIL = ("STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")
+_LONGEST_ARGUMENT = 128 * 1024 - 1
+"""Bytes of one argument, MAX_ARG_STRLEN of execve(2)."""
 _LONGEST_LINE = 4096
 _MOST_LINES = 200
 _ARRAY = r"([0-9]{1,6})(?:-([0-9]{1,6})(?::([0-9]{1,6}))?)?(?:%([0-9]{1,6}))?"
@@ -153,10 +159,25 @@ def parse(text: str, source: Source, arguments: Sequence[str] = ()) -> JobFile:
     if env:
         options["env"] = env
     image = said.values.get("container-image", "host").replace("#", "/")  # enroot's REGISTRY#IMAGE
-    if re.fullmatch(r"(/bin/|/usr/bin/env +|/usr/bin/)?(ba|da|z|k)?sh", " ".join(interpreter)):
+    shell = re.fullmatch(r"(/bin/|/usr/bin/env +|/usr/bin/)?(ba|da|z|k)?sh", " ".join(interpreter))
+    if shell:
         text = "\n".join((_prelude(indices), *lines[1:]))
-    command = (*interpreter, "-c", text, *([source.what, *arguments] if arguments else []))
+    if len(text.encode()) > _LONGEST_ARGUMENT:
+        if not shell:
+            hint = f"save it as a file, and start that: {interpreter[-1].rpartition('/')[2]} FILE"
+            raise BadInput(f"{source.what} has more than {_LONGEST_ARGUMENT} bytes", subject=source.what, hint=hint)
+        command = (*interpreter, "-c", *_in_parts(text, source.what), *arguments)
+    else:
+        command = (*interpreter, "-c", text, *([source.what, *arguments] if arguments else []))
     return JobFile("sbatch", name, (Role("main", 1, image, command, gpus, options),), queue, {}, tuple(source.notes))
+
+
+def _in_parts(text: str, name: str) -> list[str]:
+    """The arguments of ``sh -c`` that run a script which is too long for one of them: the shell puts its parts together."""
+    size = _LONGEST_ARGUMENT // 4  # a character has up to four bytes
+    parts = [text[start : start + size] for start in range(0, len(text), size)]
+    joined = "".join(f"${{{number}}}" for number in range(1, len(parts) + 1))
+    return [f'script="{joined}"; shift {len(parts)}; eval "$script"', name, *parts]
 
 
 def _prelude(indices: tuple[int, int] | None) -> str:
@@ -268,6 +289,10 @@ def _queue(said: _Options) -> tuple[dict[str, Any], tuple[int, int] | None]:
             found[key] = read(said)
     if "hold" in said.values:
         found["hold"] = True
+    if events := _mail(said):
+        found["notify"] = events
+        if "mail-user" in said.values:
+            found["notify_to"] = said.values["mail-user"]
     if "requeue" in said.values and "no-requeue" not in said.values:
         found["on_reboot"] = "requeue"
     for name, sign in (("priority", 1), ("nice", -1)):
@@ -292,6 +317,19 @@ def _dependency(said: _Options) -> str:
     if not re.fullmatch(r"(?:(?:after(?:any|ok|notok)(?::[0-9]{1,18})+|singleton)(?:,(?!\Z)|\Z))+", text):
         said.wrong("dependency", f"{shown(text)} cannot be read", "write afterok:12:13, afterany:12, afternotok:12 or singleton")
     return text
+
+
+def _mail(said: _Options) -> str:
+    """The events that are told, as ``notify`` has them."""
+    found = dict[str, None]()
+    for word in filter(None, said.values.get("mail-type", "").upper().split(",")):
+        if word in _NO_MAIL:
+            said.note("mail-type", f"{word} has no effect")
+        elif word not in _MAIL:
+            said.wrong("mail-type", f"{shown(word)} is unknown", f"write some of {', '.join(_MAIL)}")
+        else:
+            found |= dict.fromkeys(_MAIL[word])
+    return ",".join(found)
 
 
 def _begin(said: _Options) -> str:

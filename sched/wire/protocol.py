@@ -140,7 +140,7 @@ class QuotaInfo(Record):
 @dataclass(frozen=True, slots=True)
 class DaemonInfo(Record):
     """The daemon that answers. ``admin``: whether this caller may do everything; ``user``: who the daemon says the caller is.
-    ``outage``: why the queue cannot be written now, empty where it can."""
+    ``outage``: why the queue cannot be written now, empty where it can. ``notices``: whether this host can tell a job's owner of it."""
 
     pid: int
     version: str
@@ -151,6 +151,7 @@ class DaemonInfo(Record):
     socket: str = ""
     simulated: bool = False
     outage: str = ""
+    notices: bool = False
 
 
 def check_address(path: Path) -> None:

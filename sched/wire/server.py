@@ -100,7 +100,7 @@ class Server:
             "why": self._why,
             "cancel": self._cancel,
             "hold": partial(self._each, partial(holding.hold, engine)),
-            "release": partial(self._each, partial(holding.release, engine)),
+            "release": self._release,
             "requeue": self._requeue,
             "drain": self._drain,
             "undrain": self._drain,
@@ -365,6 +365,7 @@ class Server:
             str(self.path),
             self.engine.gpus.simulated,
             self.engine.outage.text,
+            self.engine.config.notify.any,
         )
         return {"daemon": info.as_dict()}
 
@@ -413,6 +414,11 @@ class Server:
         else:
             await draining.undrain(self.engine, caller, gpus, everything)
         return {}
+
+    async def _release(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._each(partial(holding.release, self.engine), caller, request)
+        await self.engine.decided()
+        return answer
 
     async def _requeue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         grace = _seconds(request, "grace", 3600.0)

@@ -39,6 +39,13 @@ def is_job_file(name: str) -> bool:
     return name[:1] in "-./~" or (name.endswith(SUFFIXES) and os.path.isfile(name))
 
 
+def refuse_missing(name: str) -> None:
+    """``BadInput`` for a word that looks like a job file, not like an image's name, and is not there."""
+    if name.endswith(SUFFIXES) and not any(sign in name for sign in ":@") and not os.path.lexists(name):
+        hint = "name a file that is there; or an image, with its tag: dockless submit NAME:TAG"
+        raise BadInput(f"there is no file {name[:200]}", subject=name[:80], hint=hint)
+
+
 def read_job_file(path: str, *, format: str = "", arguments: Sequence[str] = ()) -> JobFile:
     """``path``: ``-`` for standard input. ``BadInput``"""
     text = _text(path, LONGEST)

@@ -408,6 +408,7 @@ def test_what_keeps_a_job_waiting(daemon, say):
     for array in ("0", "1-5", "5%0", "5%", "x"):
         assert f"array '{array}' is not a whole number of jobs" in say("submit", "--array", array, "--", "true")[2][0]
     assert say("submit", "--retry-on", "75", "--", "true")[2][0] == "dockless: --retry-on without --retries"
+    assert say("submit", "missing.toml")[2][0] == "dockless: there is no file missing.toml"
     assert say("submit", "--after", "12", "--", "true")[2][0].startswith("dockless: after '12' cannot be read")
     assert say("submit", "--after", "ok:99", "--", "true")[2][0].startswith("dockless: there is no job 99 to wait for")
 

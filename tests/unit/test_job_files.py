@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import time
 import tomllib
 from pathlib import Path
@@ -99,6 +100,9 @@ def test_what_is_wrong_is_said_with_its_place(name, text, said, hint):
         ("--nice=5", "", {"priority": -5}, {}),
         ("--nice", "", {"priority": -100}, {}),
         ("--signal=B:USR1", "", {"warn": "USR1@60"}, {}),
+        ("--mail-type=BEGIN,fail,TIME_LIMIT_80 --mail-user=ann@x.org", "", {"notify": "start,fail", "notify_to": "ann@x.org"}, {}),
+        ("--mail-type=ALL", "", {"notify": "start,end,fail,preempt"}, {}),
+        ("--mail-user=ann --mail-type=NONE", "", {}, {}),
         ("-c 4 --mem-per-cpu=2G", "", {}, {"cpus": 4, "memory": "8G", "env": {"SLURM_CPUS_PER_TASK": "4"}}),
         ("--mem-per-cpu=2G", "", {}, {"memory": "2G"}),
         ("-G 2 --cpus-per-gpu=3 --mem-per-gpu=5", "2", {},
@@ -199,6 +203,19 @@ def test_every_option_of_a_file_arrives(tmp_path):
     assert (job.name, job.gpus, job.time_limit, job.priority) == ("other", "2", 7200.0, -3)
     assert job.spec.argv == ("a", "b") and job.spec.limits.memory_max == 1 << 30 and job.spec.shm_size == 64 << 20
     assert job.spec.health is not None and job.spec.health.interval == 10.0 and job.spec.rlimits[0].hard == 2
+
+
+def test_a_batch_script_longer_than_an_argument_runs_whole(tmp_path):
+    path = tmp_path / "long.sh"
+    filling = "# \N{EURO SIGN} $1 ' \" `\n" * 20_000
+    path.write_text(f'#!/bin/sh\n{filling}echo "$0" "$1" "$#"\n{filling}echo end\n')
+    command = read_job_file(str(path), arguments=("a b",)).roles[0].command
+    assert max(len(word.encode()) for word in command) < 128 * 1024
+    assert subprocess.run(command, capture_output=True, text=True).stdout == f"{path} a b 1\nend\n"
+    path.write_text(f"#!/usr/bin/python3\n{filling}")
+    with pytest.raises(BadInput, match="has more than 131071 bytes") as caught:
+        read_job_file(str(path))
+    assert caught.value.hint == "save it as a file, and start that: python3 FILE"
 
 
 def test_what_the_keywords_refuse_names_the_file(tmp_path):

@@ -50,6 +50,18 @@ def test_who_answers_and_to_whom(tmp_path):
     play(tmp_path, story)
 
 
+def test_a_release_is_answered_with_what_the_job_waits_for_then(tmp_path):
+    async def story(desk):
+        await desk.runs((await desk.submit(BEN, job(gpus="2")))[0])
+        (held,) = await desk.submit(ANN, job(gpus="2", hold=True))
+        desk.engine._took = 0.2  # as in a long queue: the next pass is not at once
+        (released,) = await desk(ANN, lambda queue: queue.release(held))
+        await until(lambda: not desk.engine._kicked)
+        assert released.reason == (await desk(ANN, lambda queue: queue.job(held))).reason
+
+    play(tmp_path, story)
+
+
 def test_the_host_and_who_holds_what(tmp_path):
     config = Config(limits({"ann": 1, "zoe": 3}, {"vision": 2, "empty": 1}), {"vision": ("ann",)}, cpu_jobs=7)
 

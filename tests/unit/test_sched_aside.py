@@ -85,6 +85,15 @@ def test_a_held_job_starts_when_it_is_released(tmp_path, launcher):
     asyncio.run(play())
 
 
+def test_tries_that_are_limited_to_exit_codes_need_a_number(tmp_path, launcher):
+    async def story():
+        async with serving(tmp_path, launcher) as running:
+            with pytest.raises(BadInput, match="'retry_on' without 'retries'"):
+                await running.submit(ANN, [plain(retry_on=(75,))], None)
+
+    asyncio.run(story())
+
+
 def test_a_hold_outlives_the_daemon(tmp_path, launcher):
     async def play():
         async with engine(tmp_path, launcher) as running:

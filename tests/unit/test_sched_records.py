@@ -192,7 +192,7 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
         LogLine("10:00", "stdout", "text", True, 7),
         GpuInfo(1, "GPU-1", "H100", 80, 2, True, True, 7, 3, "ann", 5.0, "broken"),
         HostInfo((GpuInfo(0, "GPU-0"),), 1, 2, 3, "why", (("user", "ann", 1, None),), "drained"),
-        DaemonInfo(1, "2", 3, "ann", True, 4.0, "/s", True, "full"),
+        DaemonInfo(1, "2", 3, "ann", True, 4.0, "/s", True, "full", True),
     )
     assert [row.as_dict() for row in rows] == [
         {"at": "10:00", "stream": "stdout", "text": "text", "partial": True, "dropped": 7},
@@ -203,12 +203,12 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
         {"gpus": [GpuInfo(0, "GPU-0").as_dict()], "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
          "quotas": [["user", "ann", 1, None]], "drained": "drained"},
         {"pid": 1, "version": "2", "owner_uid": 3, "user": "ann", "admin": True, "started": 4.0, "socket": "/s", "simulated": True,
-         "outage": "full"},
+         "outage": "full", "notices": True},
     ]  # fmt: skip
     assert LogLine("", "", "").as_dict() == {"at": "", "stream": "", "text": "", "partial": False, "dropped": 0}
     assert GpuInfo(0, "GPU-0") == GpuInfo(0, "GPU-0", "", 0, -1, False, False, 0, 0, "", 0.0)
     assert HostInfo() == HostInfo((), 0, 0, 0, "", (), "") and DaemonInfo(1, "", 2, "", True, 3.0) == DaemonInfo(
-        1, "", 2, "", True, 3.0, "", False, ""
+        1, "", 2, "", True, 3.0, "", False, "", False
     )
 
 

@@ -35,10 +35,13 @@ def file_of(options: Namespace) -> str:
         if options.format:
             raise BadInput("--format without a file", subject="--format", hint="dockless submit --format compose FILE")
         return ""
-    from dockless._jobfiles import is_job_file
+    from dockless._jobfiles import is_job_file, refuse_missing
 
     name: str = options.image[0]
-    return name if options.format or is_job_file(name) else ""
+    if options.format or is_job_file(name):
+        return name
+    refuse_missing(name)
+    return ""
 
 
 def submit_file(options: Namespace, path: str) -> int:
@@ -58,7 +61,7 @@ def submit_file(options: Namespace, path: str) -> int:
     )
     from dockless.cli.jobs import submit_jobs
 
-    return submit_jobs([job], options, array=options.array or array_of(file, path))
+    return submit_jobs([job], options, array=options.array or array_of(file, path), mail_if_possible=file.format == "sbatch")
 
 
 def submit_list(options: Namespace) -> int:

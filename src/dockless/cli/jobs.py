@@ -75,8 +75,9 @@ def submit(options: Namespace) -> int:
     return submit_jobs([job], options, array=options.array)
 
 
-def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | None) -> int:
-    """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many."""
+def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | None, mail_if_possible: bool = False) -> int:
+    """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many. ``mail_if_possible``: a host
+    that sends no notices takes the jobs all the same."""
     from functools import partial
 
     from dockless._pulling import present_for, told_whose_store
@@ -85,6 +86,9 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | 
 
     with connect() as queue:
         daemon = queue.ping()
+    if mail_if_possible and not daemon.notices and any(job.notify for job in jobs):
+        jobs = [replace(job, notify=(), notify_to="") for job in jobs]
+        warn("no mail is sent: the settings of this host do not say how")
     images = {image: fetched(image, options, partial(present_for, daemon)) for image in dict.fromkeys(job.spec.image for job in jobs)}
     jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
     orders = _orders(options) | ({"array_limit": array.limit} if array is not None else {})
@@ -107,7 +111,7 @@ def _orders(options: Namespace) -> dict[str, Any]:
     """What the command line says of when and how often jobs run and of whom it is told, also for those of a file."""
     from dockless.sched.jobs import parse_after, parse_events, parse_warning
 
-    if options.retry_on and not options.retries:
+    if options.retry_on and not options.retries and not (options.job_list or file_of(options)):  # they may say how often
         raise BadInput("--retry-on without --retries", subject="--retry-on", hint="say how often: --retries 3")
     warning = parse_warning(options.warn)
     after, alone = parse_after(options.after)

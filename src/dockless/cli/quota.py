@@ -88,7 +88,10 @@ def _set(options: Namespace) -> int:
 
 def _said(words: list[str]) -> tuple[str, str, dict[str, int]]:
     """Whose quota, and what is set."""
-    kind, *rest = words or [""]
+    if not words:
+        hint = "for example: dockless quota set user NAME limit=4; or group NAME, or default"
+        raise BadInput("quota set: whose quota, and what of it?", subject="quota", hint=hint)
+    kind, *rest = words
     if kind not in ("user", "group", "default"):
         raise BadInput(f"{kind!r} is no kind of quota", subject=kind, hint="write user NAME, group NAME or default")
     name = ""
