@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-from dockless.base.dataclass import dataclass, field
+from dockless.base.dataclass import dataclass, field, replace
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import NotPermitted, UnknownJob
+from dockless.errors import BadInput, NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
 from dockless.sched.engine.entry import LiveJob
-from dockless.sched.jobs import Job, State, meets, parse_dependency
+from dockless.sched.jobs import MAX_AFTER, Job, State, meets, parse_dependency
 from dockless.sched.store import queue
+from dockless.sched.store.queue import NewJob
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -270,6 +272,32 @@ async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str])
                 raise UnknownJob(f"there is no job {number} to wait for", subject=str(number), hint=hint)
             if not caller.may_manage(owners[number]):
                 raise NotPermitted(f"job {number} belongs to another user", subject=str(number), hint="wait for jobs of your own")
+
+
+def name_whole_arrays(engine: Engine, new: Sequence[NewJob]) -> list[NewJob]:
+    """An array has the number of its first job: where that is named to be waited for, and no other of its jobs, all of them are meant.
+    ``BadInput`` where those are more than a job may wait for."""
+    known: dict[tuple[str, ...], tuple[str, ...]] = {(): ()}
+    for job in new:
+        if job.options.after not in known:
+            known[job.options.after] = _with_arrays(engine, job.options.after)
+    return [
+        job if known[job.options.after] == job.options.after else replace(job, options=replace(job.options, after=known[job.options.after]))
+        for job in new
+    ]
+
+
+def _with_arrays(engine: Engine, after: tuple[str, ...]) -> tuple[str, ...]:
+    wanted = dict(map(parse_dependency, after))
+    arrays = Counter(queue.arrays(engine.reader, [*wanted]).values())
+    found = list[str]()
+    for number, how in wanted.items():
+        members = queue.members(engine.reader, number, MAX_AFTER + 1) if arrays[number] == 1 else []
+        found += [f"{how}:{member}" for member in members or [number]]
+        if len(found) > MAX_AFTER:
+            message = f"with all jobs of array {number} these are more than the {MAX_AFTER} that a job may wait for"
+            raise BadInput(message, subject="after", hint="name some of its jobs: ok:FIRST-LAST")
+    return tuple(found)
 
 
 @lru_cache(1000)

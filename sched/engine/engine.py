@@ -31,7 +31,7 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine import again, attempts, draining, preempting, remains, stopping, warning
 from dockless.sched.engine.admission import Admission
-from dockless.sched.engine.aside import Aside, refuse_unknown
+from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
@@ -270,6 +270,7 @@ class Engine:
                         error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
                     raise
             await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
+            new = name_whole_arrays(self, new)
             size = sum({job.spec: taken(len(job.spec), job.options) for job in new}.values())
             self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:

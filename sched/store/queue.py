@@ -459,6 +459,17 @@ def states(db: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, State]:
     return {number: State(state) for number, state in rows}
 
 
+def arrays(db: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
+    """Of those jobs that are of an array, its number, which is that of its first job."""
+    return dict(db.execute(f"SELECT id, array FROM jobs WHERE id IN ({','.join('?' * len(numbers))}) AND array > 0", numbers).fetchall())
+
+
+def members(db: sqlite3.Connection, array: int, most: int) -> list[int]:
+    """The numbers of an array's jobs that are remembered, the first so many; empty for a job that is no array's first."""
+    rows = db.execute("SELECT id, array FROM jobs WHERE id >= ? ORDER BY id LIMIT ?", (array, most)).fetchall()
+    return [number for number, of in rows if of == array]
+
+
 def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
     rows = db.execute(
         "SELECT job, number, state, sandbox, gpus, started, ended, reason, exit FROM attempts WHERE job=? ORDER BY number", (number,)

@@ -304,6 +304,38 @@ def test_jobs_that_are_cancelled_leave_nothing_in_memory(tmp_path, launcher, mon
     asyncio.run(play())
 
 
+def test_the_number_of_an_array_stands_for_all_of_it(tmp_path, launcher):
+    async def play():
+        async with serving(tmp_path, launcher) as running:
+            ids = await running.submit(ROOT, [plain(hold=True)], 3)
+            whole, last, some = await running.submit(
+                ROOT, [plain(after=("ok:1",)), plain(after=("any:3",)), plain(after=("ok:1", "any:2"))], None
+            )
+            assert [stored(running, number).options.after for number in (whole, last, some)] == [
+                ("ok:1", "ok:2", "ok:3"), ("any:3",), ("ok:1", "any:2"),
+            ]  # fmt: skip
+            for number in ids[:2]:
+                await holding.release(running, number, ROOT)
+                await runs(running, number)
+                await gone(running, launcher, number)
+            await runs(running, some)
+            assert waits(running, whole) == "waits for the end of job 3"
+            await running.cancel(3, "root", None)
+            await runs(running, last)
+            await until(lambda: whole not in running.entries)
+            assert stored(running, whole).reason == "dependency failed: job 3 ended CANCELLED"
+            for count in (1000, 1001):
+                (first, *_) = await running.submit(ROOT, [plain(hold=True)], count)
+                if count == 1000:
+                    await running.submit(ROOT, [plain(after=(f"ok:{first}",))], None)
+                    continue
+                with pytest.raises(BadInput, match=f"with all jobs of array {first} these are more than the 1000"):
+                    await running.submit(ROOT, [plain(after=(f"ok:{first}",))], None)
+                await running.submit(ROOT, [plain(after=(f"ok:{first}", f"ok:{first + 1}"))], None)
+
+    asyncio.run(play())
+
+
 def test_dependencies_count_in_what_a_user_may_have(tmp_path, launcher):
     async def play():
         async with serving(tmp_path, launcher) as running:
