@@ -6,14 +6,16 @@ job's own time limit, end it for good.
 
 from __future__ import annotations
 
+import json
 import time
 
 from dockless.base.dataclass import replace
+from dockless.base.records import differences, read
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import Refused
 from dockless.sched.engine import remains, stopping
 from dockless.sched.engine.entry import wake
-from dockless.sched.jobs import JobOptions, State
+from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:
@@ -26,13 +28,15 @@ LONGEST_PAUSE = 300.0
 """Seconds before the tries that come late; the first comes after one, and each pause is twice the one before."""
 
 
-async def ask(engine: Engine, number: int, who: str, grace: float | None) -> None:
-    """End the running attempt of a job, which then waits for another. ``Refused`` for one that does not run."""
+async def ask(engine: Engine, number: int, who: str, grace: float | None) -> int:
+    """End the running attempt of a job, which then waits for another; a job that has ended is submitted again. The number of the job that
+    waits or will. ``Refused`` for one that waits already, or is ending."""
     entry = engine.entries.get(number)
-    if entry is None or entry.cancelled or entry.job.state is State.PENDING:
-        waits = entry is not None and not entry.cancelled
-        what, hint = ("waits", f"`dockless why {number}` says for what") if waits else ("has ended, or is ending", "submit it again")
-        raise Refused(f"job {number} {what}: only one that runs can be queued again", subject=str(number), hint=hint)
+    if entry is None:
+        return await submit(engine, number)
+    if entry.cancelled or entry.job.state is State.PENDING:
+        what, hint = ("is ending", "wait for its end") if entry.cancelled else ("waits already", f"`dockless why {number}` says for what")
+        raise Refused(f"job {number} {what}", subject=str(number), hint=hint)
     if entry.job.attempt >= MOST:
         raise Refused(f"job {number} has had {entry.job.attempt} attempts", subject=str(number), hint="cancel it, and submit it again")
     reason, before, now = f"requeued by {who}", entry.job.options, time.time()
@@ -41,6 +45,18 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> Non
         await engine.write(lambda db: queue.set_options(db, number, options, now, "requeue", f"by {who}"))
         entry.show(options=replace(entry.job.options, requeue=reason))
     stopping.stop(engine, entry, grace)
+    return number
+
+
+async def submit(engine: Engine, number: int) -> int:
+    """A job that has ended once more, as a new job of its owner: its number. It stands where jobs of now stand, and waits for nothing
+    that the first one waited for. ``Refused`` where what was asked for is not kept any more, and the errors of a submit."""
+    job, body = queue.job(engine.reader, number), queue.spec(engine.reader, number)
+    if job is None or not body:
+        hint = "only the newest are kept: submit it again"
+        raise Refused(f"job {number} has ended, and what it asked for is not kept any more", subject=str(number), hint=hint)
+    asked = replace(read(JobSpec, json.loads(body), "job"), hold=False, begin=0.0, after=())
+    return (await engine.submit(engine.callers.caller(job.uid), [differences(asked)], None, (job.array, job.index)))[0]
 
 
 def wanted(entry: LiveJob, state: State, reason: str, code: int | None) -> tuple[str, JobOptions] | None:

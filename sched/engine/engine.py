@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -107,6 +108,7 @@ class Engine:
         self.notices = Notices()
         self.left: list[Handle] = []
         self.ends = 0
+        self.left_specs: Counter[int] = Counter()  # characters that ended jobs of each user leave, since that was looked after
         self.many_ended = asyncio.Event()
         self.decision: Decision | None = None
         self.usage: Usage | None = None
@@ -250,8 +252,9 @@ class Engine:
 
     # -- submit
 
-    async def submit(self, caller: Caller, specs: Sequence[Any], array: int | None) -> list[int]:
-        """Queue jobs given as plain JSON values, all or none; ``array``: that many copies of the one given."""
+    async def submit(self, caller: Caller, specs: Sequence[Any], array: int | None, place: tuple[int, int] = (0, 0)) -> list[int]:
+        """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``place``: their place in an
+        older array, see ``NewJob``."""
         if array is not None and len(specs) != 1:
             raise BadInput("an array is made of one job", subject="array", hint="submit several jobs without a count")
         if self.closing:
@@ -264,7 +267,8 @@ class Engine:
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
                 try:
-                    new.append(self.admission.admit(caller, read(JobSpec, plain, "job"), array is not None))
+                    job = self.admission.admit(caller, read(JobSpec, plain, "job"), array is not None or place[0] > 0)
+                    new.append(replace(job, place=place) if place[0] else job)
                 except DocklessError as error:
                     if len(specs) > 1:
                         error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
@@ -606,7 +610,8 @@ class Engine:
             entry.hurry.set()
         self.shares.leave(entry.live)
         self.ends += 1
-        if self.ends >= AFTER_ENDS:
+        self.left_specs[job.uid] += entry.live.spec_size
+        if self.ends >= AFTER_ENDS or self.left_specs.total() > self.config.per_user_size:
             self.many_ended.set()
         for future in entry.ended:
             if not future.done():

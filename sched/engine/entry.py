@@ -94,6 +94,8 @@ def just_submitted(ids: Sequence[int], jobs: Sequence[queue.NewJob], now: float,
     columns |= {"id": ids, "state": repeat(State.PENDING), "submitted": repeat(now)}
     if array:
         columns |= {"array": repeat(ids[0]), "index": range(len(ids))}
+    elif any(job.place[0] for job in jobs):
+        columns |= {"array": [job.place[0] for job in jobs], "index": [job.place[1] for job in jobs]}
     rest = {"wanted": [job.wanted for job in jobs], "quota_groups": [job.quota_groups for job in jobs], "cancelled": repeat(False)}
     return many(Live, len(jobs), {"job": many(Job, len(jobs), columns), **rest, "spec_size": [len(job.spec) for job in jobs]})
 

@@ -1,7 +1,7 @@
 """What the daemon does now and then: forget ended jobs, give room back, remove what could not be removed before.
 
-Jobs that ended are remembered for ``queue.keep_days``, the newest ``queue.keep_jobs`` of each user; their output for ``logs.keep_days``,
-the newest ``logs.per_user`` bytes of each user.
+Jobs that ended are remembered for ``queue.keep_days``, the newest ``queue.keep_jobs`` of each user; with what was asked for, for clones,
+the newest ``queue.per_user_size`` bytes of each user; their output for ``logs.keep_days``, the newest ``logs.per_user`` bytes of each user.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import SchedError
@@ -53,6 +54,9 @@ async def one_round(engine: Engine) -> None:
             engine.kept.remove(name)
         if not count:
             break
+    for uid in [*engine.left_specs]:
+        del engine.left_specs[uid]
+        await engine.write(partial(queue.shed, uid=uid, most=config.per_user_size))
     while await engine.write(lambda db: queue.give_back(db, PAGES)):
         pass
     engine.kept.prune(config.kept_since())

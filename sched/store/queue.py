@@ -19,7 +19,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from pathlib import Path
 
 from dockless.base import paths
@@ -34,7 +34,7 @@ from dockless.sched.store.lease import Lease
 
 VERSION = 3
 
-# A spec is there once for all jobs that were submitted with it, and as long as one of them may still start.
+# A spec is there once for all jobs that were submitted with it, and as long as one of them is remembered, or until ``shed``.
 SINCE_2 = (
     "CREATE TABLE specs(id INTEGER PRIMARY KEY, size INTEGER NOT NULL, body TEXT NOT NULL)",
     "CREATE INDEX jobs_spec ON jobs(spec_id) WHERE spec_id > 0",
@@ -78,7 +78,8 @@ _LIVE = "state IN ('PENDING','STARTING','RUNNING')"
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that passed admission. ``wanted``: UUIDs it insists on; ``quota_groups``: groups it counts against; ``spec``: JSON."""
+    """A job that passed admission. ``wanted``: UUIDs it insists on; ``quota_groups``: groups it counts against; ``spec``: JSON; ``place``:
+    the number of its array and its index there, where it is one of an older array."""
 
     uid: int
     user: str
@@ -95,6 +96,7 @@ class NewJob:
     on_reboot: str
     spec: str = field(repr=False)
     options: JobOptions = NO_OPTIONS
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,7 @@ def insert(db: sqlite3.Connection, jobs: Sequence[NewJob], array: bool, now: flo
         (
             (
                 *(first + i, j.uid, j.user, j.name, j.group, j.image, j.command, j.gpus, j.gpu_count, plain(j.wanted)),
-                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, first if array else 0, i if array else 0),
+                *(plain(j.quota_groups), j.priority, j.time_limit, j.on_reboot, now, *((first, i) if array else j.place)),
                 specs[j.spec],
                 options[j.options],
             )
@@ -317,10 +319,7 @@ def finish(
 ) -> None:
     """The end of a job and of its attempt, and the GPUs are free: one transaction."""
     signal = exit_record.get("signal") if exit_record else None
-    old = _state(db, job)
-    spec = db.execute("SELECT spec_id FROM jobs WHERE id=?", (job,)).fetchone()[0]
-    _move(db, job, old, state, reason, ended=now, exit_code=exit_code, signal=signal, spec_id=0)
-    db.execute("DELETE FROM specs WHERE id=? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id=? AND spec_id > 0)", (spec, spec))
+    _move(db, job, _state(db, job), state, reason, ended=now, exit_code=exit_code, signal=signal)
     if attempt:
         _end_attempt(db, job, attempt, AttemptState.LOST if state is State.LOST else AttemptState.ENDED, now, reason, exit_record)
     else:
@@ -342,10 +341,31 @@ def forget(db: sqlite3.Connection, before: float, keep: int, most: int) -> tuple
         oldest = db.execute("SELECT id FROM jobs WHERE uid=? AND ended > 0 ORDER BY ended, id LIMIT ?", (uid, over))
         gone += [row[0] for row in oldest if row[0] not in set(gone)]
     marks = ",".join("?" * len(gone))
+    specs = [row[0] for row in db.execute(f"SELECT DISTINCT spec_id FROM jobs WHERE spec_id > 0 AND id IN ({marks})", gone)]
     names = [row[0] for row in db.execute(f"SELECT sandbox FROM attempts WHERE job IN ({marks})", gone)]
     for table, column in (("events", "job"), ("attempts", "job"), ("jobs", "id")):
         db.execute(f"DELETE FROM {table} WHERE {column} IN ({marks})", gone)
+    _drop_unused(db, specs)
     return len(gone), names
+
+
+def shed(db: sqlite3.Connection, uid: int, most: int) -> None:
+    """Of the specs of a user's ended jobs keep the newest so many characters."""
+    rows = db.execute(
+        "SELECT spec_id, size FROM jobs JOIN specs ON specs.id=spec_id WHERE uid=? AND ended > 0 ORDER BY ended DESC, jobs.id DESC", (uid,)
+    )
+    kept = [*dict.fromkeys(rows)]
+    over = [spec for (spec, _), sum in zip(kept, accumulate(size for _, size in kept), strict=True) if sum > most]
+    for start in range(0, len(over), _PAGE):
+        part = over[start : start + _PAGE]
+        db.execute(f"UPDATE jobs SET spec_id=0 WHERE ended > 0 AND uid=? AND spec_id IN ({','.join('?' * len(part))})", (uid, *part))
+        _drop_unused(db, part)
+
+
+def _drop_unused(db: sqlite3.Connection, specs: Sequence[int]) -> None:
+    db.executemany(
+        "DELETE FROM specs WHERE id=? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id=specs.id AND spec_id > 0)", [(one,) for one in specs]
+    )
 
 
 def give_back(db: sqlite3.Connection, pages: int) -> bool:
@@ -508,8 +528,9 @@ def has_sandbox(db: sqlite3.Connection, name: str) -> bool:
 
 
 def spec(db: sqlite3.Connection, number: int) -> str:
-    """The JSON of the JobSpec as it was submitted, of a job that has not ended."""
-    return str(db.execute("SELECT body FROM specs WHERE id=(SELECT spec_id FROM jobs WHERE id=?)", (number,)).fetchone()[0])
+    """The JSON of the JobSpec as it was submitted; empty where it is not kept any more."""
+    found = db.execute("SELECT body FROM specs WHERE id=(SELECT spec_id FROM jobs WHERE id=?)", (number,)).fetchone()
+    return str(found[0]) if found else ""
 
 
 def owners(db: sqlite3.Connection, numbers: Sequence[int] | None = None) -> dict[int, int]:

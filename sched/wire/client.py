@@ -20,7 +20,7 @@ from dockless.base.checks import check, checked
 from dockless.base.dataclass import replace
 from dockless.base.descriptors import received
 from dockless.base.path import Path
-from dockless.base.records import differences
+from dockless.base.records import differences, read
 from dockless.base.typing import TYPE_CHECKING, Any, Literal
 from dockless.base.waits import Pause, blocking
 from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
@@ -154,8 +154,9 @@ class Client:
         return self._each("release", [jobs] if type(jobs) is int else jobs)
 
     def requeue(self, jobs: int | Iterable[int], *, grace: float | None = None) -> list[Job]:
-        """End the running attempts of jobs, by stop signal and ``grace`` seconds later SIGKILL; then they wait for another. Raises Refused
-        where one does not run, UnknownJob, NotPermitted."""
+        """End the running attempts of jobs, by stop signal and ``grace`` seconds later SIGKILL; then they wait for another. A job that has
+        ended is submitted again: what comes back for it is the new job. Raises Refused where one waits already, UnknownJob, NotPermitted,
+        and the errors of a submit."""
         check("grace", grace, float | None)
         return self._each("requeue", [jobs] if type(jobs) is int else jobs, grace=grace)
 
@@ -164,9 +165,17 @@ class Client:
         found: dict[int, Job] = {}
         once = list(dict.fromkeys(ids))
         for start in range(0, len(once), _AT_ONCE):
-            answer = self._call(op, jobs=once[start : start + _AT_ONCE], **fields)
-            found |= {job.id: job for job in map(Job.from_dict, answer["jobs"])}
+            part = once[start : start + _AT_ONCE]
+            answer = self._call(op, jobs=part, **fields)
+            old = dict(zip(answer.get("new", part), part, strict=True))  # of jobs that go on as others
+            found |= {old[job.id]: job for job in map(Job.from_dict, answer["jobs"])}
         return _in_order(ids, found)
+
+    @checked
+    def spec(self, job: int) -> JobSpec:
+        """What was asked for, of a job of one's own, to submit it again, or another like it. Of jobs that have ended those that each user
+        submitted last are kept. Raises Refused, UnknownJob, NotPermitted."""
+        return read(JobSpec, self._call("spec", job=job)["spec"], "job", newer=True)
 
     @checked
     def wait(self, job: int, *, timeout: float | None = None) -> Job:
@@ -296,7 +305,6 @@ class Client:
 
     def top(self) -> Top:
         """What the GPUs, the running jobs and the users do at this moment; read anew at most once a second, whoever asks."""
-        from dockless.base.records import read
         from dockless.sched.wire.top import Top
 
         return read(Top, self._call("top")["top"], "top", newer=True)
@@ -305,15 +313,12 @@ class Client:
     def usage(self, *, since: float | None = None, until: float | None = None, by: str = "user") -> list[Used]:
         """What was used from the day of ``since`` to that of ``until``, seconds since 1970 (default: the last 30 days); by ``user``,
         ``group``, ``gpu``, ``day``, ``week`` or ``month``. Days are those of UTC; what runs counts until now."""
-        from dockless.base.records import read
         from dockless.sched.used import Used
 
         return [read(Used, one, "used", newer=True) for one in self._call("usage", since=since, until=until, by=by)["used"]]
 
     def quotas(self) -> list[QuotaInfo]:
         """Of each user with a quota or a job, then of each group with a quota."""
-        from dockless.base.records import read
-
         return [read(QuotaInfo, one, "quota", newer=True) for one in self._call("quotas")["quotas"]]
 
     @checked

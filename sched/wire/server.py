@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -29,6 +30,7 @@ from dockless.sched.engine import again, draining, holding, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job
+from dockless.sched.store import queue
 from dockless.sched.used import BY
 from dockless.sched.wire import logs, metrics
 from dockless.sched.wire.answers import Answers
@@ -97,6 +99,7 @@ class Server:
             "submit": self._submit,
             "queue": self._queue,
             "job": self._job,
+            "spec": self._spec,
             "why": self._why,
             "cancel": self._cancel,
             "hold": partial(self._each, partial(holding.hold, engine)),
@@ -216,7 +219,7 @@ class Server:
                 answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
                 self.audit.note(caller, request, answer)
                 if isinstance(jobs := answer.get("jobs"), Iterator):
-                    await self._send_jobs(uid, writer, jobs)
+                    await self._send_jobs(uid, writer, jobs, {name: value for name, value in answer.items() if value is not jobs})
                 elif isinstance(pages := answer.get("pages"), Iterator):
                     await self._send_pages(uid, writer, pages, answer["more"])
                 else:
@@ -318,8 +321,8 @@ class Server:
             for _ in range(rounds):
                 await asyncio.sleep(0)
 
-    async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: Iterator[Job]) -> None:
-        """One line, however long, that is never in memory as a whole."""
+    async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: Iterator[Job], rest: dict[str, Any]) -> None:
+        """One line, however long, that is never in memory as a whole. ``rest``: its other fields."""
         writer.write(b'{"ok":true,"jobs":[')
         between = b""
         try:
@@ -330,7 +333,7 @@ class Server:
                 await self._turn(uid)
         except DocklessError as error:
             raise ConnectionError("half an answer") from error
-        writer.write(b"]}\n")
+        writer.write(b"]," + encode(rest)[1:] if rest else b"]}\n")
 
     async def _send_pages(self, uid: int, writer: asyncio.StreamWriter, pages: Iterator[dict[str, Any]], more: int) -> None:
         """A line for each, and one that says how many jobs more there are than were asked for."""
@@ -423,10 +426,24 @@ class Server:
     async def _requeue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         grace = _seconds(request, "grace", 3600.0)
 
-        async def work(number: int, caller: Caller) -> None:
-            await again.ask(self.engine, number, caller.user, grace)
+        new: dict[int, int] = {}
 
-        return await self._each(work, caller, request)
+        async def work(number: int, caller: Caller) -> None:
+            new[number] = await again.ask(self.engine, number, caller.user, grace)
+
+        await self._each(work, caller, request)
+        numbers = _job_ids(request)
+        return {"jobs": self.answers.all_of(caller, [new[number] for number in numbers]), "new": [new[number] for number in numbers]}
+
+    async def _spec(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
+        """What was asked for, with its variables: for those alone who could enter it."""
+        number = _job_id(request.get("job"))
+        self.answers.enterable(caller, number)
+        body = queue.spec(self.engine.reader, number)
+        if not body:
+            hint = "only the newest are kept; dockless queue ID shows what is known of it"
+            raise Refused(f"what job {number} asked for is not kept any more", subject=str(number), hint=hint)
+        return {"spec": json.loads(body)}
 
     async def _each(self, work: Callable[[int, Caller], Awaitable[None]], caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         """``work`` on each of the caller's jobs that are named."""

@@ -64,6 +64,7 @@ PRINTING = {
     "drain": "--help",
     "undrain": "--help",
     "requeue": "--help",
+    "clone": "--print 1",
     "why": "1",
     "gpu": "list",
     "simulate": "{trace} --gpus 2",

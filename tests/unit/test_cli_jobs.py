@@ -156,6 +156,36 @@ def test_waiting_for_some(daemon, say):
     assert say("wait", "4")[0] == 1 and stored(4).state is State.LOST
 
 
+def test_clones(daemon, say, monkeypatch, tmp_path):
+    """Of jobs that run or have ended, as they were or changed; the editor gets a job file, and what is wrong in it is not lost."""
+    say("submit", "--name", "n", "--gpus", "1", "-e", "A=1", "--retries", "2", "--hold", "--", "sleep", "7")
+    lines = ['name = "n"', "retries = 2", 'command = ["sleep", "7"]', "gpus = 1", "", "[env]", 'A = "1"']
+    assert say("clone", "--print", "1") == (0, lines, [])
+    assert json.loads("".join(say("clone", "--print", "--json", "1", "--name", "m", "--begin", "+2h")[1]))["begin"] == "+2h"
+    assert say("clone", "-q", "1") == (0, ["2"], []) and say("cancel", "1")[0] == 0
+    assert say("clone", "1", "-e", "B=2", "--name", "m", "--array", "2%1", "--", "true")[:2] == (0, ["jobs 3 to 4"])
+    assert (stored(2).name, stored(2).gpus, stored(2).command, stored(2).options.held) == ("n", "1", "sleep 7", "")
+    assert (stored(4).name, stored(4).command, stored(4).options.array_limit, stored(4).options.retries) == ("m", "true", 1, 2)
+    with connect() as queue:
+        assert dict(queue.spec(4).spec.env) == {"A": "1", "B": "2"}
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("EDITOR", "sed -i s/sleep/echo/")
+    assert say("clone", "--edit", "-q", "1") == (0, ["5"], []) and stored(5).command == "echo 7" and not [*tmp_path.glob("job-*")]
+    monkeypatch.setenv("EDITOR", "sed -i 1d;$acpus=x")
+    code, _, err = say("clone", "--edit", "1")
+    (left,) = tmp_path.glob("job-1-*.toml")
+    assert code == 125 and f"your text is kept: dockless submit {left}" in " ".join(err) and left.stat().st_mode & 0o777 == 0o600
+    for editor, why in (("false", "false ended with exit code 1, so nothing was submitted"), ("/no/such", "/no/such cannot be started")):
+        monkeypatch.setenv("EDITOR", editor)
+        assert why in say("clone", "--edit", "1")[2][0] and [*tmp_path.glob("job-*")] == [left]
+    assert say("clone", "1", "--edit", "--print")[0] == say("clone", "99")[0] == say("clone", "x")[0] == 125
+    for number in (2, 3, 5):
+        daemon.ended(number, Exit(0, None))
+    assert say("requeue", "3")[1] == ["job 3 is submitted again: job 6: PENDING, of its array 1 may run at once"]
+    assert say("requeue", "6")[0] == 125
+
+
 def test_cancelling(daemon, say):
     say("submit", "--gpus", "2", "--", "true")
     say("submit", "--array", "3", "--gpus", "1", "--", "true")

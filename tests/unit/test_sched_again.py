@@ -179,8 +179,50 @@ def test_a_job_that_is_requeued(tmp_path, launcher):
             assert (await ended(running, number)).state is State.COMPLETED
             (await running_box(running, launcher, other, 1)).end(Exit(0, None))
             await ended(running, other)
-            with pytest.raises(Refused, match="only one that runs"):
-                await again.ask(running, number, "root", None)
+
+    asyncio.run(play())
+
+
+def test_a_job_that_has_ended_is_submitted_again(tmp_path, launcher):
+    """As a new job of the same owner, behind all that wait; it waits for nothing that the first one waited for."""
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            running.admission._rights = lambda caller, job: None
+            running.callers._look_up = lambda uid: (f"user{uid}", frozenset(), True)
+            caller = Caller(1001, "ann", frozenset(), False, account=True)
+            (number,) = await running.submit(caller, [plain(gpus="1", retries=2, begin=1.0, name="n")], None)
+            (await running_box(running, launcher, number, 1)).end(Exit(0, None))
+            await ended(running, number)
+            new = await again.ask(running, number, "root", None)
+            box = await running_box(running, launcher, new, 1)
+            job = running.entries[new].job
+            assert new == number + 1 and (job.uid, job.name, job.gpus, job.options) == (1001, "n", "1", JobOptions(retries=2))
+            assert queue.job(running.reader, number).state is State.COMPLETED
+            box.end(Exit(0, None))
+            await ended(running, new)
+            await running.write(lambda db: queue.shed(db, 1001, 0))
+            with pytest.raises(Refused, match=f"job {new} has ended, and what it asked for is not kept any more"):
+                await again.ask(running, new, "root", None)
+
+    asyncio.run(play())
+
+
+def test_a_job_of_an_array_keeps_its_place_in_it(tmp_path, launcher):
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            ids = await running.submit(ROOT, [plain(array_limit=2)], 3)
+            for number in ids:
+                (await running_box(running, launcher, number, 1)).end(Exit(1, None))
+                await ended(running, number)
+            new = await again.ask(running, ids[1], "root", None)
+            box = await running_box(running, launcher, new, 1)
+            job = running.entries[new].job
+            assert (job.array, job.index, job.options.array_limit) == (ids[0], 1, 2)
+            assert box.spec.env and dict(box.spec.env)["DOCKLESS_ARRAY_INDEX"] == "1"
+            box.end(Exit(0, None))
+            await ended(running, new)
+            assert (queue.job(running.reader, new).array, queue.job(running.reader, new).index) == (ids[0], 1)
 
     asyncio.run(play())
 

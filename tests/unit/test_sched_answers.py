@@ -256,6 +256,7 @@ def test_a_page_shows_what_one_job_shows(tmp_path):
         numbers += await desk.submit(BEN, job(gpus="1"))
         await desk.runs(numbers[0])
         await desk(ANN, lambda queue: queue.cancel(numbers[1]))
+        await desk.engine.decided()
         for who in (ANN, BEN):
             caller = PEOPLE[who]
             found = await desk(who, lambda queue: queue.queue(ended=True))

@@ -55,9 +55,25 @@ def test_an_array_has_one_spec(db, path):
     assert {live.spec_size for live in queue.live(db)} == {len(BIG)}
     for number in ids[:-1]:
         end(db, number, 2.0)
+    queue.forget(db, 3.0, 1000, 1000)
     assert queue.spec(db, ids[-1]) == BIG
     end(db, ids[-1], 2.0)
+    assert specs(db) == 1
+    queue.forget(db, 3.0, 1000, 1000)
     assert specs(db) == 0
+
+
+def test_of_ended_jobs_the_newest_specs_are_kept(db):
+    """As many as fit; one that a job needs which has not ended stays in any case."""
+    first, second, third = (queue.insert(db, [new(1, spec=letter * 10)], False, 1.0)[0] for letter in "abc")
+    array = queue.insert(db, [new(1, spec="d" * 10)] * 3, True, 1.0)
+    others = queue.insert(db, [new(2, spec="e" * 10)], False, 1.0)[0]
+    for at, number in enumerate((first, third, second, *array[:2], others), 10):
+        end(db, number, float(at))
+    queue.shed(db, 1, 30)
+    assert [queue.spec(db, number)[:1] for number in (first, second, third, *array, others)] == ["", "b", "c", "d", "d", "d", "e"]
+    queue.shed(db, 1, 5)
+    assert [queue.spec(db, number)[:1] for number in (second, third, *array, others)] == ["", "", "", "", "d", "e"] and specs(db) == 2
 
 
 def test_equal_jobs_of_one_submit_share_and_others_do_not(db):
@@ -118,6 +134,7 @@ def test_room_goes_back_to_the_disk(db, path):
     full = path.stat().st_size
     for number in ids:
         end(db, number, 2.0)
+    queue.forget(db, 3.0, 1000, 1000)
     while queue.give_back(db, 100):
         pass
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -178,8 +195,9 @@ def test_a_round(monkeypatch):
         steps.append(("clear", engine))
 
     kept = SimpleNamespace(remove=lambda name: steps.append(("remove", name)), prune=lambda before: steps.append(("prune", before)))
-    config = SimpleNamespace(keep_jobs_days=10.0, keep_jobs=7, kept_since=lambda: 55.0)
-    keeper = SimpleNamespace(config=config, write=write, kept=kept)
+    config = SimpleNamespace(keep_jobs_days=10.0, keep_jobs=7, kept_since=lambda: 55.0, per_user_size=9)
+    keeper = SimpleNamespace(config=config, write=write, kept=kept, left_specs={1001: 30})
+    monkeypatch.setattr(queue, "shed", lambda *how, **more: steps.append(("shed", *how, *more.values())))
     monkeypatch.setattr(queue, "forget", lambda *how: steps.append(("forget", *how)) or forgotten.pop(0))
     monkeypatch.setattr(queue, "give_back", lambda *how: steps.append(("give back", *how)) or more.pop(0))
     monkeypatch.setattr(housekeeping.remains, "clear_left", clear_left)
@@ -187,8 +205,9 @@ def test_a_round(monkeypatch):
     forget = ("forget", "db", 90 * 86400.0, 7, 500)
     assert steps == [
         forget, ("remove", "job-1-1-cafe"), ("remove", "job-2-1-cafe"), forget, ("remove", "job-3-1-cafe"), forget,
-        *[("give back", "db", 256)] * 3, ("prune", 55.0), ("clear", keeper),
+        ("shed", "db", 1001, 9), *[("give back", "db", 256)] * 3, ("prune", 55.0), ("clear", keeper),
     ]  # fmt: skip
+    assert not keeper.left_specs
 
 
 def test_a_round_every_hour_and_after_many_ends(monkeypatch, capfd):

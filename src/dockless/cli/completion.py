@@ -14,6 +14,7 @@ _ARGUMENTS = {
     "run": (_IMAGES,), "create": (_IMAGES,), "submit": (_IMAGES,), "stop": (_BOXES,), "kill": (_BOXES,), "rm": (_BOXES,),
     "start": (_BOXES,), "restart": (_BOXES,), "logs": (_JOBS, _BOXES),
     "wait": (_JOBS, _BOXES), "cancel": (_JOBS,), "hold": (_JOBS,), "release": (_JOBS,), "requeue": (_JOBS,), "queue": (_JOBS,),
+    "clone": (_JOBS,),
     "pull": (_IMAGES,), "push": (_IMAGES,), "tag": (_IMAGES,),
     "rmi": (_IMAGES,), "history": (_IMAGES,), "save": (_IMAGES,), "inspect": (_IMAGES, _BOXES), "export": (_BOXES, _IMAGES),
     "commit": (_BOXES,), "cp": (_BOXES,), "diff": (_BOXES,),

@@ -32,7 +32,7 @@ def release(options: Namespace) -> int:
 
 
 def requeue_options(parser: Parser) -> None:
-    parser.add_argument("ids", nargs="+", metavar="ID", help="jobs that run")
+    parser.add_argument("ids", nargs="+", metavar="ID", help="jobs that run, or have ended")
     parser.add_argument("--grace", metavar="TIME", help="between the stop signal and the kill (default: 10s)")
     parser.quiet("say nothing")
     parser.json()
@@ -52,6 +52,7 @@ def _each(options: Namespace, order: Callable[[Client, list[int]], list[Job]]) -
     if options.json:
         print_json([job.as_dict() for job in jobs])
     elif not options.quiet:
-        for job in jobs:
-            out(f"job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
+        for number, job in zip(numbers, jobs, strict=True):
+            again = f"job {number} is submitted again: " if number != job.id else ""
+            out(f"{again}job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
     return 0

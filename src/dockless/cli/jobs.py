@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 def submit_options(parser: Parser) -> None:
     image_options(parser, "dockless submit [options] [IMAGE | FILE] [-- COMMAND …]")
+    queue_group(parser, files=True)
+    parser.quiet("the job id alone")
+    parser.json()
+    sandbox_options(parser)
+
+
+def queue_group(parser: Parser, *, files: bool = False) -> None:
+    """What the queue is told of a job. ``files``: which may be one of a file."""
     queue = parser.add_argument_group("the queue")
     queue.add_argument("--name", default="", help="of the job, for listings")
     queue.add_argument("--time-limit", "--time", metavar="TIME", help="2h: it may be fitted in before a job that waits for more")
@@ -46,12 +54,10 @@ def submit_options(parser: Parser) -> None:
     queue.add_argument("--notify-to", default="", metavar="ADDRESS", help="for mail, instead of your own; in a domain that the host allows")
     queue.add_argument("-t", "--tty", action="store_true", help="with a terminal of its own, see attach")
     queue.add_argument("-i", "--interactive", action="store_true", help="its standard input stays open, see attach")
-    file_options(queue)
+    if files:
+        file_options(queue)
     pull_option(queue)
     queue.add_argument("--wait", action="store_true", help="until it has ended; its exit code is ours")
-    parser.quiet("the job id alone")
-    parser.json()
-    sandbox_options(parser)
 
 
 def submit(options: Namespace) -> int:
@@ -62,6 +68,8 @@ def submit(options: Namespace) -> int:
     from dockless._submitting import make_job
 
     image, command = image_and_command(options)
+    if options.retry_on and not options.retries:
+        raise BadInput("--retry-on without --retries", subject="--retry-on", hint="say how often: --retries 3")
     job = make_job(
         image,
         command,
@@ -97,7 +105,7 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | 
         with told_whose_store(daemon, " ".join(images.values())):
             ids = queue.submit_array(jobs[0], int(array)) if array is not None else queue.submit_many(jobs)
         if options.json and not options.wait:
-            print_json({"id": ids[0]} if array is None and options.job_list is None else {"ids": ids})
+            print_json({"id": ids[0]} if array is None and getattr(options, "job_list", None) is None else {"ids": ids})
         elif options.quiet:
             out(*ids)
         elif not options.json:
@@ -111,8 +119,6 @@ def _orders(options: Namespace) -> dict[str, Any]:
     """What the command line says of when and how often jobs run and of whom it is told, also for those of a file."""
     from dockless.sched.jobs import parse_after, parse_events, parse_warning
 
-    if options.retry_on and not options.retries and not (options.job_list or file_of(options)):  # they may say how often
-        raise BadInput("--retry-on without --retries", subject="--retry-on", hint="say how often: --retries 3")
     warning = parse_warning(options.warn)
     after, alone = parse_after(options.after)
     begin = 0.0 if options.begin is None else parse_time(options.begin, "begin")

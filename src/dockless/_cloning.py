@@ -1,0 +1,117 @@
+"""A job of the queue as a job file, so that it can be read, edited and submitted again: the inverse of ``make_job``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from dockless._options import KEYWORDS, gpus_wanted
+from dockless.base.dataclass import defaults_of, replace
+from dockless.base.healthcheck import HealthCheck
+from dockless.base.records import differences, plain
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cgroups import limits
+from dockless.errors import BadInput
+from dockless.sched.formats import JobFile, Role
+from dockless.sched.formats.own import QUEUE
+from dockless.sched.jobs import JobSpec
+
+if TYPE_CHECKING:
+    from dockless.sandbox.spec import Mount, Spec
+
+_OF_ITS_TIME = ("hold", "begin", "after")
+"""What a job waited for is not asked of the next one."""
+_LISTS = ("mounts", "tmpfs", "devices", "add_hosts", "group_add", "cap_add", "cap_drop")
+_NOT_SAID = (("best_effort", False), ("seccomp", ""))
+"""What the command line gives where nothing was said."""
+
+
+def file_of(job: JobSpec) -> JobFile:
+    """``job`` as a file that says the same, but for what it waited for and the limit of its array. ``BadInput`` where only Python can."""
+    queue = {
+        name: plain(getattr(job, name))
+        for name, default in defaults_of(JobSpec).items()
+        if name in QUEUE and name not in _OF_ITS_TIME and getattr(job, name) != default
+    }
+    if job.warn_signal:
+        queue["warn"] = f"{_signal(job.warn_signal)}@{job.warn_before:g}s"
+    role = Role("main", 1, job.spec.image, job.spec.argv, job.gpus, _keywords(job.spec))
+    return JobFile("dockless", job.name, (role,), queue, {})
+
+
+def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[str]) -> JobFile:
+    """With keywords of ``dockless.run`` in the place of what it says, None for what is not said: variables are set beside the others, and
+    lists go on."""
+    role = file.roles[0]
+    said = {name: value for name, value in options.items() if value not in (None, [], {}) and (name, value) not in _NOT_SAID}
+    gpus = str(gpus_wanted(said)) if "gpus" in said or "gpu_memory" in said else role.gpus
+    said = {name: value for name, value in said.items() if name not in ("gpus", "gpu_memory")}
+    if isinstance(said.get("health"), HealthCheck):
+        said["health"] = differences(said["health"])
+    if mounts := said.get("mounts"):  # --mount gives records
+        said["tmpfs"] = [*said.get("tmpfs", []), *(_tmpfs(mount) for mount in mounts if _is_tmpfs(mount))]
+        said["mounts"] = [mount if isinstance(mount, str) else _mount(mount) for mount in mounts if not _is_tmpfs(mount)]
+    said |= {name: {**role.options.get(name, {}), **_pairs(said[name])} for name in ("env", "sysctls") if name in said}
+    said |= {name: [*role.options.get(name, []), *said[name]] for name in _LISTS if name in said}
+    return replace(file, roles=(replace(role, command=tuple(command) or role.command, gpus=gpus, options={**role.options, **said}),))
+
+
+def _is_tmpfs(mount: Mount | str) -> bool:
+    return not isinstance(mount, str) and mount.kind == "tmpfs"
+
+
+def _pairs(value: Mapping[str, str] | list[str]) -> Mapping[str, str]:
+    return value if isinstance(value, Mapping) else dict(text.partition("=")[::2] for text in value)
+
+
+def _keywords(spec: Spec) -> dict[str, Any]:
+    """The keywords of ``dockless.run`` that make it, as plain values."""
+    defaults = defaults_of(type(spec))
+    found: dict[str, Any] = {}
+    for row in KEYWORDS:
+        if row.field and row.name not in ("limits", "mounts", "tmpfs", "devices") and getattr(spec, row.field) != defaults.get(row.field):
+            value = getattr(spec, row.field)
+            found[row.name] = _WRITE[row.name](value) if row.name in _WRITE else plain(value)
+    found["tmpfs"] = [_tmpfs(mount) for mount in spec.mounts if mount.kind == "tmpfs"]
+    found["mounts"] = [_mount(mount) for mount in spec.mounts if mount.kind != "tmpfs"]
+    found["devices"] = [*(f"{one.source}:{one.target}:{one.access}" for one in spec.devices), *spec.cdi]
+    for row in limits.KEYWORDS:
+        if (value := getattr(spec.limits, row.field)) not in (None, ()):
+            found[row.name] = _WRITE[row.name](value) if row.name in _WRITE else value
+    return {name: value for name, value in found.items() if value not in ([], {})}
+
+
+def _mount(mount: Mount) -> str:
+    if ":" in mount.source or ":" in mount.target or mount.idmap is False:
+        hint = "submit it again from Python"
+        raise BadInput(f"the mount of {mount.target[:80]} cannot be written in a file", subject="mounts", hint=hint)
+    flags = [name for name, on in (("ro", mount.readonly), ("norecursive", not mount.recursive), ("idmap", mount.idmap)) if on]
+    return ":".join((mount.source, mount.target, *([",".join(flags)] if flags else [])))
+
+
+def _tmpfs(mount: Mount) -> str:
+    settings = [f"mode={mount.mode:o}", *(f"{name}={getattr(mount, name)}" for name in ("size", "uid", "gid") if getattr(mount, name))]
+    return f"{mount.target}:{','.join((*settings, *(['noexec'] if mount.noexec else [])))}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:  # a real-time signal without a name
+        return str(number)
+
+
+_WRITE: dict[str, Callable[[Any], Any]] = {
+    "env": dict,
+    "sysctls": dict,
+    "add_hosts": lambda hosts: [f"{name}:{address}" for name, address in hosts],
+    "namespaces": differences,
+    "ulimits": lambda found: {limit.name: [limit.soft, limit.hard] for limit in found},
+    "umask": lambda mask: f"{mask:03o}",
+    "stop_signal": _signal,
+    "health": lambda check: differences(check) if not check.disabled else False,
+    "io": lambda disks: [f"{disk.target}:{','.join(f'{key}={value}' for key, value in disk.settings().items())}" for disk in disks],
+    "hugetlb": dict,
+    "dmem": dict,
+}
+"""How the value of a field is written where it is not as it is."""

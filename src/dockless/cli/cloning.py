@@ -1,0 +1,99 @@
+"""``clone``: a job of the queue once more, as it was or changed."""
+
+from __future__ import annotations
+
+import os
+
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cli.jobs import job_number, queue_group, submit_jobs
+from dockless.cli.output import out, print_json
+from dockless.cli.parser import Namespace, Parser
+from dockless.cli.sandbox_options import keywords, sandbox_options
+from dockless.errors import BadInput
+
+if TYPE_CHECKING:
+    from dockless.sched.formats import JobFile
+
+
+def clone_options(parser: Parser) -> None:
+    parser.takes_command = True
+    parser.usage = "dockless clone [options] ID [-- COMMAND …]"
+    parser.add_argument("id", metavar="ID", help="a job of yours, also one that has ended")
+    parser.add_argument("--edit", action="store_true", help="open it as a job file in $EDITOR before it is submitted")
+    parser.add_argument("--print", action="store_true", help="print it as a job file, and submit nothing")
+    queue_group(parser)
+    parser.quiet("the job id alone")
+    parser.json()
+    sandbox_options(parser)
+
+
+def clone(options: Namespace) -> int:
+    from dockless._cloning import file_of, with_options
+    from dockless._jobfiles import array_of, make_job_of
+    from dockless.base.dataclass import replace
+    from dockless.sched import connect
+    from dockless.sched.formats.own import document, toml
+
+    number = job_number(options.id)
+    if options.edit and options.print:
+        raise BadInput("--edit and --print", subject="--edit", hint="leave one of them out")
+    if options.command is not None and not options.command:
+        raise BadInput("there is no command after '--'", hint="leave '--' out for the job's own")
+    what = f"job {number}"
+    with connect() as queue:
+        file = file_of(queue.spec(number))
+    said = keywords(options) | {"tty": options.tty or None, "interactive": options.interactive or None}
+    file = with_options(file, said, options.command or ())
+    file = replace(file, name=options.name or file.name, queue={**file.queue, **_said(options)})
+    if options.print:
+        if options.json:
+            print_json(document(file), indent=2)
+        else:
+            out(*toml(document(file)).removesuffix("\n").split("\n"))
+        return 0
+    if options.edit:
+        return _edited(file, number, options)
+    return submit_jobs([make_job_of(file, what)], options, array=array_of(file, what))
+
+
+def _said(options: Namespace) -> dict[str, Any]:
+    """What the command line says to the queue, as a job file says it."""
+    from dockless.sched.formats.own import QUEUE
+
+    said = {name: getattr(options, name, None) for name in QUEUE}
+    said["on_reboot"] = options.on_reboot if options.on_reboot != "fail" else None
+    if options.array is not None:
+        said["array"] = f"{options.array}%{options.array.limit}" if options.array.limit else int(options.array)
+    return {name: value for name, value in said.items() if value not in (None, "", 0, [])}
+
+
+def _edited(file: JobFile, number: int, options: Namespace) -> int:
+    """Submitted as the user's editor leaves it. A text that is wrong is not lost."""
+    import shlex
+    import subprocess
+    import tempfile
+
+    from dockless._jobfiles import array_of, make_job_of, read_job_file
+    from dockless.sched.formats.own import document, toml
+
+    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    fd, path = tempfile.mkstemp(prefix=f"job-{number}-", suffix=".toml")  # for its owner alone: variables hold secrets
+    with open(fd, "w", encoding="utf-8") as stream:
+        stream.write(toml(document(file)))
+    try:
+        code = subprocess.run([*editor, path]).returncode
+    except OSError as error:
+        os.unlink(path)
+        hint = "name your editor in the variable EDITOR"
+        raise BadInput(f"{editor[0]} cannot be started: {error.strerror}", subject="--edit", hint=hint) from None
+    if code:
+        os.unlink(path)
+        raise BadInput(f"{editor[0]} ended with exit code {code}, so nothing was submitted", subject="--edit", hint="try again")
+    try:
+        file = read_job_file(path)
+        job, array = make_job_of(file, path), array_of(file, path)
+    except BadInput as error:
+        error.hint = "; ".join(filter(None, (error.hint, f"your text is kept: dockless submit {path}")))
+        raise
+    os.unlink(path)
+    return submit_jobs([job], options, array=array)

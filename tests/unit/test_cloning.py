@@ -1,0 +1,139 @@
+"""A job of the queue as a job file, and as a job again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dockless._cloning import file_of, with_options
+from dockless._jobfiles import keywords, make_job_of
+from dockless._options import make_spec
+from dockless._submitting import make_job
+from dockless.cli.parser import Namespace
+from dockless.errors import BadInput
+from dockless.sandbox.spec import Bind, Spec, Tmpfs, Volume
+from dockless.sched import JobSpec
+from dockless.sched.formats import read
+from dockless.sched.formats.own import document, toml
+
+OPTIONS = {
+    "env": {"A": "1", "B": 'it\'s "x"\nof two lines'},
+    "workdir": "/w",
+    "user": "1000:1000",
+    "group_add": [7, "video"],
+    "hostname": "h",
+    "domainname": "d.example",
+    "add_hosts": {"a": "10.0.0.1", "b": "::1"},
+    "sysctls": {"net.ipv4.ip_forward": "1"},
+    "entrypoint": ["/bin/sh", "-c"],
+    "profile": "untrusted",
+    "root": "tmpfs",
+    "root_size": "1G",
+    "mounts": ["/data:/data:ro", "/a:/b:norecursive", "cache:/cache", "/c:/d:idmap"],
+    "tmpfs": ["/t:size=64M,mode=700,uid=3,gid=4,noexec", "/u"],
+    "shm_size": "64M",
+    "log_size": "1M",
+    "keep_log": False,
+    "tty": True,
+    "interactive": True,
+    "devices": ["/dev/fuse", "/dev/kvm:/dev/x:r", "amd.com/gpu=0"],
+    "network": "host",
+    "namespaces": {"ipc": "host", "time": "new"},
+    "time_offset": 60,
+    "cap_add": ["NET_ADMIN"],
+    "cap_drop": ["ALL"],
+    "seccomp": "unconfined",
+    "ulimits": {"nofile": [1024, 4096], "core": "unlimited"},
+    "umask": "027",
+    "oom_score_adj": 100,
+    "cpu_affinity": "0-1",
+    "stop_signal": "RTMIN+1",
+    "timeout": "1h",
+    "grace": 3,
+    "idle_timeout": "5m",
+    "ttl": "1d",
+    "health": False,
+    "best_effort": True,
+    "cpus": 1.5,
+    "cpu_weight": 200,
+    "cpu_burst": "50ms",
+    "cpuset": "0-1",
+    "mems": "0",
+    "memory": "4G",
+    "memory_high": "3G",
+    "memory_low": 0,
+    "memory_min": "1M",
+    "swap": "0",
+    "oom_group": False,
+    "io": ["8:0:rbps=50M,wiops=1000"],
+    "io_weight": 50,
+    "pids": 100,
+    "hugetlb": "2MB=1G",
+    "dmem": "drm/0/vram=1G",
+}
+ALONE = {"cpu_burst": {"cpus": 2}, "time_offset": {"namespaces": {"time": "new"}}, "root_size": {"root": "tmpfs"}, "swap": {"memory": "1G"}}
+
+
+def again(job: JobSpec) -> JobSpec:
+    """As it comes back from the text of its file."""
+    return make_job_of(read(toml(document(file_of(job))), "job.toml", keywords=keywords()), "job.toml")
+
+
+def test_there_is_a_value_of_each_option():
+    assert OPTIONS.keys() == {*keywords()} - {"pull", "platform", "gpu_memory"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_comes_back(name):
+    job = make_job("img:1", ("a", "b c"), ALONE.get(name, {}) | {name: OPTIONS[name]})
+    assert job.spec != Spec(("a", "b c"), "img:1") and again(job) == job
+
+
+def test_a_health_check_comes_back():
+    from dockless.base.healthcheck import HealthCheck
+
+    job = JobSpec(make_spec("img:1", health=HealthCheck(["curl", "x"], interval=5.0, retries=2)))
+    assert again(job) == job
+
+
+def test_what_the_queue_was_told_comes_back_but_not_what_the_job_waited_for():
+    said = {
+        "priority": -7, "time_limit": 5400.5, "name": "night", "group": "vision", "on_reboot": "requeue", "singleton": True, "retries": 3,
+        "retry_on": [1, 75], "warn": "USR1@90s", "notify": "fail,end", "notify_to": "ann@lab.example",
+    }  # fmt: skip
+    job = make_job("host", ("true",), {"gpus": "device=0,2", "gpu_memory": "2G"}, **said)
+    assert again(job) == job
+    waited = dataclasses.replace(job, hold=True, begin=1e9, after=("ok:12",), array_limit=4)
+    assert again(waited) == job
+    told = {field.name for field in dataclasses.fields(JobSpec) if getattr(waited, field.name) != getattr(JobSpec(), field.name)}
+    assert told == {field.name for field in dataclasses.fields(JobSpec)}
+
+
+def test_what_only_python_can_say_is_told():
+    for mount in (Bind("/a:b", "/c"), Bind("/a", "/c", idmap=False)):
+        with pytest.raises(BadInput, match="the mount of /c cannot be written in a file"):
+            file_of(JobSpec(Spec(("true",), mounts=(mount,))))
+
+
+def test_options_of_the_command_line_go_before_what_the_job_had():
+    from dockless.cli import parser_of
+    from dockless.cli.sandbox_options import keywords as of_line
+
+    def changed(*words: str, command: tuple[str, ...] = ()) -> JobSpec:
+        options: Namespace = parser_of("clone").full().parse_args(["12", *words])
+        return make_job_of(with_options(file_of(job), of_line(options), command), "job 12")
+
+    job = make_job(
+        "img", ("a",), {"gpus": 2, "env": {"A": "1", "B": "2"}, "memory": "1G", "cpus": 2, "mounts": ["/a:/a"], "keep_log": False}
+    )
+    assert changed() == job and changed(command=("b", "c")).spec.argv == ("b", "c")
+    assert changed("-e", "B=3", "-e", "C=4").spec.env == (("A", "1"), ("B", "3"), ("C", "4"))
+    assert changed("-m", "2G", "--gpus", "1").spec.limits == dataclasses.replace(job.spec.limits, memory_max=2 << 30)
+    assert changed("--gpus", "1").gpus == "1" and changed("--gpu-memory", "1G").gpus == f"memory={1 << 30}"
+    more = changed("-v", "b:/b", "--mount", "type=tmpfs,target=/t,size=1M", "--mount", "type=bind,source=/c,target=/c,ro")
+    assert sorted(more.spec.mounts, key=lambda mount: mount.target) == [
+        Bind("/a", "/a"), Volume("b", "/b"), Bind("/c", "/c", readonly=True), Tmpfs("/t", size=1 << 20),
+    ]  # fmt: skip
+    assert changed("--no-healthcheck").spec.health.disabled and changed("--health-cmd", "x").spec.health.argv == ("/bin/sh", "-c", "x")
+    assert changed("--best-effort", "--network", "host", "--security-opt", "seccomp=unconfined").spec.seccomp == "unconfined"
