@@ -71,7 +71,8 @@ class Submitted(Enterable):
             return queue.release(self.id)[0]
 
     def requeue(self, *, grace: float | None = None) -> Job:
-        """End its running attempt, as ``cancel`` does; then it waits for another. ``Refused`` if it does not run."""
+        """End its running attempt, as ``cancel`` does; then it waits for another. One that has ended is submitted again: the job that
+        comes back has another number. ``Refused`` if it waits already."""
         with _connect() as queue:
             return queue.requeue(self.id, grace=grace)[0]
 
