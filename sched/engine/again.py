@@ -1,4 +1,5 @@
-"""Another attempt of a job: asked for while it runs (``requeue``), or because it failed and has tries left (``JobSpec.retries``).
+"""Another attempt of a job: asked for while it runs (``requeue``), because it gave back GPUs that it had borrowed (``preempting``), or
+because it failed and has tries left (``JobSpec.retries``).
 
 The wish to run a job again is on disk before it is told to end, so a daemon that comes back in between goes on with it. A cancel, and the
 job's own time limit, end it for good.
@@ -65,7 +66,9 @@ def wanted(entry: LiveJob, state: State, reason: str, code: int | None) -> tuple
     if entry.cancelled or state is State.TIMEOUT:
         return None
     if options.requeue:
-        return options.requeue, replace(options, requeue="")
+        return options.requeue, replace(options, requeue="", preempted_by=0)
+    if options.preempted_by and state is not State.LOST:
+        return f"preempted for job {options.preempted_by}", replace(options, preempted_by=0)
     if state in (State.FAILED, State.OOM) and options.tried < options.retries and (not options.retry_on or code in options.retry_on):
         pause = min(2.0**options.tried, LONGEST_PAUSE)
         return reason, replace(options, tried=options.tried + 1, retry_at=time.time() + pause)

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,16 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from dockless.base import exit_codes, paths
+from dockless.base import paths
 from dockless.base.dataclass import replace
 from dockless.base.records import read
 from dockless.base.typing import Any
-from dockless.errors import BadInput, DocklessError, NotEnoughGpus, SchedError
+from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
-from dockless.sandbox.state import RUNNING
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import again, attempts, draining, preempting, remains, stopping, warning
+from dockless.sched.engine import draining, ending, preempting, remains, starting, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -38,12 +35,10 @@ from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quie
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.figures import Watch
 from dockless.sched.engine.hostgpus import HostGpus
-from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
-from dockless.sched.engine.volumes import with_volumes
-from dockless.sched.engine.wants import is_the_hosts, waited_out
-from dockless.sched.jobs import NO_OPTIONS, Job, JobSpec, State, final_state, sandbox_id, shell_code
+from dockless.sched.engine.wants import waited_out
+from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.shares import Shares, taken
@@ -52,7 +47,6 @@ from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.store import queue, usage
 from dockless.sched.store.kept import Kept
-from dockless.sched.store.lease import Lease
 from dockless.sched.store.queue import Live
 from dockless.sched.store.writer import Change, QueueWriter
 from dockless.sched.used import By, Used
@@ -60,12 +54,6 @@ from dockless.sched.used import By, Used
 LAUNCHERS = 4
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
-OVERDUE = 10.0
-"""Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
-LAUNCHES = 300
-"""Starts of an attempt, a second apart, that may fail for want of the host's descriptors, memory or processes."""
-GIVE_UP = 30
-"""Failures to end a job and to look at it, after which it is LOST, whatever of it still lives."""
 LOOK_AGAIN = 5.0
 """Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
 
@@ -83,20 +71,20 @@ class Engine:
         self.queue_id = queue.queue_id(writing)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.gpus})
         self.database = database
-        self._shutdown = queue.shutdown(writing)
+        self.shutdown = queue.shutdown(writing)
         self.reader = queue.connect(database)
         self._writer = QueueWriter(writing, self._committed)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.outage = Outage(directory, self.write, self.kick)
-        self._launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
+        self.launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
-        self._ending = ThreadPoolExecutor(16, "dockless-end")
+        self.looking = ThreadPoolExecutor(16, "dockless-end")
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
         self.signalling = ThreadPoolExecutor(4, "dockless-signal")
         # Anybody may ask for reports, which read years: nobody's job waits for that to end.
         self._reporting = ThreadPoolExecutor(2, "dockless-report")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._boot = queue.boot_id()
+        self.boot = queue.boot_id()
         self.entries: dict[int, LiveJob] = {}
         self.waiting = WaitingList()
         self.aside = Aside(self)
@@ -113,7 +101,7 @@ class Engine:
         self.decision: Decision | None = None
         self.usage: Usage | None = None
         self._took = 0.0
-        self._newest: tuple[int, Spec] = 0, Spec()
+        self.newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False
         self._undecided: list[asyncio.Future[None]] = []
         self._look_again: asyncio.TimerHandle | None = None
@@ -138,11 +126,11 @@ class Engine:
 
     def _committed(self, outcome: list[tuple[Any, Any, BaseException | None]]) -> None:
         # One wake-up of the loop for a whole transaction, not one per change.
-        self._loop.call_soon_threadsafe(_settle, outcome)
+        self.loop.call_soon_threadsafe(_settle, outcome)
 
     def write(self, change: Change[Any]) -> asyncio.Future[Any]:
         """Commit ``change``; the future is resolved in the loop, in commit order."""
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Any] = self.loop.create_future()
         self._writer.write(change, future)
         return future
 
@@ -185,44 +173,14 @@ class Engine:
                     self.active[entry.job.id] = entry
                     unsettled.append(entry)
         for entry, error in zip(
-            unsettled, await asyncio.gather(*(self._take_up(entry) for entry in unsettled), return_exceptions=True), strict=True
+            unsettled, await asyncio.gather(*(starting.take_up(self, entry) for entry in unsettled), return_exceptions=True), strict=True
         ):
             if error is not None:
-                self.spawn(self._give_up(entry, error))
+                self.spawn(ending.give_up(self, entry, error))
         await remains.sweep(self)
         # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
         self._settled = True
         self.kick()
-
-    async def _take_up(self, entry: LiveJob) -> None:
-        job, live = entry.job, entry.live
-        with contextlib.suppress(DocklessError, ValueError):  # a job that an older dockless accepted
-            self._spec(entry, job.attempt, job.devices)
-        same_boot = live.boot == self._boot
-        was_running = job.state is State.RUNNING
-        found = await self.looked_at(attempts.recover, self.launcher, self.name(job.id, job.attempt), was_running, same_boot)
-        entry.handle = found.handle
-        now = time.time()
-        if found.what == "running":
-            if not was_running:
-                await self.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
-                entry.show(state=State.RUNNING)
-            await self._watch(entry)
-        elif found.what == "exited":
-            record = None
-            if not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
-                record = await self.looked_at(attempts.ended_by_shutdown, found.handle, self._shutdown)
-            if record is None:
-                await self._finish(entry)
-            else:
-                await self.back(entry, lambda db: queue.requeue(db, job.id, now, "the host was shut down", record))
-        elif found.what == "void":
-            await self.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
-        elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
-            await self.back(entry, lambda db: queue.requeue(db, job.id, now, "the host was rebooted"))
-        else:
-            reason = found.reason if same_boot else "the host was rebooted while it ran"
-            await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
 
     async def note_shutdown(self) -> None:
         """The host is going down: what ends from now on may have been ended by that."""
@@ -235,7 +193,7 @@ class Engine:
         if entry.job.options.preempted_by:
             change = preempting.unmarked(entry, change)
         await self.write_surely(change)
-        self._count_usage(entry)
+        self.count_usage(entry)
         if entry.job.state is State.RUNNING:
             self.tell(entry, "preempt")
         if entry.handle is not None:
@@ -245,7 +203,7 @@ class Engine:
         entry.ends = None
         entry.show(state=State.PENDING, started=0.0, devices=(), reason="")
         if entry.cancelled:
-            await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
+            await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
         self.line_up(entry)
         self.kick()
@@ -295,9 +253,9 @@ class Engine:
         entries = live_jobs(lives)
         for entry in entries:
             live, job = entry.live, entry.live.job
-            if live.boot == self._boot:
+            if live.boot == self.boot:
                 entry.since = live.ticks
-            if job.time_limit and live.boot == self._boot:
+            if job.time_limit and live.boot == self.boot:
                 entry.ends = live.ticks + job.time_limit
             self.entries[job.id] = entry
             self.shares.enter(live)
@@ -321,32 +279,32 @@ class Engine:
         """Something changed that may let a job start: decide once, soon. A pass that takes long gets half of the time."""
         if self._settled and not self._kicked and not self.closing:
             self._kicked = True
-            self._loop.call_later(self._took, self._pass)
+            self.loop.call_later(self._took, self._pass)
 
     def _pass(self) -> None:
         self._kicked = False
         wake(self._undecided)
         if self.closing or self.outage.text or draining.HOST in self.drained:  # the end of either kicks again
             return
-        now, began = queue.ticks(), self._loop.time()
+        now, began = queue.ticks(), self.loop.time()
         decision = self.decision = policy.decide(self.state(), now)
-        self._took = self._loop.time() - began
+        self._took = self.loop.time() - began
         for start in decision.starts:
-            self._start(self.entries[start.job], start.gpus, now)
+            starting.start(self, self.entries[start.job], start.gpus, now)
         for one in decision.preempts:
             preempting.preempt(self, self.entries[one.job], one.by)
         if self._time_comes is not None:
             self._time_comes.cancel()
             self._time_comes = None
         if decision.again is not None:
-            self._time_comes = self._loop.call_later(max(0.0, decision.again - now), self.kick)
+            self._time_comes = self.loop.call_later(max(0.0, decision.again - now), self.kick)
         if self.waiting and (decision._state.outside or any(not job.id for job in decision._state.running)) and self._look_again is None:
-            self._look_again = self._loop.call_later(LOOK_AGAIN, self._looked)
+            self._look_again = self.loop.call_later(LOOK_AGAIN, self._looked)
 
     async def decided(self) -> None:
         """Until what has changed so far is known to the reasons for which jobs wait."""
         if self._kicked:
-            future: asyncio.Future[None] = self._loop.create_future()
+            future: asyncio.Future[None] = self.loop.create_future()
             self._undecided.append(future)
             await future
 
@@ -393,7 +351,7 @@ class Engine:
                 self.usage.add(user, groups, 1, at - gpu_seconds, at)
         return self.usage
 
-    def _count_usage(self, entry: LiveJob) -> None:
+    def count_usage(self, entry: LiveJob) -> None:
         if self.usage is not None and entry.job.devices and entry.since:
             self.usage.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, queue.ticks())
 
@@ -405,224 +363,6 @@ class Engine:
             user, groups = self.callers.quota_of(uid)
             found.append(RunningJob(0, user, frozenset({uuid}), groups, None))
         return found
-
-    def _start(self, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:
-        self.waiting.remove(entry.waiting)
-        self.active[entry.job.id] = entry
-        entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
-        entry.since = now
-        entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-        self.spawn(self._surely(entry, self._launch(entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
-
-    def _spec(self, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
-        """What is launched; notes what of it concerns the end."""
-        submitted = self._submitted(entry.job)
-        submitted = replace(submitted, log_size=submitted.log_size or self.config.log_size)
-        submitted = with_volumes(submitted, self.config.volumes, entry.job.user)
-        spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
-        entry.grace = spec.grace or GRACE
-        entry.limit = spec.timeout + spec.grace if spec.timeout else None
-        return spec
-
-    def _submitted(self, job: Job) -> Spec:
-        """The sandbox as it was asked for; the jobs of an array, which start one after the other, share one."""
-        key = job.array or job.id
-        if self._newest[0] != key:
-            self._newest = key, read(JobSpec, json.loads(queue.spec(self.reader, job.id)), "job").spec
-        return self._newest[1]
-
-    async def _launch(self, entry: LiveJob, lease: Lease, now: float) -> None:
-        job = entry.job
-        try:
-            await self.write(lambda db: queue.begin_attempt(db, lease, self.name(job.id, lease.attempt), self._boot, now))
-        except SchedError as error:
-            if error.subject == "jobs.db":
-                self.outage.begins(error)
-            else:
-                say(f"job {job.id} cannot start: {describe(error)}; trying again")
-                await asyncio.sleep(1.0)
-            self.active.pop(job.id, None)
-            entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
-            self.line_up(entry)
-            self.kick()
-            return
-        if entry.cancelled:
-            await self._end(entry, State.CANCELLED, "cancelled before it ran", None, None)
-            return
-        name = self.name(job.id, lease.attempt)
-        try:
-            spec = self._spec(entry, lease.attempt, lease.gpus)
-            owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
-            labels = {"queue": self.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
-            first, again = (
-                partial(self.in_thread, self._launching, partial(start, spec, id=name, owner=owner, labels=labels))
-                for start in (self.launcher.start, partial(attempts.launch_again, self.launcher))
-            )
-            entry.handle = await waited_out(
-                first, f"job {job.id} cannot start", lambda: not self.closing and not entry.cancelled, LAUNCHES, again
-            )
-        except NotEnoughGpus as error:
-            reason, now = str(error), time.time()
-            await self.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
-            return
-        except Exception as error:
-            if self.closing and is_the_hosts(error):
-                return  # the next daemon finds that nothing ran
-            entry.handle = await self.looked_at(attempts.left_behind, self.launcher, name, self.queue_id)
-            if entry.handle is not None and await self.looked_at(entry.handle.state) in RUNNING:
-                await self._give_up(entry, error)
-                return
-            # Whatever it was, it is this job's end and not the daemon's.
-            text = str(error) if isinstance(error, DocklessError) else describe(error)
-            code = error.exit_code if isinstance(error, DocklessError) else exit_codes.ERROR
-            hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
-            state = State.CANCELLED if entry.cancelled else State.FAILED
-            await self._end(entry, state, f"not started: {text}{hint}", None, code)
-            return
-        running_at = time.time()
-        await self.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
-        entry.show(state=State.RUNNING)
-        self.tell(entry, "start")
-        wake(entry.up)
-        await self._watch(entry)
-
-    # -- ending
-
-    async def _watch(self, entry: LiveJob) -> None:
-        assert entry.handle is not None
-        fd = await self.looked_at(attempts.wait_gone, entry.handle)
-        if fd is None:
-            if not self.closing:
-                await self._finish(entry)
-        elif self.closing:
-            os.close(fd)  # the next daemon adopts it
-        else:
-            entry.pidfd = fd
-            self._loop.add_reader(fd, self._gone, entry)
-            if entry.limit is not None:
-                left = entry.job.started + entry.limit + OVERDUE - time.time()
-                entry.overdue = self._loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), self._overdue, entry)
-            if entry.cancelled or entry.job.options.requeue:
-                stopping.stop(self, entry, None)
-            elif entry.job.options.preempted_by:
-                preempting.go_on(self, entry)
-            warning.arm(self, entry)
-
-    def _gone(self, entry: LiveJob) -> None:
-        self._unwatch(entry)
-        self.spawn(self._surely(entry, self._finish(entry)))
-
-    def _unwatch(self, entry: LiveJob) -> None:
-        self._loop.remove_reader(entry.pidfd)
-        os.close(entry.pidfd)
-        entry.pidfd = -1
-
-    def _overdue(self, entry: LiveJob) -> None:
-        say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
-        stopping.stop(self, entry, 0.0)
-
-    async def _surely(self, entry: LiveJob, work: Awaitable[None]) -> None:
-        """A job's way to its end; an error of ours on it must not leave the job running for ever."""
-        try:
-            await work
-        except Exception as error:
-            if not self.closing and entry.job.id in self.active:
-                await self._give_up(entry, error)
-
-    async def _give_up(self, entry: LiveJob, error: BaseException) -> None:
-        """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
-        what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
-        say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
-        name = self.name(entry.job.id, entry.job.attempt)
-        failures = 0
-        while not self.closing:
-            try:
-                handle = entry.handle = await self.in_thread(self._ending, self.launcher.find, name)
-                if handle is None:
-                    break
-                await self.in_thread(self.signalling, handle.kill)
-                if await self.in_thread(self._ending, handle.state) not in RUNNING:
-                    break
-            except Exception as again:
-                failures += not is_the_hosts(again)
-                if failures == GIVE_UP:  # its GPUs are looked at before they are given to the next
-                    what += f", nor say whether it has ended ({type(again).__name__})"
-                    say(f"job {entry.job.id} cannot be ended: {describe(again)}; it is taken as LOST")
-                    break
-                say(f"job {entry.job.id} cannot be ended yet: {describe(again)}; trying again")
-            await asyncio.sleep(stopping.KILL_AGAIN)
-        else:
-            return
-        if entry.pidfd >= 0:
-            self._unwatch(entry)
-        await self._end(entry, State.CANCELLED if entry.cancelled else State.LOST, f"the daemon could not follow it: {what}", None, None)
-
-    async def _finish(self, entry: LiveJob) -> None:
-        """The keeper has ended: what it wrote about the end, or LOST if it could not."""
-        handle = entry.handle
-        assert handle is not None
-        exit = await self.looked_at(attempts.reaped, handle)
-        if exit is None:
-            await self.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
-            reason = await self.looked_at(handle.why_vanished)
-            record, code = None, None
-            state = State.CANCELLED if entry.cancelled else State.LOST
-        else:
-            record = attempts.exit_record(exit)
-            options = entry.job.options
-            if options.preempted_by and not (options.requeue or entry.cancelled or entry.verdict or record.get("timed_out")):
-                await preempting.requeue(self, entry, record)
-                return
-            state, reason = final_state(record, entry.cancelled, entry.verdict)
-            code = shell_code(record)
-        if (found := again.wanted(entry, state, reason, code)) is not None:
-            await again.requeue(self, entry, record, *found)
-        else:
-            await self._end(entry, state, reason, record, code)
-
-    async def _end(self, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
-        job = entry.job
-        attempt = job.attempt if job.state is not State.PENDING else 0
-        entry.silent = True
-        wake(entry.gone)
-        why = ""
-        if entry.handle is not None:
-            why = await remains.keep(self, entry.handle, job.uid)
-            reason = "; ".join(filter(None, (reason, why)))
-        now = time.time()
-
-        async def meanwhile() -> None:
-            entry.show(reason=f"it has ended ({state}), which cannot be recorded yet: {self.outage.text}")
-            if entry.handle is not None:
-                await remains.lighten(self, entry.handle)
-
-        await self.write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
-        signal = record.get("signal") if record else None
-        entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
-        self._count_usage(entry)
-        failed = state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
-        self.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
-        self.active.pop(job.id, None)
-        self.entries.pop(job.id, None)
-        if entry.overdue is not None:
-            entry.overdue.cancel()
-        if entry.hurry is not None:
-            entry.hurry.set()
-        self.shares.leave(entry.live)
-        self.ends += 1
-        self.left_specs[job.uid] += entry.live.spec_size
-        if self.ends >= AFTER_ENDS or self.left_specs.total() > self.config.per_user_size:
-            self.many_ended.set()
-        for future in entry.ended:
-            if not future.done():
-                future.set_result(entry.job)
-        wake(entry.up)
-        self.aside.ended(entry.job)
-        self.kick()
-        if entry.handle is not None and why:
-            self.left.append(entry.handle)
-        elif entry.handle is not None:
-            await remains.remove(self, entry.handle)
 
     async def each(self, numbers: Sequence[int], work: Callable[[int], Awaitable[None]], turn: Callable[[], Awaitable[None]]) -> None:
         """``work`` on each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""
@@ -655,7 +395,7 @@ class Engine:
         entry.cancelled = True
         self.step_back(entry)
         try:
-            await self._end(entry, State.CANCELLED, reason, None, None)
+            await ending.end(self, entry, State.CANCELLED, reason, None, None)
         except SchedError:
             entry.cancelled = False
             self.line_up(entry)
@@ -694,7 +434,7 @@ class Engine:
         self.aside.close()
         for entry in self.active.values():
             if entry.pidfd >= 0:
-                self._unwatch(entry)
+                ending.unwatch(self, entry)
             if entry.overdue is not None:
                 entry.overdue.cancel()
             if entry.hurry is not None:
@@ -704,19 +444,19 @@ class Engine:
             await asyncio.wait(under_way, timeout=GRACE)
         self.notices.close()
         self.outage.close()
-        await self._loop.run_in_executor(None, self._writer.close)
-        self._launching.shutdown(wait=False)
-        for pool in (self._ending, self.removing, self.signalling, self._reporting):
+        await self.loop.run_in_executor(None, self._writer.close)
+        self.launching.shutdown(wait=False)
+        for pool in (self.looking, self.removing, self.signalling, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()
 
     async def looked_at(self, work: Callable[..., Any], *args: Any) -> Any:
         """``work``, again until the daemon has the descriptors and the memory for it: a job is not LOST for want of them."""
-        return await waited_out(partial(self.in_thread, self._ending, work, *args), "a job cannot be looked at", lambda: not self.closing)
+        return await waited_out(partial(self.in_thread, self.looking, work, *args), "a job cannot be looked at", lambda: not self.closing)
 
     async def in_thread(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *args: Any) -> Any:
-        return await self._loop.run_in_executor(pool, work, *args)
+        return await self.loop.run_in_executor(pool, work, *args)
 
 
 def _settle(outcome: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:

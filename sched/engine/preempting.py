@@ -13,8 +13,7 @@ from functools import partial
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import SchedError
-from dockless.sched.engine import remains, stopping
-from dockless.sched.engine.entry import wake
+from dockless.sched.engine import stopping
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.store import queue
 from dockless.sched.store.writer import Change
@@ -53,16 +52,6 @@ def go_on(engine: Engine, entry: LiveJob) -> None:
     say(f"job {entry.job.id} gives back what it borrowed, for job {entry.job.options.preempted_by}")
     tell = partial(entry.handle.send_signal, signal) if signal else entry.handle.send_stop
     stopping.stop(engine, entry, engine.config.preemption.grace, tell)
-
-
-async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any]) -> None:
-    """It has ended: it waits again."""
-    number, reason, now = entry.job.id, f"preempted for job {entry.job.options.preempted_by}", time.time()
-    wake(entry.gone)
-    if entry.handle is not None and await remains.keep(engine, entry.handle, entry.job.uid):
-        engine.left.append(entry.handle)
-        entry.handle = None
-    await engine.back(entry, lambda db: queue.requeue(db, number, now, reason, record))
 
 
 def unmarked(entry: LiveJob, change: Change[Any]) -> Change[Any]:

@@ -23,7 +23,7 @@ JOB = JobSpec(
 PLACES = {
     "a verb": "admission.Admission.admit = fail",
     "the launch": "detached.start = fail",
-    "the end of a job": "engine.Engine._end = fail",
+    "the end of a job": "ending.end = fail",
     "a callback of the loop": "engine.Engine._enter = later(engine.Engine._enter)",
     "a thread": "engine.Engine._enter = threaded(engine.Engine._enter)",
 }
@@ -31,7 +31,7 @@ BROKEN = """
 import asyncio, sys, threading
 from dockless.sandbox.run import detached
 from dockless.sched import daemon
-from dockless.sched.engine import admission, engine
+from dockless.sched.engine import admission, ending, engine
 
 def fail(*things, **more):
     raise RuntimeError(f"hunter2 {things} {more}")

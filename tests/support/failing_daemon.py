@@ -14,9 +14,9 @@ STEPS = ("send_stop", "kill_once", "exit_once", "pidfd", "state_once", "patience
 def main(steps: list[str]) -> int:
     from dockless.sandbox.run.box import Box
     from dockless.sched import daemon
-    from dockless.sched.engine import engine, stopping
+    from dockless.sched.engine import ending, stopping
 
-    engine.OVERDUE = 0.3
+    ending.OVERDUE = 0.3
     stopping.KILL_AGAIN = 0.05
 
     def fail(name: str, once: bool, error: Exception) -> None:

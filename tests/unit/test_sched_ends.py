@@ -18,8 +18,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
+from dockless.sched.engine import attempts, ending, outage, starting, stopping
 from dockless.sched.engine import engine as engine_module
-from dockless.sched.engine import outage, stopping
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
@@ -124,7 +124,7 @@ def test_what_is_launched(tmp_path, launcher, monkeypatch, euid, caller, owner):
 
     async def play():
         async with engine(tmp_path, launcher, Config(log_size=77)) as running:
-            monkeypatch.setattr(engine_module.os, "geteuid", lambda: euid)
+            monkeypatch.setattr(starting.os, "geteuid", lambda: euid)
             spec = Spec(argv=("true",), env=(("A", "1"),), timeout=50.0, grace=3.0)
             (number,), (box,) = await started(running, launcher, plain(spec, gpus="1", time_limit=40.0), caller=caller)
             (gpu,) = running.entries[number].job.devices
@@ -239,7 +239,7 @@ def test_gpus_in_use_outside_are_looked_at_again_while_somebody_waits_for_them(t
             assert asked[-1] == {free}
             running.kick()
             await until(lambda: not running._kicked)
-            assert running._look_again is timer and 0 < timer.when() - running._loop.time() <= 3600
+            assert running._look_again is timer and 0 < timer.when() - running.loop.time() <= 3600
         assert timer.cancelled()
 
     asyncio.run(play())
@@ -279,7 +279,7 @@ def test_new_settings_hold_from_now_on(tmp_path, launcher):
 
 
 def test_who_waits_hears_what_the_queue_says(tmp_path, launcher, monkeypatch):
-    monkeypatch.setattr(engine_module, "AFTER_ENDS", 2)
+    monkeypatch.setattr(ending, "AFTER_ENDS", 2)
     records = (
         (Exit(0, None), State.COMPLETED, "", 0, None),
         (Exit(None, 9, timed_out=True), State.TIMEOUT, "reached its time limit", 124, 9),
@@ -327,7 +327,7 @@ def test_one_that_has_ended_before_anybody_could_wait_for_it(tmp_path, launcher,
 
 
 def test_why_it_ended_and_why_its_output_is_not_kept_yet(tmp_path, launcher, monkeypatch):
-    monkeypatch.setattr(engine_module.attempts, "keep_log", lambda *_: (_ for _ in ()).throw(OSError(28, "planted")))
+    monkeypatch.setattr(attempts, "keep_log", lambda *_: (_ for _ in ()).throw(OSError(28, "planted")))
 
     async def play():
         async with engine(tmp_path, launcher) as running:
@@ -376,7 +376,7 @@ def test_past_its_time_limit_it_is_helped(tmp_path, launcher, capfd):
             entry = running.entries[number]
             box.send_stop = lambda: box.said.append("stop")
             box.on_kill = lambda: box.end(Exit(None, 9, timed_out=True))
-            running._overdue(entry)
+            ending._overdue(running, entry)
             await until(lambda: number not in running.entries)
             assert ended(running, number)[:3] == ("TIMEOUT", "reached its time limit", 124)
             assert entry.overdue.cancelled() and box.said[:2] == ["stop", "kill"]
@@ -398,12 +398,12 @@ def test_a_job_that_nobody_can_follow_is_over_when_nothing_of_it_goes_on(tmp_pat
                 launcher.boxes.clear()
             else:
                 box.now = state
-            ending = asyncio.ensure_future(running._give_up(entry, SandboxGone("it is nowhere")))
+            way = asyncio.ensure_future(ending.give_up(running, entry, SandboxGone("it is nowhere")))
             if state != "gone":
                 await until(lambda: box.said.count("kill") > 2)
                 assert entry.job.devices and number in running.active
                 box.now = "vanished"
-            await asyncio.wait_for(ending, DEADLINE)
+            await asyncio.wait_for(way, DEADLINE)
             reason = "the daemon could not follow it: SandboxGone: it is nowhere"
             assert ended(running, number) == ("LOST", reason, None, [("LOST", reason)]) and entry.pidfd == -1
             assert running.kept.directory == running.logs and running.left == []
@@ -416,9 +416,9 @@ def test_what_cannot_be_ended_at_once_is_tried_again_and_the_next_daemon_goes_on
     async def play():
         async with engine(tmp_path, launcher) as running:
             (number,), (box,) = await started(running, launcher, plain(gpus="1"))
-            monkeypatch.setattr(engine_module, "GIVE_UP", 1_000_000)
+            monkeypatch.setattr(ending, "GIVE_UP", 1_000_000)
             box.on_kill = lambda: (_ for _ in ()).throw(ValueError("hunter2"))
-            running.spawn(running._give_up(running.entries[number], ValueError("hunter2")))
+            running.spawn(ending.give_up(running, running.entries[number], ValueError("hunter2")))
             await until(lambda: box.said.count("kill") > 2)
         assert queue.job(queue.connect(tmp_path / "jobs.db"), number).state is State.RUNNING
 
@@ -444,7 +444,7 @@ def test_an_error_of_ours_is_told_without_its_text(tmp_path, launcher, capfd, wh
                 box.end(Exit(0, None))
                 await until(lambda: number not in running.entries)
             box.on_kill = lambda: setattr(box, "now", "vanished")
-            await running._surely(entry, fails())
+            await ending.surely(running, entry, fails())
             assert ended(running, number)[0] == ("LOST" if what == "of a job" else "COMPLETED")
 
     asyncio.run(play())
@@ -555,7 +555,7 @@ def test_what_the_end_of_the_daemon_leaves(tmp_path, launcher, monkeypatch):
             waits.clear()
         assert waits == [{"timeout": 10.0}]
         assert entry.pidfd == -1 and entry.overdue.cancelled() and not running._tasks and closed == [running.gpus]
-        pools = {running._launching: 4, running._ending: 16, running.removing: 8, running.signalling: 4}
+        pools = {running.launching: 4, running.looking: 16, running.removing: 8, running.signalling: 4}
         for pool, threads in pools.items():
             assert pool._max_workers == threads
             with pytest.raises(RuntimeError, match="after shutdown"):
@@ -575,13 +575,13 @@ def test_a_start_that_comes_up_while_the_daemon_ends_is_left_to_the_next(tmp_pat
         async with engine(tmp_path, launcher) as running:
             (number,), (box,) = await started(running, launcher, plain())
             entry = running.entries[number]
-            running._unwatch(entry)
+            ending.unwatch(running, entry)
             fds = set(os.listdir("/proc/self/fd"))
             running.closing = True
-            await running._watch(entry)
+            await ending.watch(running, entry)
             assert entry.pidfd == -1 and set(os.listdir("/proc/self/fd")) == fds
             box.now = "exited"
-            await running._watch(entry)
+            await ending.watch(running, entry)
             assert number in running.active
             running.closing = False
 

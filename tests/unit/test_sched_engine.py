@@ -16,9 +16,9 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import attempts, outage
+from dockless.sched.engine import attempts, ending, outage
 from dockless.sched.engine import engine as engine_module
-from dockless.sched.engine.engine import OVERDUE
+from dockless.sched.engine.ending import OVERDUE
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease, held
@@ -56,7 +56,7 @@ def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):
                 await until(lambda: running.entries[number].job.state is State.STARTING)
                 for _ in range(20):  # whatever was to be launched is with the launching threads now, and ahead of this
                     await asyncio.sleep(0)
-                    await running.in_thread(running._launching, lambda: None)
+                    await running.in_thread(running.launching, lambda: None)
                 assert launcher.boxes == {}
             finally:
                 gate.set()
@@ -173,7 +173,7 @@ def test_a_job_that_waits_again_has_nothing(tmp_path, launcher, cancelled):
             await until(lambda: entry.job.state is State.RUNNING)
             assert entry.job.devices and entry.job.started
             await until(lambda: entry.pidfd >= 0)
-            running._unwatch(entry)
+            ending.unwatch(running, entry)
             entry.cancelled = cancelled
             await running.back(entry, lambda db: queue.requeue(db, number, 9.0, "the host was rebooted"))
             assert number not in running.active and entry.handle is None
@@ -232,7 +232,7 @@ def test_what_must_not_be_lost_is_written_when_the_disk_has_room_again(tmp_path,
 
             def write(change):
                 tried.append(change)
-                future = running._loop.create_future()
+                future = running.loop.create_future()
                 error = errors[len(tried) - 1]
                 future.set_exception(error) if error else future.set_result(None)
                 return future
@@ -274,12 +274,12 @@ def test_a_keeper_that_forgets_the_time_limit_is_helped_a_little_later(tmp_path,
             entry = running.entries[number]
             await until(lambda: entry.overdue is not None)
             entry.overdue.cancel()
-            running._unwatch(entry)
+            ending.unwatch(running, entry)
             entry.limit, entry.overdue = 3600.0, None
             entry.show(started=1e9 - ago)
             asked = []
-            monkeypatch.setattr(running._loop, "call_later", lambda delay, *_: asked.append(delay) or running._loop.call_at(1e12, len, ""))
-            await running._watch(entry)
+            monkeypatch.setattr(running.loop, "call_later", lambda delay, *_: asked.append(delay) or running.loop.call_at(1e12, len, ""))
+            await ending.watch(running, entry)
             monkeypatch.undo()
             assert asked == [left]
 

@@ -23,7 +23,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config, Ways, load
-from dockless.sched.engine import notices
+from dockless.sched.engine import ending, notices
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.jobs import JobOptions, parse_events
 from dockless.sched.store import queue
@@ -115,7 +115,7 @@ def test_one_that_waits_again(tmp_path, post):
         await desk.runs(number)
         entry = desk.engine.entries[number]
         await until(lambda: entry.pidfd >= 0)
-        desk.engine._unwatch(entry)
+        ending.unwatch(desk.engine, entry)
         await desk.engine.back(entry, lambda db: queue.requeue(db, number, 9.0, "why"))
         await until(lambda: len(letters(post)) == 1)
         assert f"Subject: Job {number} was ended and waits again\n" in letters(post)[0]

@@ -18,7 +18,7 @@ from dockless.sandbox.run.box import Box
 from dockless.sandbox.run.logfile import Row, parse
 from dockless.sched import config, daemon, jobs
 from dockless.sched.callers import Callers
-from dockless.sched.engine import attempts, engine, hostgpus, housekeeping, outage, stopping, wants
+from dockless.sched.engine import attempts, ending, engine, hostgpus, housekeeping, outage, starting, stopping, wants
 from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queue, writer
 from dockless.sched.wire import answers, client, logs, protocol, server
@@ -66,7 +66,9 @@ NUMBERS = {
     attempts: {"SETTLE": 30.0},
     client: {"_AT_ONCE": 1000},
     daemon: {"TAKE_OVER": 5.0, "LET_GO_EVERY": 60.0},
-    engine: {"LAUNCHERS": 4, "AT_A_TIME": 50, "OVERDUE": 10.0, "LAUNCHES": 300, "GIVE_UP": 30, "LOOK_AGAIN": 5.0},
+    ending: {"OVERDUE": 10.0, "GIVE_UP": 30},
+    engine: {"LAUNCHERS": 4, "AT_A_TIME": 50, "LOOK_AGAIN": 5.0},
+    starting: {"LAUNCHES": 300},
     spec: {"GRACE": 10.0},
     hostgpus: {"FRESH": 2.0},
     housekeeping: {"EVERY": 3600.0, "AFTER_ENDS": 1000, "AT_ONCE": 500, "PAGES": 256},

@@ -15,8 +15,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import engine as engine_module
-from dockless.sched.engine import housekeeping, stopping, wants
+from dockless.sched.engine import ending, housekeeping, starting, stopping, wants
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 
@@ -134,7 +133,7 @@ def test_what_such_a_start_left_is_taken_or_removed_and_nothing_is_started_twice
 
 @pytest.mark.parametrize("left", ["running", "starting"])
 def test_what_a_start_that_was_given_up_left_ends_before_its_gpus_are_free(tmp_path, launcher, monkeypatch, left):
-    monkeypatch.setattr(engine_module, "LAUNCHES", 1)
+    monkeypatch.setattr(starting, "LAUNCHES", 1)
     failing_late(launcher, monkeypatch, left)
 
     async def play():
@@ -167,7 +166,7 @@ def test_a_sandbox_of_that_name_that_is_not_the_queues_is_left_alone(tmp_path, l
 
 
 def test_not_for_ever(tmp_path, launcher, monkeypatch):
-    monkeypatch.setattr(engine_module, "LAUNCHES", 3)
+    monkeypatch.setattr(starting, "LAUNCHES", 3)
     calls = failing(launcher, monkeypatch, failed(-1, errno.EMFILE), 1000)
 
     async def play():
@@ -257,8 +256,8 @@ def test_a_job_that_nobody_can_look_at_is_given_up(tmp_path, launcher, monkeypat
             job = queue.job(running.reader, number)
             assert job.state is State.LOST
             assert "nor say whether it has ended (ValueError)" in job.reason
-            assert len(looks) == engine_module.GIVE_UP + 1
-            assert box.said.count("kill") == engine_module.GIVE_UP
+            assert len(looks) == ending.GIVE_UP + 1
+            assert box.said.count("kill") == ending.GIVE_UP
             (second,) = await running.submit(ME, [plain(gpus="2")], None)  # both GPUs are free
             await until(lambda: running.entries[second].job.state is State.RUNNING)
 

@@ -1,0 +1,171 @@
+"""The way of an attempt from the moment at which it runs: it is watched, its end is recorded, and what it leaves is removed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable
+
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.errors import DocklessError
+from dockless.sandbox.state import RUNNING
+from dockless.sched.engine import again, attempts, preempting, remains, stopping, warning
+from dockless.sched.engine.entry import wake
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.housekeeping import AFTER_ENDS
+from dockless.sched.engine.wants import is_the_hosts
+from dockless.sched.jobs import State, final_state, shell_code
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import LiveJob
+
+OVERDUE = 10.0
+"""Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
+GIVE_UP = 30
+"""Failures to end a job and to look at it, after which it is LOST, whatever of it still lives."""
+
+
+async def watch(engine: Engine, entry: LiveJob) -> None:
+    """It runs: see its end, and what is wanted of it until then."""
+    assert entry.handle is not None
+    fd = await engine.looked_at(attempts.wait_gone, entry.handle)
+    if fd is None:
+        if not engine.closing:
+            await finish(engine, entry)
+    elif engine.closing:
+        os.close(fd)  # the next daemon adopts it
+    else:
+        entry.pidfd = fd
+        engine.loop.add_reader(fd, _gone, engine, entry)
+        if entry.limit is not None:
+            left = entry.job.started + entry.limit + OVERDUE - time.time()
+            entry.overdue = engine.loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), _overdue, engine, entry)
+        if entry.cancelled or entry.job.options.requeue:
+            stopping.stop(engine, entry, None)
+        elif entry.job.options.preempted_by:
+            preempting.go_on(engine, entry)
+        warning.arm(engine, entry)
+
+
+def _gone(engine: Engine, entry: LiveJob) -> None:
+    unwatch(engine, entry)
+    engine.spawn(surely(engine, entry, finish(engine, entry)))
+
+
+def unwatch(engine: Engine, entry: LiveJob) -> None:
+    """Its end is seen no more."""
+    engine.loop.remove_reader(entry.pidfd)
+    os.close(entry.pidfd)
+    entry.pidfd = -1
+
+
+def _overdue(engine: Engine, entry: LiveJob) -> None:
+    say(f"job {entry.job.id} is past its time limit, and its keeper has not ended it: killing it")
+    stopping.stop(engine, entry, 0.0)
+
+
+async def surely(engine: Engine, entry: LiveJob, work: Awaitable[None]) -> None:
+    """A job's way to its end; an error of ours on it must not leave the job running for ever."""
+    try:
+        await work
+    except Exception as error:
+        if not engine.closing and entry.job.id in engine.active:
+            await give_up(engine, entry, error)
+
+
+async def give_up(engine: Engine, entry: LiveJob, error: BaseException) -> None:
+    """Nobody can follow this job: once nothing of it goes on any more, and not earlier, its GPUs are free and it is LOST."""
+    what = f"{type(error).__name__}: {error}" if isinstance(error, DocklessError) else type(error).__name__
+    say(f"job {entry.job.id} cannot be followed: {describe(error)}; ending it")
+    name = engine.name(entry.job.id, entry.job.attempt)
+    failures = 0
+    while not engine.closing:
+        try:
+            handle = entry.handle = await engine.in_thread(engine.looking, engine.launcher.find, name)
+            if handle is None:
+                break
+            await engine.in_thread(engine.signalling, handle.kill)
+            if await engine.in_thread(engine.looking, handle.state) not in RUNNING:
+                break
+        except Exception as trouble:
+            failures += not is_the_hosts(trouble)
+            if failures == GIVE_UP:  # its GPUs are looked at before they are given to the next
+                what += f", nor say whether it has ended ({type(trouble).__name__})"
+                say(f"job {entry.job.id} cannot be ended: {describe(trouble)}; it is taken as LOST")
+                break
+            say(f"job {entry.job.id} cannot be ended yet: {describe(trouble)}; trying again")
+        await asyncio.sleep(stopping.KILL_AGAIN)
+    else:
+        return
+    if entry.pidfd >= 0:
+        unwatch(engine, entry)
+    await end(engine, entry, State.CANCELLED if entry.cancelled else State.LOST, f"the daemon could not follow it: {what}", None, None)
+
+
+async def finish(engine: Engine, entry: LiveJob) -> None:
+    """The keeper has ended: what it wrote about the end, or LOST if it could not."""
+    handle = entry.handle
+    assert handle is not None
+    exit = await engine.looked_at(attempts.reaped, handle)
+    if exit is None:
+        await engine.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
+        reason = await engine.looked_at(handle.why_vanished)
+        record, code = None, None
+        state = State.CANCELLED if entry.cancelled else State.LOST
+    else:
+        record = attempts.exit_record(exit)
+        state, reason = final_state(record, entry.cancelled, entry.verdict)
+        code = shell_code(record)
+    if (found := again.wanted(entry, state, reason, code)) is not None:
+        await again.requeue(engine, entry, record, *found)
+    else:
+        await end(engine, entry, state, reason, record, code)
+
+
+async def end(engine: Engine, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
+    """The job is over. ``record``: of its exit, ``code``: as a shell would have it; None for what never ran, or nobody can say."""
+    job = entry.job
+    attempt = job.attempt if job.state is not State.PENDING else 0
+    entry.silent = True
+    wake(entry.gone)
+    why = ""
+    if entry.handle is not None:
+        why = await remains.keep(engine, entry.handle, job.uid)
+        reason = "; ".join(filter(None, (reason, why)))
+    now = time.time()
+
+    async def meanwhile() -> None:
+        entry.show(reason=f"it has ended ({state}), which cannot be recorded yet: {engine.outage.text}")
+        if entry.handle is not None:
+            await remains.lighten(engine, entry.handle)
+
+    await engine.write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
+    signal = record.get("signal") if record else None
+    entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
+    engine.count_usage(entry)
+    failed = state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
+    engine.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
+    engine.active.pop(job.id, None)
+    engine.entries.pop(job.id, None)
+    if entry.overdue is not None:
+        entry.overdue.cancel()
+    if entry.hurry is not None:
+        entry.hurry.set()
+    engine.shares.leave(entry.live)
+    engine.ends += 1
+    engine.left_specs[job.uid] += entry.live.spec_size
+    if engine.ends >= AFTER_ENDS or engine.left_specs.total() > engine.config.per_user_size:
+        engine.many_ended.set()
+    for future in entry.ended:
+        if not future.done():
+            future.set_result(entry.job)
+    wake(entry.up)
+    engine.aside.ended(entry.job)
+    engine.kick()
+    if entry.handle is not None and why:
+        engine.left.append(entry.handle)
+    elif entry.handle is not None:
+        await remains.remove(engine, entry.handle)

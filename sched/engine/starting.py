@@ -1,0 +1,150 @@
+"""The way of an attempt until it runs: its GPUs are leased and it is launched, or a daemon that comes back finds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from functools import partial
+
+from dockless.base import exit_codes
+from dockless.base.dataclass import replace
+from dockless.base.records import read
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import DocklessError, NotEnoughGpus, SchedError
+from dockless.sandbox.spec import GRACE, Spec
+from dockless.sandbox.state import RUNNING
+from dockless.sched.engine import attempts, ending
+from dockless.sched.engine.entry import wake
+from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.volumes import with_volumes
+from dockless.sched.engine.wants import is_the_hosts, waited_out
+from dockless.sched.jobs import Job, JobSpec, State
+from dockless.sched.store import queue
+from dockless.sched.store.lease import Lease
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+    from dockless.sched.engine.entry import LiveJob
+
+LAUNCHES = 300
+"""Starts of an attempt, a second apart, that may fail for want of the host's descriptors, memory or processes."""
+
+
+def start(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:
+    """A job that waits starts with these GPUs. ``now``: on the policy's clock."""
+    engine.waiting.remove(entry.waiting)
+    engine.active[entry.job.id] = entry
+    entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
+    entry.since = now
+    entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
+    engine.spawn(ending.surely(engine, entry, _launch(engine, entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
+
+
+def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
+    """What is launched; notes what of it concerns the end."""
+    submitted = _submitted(engine, entry.job)
+    submitted = replace(submitted, log_size=submitted.log_size or engine.config.log_size)
+    submitted = with_volumes(submitted, engine.config.volumes, entry.job.user)
+    spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
+    entry.grace = spec.grace or GRACE
+    entry.limit = spec.timeout + spec.grace if spec.timeout else None
+    return spec
+
+
+def _submitted(engine: Engine, job: Job) -> Spec:
+    """The sandbox as it was asked for; the jobs of an array, which start one after the other, share one."""
+    key = job.array or job.id
+    if engine.newest[0] != key:
+        engine.newest = key, read(JobSpec, json.loads(queue.spec(engine.reader, job.id)), "job").spec
+    return engine.newest[1]
+
+
+async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> None:
+    job = entry.job
+    try:
+        await engine.write(lambda db: queue.begin_attempt(db, lease, engine.name(job.id, lease.attempt), engine.boot, now))
+    except SchedError as error:
+        if error.subject == "jobs.db":
+            engine.outage.begins(error)
+        else:
+            say(f"job {job.id} cannot start: {describe(error)}; trying again")
+            await asyncio.sleep(1.0)
+        engine.active.pop(job.id, None)
+        entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
+        engine.line_up(entry)
+        engine.kick()
+        return
+    if entry.cancelled:
+        await ending.end(engine, entry, State.CANCELLED, "cancelled before it ran", None, None)
+        return
+    name = engine.name(job.id, lease.attempt)
+    try:
+        spec = _spec(engine, entry, lease.attempt, lease.gpus)
+        owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
+        labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
+        first, again = (
+            partial(engine.in_thread, engine.launching, partial(begin, spec, id=name, owner=owner, labels=labels))
+            for begin in (engine.launcher.start, partial(attempts.launch_again, engine.launcher))
+        )
+        entry.handle = await waited_out(
+            first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again
+        )
+    except NotEnoughGpus as error:
+        reason, now = str(error), time.time()
+        await engine.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
+        return
+    except Exception as error:
+        if engine.closing and is_the_hosts(error):
+            return  # the next daemon finds that nothing ran
+        entry.handle = await engine.looked_at(attempts.left_behind, engine.launcher, name, engine.queue_id)
+        if entry.handle is not None and await engine.looked_at(entry.handle.state) in RUNNING:
+            await ending.give_up(engine, entry, error)
+            return
+        # Whatever it was, it is this job's end and not the daemon's.
+        text = str(error) if isinstance(error, DocklessError) else describe(error)
+        code = error.exit_code if isinstance(error, DocklessError) else exit_codes.ERROR
+        hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
+        state = State.CANCELLED if entry.cancelled else State.FAILED
+        await ending.end(engine, entry, state, f"not started: {text}{hint}", None, code)
+        return
+    running_at = time.time()
+    await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
+    entry.show(state=State.RUNNING)
+    engine.tell(entry, "start")
+    wake(entry.up)
+    await ending.watch(engine, entry)
+
+
+async def take_up(engine: Engine, entry: LiveJob) -> None:
+    """An attempt that an earlier daemon began: it is watched, or its end is recorded, or its job waits again."""
+    job, live = entry.job, entry.live
+    with contextlib.suppress(DocklessError, ValueError):  # a job that an older dockless accepted
+        _spec(engine, entry, job.attempt, job.devices)
+    same_boot = live.boot == engine.boot
+    was_running = job.state is State.RUNNING
+    found = await engine.looked_at(attempts.recover, engine.launcher, engine.name(job.id, job.attempt), was_running, same_boot)
+    entry.handle = found.handle
+    now = time.time()
+    if found.what == "running":
+        if not was_running:
+            await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
+            entry.show(state=State.RUNNING)
+        await ending.watch(engine, entry)
+    elif found.what == "exited":
+        record = None
+        if not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
+            record = await engine.looked_at(attempts.ended_by_shutdown, found.handle, engine.shutdown)
+        if record is None:
+            await ending.finish(engine, entry)
+        else:
+            await engine.back(entry, lambda db: queue.requeue(db, job.id, now, "the host was shut down", record))
+    elif found.what == "void":
+        await engine.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, found.reason))
+    elif not same_boot and job.on_reboot == "requeue" and not entry.cancelled:
+        await engine.back(entry, lambda db: queue.requeue(db, job.id, now, "the host was rebooted"))
+    else:
+        reason = found.reason if same_boot else "the host was rebooted while it ran"
+        await ending.end(engine, entry, State.CANCELLED if entry.cancelled else State.LOST, reason, None, None)
