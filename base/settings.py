@@ -26,7 +26,7 @@ from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume", "text"]
+Kind = Literal["count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume", "text", "classes"]
 USER = "$USER"
 """What stands for a name in settings of the kind ``volume``."""
 
@@ -36,6 +36,7 @@ _KINDS = {
     "signal": 'a signal, like "TERM" or "USR1"', "choice": "one of",
     "text": "a text",
     "volume": "a whole path, in which $USER stands for a name",
+    "classes": 'a table like { "1g.10gb" = 2, H100 = 4 }',
 }  # fmt: skip
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
@@ -62,6 +63,7 @@ class Setting:
         return tuple(self.key.split("."))
 
 
+GPU_CLASS = "[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}"
 _DOMAIN = "[A-Za-z0-9][A-Za-z0-9.-]{0,252}"
 QUOTA = (
     Setting("guarantee", "count", None, "GPUs that others may borrow and have to give back; left out: none"),
@@ -69,6 +71,7 @@ QUOTA = (
     Setting("weight", "count", None, "the part of the GPUs where queue.order is fair; left out: 1, for a group none of its own", 1),
     Setting("jobs", "count", None, "jobs that run at once, with or without GPUs; left out: no limit"),
     Setting("cpu_jobs", "count", None, "jobs without GPUs that run at once; left out: no limit"),
+    Setting("classes", "classes", {}, "GPUs at once of a class: a model, a MIG profile, or whole; left out: no limit"),
 )
 """What a table of kind ``quota`` may say. A plain number instead of the table is its ``limit``."""
 
@@ -262,6 +265,8 @@ class _Reader:
                 return size
         if setting.kind == "quota" and isinstance(value, dict):
             return self.record(here, value, QUOTA)
+        if setting.kind == "classes" and isinstance(value, dict):
+            return {name: self.of_class((*here, name), setting, one) for name, one in value.items()}
         if setting.kind == "choice" and value in setting.choices:
             return value
         if setting.kind in ("duration", "signal") and isinstance(value, (str, int, float)) and not isinstance(value, bool):
@@ -287,6 +292,12 @@ class _Reader:
         least = f" from {setting.least}" if setting.kind in ("count", "size") or setting.least else ""
         least += " " + ", ".join(setting.choices) if setting.choices else ""
         raise self.wrong(here, f"is {_shown(value)}, not {setting.form or _KINDS[setting.kind]}{least}", setting)
+
+    def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int:
+        """How many GPUs of the class that is the last word of ``here``."""
+        if not re.fullmatch(GPU_CLASS, here[-1]):
+            raise self.wrong(here, "is no class of GPUs", setting)
+        return int(self.value(here, Setting(_dotted(here), "count", None, setting.about), value))
 
     def volume(self, here: tuple[str, ...], setting: Setting, value: str) -> str:
         """The host's path; the last word of ``here`` is where a job has it."""

@@ -270,7 +270,10 @@ result nvmlDeviceGetUUID(struct device *d, char *buffer, unsigned length) {
 
 result nvmlDeviceGetName(struct device *d, char *buffer, unsigned length) {
     CHECK(good(d), INVALID_ARGUMENT);
-    return put(buffer, length, d->parent ? "Simulated GPU MIG slice" : "Simulated GPU");
+    char name[64] = "Simulated GPU";
+
+    if (d->parent) snprintf(name, sizeof name, "Simulated GPU MIG %dg.%llugb", d->sevenths, d->memory >> 30);
+    return put(buffer, length, name);
 }
 
 /* The minor differs from the index on purpose, as it may on a real host: the last GPU has minor 0. */

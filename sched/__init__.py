@@ -49,11 +49,12 @@ from __future__ import annotations
 
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.wire.client import Client, connect
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
+from dockless.sched.wire.protocol import ClassInfo, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
 
 __all__ = [
     "Attempt",
     "AttemptState",
+    "ClassInfo",
     "Client",
     "DaemonInfo",
     "GpuInfo",

@@ -261,7 +261,8 @@ class JobOptions:
     ``after``, ``singleton``, ``array_limit``, ``retries``, ``retry_on``, ``warn_signal``, ``warn_before``, ``notify``, ``notify_to``: as in
     ``JobSpec``. ``warned``: the attempt that got its warning, or is just about to.
     ``tried``: how many retries it had; ``retry_at``: when the next may begin. ``requeue``: why its running attempt is just being ended
-    for another, empty for none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none.
+    for another, empty for none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none. ``gpu_class``: what its
+    GPUs are, as ``HostGpus.class_of`` says it.
     """
 
     held: str = ""
@@ -281,17 +282,18 @@ class JobOptions:
     requeue: str = ""
     notify: tuple[str, ...] = ()
     notify_to: str = ""
+    gpu_class: str = ""
 
 
 NO_OPTIONS = JobOptions()
 
 
-def options_of(job: JobSpec, user: str) -> JobOptions:
+def options_of(job: JobSpec, user: str, gpu_class: str = "") -> JobOptions:
     """As a job of that user begins."""
     found = JobOptions(
         held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
         retries=job.retries, retry_on=job.retry_on, warn_signal=job.warn_signal, warn_before=job.warn_before,
-        notify=job.notify, notify_to=job.notify_to,
+        notify=job.notify, notify_to=job.notify_to, gpu_class=gpu_class,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
 

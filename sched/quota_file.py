@@ -18,6 +18,7 @@ from dockless.images.files import locked, replacing
 
 SECTIONS = {"user": ("quota", "users"), "group": ("quota", "groups"), "default": ("quota",)}
 """Where quotas of a kind stand."""
+_OF_CLASS = "classes."
 _LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
 
@@ -28,15 +29,15 @@ class Change:
     users whom it does not name."""
 
     file: Path
-    before: Mapping[str, int]
-    after: Mapping[str, int]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
     default: bool
 
 
 def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[str] = (), path: Path | None = None) -> Change:
-    """Change the quota of ``kind`` (``user``, ``group``, or ``default``, which has no name) in ``path`` (default: the settings in use). A
-    quota with nothing left is removed. Raises BadInput for what ``settings.load`` would not read and for a name that this host does not
-    have, NotPermitted for a path that another user could change, Unwritable."""
+    """Change the quota of ``kind`` (``user``, ``group``, or ``default``, which has no name) in ``path`` (default: the settings in use).
+    ``values``: by key, of a class by ``classes.NAME``. A quota with nothing left is removed. Raises BadInput for what ``settings.load``
+    would not read and for a name that this host does not have, NotPermitted for a path that another user could change, Unwritable."""
     unset = tuple(unset)
     _check_keys(values, unset)
     file = _followed(paths.config_file() if path is None else path)
@@ -50,7 +51,7 @@ def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[s
                 raise BadInput(f"there is no {kind} {name!r} on this host", subject=name, hint="write the name of an account or a group")
             section = ".".join(SECTIONS[kind])
             before = _table(found["quota.default"] if kind == "default" else found[section].get(name))
-            after = {key: value for key, value in {**before, **values}.items() if key not in unset}
+            after = _merged(before, values, unset)
             if after != before:
                 changed = _changed(file, text, where, after)
                 settings.check(file, changed)
@@ -61,7 +62,7 @@ def set_quota(kind: str, name: str, values: Mapping[str, int], unset: Iterable[s
 def _check_keys(values: Mapping[str, int], unset: tuple[str, ...]) -> None:
     known = [field.key for field in settings.QUOTA]
     for key in (*values, *unset):
-        if key not in known:
+        if not key.startswith(_OF_CLASS) and (key not in known or (key == "classes" and key in values)):
             near = settings.nearest(key, known)
             raise BadInput(
                 f"a quota has no {key!r}", subject=key, hint=f"did you mean {near}?" if near else f"a quota has {', '.join(known)}"
@@ -72,7 +73,16 @@ def _check_keys(values: Mapping[str, int], unset: tuple[str, ...]) -> None:
         raise BadInput("there is nothing to change", subject="quota", hint=f"write KEY=NUMBER or --unset KEY; keys are {', '.join(known)}")
 
 
-def _table(said: Mapping[str, int] | int | None) -> dict[str, int]:
+def _merged(before: Mapping[str, Any], values: Mapping[str, int], unset: tuple[str, ...]) -> dict[str, Any]:
+    classes = {**before.get("classes", {})} if "classes" not in unset else {}
+    classes |= {key.removeprefix(_OF_CLASS): value for key, value in values.items() if key.startswith(_OF_CLASS)}
+    classes = {name: count for name, count in classes.items() if f"{_OF_CLASS}{name}" not in unset}
+    plain = {key: value for key, value in values.items() if not key.startswith(_OF_CLASS)}
+    after = {key: value for key, value in {**before, **plain, "classes": classes}.items() if key not in unset}
+    return after if classes else {key: value for key, value in after.items() if key != "classes"}
+
+
+def _table(said: Mapping[str, Any] | int | None) -> dict[str, Any]:
     return dict(said) if isinstance(said, Mapping) else {} if said is None else {"limit": said}
 
 
@@ -119,7 +129,7 @@ def _ours(about: os.stat_result) -> bool:
     return stat.S_ISLNK(mode) or not mode & others or bool(mode & stat.S_ISVTX)
 
 
-def _changed(file: Path, text: str, where: tuple[str, ...], quota: Mapping[str, int]) -> str:
+def _changed(file: Path, text: str, where: tuple[str, ...], quota: Mapping[str, Any]) -> str:
     """``text`` with ``quota`` at the key ``where``; without that key where ``quota`` is empty."""
     import tomlkit
     from tomlkit.container import OutOfOrderTableProxy
@@ -142,10 +152,9 @@ def _changed(file: Path, text: str, where: tuple[str, ...], quota: Mapping[str, 
             del old[key]
         for key, value in quota.items():
             if old.get(key) != value:
-                _put(old, key, value)
+                _put(old, key, _inline(value) if isinstance(value, Mapping) else value)
     else:
-        new: Any = tomlkit.inline_table()
-        new.update(quota)
+        new = _inline(quota)
         _put(table, name, quota["limit"] if set(quota) == {"limit"} else new)
     if made:
         table.add(tomlkit.nl())
@@ -154,6 +163,15 @@ def _changed(file: Path, text: str, where: tuple[str, ...], quota: Mapping[str, 
         changed = changed.rstrip("\n") + "\n"
     _check_rest(file, text, changed, where, quota)
     return changed
+
+
+def _inline(values: Mapping[str, Any]) -> Any:
+    import tomlkit
+
+    table: Any = tomlkit.inline_table()
+    for key, value in values.items():
+        table[key] = _inline(value) if isinstance(value, Mapping) else value
+    return table
 
 
 def _put(table: Any, key: str, value: Any) -> None:
@@ -172,7 +190,7 @@ def _put(table: Any, key: str, value: Any) -> None:
         table.value.body.extend(reversed(after))
 
 
-def _check_rest(file: Path, text: str, changed: str, where: tuple[str, ...], quota: Mapping[str, int]) -> None:
+def _check_rest(file: Path, text: str, changed: str, where: tuple[str, ...], quota: Mapping[str, Any]) -> None:
     """Whether that key alone has changed: TOML has many ways to write a table, and not all can be changed by a program."""
     import tomllib
 

@@ -29,12 +29,26 @@ from dockless.sandbox.gpus.nvml import (
     simulated_host,
     simulating,
 )
-from dockless.sandbox.gpus.request import ALL, GpuRequest, choose, find, parse_request, possible, units, why_not_free
+from dockless.sandbox.gpus.request import (
+    ALL,
+    WHOLE,
+    GpuRequest,
+    candidates,
+    choose,
+    find,
+    is_of,
+    parse_request,
+    possible,
+    profile,
+    units,
+    why_not_free,
+)
 from dockless.sandbox.gpus.topology import Link, best_set
 
 __all__ = [
     "ALL",
     "UNSET_IN_SANDBOX",
+    "WHOLE",
     "DeviceNode",
     "Driver",
     "Gpu",
@@ -43,15 +57,18 @@ __all__ = [
     "Link",
     "MigInstance",
     "best_set",
+    "candidates",
     "choose",
     "device_nodes",
     "driver",
     "environment",
     "find",
     "inventory",
+    "is_of",
     "other_nodes",
     "parse_request",
     "possible",
+    "profile",
     "refresh",
     "session",
     "simulated_host",

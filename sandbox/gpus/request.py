@@ -6,22 +6,28 @@ The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, w
     device=0,2                    these, by index (Docker: '"device=0,2"', accepted too), by UUID, or GPU:SLICE for MIG
     GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID
     memory=20G                    each has at least so much; of one GPU a MIG slice that has it will do
+    class=H100  class=1g.10gb     each is of that class: a model, a MIG profile, or 'whole' (no slice)
     capabilities=compute,utility  driver=nvidia  options=key=value     checked and kept
 
 Two differences, on purpose. **N means N free GPUs**: Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
 nobody holds a lease on it, and no process computes on it. ``choose`` takes nearest neighbours among the free ones. And Docker's ``-1``
 is refused: taking every GPU of a shared host is said with the word.
 
-A GPU that MIG divides is not given whole; its slices are GPUs of their own here (``units``), asked for by name.
+A GPU that MIG divides is not given whole; its slices are GPUs of their own here (``units``), asked for by name, profile or memory.
+
+A model is one whose name has the words of the class next to each other, capitals or not: ``H100`` and ``h100-80gb`` are an ``NVIDIA H100
+80GB HBM3``, and ``A10`` is no ``NVIDIA A100``.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.settings import GPU_CLASS
 from dockless.base.units import format_size, parse_size
 from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus.nvml import Gpu
@@ -37,14 +43,18 @@ _MORE_DEVICES = re.compile(r"(?!all\Z)")
 _MORE_CAPABILITIES = re.compile(r"(?!(all|-?[0-9]+)\Z)")
 _NEVER = re.compile(r"(?!)")
 _INDEX = re.compile(r"[0-9]{1,4}(:[0-9]{1,2})?\Z")
-_KEYS = ("count", "device", "memory", "capabilities", "driver", "options")
+_KEYS = ("count", "device", "memory", "class", "capabilities", "driver", "options")
+_PROFILE = re.compile(r"([0-9]c\.)?[0-9]g\.[0-9]{1,4}gb[a-z0-9.+-]*\Z")
+_WORD = re.compile(r"[a-z0-9]+")
+WHOLE = "whole"
+"""The class of all GPUs that are no slices."""
 _HINT = "write a number of GPUs, 'all', 'device=0,2' or GPU UUIDs"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
     """A parsed wish. ``count``: how many, ``ALL`` (-1) for every one, 0 when ``devices`` names them (indices, ``GPU:SLICE`` or UUIDs).
-    ``memory``: bytes that each has at least."""
+    ``memory``: bytes that each has at least. ``gpu_class``: what each is, "" for any."""
 
     count: int = 1
     devices: tuple[str, ...] = ()
@@ -52,13 +62,15 @@ class GpuRequest:
     driver: str = ""
     options: tuple[tuple[str, str], ...] = ()
     memory: int = 0
+    gpu_class: str = ""
 
     def __str__(self) -> str:
-        """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``, ``1 GPU with 20G``: for reasons and reports."""
-        least = f" with {format_size(self.memory)}" if self.memory else ""
+        """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``, ``1 GPU with 20G``, ``2 GPUs of class H100``: for reasons and reports."""
+        least = f" of class {self.gpu_class}" if self.gpu_class else ""
+        least += f" with {format_size(self.memory)}" if self.memory else ""
         if self.devices:
             return "GPU " + ", ".join(self.devices) + least
-        return "all GPUs" if self.count == ALL else f"{self.count} GPU{'s' if self.count != 1 else ''}{least}"
+        return f"all GPUs{least}" if self.count == ALL else f"{self.count} GPU{'s' if self.count != 1 else ''}{least}"
 
 
 def parse_request(text: str | int) -> GpuRequest:
@@ -86,7 +98,32 @@ def parse_request(text: str | int) -> GpuRequest:
     memory = parse_size(found["memory"][0], "memory of a GPU") if "memory" in found else 0
     if "memory" in found and (not memory or count == ALL):
         raise _bad(text, "asks for no memory" if not memory else "asks for all GPUs, and for memory")
-    return GpuRequest(count, devices, _capabilities(text, found), driver, _options(text, found.get("options", [])), memory)
+    gpu_class = found.get("class", [""])[0]
+    if "class" in found and (devices or not re.fullmatch(GPU_CLASS, gpu_class)):
+        raise _bad(text, "names GPUs, and a class" if devices else f"asks for class {gpu_class[:40]!r}, which is none")
+    return GpuRequest(count, devices, _capabilities(text, found), driver, _options(text, found.get("options", [])), memory, gpu_class)
+
+
+def profile(unit: Gpu) -> str:
+    """The MIG profile of a slice, ``1g.10gb``; "" for a whole GPU, and where the driver does not tell it."""
+    name = unit.model.rpartition("MIG ")[2].lower()
+    return name if unit.parent and _PROFILE.match(name) else ""
+
+
+def is_of(unit: Gpu, gpu_class: str) -> bool:
+    """Whether it is of that class."""
+    if _PROFILE.match(gpu_class.lower()):
+        return profile(unit) == gpu_class.lower()
+    if unit.parent or gpu_class.lower() == WHOLE:
+        return not unit.parent
+    wanted, words = (_WORD.findall(name.lower()) for name in (gpu_class, unit.model))
+    return any(words[at : at + len(wanted)] == wanted for at in range(len(words)))
+
+
+def classes(inventory: Iterable[Gpu]) -> str:
+    """What there is, for people: ``2 NVIDIA H100, 4 1g.10gb``."""
+    found = Counter(profile(unit) or unit.model for unit in units(inventory))
+    return ", ".join(f"{count} {name}" for name, count in found.items())
 
 
 def units(inventory: Iterable[Gpu]) -> tuple[Gpu, ...]:
@@ -136,8 +173,15 @@ def possible(request: GpuRequest, inventory: Collection[Gpu]) -> int:
                     f"{request} asked for, {unit.uuid} has {format_size(unit.memory)}", subject=str(request), hint="ask for less memory"
                 )
         return len(request.devices)
-    pool = _pool(request, inventory)
-    most = max((unit.memory for unit in units(inventory)), default=0)
+    pool = candidates(request, inventory)
+    there = [unit for unit in units(inventory) if not request.gpu_class or is_of(unit, request.gpu_class)]
+    if request.gpu_class and len(there) < max(1, request.count):
+        raise NotEnoughGpus(
+            f"{request} asked for, this host has {len(there)} of it{_simulated(inventory)}",
+            subject=str(request),
+            hint=f"its GPUs are {classes(inventory)}" if inventory else "'dockless doctor' says what is found here",
+        )
+    most = max((unit.memory for unit in there), default=0)
     if request.memory and most and not pool:
         raise NotEnoughGpus(
             f"{request} asked for, the largest of this host has {format_size(most)}{_simulated(inventory)}",
@@ -161,7 +205,7 @@ def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str
     Pure: same arguments, same answer. Errors: ``UnknownGpu``, ``NotEnoughGpus`` with who holds what.
     """
     wanted = possible(request, inventory)
-    pool = _named(request, inventory) if request.devices else _pool(request, inventory)
+    pool = _named(request, inventory) if request.devices else candidates(request, inventory)
     taken = {gpu.uuid: why for gpu in pool if (why := why_not_free(gpu, busy))}
     free = [gpu for gpu in pool if gpu.uuid not in taken]
     if len(free) < wanted:
@@ -174,8 +218,8 @@ def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str
         )
     if request.memory and wanted == 1:  # best fit: a slice before a whole GPU, the smallest that will do
         return (min(free, key=lambda unit: (not unit.parent, unit.memory)),)
-    if len(free) == wanted:
-        return tuple(free)
+    if len(free) == wanted or free[0].parent:  # slices have no links: the first GPU's first
+        return tuple(free[:wanted])
     ranks = {(gpu.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for gpu in free for link in gpu.links}
     return best_set(free, wanted, lambda a, b: ranks.get((a.uuid, b.uuid), FARTHEST))
 
@@ -193,9 +237,13 @@ def why_not_free(gpu: Gpu, busy: Collection[str]) -> str:
     return ""
 
 
-def _pool(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:
+def candidates(request: GpuRequest, inventory: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """The units of which a request that names none may get any."""
+    pool = [unit for unit in units(inventory) if unit.memory >= request.memory]
+    if request.gpu_class:
+        return tuple(unit for unit in pool if is_of(unit, request.gpu_class))
     slices = request.count == ALL or (request.memory and request.count == 1)
-    return tuple(unit for unit in units(inventory) if unit.memory >= request.memory and (slices or not unit.parent))
+    return tuple(unit for unit in pool if slices or not unit.parent)
 
 
 def _named(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:

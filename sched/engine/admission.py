@@ -61,6 +61,7 @@ class Admission:
         if job.retry_on and not job.retries:
             raise BadInput("'retry_on' without 'retries'", subject="retry_on", hint="say how often: retries = 3")
         count, wanted = self.gpus.resolve(job.gpus)
+        gpu_class = self.gpus.class_of(job.gpus)
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(
                 f"log_size {job.spec.log_size} is more than the limit of {self.config.log_size_limit} bytes",
@@ -73,6 +74,7 @@ class Admission:
             check_address(job.notify_to, self.config.notify.domains)
         groups = self.callers.quota_groups(caller)
         self._quota(caller, job, count, groups)
+        self._class_quota(caller, job, count, wanted, gpu_class, groups)
         self._limits(job)
         self.check_image(job.spec.image)
         argv = (*(job.spec.entrypoint or ()), *job.spec.argv)
@@ -91,7 +93,7 @@ class Admission:
             time_limit=job.time_limit,
             on_reboot=job.on_reboot,
             spec=json.dumps(differences(job), separators=(",", ":")),
-            options=options_of(job, caller.user),
+            options=options_of(job, caller.user, gpu_class),
         )
 
     def _rights(self, caller: Caller, job: JobSpec) -> None:
@@ -143,6 +145,20 @@ class Admission:
                 )
         if not count and self.config.cpu_jobs == 0:
             raise Refused("this host runs no jobs without GPUs", subject="gpus", hint="the setting is host.cpu_jobs")
+
+    def _class_quota(
+        self, caller: Caller, job: JobSpec, count: int, wanted: tuple[str, ...], gpu_class: str, groups: tuple[str, ...]
+    ) -> None:
+        """Refused: more GPUs of a class than a quota has."""
+        for pool, (name, limit) in self.config.quotas.of_classes(caller.user, groups).items():
+            others = set(wanted or self.gpus.may_have(gpu_class)).difference(self.gpus.of_classes([name])[name])
+            if count - len(others) > limit:
+                raise Refused(
+                    f"needs {count} GPUs, the quota of {pool.removeprefix(f'{name} of ')} is {limit} of class {name}:"
+                    " this could never start",
+                    subject=job.gpus,
+                    hint=f"ask for at most {limit}, for another class, or ask the administrator for a larger quota",
+                )
 
     def _limits(self, job: JobSpec) -> None:
         from dockless.cgroups import Limits, find_delegation, unavailable

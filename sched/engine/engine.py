@@ -339,6 +339,7 @@ class Engine:
             usage,
             self.config.preemption,
             self.gpus.out_of_service,
+            self.gpus.of_classes({kind[4] for kind in self.waiting.lines if kind[4]} | self.config.quotas.classes),
         )
 
     def _usage(self) -> Usage:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
+from dockless.base.units import parse_size
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
 
 if TYPE_CHECKING:
-    from dockless.sandbox.gpus.gpu import Gpu, GpuRequest
+    from dockless.sandbox.gpus.gpu import Gpu
 
 FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
@@ -40,6 +41,7 @@ class HostGpus:
         self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
+        self._classes: dict[str, tuple[str, ...]] = {}
         self.uuids = tuple(unit.uuid for unit in self.gpus)
         self.slices = frozenset(unit.uuid for unit in self.gpus if unit.parent)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in self.gpus for link in unit.links}
@@ -69,23 +71,39 @@ class HostGpus:
                 hint="leave out the GPUs, or see `dockless doctor`",
             )
         count = gpu.possible(request, self.gpus)
-        if request.memory and not request.devices:
-            self._refuse_unequal(request)
-        if not request.devices and not (request.count == gpu.ALL and self.slices):  # slices are given by name only
+        if not request.devices and (request.gpu_class or request.count != gpu.ALL or not self.slices):
             return count, ()
         idle = tuple(replace(unit, processes=()) for unit in self.gpus)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
 
-    def _refuse_unequal(self, request: GpuRequest) -> None:
-        """``NotEnoughGpus`` where some of the whole GPUs have less memory than each is to have: the queue gives any of them."""
-        small = [unit for unit in self.gpus if not unit.parent and unit.memory < request.memory]
-        if small or all(unit.parent for unit in self.gpus):
-            names = ", ".join(unit.uuid for unit in self.gpus if unit.memory >= request.memory)
-            raise NotEnoughGpus(
-                f"{request} asked for, and not every whole GPU of this host has that",
-                subject=str(request),
-                hint=f"name one that has it: device=… with {names}",
-            )
+    def class_of(self, text: str) -> str:
+        """What the policy calls the GPUs that ``text`` may get: ``1g.10gb``, ``H100,memory=60G``, "" for any whole ones. ``BadInput``"""
+        from dockless.sandbox.gpus import gpu
+
+        request = gpu.parse_request(text) if text else gpu.GpuRequest()
+        if request.devices or not (request.gpu_class or request.memory):
+            return ""
+        name = request.gpu_class or (gpu.WHOLE if request.count != 1 else "")
+        return ",".join(filter(None, (name, f"memory={_exactly(request.memory)}" if request.memory else "")))
+
+    def may_have(self, gpu_class: str) -> tuple[str, ...]:
+        """The UUIDs of the GPUs of which a job of that class may get any; of "" the whole ones."""
+        return self.of_classes([gpu_class])[gpu_class] if gpu_class else tuple(unit.uuid for unit in self.gpus if not unit.parent)
+
+    def of_classes(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """The UUIDs of each class that ``class_of`` names, slices first and of them the smallest."""
+        for name in names:
+            if name not in self._classes:
+                self._classes[name] = self._of_class(name)
+        return {name: self._classes[name] for name in names}
+
+    def _of_class(self, name: str) -> tuple[str, ...]:
+        from dockless.sandbox.gpus import gpu
+
+        *gpu_class, memory = name.split(",") if "memory=" in name else (name, "")
+        request = gpu.GpuRequest(1, memory=parse_size(memory.removeprefix("memory=") or 0), gpu_class="".join(gpu_class))
+        there = gpu.candidates(request, self.gpus)
+        return tuple(unit.uuid for unit in sorted(there, key=lambda unit: (not unit.parent, unit.memory if unit.parent else 0)))
 
     def look(self) -> None:
         """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each
@@ -156,3 +174,8 @@ class HostGpus:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _exactly(size: int) -> str:
+    """Bytes, in the largest unit that they are a whole number of."""
+    return next((f"{size >> bits}{unit}" for bits, unit in ((30, "G"), (20, "M")) if size % (1 << bits) == 0), str(size))

@@ -8,7 +8,7 @@ from collections import Counter
 from dockless.base.dataclass import dataclass, field
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, counts_jobs
 from dockless.sched.policy.reservations import Hold, Reservation
-from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, StartJob
+from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, StartJob
 from dockless.sched.policy.waiting import Kind, WaitingJob, longest
 
 
@@ -66,10 +66,13 @@ class Decision:
 def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     state = decision._state
     quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
+    quotas += [_full_of(decision, job, pool, *of) for pool, of in state.quotas.of_classes(job.user, job.groups).items() if job.gpus]
     if not job.gpus and (hold is None or hold.pool == JOBS):
         all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
         return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
-    parts = [f"needs {_gpus(job)}, {sum(1 for gpu in decision._free if gpu not in state.slices)} free"]
+    free = frozenset(decision._free)
+    free = free.intersection(state.classes.get(job.gpu_class, ())) if job.gpu_class else free - state.slices
+    parts = [f"needs {_gpus(job)}, {len(free)} free"]
     if used := len(state.outside - state.out_of_service):
         parts[0] += f" ({used} in use outside dockless)"
     if others := sum(len(other.gpus) for other in state.running if not other.id):
@@ -87,7 +90,9 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
-    place = "" if hold.pool == HOST else f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"
+    place = f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"
+    if hold.pool == HOST or hold.pool.startswith(CLASS):
+        place = "" if hold.pool == HOST else f" for {hold.pool}"
     needs = [] if counts_jobs(hold.pool) else [f"needs {reservation.need}"]
     what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
     parts.append(f"job {reservation.job} comes first{place}{what}")
@@ -107,10 +112,25 @@ def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
     return f"{pool.removeprefix(CPU_JOBS_OF).removeprefix(JOBS_OF)} runs {used} of {limit} {what}"
 
 
+def _full_of(decision: Decision, job: WaitingJob, pool: str, name: str, limit: int) -> str:
+    """The same of a quota of a class."""
+    state = decision._state
+    counted = frozenset(state.classes.get(name, ()))
+    goal = job.devices or (frozenset(state.classes.get(job.gpu_class, ())) if job.gpu_class else frozenset(state.gpus) - state.slices)
+    used, wants = decision._used[pool], job.gpus if goal <= counted else 1
+    return f"{pool.removeprefix(f'{name} of ')} uses {used} of {limit} of class {name}" if goal & counted and used + wants > limit else ""
+
+
 def _gpus(job: WaitingJob) -> str:
     if job.devices:
         return ", ".join(sorted(job.devices))
-    return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}"
+    return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}" + _of_class(job.gpu_class)
+
+
+def _of_class(gpu_class: str) -> str:
+    """Of the words that a class may be, ``H100,memory=60G``."""
+    words = gpu_class.split(",") if gpu_class else []
+    return "".join(f" with {word.removeprefix('memory=')}" if word.startswith("memory=") else f" of class {word}" for word in words)
 
 
 def _when(reservation: Reservation, now: float) -> str:

@@ -18,15 +18,17 @@ The rules, in the order they bind:
 5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
    borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
 
-Everything countable is a *pool* (the host's GPUs, the GPUs and the running jobs of a user and of a group), so rule 4 is one piece of code
-for all of them. Time limits are upper bounds: a job that ends early only makes the reservation come earlier.
+Everything countable is a *pool* (the host's GPUs, those of a class, the GPUs and the running jobs of a user and of a group), so rule 4 is
+one piece of code for all of them. What a job draws from a pool of certain GPUs is what it has of them; where it may have others, it gets
+those first that no reservation and no quota counts. Time limits are upper bounds: a job that ends early only makes the reservation come
+earlier.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from dockless.base.dataclass import dataclass, replace
@@ -37,7 +39,7 @@ from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
 from dockless.sched.policy.reservations import Hold, Reservation, shadow
-from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
+from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
 from dockless.sched.policy.turns import Turns
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order, patience
 
@@ -77,13 +79,17 @@ class _Pass:
         usable = [gpu for gpu in state.gpus if gpu not in state.outside]
         self.whole = frozenset(usable) - state.slices
         self.free = [gpu for gpu in usable if gpu not in held]
-        self.whole_there = sum(1 for gpu in self.free if gpu in self.whole) + sum(len(job.gpus & self.whole) for job in state.running)
         self.running = list(state.running)
         self.used: Counter[str] = Counter()
         self.limits: dict[str, int] = {}
+        self.sets: dict[str, frozenset[str]] = {HOST: self.whole}  # the GPUs that a pool counts, where it counts certain ones
+        self.pool_of_class = self.pools_of_classes(usable)
+        self.places = list(self.sets)  # the host and its classes: where a job that needs GPUs keeps its place
+        there = self.free + [gpu for job in state.running for gpu in job.gpus]
+        self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
         self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
         for job in state.running:
-            self.count(job, len(job.gpus))
+            self.count(job, job.gpus)
         self.reserved: dict[str, Reservation] = {}
         self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
         self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
@@ -161,7 +167,7 @@ class _Pass:
 
     def look_again(self, job: WaitingJob) -> None:
         """It was put off, and it is its turn now."""
-        within, above = self.within.get(job.kind, math.inf), self.time_until(self.reserved[HOST])
+        within, above = self.within.get(job.kind, math.inf), self.time_until(self.reserved[self.place(job)])
         if longest(job) <= within and (hold := self.settle(job, put_off=True)) is not None:
             self.held.setdefault(job.kind, {}).setdefault(job.time_limit, hold)
             within = self.hold_longer(job, hold)
@@ -188,12 +194,12 @@ class _Pass:
 
     def late(self, job: WaitingJob) -> bool:
         """Whether it would take GPUs that the first of the queue has a reservation of, and still run then."""
-        reservation = self.reserved.get(HOST)
-        return reservation is not None and longest(job) > self.time_until(reservation) and self.draws(job, HOST) > 0
+        reservation = self.reserved.get(self.place(job))
+        return reservation is not None and longest(job) > self.time_until(reservation) and self.draws(job, reservation.pool) > 0
 
     def put_off(self, job: WaitingJob) -> None:
         self.put_off_kinds.add(job.kind)
-        above, within = self.time_until(self.reserved[HOST]), self.within.get(job.kind, math.inf)
+        above, within = self.time_until(self.reserved[self.place(job)]), self.within.get(job.kind, math.inf)
         for one in (job, *self.waiting.lines[job.kind].after_of_other_lengths(job, within, above)):
             self.put_off_until_patience(one)
 
@@ -239,7 +245,7 @@ class _Pass:
         """The next one of its line that may start in order."""
         within = self.within.get(job.kind, math.inf)
         if job.kind in self.put_off_kinds:
-            within = min(within, self.time_until(self.reserved[HOST]))
+            within = min(within, self.time_until(self.reserved[self.place(job)]))
         following = self.waiting.lines[job.kind].after(job, within) if within else None
         if following is not None:
             self.wait_in_order(following)
@@ -252,7 +258,7 @@ class _Pass:
         job = parked.job
         if len(parked.line.limits) == 1:
             return
-        for pool in (*self.pools(job), HOST):
+        for pool in (*self.pools(job), self.place(job)):
             if pool not in self.reserved or (pool == HOST and job.devices):
                 self.parked.setdefault(pool, []).append(parked)
             if pool == hold.pool:
@@ -277,10 +283,10 @@ class _Pass:
         """Whether its turn has come before ``place``, the furthest that anybody has come to."""
         return self.ranks.place(job) < place or any(self.ranks.place(job, rank) < until for rank, until in self.past.get(job.kind, ()))
 
-    def count(self, job: WaitingJob | RunningJob, gpus: int) -> None:
+    def count(self, job: WaitingJob | RunningJob, gpus: Collection[str]) -> None:
         """One more that runs."""
         for pool in self.pools(job):
-            self.used[pool] += 1 if counts_jobs(pool) else gpus
+            self.used[pool] += self.takes(gpus, pool)
         if not gpus:
             self.used[JOBS] += 1
             self.used[f"{JOBS}/{job.user}"] += 1
@@ -290,10 +296,32 @@ class _Pass:
         key = job.user, job.groups, bool(job.gpus), bool(job.id)
         found = self.pools_of.get(key)
         if found is None:
-            limits = self.state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus), job=bool(job.id))
+            quotas = self.state.quotas
+            limits = quotas.pools(job.user, job.groups, gpus=bool(job.gpus), job=bool(job.id))
+            for pool, (name, limit) in quotas.of_classes(job.user, job.groups).items() if job.gpus else ():
+                limits[pool] = limit
+                self.sets[pool] = frozenset(self.state.classes.get(name, ()))
             self.limits |= limits
             found = self.pools_of[key] = list(limits)
         return found
+
+    def pools_of_classes(self, usable: Iterable[str]) -> dict[str, str]:
+        """The pool of each class that somebody waits for: classes of the same GPUs have one."""
+        pools = {self.whole: HOST}
+        found = {}
+        for name in sorted({kind[4] for kind in self.waiting.lines if kind[4]}):
+            gpus = frozenset(self.state.classes.get(name, ())).intersection(usable)
+            found[name] = pools.setdefault(gpus, CLASS + name)
+            self.sets[found[name]] = gpus
+        return found
+
+    def place(self, job: WaitingJob) -> str:
+        """The pool that its GPUs come from."""
+        return self.pool_of_class[job.gpu_class] if job.gpu_class else HOST
+
+    def goal(self, job: WaitingJob) -> frozenset[str]:
+        """The GPUs that it may have."""
+        return job.devices or self.sets[self.place(job)]
 
     # -- may it start?
 
@@ -301,7 +329,7 @@ class _Pass:
         """What of its quotas holds ``job``. ``keep``: it makes reservations where it is the first to be held."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
-            if self.used[pool] + self.draws(job, pool) > self.limits[pool]:
+            if (draws := self.draws(job, pool)) and self.used[pool] + draws > self.limits[pool]:
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
                 return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
             if (reservation := self.in_the_way(job, pool)) is not None:
@@ -310,23 +338,96 @@ class _Pass:
 
     def no_room(self, job: WaitingJob, keep: bool) -> Hold | None:
         """What of the host's GPUs holds it."""
+        place = self.place(job)
         if not self.enough(job, self.free):
-            return Hold("resources", HOST, job.priority, self.reserve(job, HOST, self.pools(job)) if keep else self.reserved.get(HOST))
-        if (reservation := self.in_the_way(job, HOST)) is not None:
-            return Hold("reserved", HOST, job.priority, reservation, self.time_until(reservation))
+            return Hold("resources", place, job.priority, self.reserve(job, place, self.pools(job)) if keep else self.reserved.get(place))
+        for pool in self.places:
+            if (reservation := self.in_the_way(job, pool)) is not None:
+                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         if not self.enough(job, self.allowed(job)):
             late = [first for first, _ in self.kept_until.values() if not self.in_time(job, first)]
             return Hold("reserved", HOST, job.priority, late[0], max(map(self.time_until, late)))
+        if job.gpu_class or len(self.sets) > 1:
+            return self.none_together(job)
         return None
 
+    def none_together(self, job: WaitingJob) -> Hold | None:
+        """It may have GPUs of several sets, and what is left of each alone is enough, but not of all together."""
+        bounds = self.bounds(job)
+        if not bounds or len(self.within_bounds(job, bounds)) >= job.gpus:
+            return None
+        late = [self.reserved[pool] for pool in bounds if pool in self.reserved and not self.in_time(job, self.reserved[pool])]
+        within = max(map(self.time_until, late), default=0.0)
+        if any(pool in self.limits for pool in bounds):
+            return Hold("quota", self.place(job), job.priority, None, within)
+        return Hold("reserved", late[0].pool, job.priority, late[0], within)
+
+    def bounds(self, job: WaitingJob) -> dict[str, int]:
+        """Of the pools of which only some of its goal is: what it may have of them, where that is less than it needs. Those of all of it
+        are looked at before."""
+        found = {}
+        goal = self.goal(job)
+        for pool in (*self.places, *self.pools(job)) if not job.devices else ():
+            there = self.sets.get(pool)
+            if there is None or goal <= there or not goal & there:
+                continue
+            if pool in self.limits:
+                found[pool] = self.limits[pool] - self.used[pool]
+            reservation = self.reserved.get(pool)
+            if reservation is not None and not self.in_time(job, reservation):
+                found[pool] = min(found.get(pool, reservation.extra), reservation.extra)
+        return {pool: most for pool, most in found.items() if most < job.gpus}
+
+    def within_bounds(self, job: WaitingJob, bounds: Mapping[str, int]) -> list[str]:
+        """The GPUs that it may have together, first those that no bound counts."""
+        left, found = dict(bounds), []
+        for gpu in sorted(self.of_goal(job), key=lambda gpu: sum(gpu in self.sets[pool] for pool in bounds)):
+            counted = [pool for pool in bounds if gpu in self.sets[pool]]
+            if all(left[pool] > 0 for pool in counted):
+                found.append(gpu)
+                for pool in counted:
+                    left[pool] -= 1
+        return found
+
+    def of_goal(self, job: WaitingJob) -> list[str]:
+        """Those that it may have of the free ones; of a class with slices, in the order in which they are to be given."""
+        goal, free = self.goal(job), self.allowed(job)
+        if job.gpu_class and goal & self.state.slices:
+            there = set(free)
+            return [gpu for gpu in self.state.classes[job.gpu_class] if gpu in there]
+        return [gpu for gpu in free if gpu in goal]
+
     def enough(self, job: WaitingJob, free: Sequence[str]) -> bool:
-        return job.devices <= set(free) if job.devices else job.gpus <= sum(1 for gpu in free if gpu in self.whole)
+        if job.devices:
+            return job.devices <= set(free)
+        goal = self.goal(job)
+        return job.gpus <= sum(1 for gpu in free if gpu in goal)
 
     def draws(self, job: WaitingJob, pool: str) -> int:
-        """How much of ``pool`` the job takes. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
+        """How much of ``pool`` the job takes. Where it may have GPUs that this counts and others (``bounds``): of a place what it cannot do
+        without, of a quota nothing. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
         if counts_jobs(pool):
             return 1
-        return len(job.devices - self.state.slices) if job.devices and pool == HOST else job.gpus
+        counted = self.sets.get(pool)
+        if counted is None:
+            return job.gpus
+        if job.devices:
+            return len(job.devices - self.state.slices) if pool == HOST else len(job.devices & counted)
+        goal = self.goal(job)
+        if pool == self.place(job):
+            return job.gpus
+        if not goal & counted:
+            return 0
+        if goal <= counted:
+            return job.gpus
+        if pool in self.limits:
+            return 0
+        return max(0, job.gpus - sum(1 for gpu in self.free if gpu in goal and gpu not in counted))
+
+    def takes(self, gpus: Collection[str], pool: str) -> int:
+        """What a job that has these GPUs has of ``pool``."""
+        counted = self.sets.get(pool)
+        return 1 if counts_jobs(pool) else len(gpus) if counted is None else len(counted.intersection(gpus))
 
     def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
         return bool(job.time_limit) and reservation.at is not None and self.now + job.time_limit <= reservation.at
@@ -340,7 +441,7 @@ class _Pass:
     def in_the_way(self, job: WaitingJob, pool: str) -> Reservation | None:
         """The reservation in ``pool`` that ``job`` would delay."""
         reservation = self.reserved.get(pool)
-        if reservation is None or self.draws(job, pool) <= reservation.extra or self.in_time(job, reservation):
+        if reservation is None or not 0 < self.draws(job, pool) > reservation.extra or self.in_time(job, reservation):
             return None
         return reservation
 
@@ -355,21 +456,32 @@ class _Pass:
     def start(self, job: WaitingJob) -> None:
         chosen: tuple[str, ...] = ()
         if job.gpus:
-            free = self.allowed(job)
-            chosen = tuple(g for g in free if g in job.devices) if job.devices else self.pack(job.gpus, free)
+            chosen = self.choose(job)
             self.free = [gpu for gpu in self.free if gpu not in chosen]
         self.occupy(job, chosen, self.now)
         self.starts.append(StartJob(job.id, chosen))
 
-    def occupy(self, job: WaitingJob, gpus: Iterable[str], at: float) -> None:
+    def choose(self, job: WaitingJob) -> tuple[str, ...]:
+        """Which of the free ones it gets; there are enough."""
+        free = self.of_goal(job)
+        bounds = self.bounds(job) if len(self.sets) > 1 else {}
+        if bounds:
+            within = self.within_bounds(job, bounds)
+            outside = [gpu for gpu in within if not any(gpu in self.sets[pool] for pool in bounds)]
+            free = outside if len(outside) >= job.gpus else within[: job.gpus]
+        if job.devices or self.goal(job) & self.state.slices:
+            return tuple(free[: job.gpus])
+        return self.pack(job.gpus, free)
+
+    def occupy(self, job: WaitingJob, gpus: Collection[str], at: float) -> None:
         """From ``at`` on, ``job`` has these."""
         place = self.ranks.place(job)
-        pools = (*self.pools(job), HOST) if job.gpus else self.pools(job)
+        pools = (*self.pools(job), *self.places) if job.gpus else self.pools(job)
         for pool in pools:
             reservation = self.reserved.get(pool)
             if reservation is not None and not self.in_time(job, reservation):
-                reservation.extra -= self.draws(job, pool)
-        self.count(job, job.gpus)
+                reservation.extra -= self.takes(gpus, pool)
+        self.count(job, gpus)
         if job.gpus and self.ranks.moving:
             self.note_ranks(job, place)
         for pool in pools if job.gpus else ():
@@ -391,9 +503,9 @@ class _Pass:
         borrowed. Nobody else gets them meanwhile. A guarantee is one of so many GPUs: who insists on certain ones, while as many others are
         free, ends nobody's job for them."""
         pool = self.ranks.guarantee(job) if self.ranks.guarantee_any else ""
-        if not pool or self.in_the_way(job, HOST) is not None:
+        if not pool or any(self.in_the_way(job, place) is not None for place in self.places):
             return False
-        goal = job.devices or self.whole
+        goal = self.goal(job)
         if goal <= self.whole and sum(1 for gpu in self.free if gpu in self.whole) >= job.gpus:
             return False
         there = [gpu for gpu in self.allowed(job) if gpu in goal]
@@ -428,7 +540,9 @@ class _Pass:
         """``gpus``, of which some are still held by jobs that are being ended, go to ``job``."""
         last = max((other for other in self.running if self.gpus_of(other) & gpus), key=lambda other: other.ends or 0.0, default=None)
         at = max(self.now, last.ends or 0.0) if last is not None else self.now
-        self.promised[job.id] = Hold("guarantee", pool, job.priority, Reservation(HOST, job.id, job.gpus, at, 0, last.id if last else 0))
+        self.promised[job.id] = Hold(
+            "guarantee", pool, job.priority, Reservation(self.place(job), job.id, job.gpus, at, 0, last.id if last else 0)
+        )
         self.promised_to |= dict.fromkeys(gpus, job.id)
         self.free = [gpu for gpu in self.free if gpu not in gpus]
         self.occupy(job, gpus, at)
@@ -437,8 +551,7 @@ class _Pass:
         """Without those that are promised to another."""
         return frozenset(gpu for gpu in job.gpus if self.promised_to.get(gpu, job.id) == job.id) if self.promised_to else job.gpus
 
-    def pack(self, count: int, free: Sequence[str]) -> tuple[str, ...]:
-        whole = [gpu for gpu in free if gpu in self.whole]
+    def pack(self, count: int, whole: Sequence[str]) -> tuple[str, ...]:
         links = self.state.links
         distance = (lambda _, one, other: links.get((whole[one], whole[other]), FARTHEST)) if links else None
         place = choose((Node((WHOLE,) * len(whole)),), Task(count), distance=distance)
@@ -450,13 +563,14 @@ class _Pass:
         """Keep ``job``'s place in the pool that is ``short`` and, so that its place is not lost elsewhere meanwhile, in its quotas up to
         there. Gives the reservation that stands: an earlier job's stays as it is. None where ``job`` could not start even if everything
         ended (a quota was lowered, a GPU is in use outside): nothing is kept idle for it."""
-        wanted = job.devices if short == HOST else frozenset()
+        room = short in self.places
+        wanted = job.devices if room else frozenset()
         if not wanted and short in self.reserved:
             stands = self.reserved[short]
             return stands if self.draws(job, short) <= self.most(short) else None
-        need = job.gpus if short == HOST else self.draws(job, short)
-        if short == HOST:
-            goal = wanted or self.whole
+        need = job.gpus if room else self.draws(job, short)
+        if room:
+            goal = self.goal(job)
             free = sum(1 for gpu in self.free if gpu in goal)
             there = ((other, len(self.gpus_of(other) & goal)) for other in self.running)
             releases = [(other.ends, count, other.id) for other, count in there if count]
@@ -475,7 +589,8 @@ class _Pass:
         for pool in quota:
             if pool in self.reserved:
                 continue
-            draws = self.draws(job, pool)
+            if not (draws := self.draws(job, pool)):
+                continue
             over = self.limits[pool] - self.used[pool] - draws
             if at is not None:
                 over += sum(count for ends, count, _ in self.releases(pool) if ends is not None and ends <= at)
@@ -484,8 +599,7 @@ class _Pass:
 
     def most(self, pool: str) -> int:
         """What a job could have of the pool if all others ended."""
-        return self.whole_there if pool == HOST else self.limits[pool]
+        return self.most_of[pool] if pool in self.most_of else self.limits[pool]
 
     def releases(self, pool: str) -> list[tuple[float | None, int, int]]:
-        runs = counts_jobs(pool)
-        return [(job.ends, 1 if runs else len(job.gpus), job.id) for job in self.running if pool in self.pools(job)]
+        return [(job.ends, self.takes(job.gpus, pool), job.id) for job in self.running if pool in self.pools(job)]

@@ -15,13 +15,14 @@ JOBS_OF, CPU_JOBS_OF = "jobs of ", "jobs without GPUs of "
 class Quota:
     """Of one user, or of all members of a group together. ``limit``: GPUs at once; ``jobs``: jobs that run at once, with or without GPUs;
     ``cpu_jobs``: those without; None for any number. ``guarantee``: GPUs that are given back by whoever borrows them. ``weight``: the part
-    in a fair order; None is 1 for a user, and no part of its own for a group."""
+    in a fair order; None is 1 for a user, and no part of its own for a group. ``classes``: of these classes, GPUs at once."""
 
     limit: int | None = None
     jobs: int | None = None
     cpu_jobs: int | None = None
     guarantee: int | None = None
     weight: int | None = None
+    classes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,19 @@ class Quotas:
             if job and not gpus and quota.cpu_jobs is not None:
                 found[f"{CPU_JOBS_OF}{kind} {name}"] = quota.cpu_jobs
         return found
+
+    def of_classes(self, user: str, groups: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """The pools from which a job of ``user`` draws its GPUs of a class: the class, and how many there are."""
+        return {
+            f"{name} of {kind} {who}": (name, limit)
+            for kind, who in (("user", user), *(("group", group) for group in groups))
+            for name, limit in self.of(kind, who).classes.items()
+        }
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """All that are named."""
+        return frozenset(chain.from_iterable(quota.classes for quota in self._all()))
 
     def guarantees(self, user: str, groups: Sequence[str]) -> dict[str, int]:
         """The pools in which a job of ``user`` is guaranteed GPUs, and how many."""

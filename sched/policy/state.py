@@ -13,6 +13,8 @@ Links = Mapping[tuple[str, str], float]
 
 HOST, JOBS = "host", "jobs"
 """Pools: the host's GPUs; its places for jobs without GPUs."""
+CLASS = "class "
+"""How the names of the pools begin that are the GPUs of a class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,9 @@ class Preemption:
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
     decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
-    ``out_of_service``; ``slices``: those of ``gpus`` that are given only by name (MIG); ``cpu_jobs``: how many jobs without GPUs may run
-    at once; ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first
-    served."""
+    ``out_of_service``; ``slices``: those of ``gpus`` that are given by name or as one of a class alone (MIG); ``classes``: the GPUs of each
+    class that a job or a quota names, those first that are to be given first; ``cpu_jobs``: how many jobs without GPUs may run at once;
+    ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -57,6 +59,7 @@ class QueueState:
     usage: Mapping[str, float] | None = None
     preemption: Preemption = Preemption()
     out_of_service: frozenset[str] = frozenset()
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The jobs that wait, kept so that a pass need not look at each of them.
 
-Jobs of one *kind* (the same user, groups and GPUs) differ only in priority, age and time limit: where the first of a kind cannot start, of
-the others only one that ends sooner can. So they stand in one line a kind, in the queue's order, and a line is asked for its first job, and
-for the next one that ends soon enough. Within a line those whose time limits are about equal stand in one row: of them the first has waited
-longest. Neither this nor coming and going costs more when the queue is longer.
+Jobs of one *kind* (the same user, groups, GPUs and class of GPUs) differ only in priority, age and time limit: where the first of a kind
+cannot start, of the others only one that ends sooner can. So they stand in one line a kind, in the queue's order, and a line is asked for
+its first job, and for the next one that ends soon enough. Within a line those whose time limits are about equal stand in one row: of them
+the first has waited longest. Neither this nor coming and going costs more when the queue is longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice
 
 from dockless.base.dataclass import dataclass, field
 
-Kind = tuple[str, int, tuple[str, ...], frozenset[str]]
+Kind = tuple[str, int, tuple[str, ...], frozenset[str], str]
 
 PIECE = 512
 """Jobs of a line that are kept together: a job that comes or goes moves at most twice as many."""
@@ -25,8 +25,9 @@ PIECE = 512
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number). ``time_limit``: seconds, 0 for none.
-    ``groups``: the groups whose quota it counts against. ``since``: when it was submitted, on the policy's clock."""
+    """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number); ``gpu_class``: else the class that they
+    are of, one of ``QueueState.classes``, "" for any whole ones. ``time_limit``: seconds, 0 for none. ``groups``: the groups whose quota it
+    counts against. ``since``: when it was submitted, on the policy's clock."""
 
     id: int
     user: str
@@ -36,10 +37,11 @@ class WaitingJob:
     priority: int = 0
     time_limit: float = 0.0
     since: float = 0.0
+    gpu_class: str = ""
     kind: Kind = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", (self.user, self.gpus, self.groups, self.devices))
+        object.__setattr__(self, "kind", (self.user, self.gpus, self.groups, self.devices, self.gpu_class))
 
 
 def order(job: WaitingJob) -> tuple[int, int]:
@@ -234,7 +236,7 @@ class WaitingList:
 
     @property
     def wants_gpus(self) -> bool:
-        return any(gpus for _, gpus, _, _ in self.lines)
+        return any(kind[1] for kind in self.lines)
 
     def add(self, job: WaitingJob) -> None:
         line = self.lines.get(job.kind)

@@ -24,7 +24,7 @@ from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
-from dockless.sched.wire.protocol import GpuInfo, HostInfo, QuotaInfo, Why
+from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, Why
 
 _AT_ONCE = 500
 """Job ids looked up together."""
@@ -232,11 +232,14 @@ class Answers:
         counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for name in quotas.users:
             counts["user", name]
-        running = ((e.job.user, e.live.quota_groups, len(e.job.devices), 1) for e in self.engine.active.values())
-        others = ((job.user, job.groups, len(job.gpus), 0) for job in self.engine.others())
+        held: dict[tuple[str, str], set[str]] = defaultdict(set)
+        running = ((e.job.user, e.live.quota_groups, e.job.devices, 1) for e in self.engine.active.values())
+        others = ((job.user, job.groups, job.gpus, 0) for job in self.engine.others())
         for user, groups, gpus, jobs in (*running, *others):
             for key in (("user", user), *(("group", group) for group in groups)):
-                counts[key].update(gpus=gpus, running=jobs, running_without_gpus=jobs if not gpus else 0)
+                counts[key].update(gpus=len(gpus), running=jobs, running_without_gpus=jobs if not gpus else 0)
+                held[key].update(gpus)
+        of_classes = self.engine.gpus.of_classes(quotas.classes)
         for line in self.engine.waiting.lines.values():
             first = line.first()
             for key in (("user", first.user), *(("group", group) for group in first.groups)):
@@ -246,7 +249,10 @@ class Answers:
         found = []
         for kind, name in sorted(counts, key=lambda key: (key[0] != "user", key[1])):
             if kind == "user" or name in quotas.groups:
-                found.append(QuotaInfo(kind, name, **counts[kind, name], **plain(quotas.of(kind, name))))
+                quota, used = quotas.of(kind, name), held[kind, name]
+                classes = tuple(ClassInfo(of, len(used.intersection(of_classes[of])), most) for of, most in quota.classes.items())
+                said: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
+                found.append(QuotaInfo(kind, name, **said))
         return found
 
 

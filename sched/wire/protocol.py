@@ -120,9 +120,19 @@ class HostInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassInfo(Record):
+    """What a user or a group has of the GPUs of a class, and may have."""
+
+    name: str
+    gpus: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaInfo(Record):
     """What a user or a group has of the host, and may have. ``kind``: ``user`` or ``group``; ``gpus``: in use; ``running``,
-    ``running_without_gpus``, ``waiting``: jobs. The rest is as in the settings, None where they say nothing."""
+    ``running_without_gpus``, ``waiting``: jobs. ``classes``: those of which the settings say a limit. The rest is as in the settings, None
+    where they say nothing."""
 
     kind: str
     name: str
@@ -135,6 +145,7 @@ class QuotaInfo(Record):
     weight: int | None = None
     jobs: int | None = None
     cpu_jobs: int | None = None
+    classes: tuple[ClassInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

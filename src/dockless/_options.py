@@ -114,17 +114,22 @@ def _driver_capabilities(gpus: str) -> dict[str, str]:
 
 
 def gpus_wanted(options: Mapping[str, Any]) -> str | int | None:
-    """What ``gpus`` and ``gpu_memory`` say together, in the grammar of ``gpus``. ``BadInput``"""
+    """What ``gpus``, ``gpu_memory`` and ``gpu_class`` say together, in the grammar of ``gpus``. ``BadInput``"""
     gpus: str | int | None = options.get("gpus")
-    memory = options.get("gpu_memory")
-    if memory is None:
+    memory, gpu_class = options.get("gpu_memory"), options.get("gpu_class")
+    if memory is None and gpu_class is None:
         return gpus
     from dockless.sandbox.gpus.request import parse_request
 
-    size = _size(memory, "gpu_memory")
-    if gpus is not None and parse_request(gpus).memory:
+    said = parse_request(gpus) if gpus is not None else None
+    if memory is not None and said is not None and said.memory:
         raise BadInput("gpus and gpu_memory both say how much memory", subject="gpu_memory", hint="say it once")
-    return f"memory={size}" if gpus is None else f"{gpus},memory={size}"
+    if gpu_class is not None and said is not None and said.gpu_class:
+        raise BadInput("gpus and gpu_class both say which class", subject="gpu_class", hint="say it once")
+    parts = [] if gpus is None else [str(gpus)]
+    parts += [] if memory is None else [f"memory={_size(memory, 'gpu_memory')}"]
+    parts += [] if gpu_class is None else [f"class={gpu_class}"]
+    return ",".join(parts)
 
 
 def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
@@ -365,6 +370,7 @@ KEYWORDS = (
     Keyword("health", "health", lambda value, _: value or HealthCheck(disabled=True)),
     Keyword("gpus", "", as_it_is),  # leased by whoever starts it; the field has what was leased
     Keyword("gpu_memory", "", as_it_is),  # the same
+    Keyword("gpu_class", "", as_it_is),
     Keyword("best_effort", "best_effort", as_it_is),
     Keyword("pull", "", as_it_is),  # done by whoever starts it
     Keyword("platform", "", as_it_is),  # the same

@@ -57,29 +57,33 @@ def test_a_created_one_leases_when_it_is_started(simulated):
         ({"gpu_memory": "1G"}, "memory=1073741824"),
         ({"gpus": 2, "gpu_memory": 5}, "2,memory=5"),
         ({"gpus": "device=0,1", "gpu_memory": 5}, "device=0,1,memory=5"),
+        ({"gpu_class": "1g.10gb"}, "class=1g.10gb"),
+        ({"gpus": 2, "gpu_memory": "1K", "gpu_class": "H100"}, "2,memory=1024,class=H100"),
     ],
 )
 def test_what_the_keywords_say_together(options, text):
     assert gpus_wanted(options) == text
 
 
-@pytest.mark.parametrize("options", [{"gpu_memory": 0}, {"gpu_memory": "1G", "gpus": "memory=2G"}])
+@pytest.mark.parametrize("options", [{"gpu_memory": 0}, {"gpu_memory": "1G", "gpus": "memory=2G"}, {"gpu_class": "a", "gpus": "class=b"}])
 def test_what_does_not_go_together(options):
     with pytest.raises(BadInput):
         gpus_wanted(options)
 
 
-def test_the_queue_gives_any_whole_gpu_or_one_that_is_named(monkeypatch, simulated):
+def test_the_queue_gives_a_slice_or_a_whole_gpu(simulated):
     gpus = HostGpus()
     try:
-        assert gpus.resolve("memory=80G") == (1, ())
-        slices = [unit.uuid for unit in gpus.gpus if unit.parent]
-        assert gpus.resolve(f"device={slices[0]},memory=20G") == (1, (slices[0],))
+        slices = tuple(unit.uuid for unit in gpus.gpus if unit.parent)
+        (whole,) = (unit.uuid for unit in gpus.gpus if not unit.parent)
+        assert gpus.resolve("memory=20G") == gpus.resolve("memory=80G") == (1, ())
+        assert [gpus.may_have(gpus.class_of(f"memory={size}")) for size in ("20G", "20.5G", "80G")] == [
+            (*slices, whole),
+            (whole,),
+            (whole,),
+        ]
+        assert gpus.resolve(f"device={slices[0]},memory=20G") == (1, (slices[0],)) and gpus.class_of(f"device={slices[0]},memory=20G") == ""
         with pytest.raises(NotEnoughGpus, match="the largest of this host has 80"):
             gpus.resolve("memory=81G")
-        gpus.gpus = tuple(unit for unit in gpus.gpus if unit.parent)
-        with pytest.raises(NotEnoughGpus, match="not every whole GPU of this host has that") as caught:
-            gpus.resolve("memory=10G")
-        assert slices[0] in caught.value.hint
     finally:
         gpus.close()

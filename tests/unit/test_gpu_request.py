@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from dockless.sandbox.gpus.gpu import (
     GpuProcess,
     GpuRequest,
     MigInstance,
+    candidates,
     choose,
     find,
     parse_request,
@@ -295,5 +298,62 @@ def test_memory_that_no_gpu_has(wanted, why):
 
 @pytest.mark.parametrize("wanted", ["memory=", "memory=0", "memory=x", "all,memory=1G", "memory=1G,memory=2G"])
 def test_memory_that_cannot_be_read(wanted):
+    with pytest.raises(BadInput):
+        parse_request(wanted)
+
+
+def of_models(*models: str) -> tuple[Gpu, ...]:
+    """The last one is divided: two slices of one profile, one of another, and one whose profile is not told."""
+    names = ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MIG")
+    parts = tuple(MigInstance(MIG.format(n), n + 1, 0, (40 if n == 2 else 10) << 30, name) for n, name in enumerate(names))
+    gpus = [Gpu(number, UUID.format(number), number, model, 80 << 30) for number, model in enumerate(models)]
+    return (*gpus, Gpu(len(gpus), UUID.format(len(gpus)), 9, "NVIDIA H100 80GB HBM3", 80 << 30, mig=parts, mig_enabled=True))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [
+        ("class=H100", (0, 1)),
+        ("class=h100-80gb", (0,)),
+        ("class=NVIDIA A100", (2,)),
+        ("class=A10", ()),
+        ("class=80GB H100", ()),
+        ("class=whole", (0, 1, 2)),
+        ("class=1g.10gb", (3, 4)),
+        ("class=1G.10GB", (3, 4)),
+        ("class=3g.40gb", (5,)),
+        ("class=1g.10gb+me", ()),
+        ("class=H100,memory=60G", (0,)),
+        ("class=1g.10gb,memory=20G", ()),
+        ("2,class=1g.10gb", (3, 4)),
+        ("all,class=H100", (0, 1)),
+    ],
+)
+def test_of_a_class(wanted, indices):
+    host = of_models("NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA A100-SXM4-80GB")
+    host = (host[0], replace(host[1], memory=48 << 30), *host[2:])
+    request, there = parse_request(wanted), units(host)
+    assert candidates(request, host) == tuple(there[index] for index in indices)
+    if indices:
+        chosen = choose(request, host)
+        assert set(chosen) <= {there[index] for index in indices} and len(chosen) == possible(request, host)
+    else:
+        with pytest.raises(NotEnoughGpus) as caught:
+            choose(request, host)
+        assert caught.value.hint
+
+
+def test_the_classes_of_a_host_are_said():
+    with pytest.raises(NotEnoughGpus) as caught:
+        possible(parse_request("3,class=1g.10gb"), of_models("NVIDIA L4"))
+    assert str(caught.value) == "3 GPUs of class 1g.10gb asked for, this host has 2 of it"
+    assert caught.value.hint == "its GPUs are 1 NVIDIA L4, 2 1g.10gb, 1 3g.40gb, 1 MIG"
+    with pytest.raises(NotEnoughGpus) as caught:
+        possible(parse_request("class=L4"), ())
+    assert "doctor" in caught.value.hint
+
+
+@pytest.mark.parametrize("wanted", ["class=", "class=-x", "device=0,class=H100", "class=a,class=b", "class=é", f"class={'x' * 65}"])
+def test_what_is_no_class(wanted):
     with pytest.raises(BadInput):
         parse_request(wanted)

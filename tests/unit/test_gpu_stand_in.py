@@ -231,7 +231,7 @@ def test_names_and_places(started):
         assert text("nvmlDeviceGetUUID", gpu(2)) == "GPU-51d01a7e-d000-4000-8000-000000000002"
         assert text("nvmlDeviceGetUUID", parts[1]) == "MIG-51d01a7e-d000-5000-8002-000000000001"
         assert text("nvmlDeviceGetName", gpu(0)) == "Simulated GPU"
-        assert text("nvmlDeviceGetName", parts[0]) == "Simulated GPU MIG slice"
+        assert text("nvmlDeviceGetName", parts[0]) == "Simulated GPU MIG 3g.4gb"
         assert text("nvmlDeviceGetName", gpu(0), room=14) == "Simulated GPU"
         assert text("nvmlDeviceGetName", gpu(0), room=13) == -INSUFFICIENT
         assert text("nvmlSystemGetDriverVersion") == text("nvmlSystemGetNVMLVersion") == "0.0-simulated"

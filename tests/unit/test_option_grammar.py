@@ -127,6 +127,7 @@ def test_a_root_in_memory_has_a_size():
 
 def test_every_keyword_is_in_the_table():
     assert {keyword for keyword, *_ in KEYWORDS} >= {row.name for row in options.KEYWORDS} - {
+        "gpu_class",
         "gpu_memory",
         "gpus",
         "labels",

@@ -41,6 +41,7 @@ def file(tmp_path):
         (("user", "bin", {"limit": 1}), "at night\n", "at night\nbin = 1\n"),
         (("user", "daemon", {"weight": 3, "limit": 1}), "{ limit = 2 }", "{ limit = 1, weight = 3}"),
         (("group", "v", {"weight": 1}, ["limit"]), "v = 3", "v = {weight = 1}"),
+        (("user", "root", {"classes.1g.10gb": 2}), "root = 4  #", 'root = {limit = 4, classes = {"1g.10gb" = 2}}  #'),
         (("default", "", {"limit": 1}), "[quota.users]", "[quota]\ndefault = 1\n\n[quota.users]"),
     ],
 )
@@ -70,6 +71,20 @@ def test_wherever_quotas_stand(file, text, new):
     file.write_text(text)
     set_quota("user", "bin", {"limit": 3}, path=file)
     assert file.read_text() == new
+
+
+def test_a_limit_of_a_class(file):
+    """Each by itself; with the last one the table goes."""
+    file.write_text('[quota.users]\nbin = { jobs = 1, classes = { "1g.10gb" = 2, H100 = 3 } } # b\n')
+    assert set_quota("user", "bin", {"classes.H100": 4}, ["classes.1g.10gb"], file).after == {"jobs": 1, "classes": {"H100": 4}}
+    assert file.read_text() == "[quota.users]\nbin = { jobs = 1, classes = {H100 = 4} } # b\n"
+    assert set_quota("user", "bin", {}, ["classes.H100"], file).after == {"jobs": 1}
+    assert set_quota("user", "bin", {"classes.A100": 0}, (), file).after["classes"] == {"A100": 0}
+    assert set_quota("user", "bin", {}, ["classes"], file).after == {"jobs": 1}
+    with pytest.raises(BadInput, match="a quota has no 'classes'"):
+        set_quota("user", "bin", {"classes": 1}, (), file)
+    with pytest.raises(BadInput, match="is no class of GPUs"):
+        set_quota("user", "bin", {"classes.a,b": 1}, (), file)
 
 
 def test_a_file_that_is_missing_is_made(file):

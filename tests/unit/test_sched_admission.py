@@ -26,7 +26,9 @@ BOSS = Caller(1002, "boss", frozenset(), True)
 
 def desk(config: Config | None = None, check_image=lambda reference: None) -> Admission:
     config = config or Config()
-    gpus = SimpleNamespace(resolve=lambda text: (2, ("GPU-a", "GPU-b")) if text.startswith("device") else (int(text or 0), ()))
+    gpus = SimpleNamespace(
+        resolve=lambda text: (2, ("GPU-a", "GPU-b")) if text.startswith("device") else (int(text or 0), ()), class_of=lambda text: ""
+    )
     return Admission(config, gpus, Callers(config), check_image)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from support.desk import ANN, BEN, play
 from support.quotas import limits
 
 from dockless.cli import main
-from dockless.errors import BadInput, NotPermitted
+from dockless.errors import BadInput, NotEnoughGpus, NotPermitted, Refused
 from dockless.sandbox.spec import Spec
-from dockless.sched import JobSpec, QuotaInfo
+from dockless.sched import ClassInfo, JobSpec, QuotaInfo
 from dockless.sched.config import Config
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.wire import picture
@@ -47,6 +48,37 @@ def test_who_has_what(tmp_path, monkeypatch, capfd):
         assert json.loads(capfd.readouterr().out) == [one.as_dict() for one in found]
 
     play(tmp_path, story, CONFIG)
+
+
+def test_of_a_class(tmp_path, monkeypatch, capfd):
+    """Jobs get slices of the class that they ask for, one waits for its quota, and one that could never start is refused."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G,mig=4")
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+
+    async def story(desk):
+        jobs = [JobSpec(Spec(argv=("true",)), gpus=gpus) for gpus in ("class=1g.20gb", "memory=20G", "class=1g.20gb", "class=whole")]
+        one, two, three, four = await desk.submit(ANN, *jobs)
+        for number in (one, two, four):
+            await desk.runs(number)
+        devices = [desk.engine.entries[number].job.devices[0][:4] for number in (one, two, four)]
+        assert devices == ["MIG-", "MIG-", "GPU-"]
+        why = await desk(ANN, lambda queue: queue.why(three))
+        assert (
+            why.reason
+            == "needs 1 GPU of class 1g.20gb, 2 free; user ann uses 2 of 2 of class 1g.20gb; waits for job 1, which has no time limit"
+        )
+        (ann,) = await desk(ANN, lambda queue: queue.quotas())
+        assert ann.gpus == 3 and ann.classes == (ClassInfo("1g.20gb", 2, 2),)
+        assert await desk(ANN, lambda _: main(["quota", "show"])) == 0
+        assert "3, 1g.20gb 2 of 2 " in capfd.readouterr().out
+        refused = JobSpec(Spec(argv=("true",)), gpus="3,class=1g.20gb")
+        words = await desk.refused(Refused, ANN, lambda queue: queue.submit(refused))
+        assert words == "needs 3 GPUs, the quota of user ann is 2 of class 1g.20gb: this could never start"
+        assert "this host has 0 of it" in await desk.refused(
+            NotEnoughGpus, ANN, lambda queue: queue.submit(replace(refused, gpus="class=H100"))
+        )
+
+    play(tmp_path, story, Config(limits({"ann": Quota(classes={"1g.20gb": 2})})))
 
 
 def test_where_there_is_nobody(tmp_path, monkeypatch, capfd):

@@ -20,6 +20,7 @@ from dockless.images.catalog import disk_usage
 from dockless.sched import config
 from dockless.sched.policy import quotas
 
+CLASSES = {"1g.10gb": 2, "H100": 0}
 SOUND = """# all of it
 [images]
 max_size = "1.5G"
@@ -28,7 +29,7 @@ max_size = "1.5G"
 default = 2
 [quota.users]
 "anna.b" = 4
-ben = { guarantee = 3, weight = 2, limit = 3, jobs = 20, cpu_jobs = 8 }
+ben = { guarantee = 3, weight = 2, limit = 3, jobs = 20, cpu_jobs = 8, classes = { "1g.10gb" = 2, H100 = 0 } }
 [quota.groups]
 vision = 6
 [groups]
@@ -94,7 +95,7 @@ def test_every_setting_is_read(home):
     assert found == {
         "images.max_size": 3 << 29,
         "quota.default": 2,
-        "quota.users": {"anna.b": 4, "ben": {"guarantee": 3, "weight": 2, "limit": 3, "jobs": 20, "cpu_jobs": 8}},
+        "quota.users": {"anna.b": 4, "ben": {"guarantee": 3, "weight": 2, "limit": 3, "jobs": 20, "cpu_jobs": 8, "classes": CLASSES}},
         "quota.groups": {"vision": 6},
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
@@ -180,6 +181,9 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[preempt]\nafter = true\n", 2, ("preempt.after is true, not a time",)),
         ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are guarantee, limit, ")),
         ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
+        ("[quota.users]\nanna = { classes = 3 }\n", 2, ("quota.users.anna.classes is 3, not a table like",)),
+        ("[quota.users.anna]\nclasses = { H100 = 'all' }\n", 2, ("quota.users.anna.classes.H100 is 'all', not a whole number", "a model")),
+        ("[quota.users.anna]\nclasses = { 'a,b' = 1 }\n", 2, ("quota.users.anna.classes.'a,b' is no class of GPUs", "a MIG profile")),
         ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
         ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),
         ("[queue]\nper_user = 0\n", 2, ("queue.per_user is 0, not a whole number from 1",)),

@@ -8,7 +8,7 @@ from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput, DaemonUnavailable, DocklessError, NotPermitted
 
 if TYPE_CHECKING:
-    from dockless.sched import Client
+    from dockless.sched import Client, QuotaInfo
 
 
 def quota_options(parser: Parser) -> None:
@@ -17,7 +17,11 @@ def quota_options(parser: Parser) -> None:
         "action", choices=("show", "set"), metavar="show|set", help="show: who has what, and may have; set: change it in dockless.toml"
     )
     parser.add_argument(
-        "words", nargs="*", default=[], metavar="user|group|default", help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs="
+        "words",
+        nargs="*",
+        default=[],
+        metavar="user|group|default",
+        help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=, classes.NAME=",
     )
     parser.add_argument("--unset", action="append", default=[], metavar="KEY", help="what the quota no longer says (set)")
     parser.json()
@@ -44,13 +48,17 @@ def _show(options: Namespace) -> int:
     else:
         rows = [
             (
-                *(f"{one.kind} {one.name}", _of(one.gpus, one.limit), _shown(one.guarantee), _shown(one.weight)),
+                *(f"{one.kind} {one.name}", _of_all(one), _shown(one.guarantee), _shown(one.weight)),
                 *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting),
             )
             for one in found
         ]
         table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING"), rows)
     return 0
+
+
+def _of_all(one: QuotaInfo) -> str:
+    return ", ".join((_of(one.gpus, one.limit), *(f"{of.name} {_of(of.gpus, of.limit)}" for of in one.classes)))
 
 
 def _of(used: int, limit: int | None) -> str:
@@ -75,7 +83,9 @@ def _set(options: Namespace) -> int:
         print_json(said | {"reloaded": reloaded, "reason": trouble})
         return 1 if trouble else 0
     who = f"{kind} {name}".strip()
-    keys = ", ".join(f"{key} {value}" for key, value in change.after.items()) or "no quota"
+    plain = {key: value for key, value in change.after.items() if key != "classes"}
+    said_now = {**plain, **change.after.get("classes", {})}
+    keys = ", ".join(f"{key} {value}" for key, value in said_now.items()) or "no quota"
     out(f"{who}: {keys} ({change.file})")
     if kind == "user" and change.default and bool(change.before) != bool(change.after):
         out(f"The default {'no longer holds' if change.after else 'holds'} for {name}.")

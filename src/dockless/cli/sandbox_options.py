@@ -394,6 +394,7 @@ HEALTH = (
 GPUS = (
     Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs", value=_gpus),
     Option("gpu_memory", "--gpu-memory", "SIZE", "that each has at least; a MIG slice may do"),
+    Option("gpu_class", "--gpu-class", "NAME", "a model, as H100; a MIG profile, as 1g.10gb; or whole"),
 )
 GROUPS = (
     ("the command", None, COMMAND),
