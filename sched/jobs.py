@@ -387,6 +387,27 @@ class Job:
         return Job(**known)
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs a listing has; what is left empty filters nothing. ``since``, ``until``: seconds since 1970, jobs that had not ended
+    before the one and were submitted by the other."""
+
+    user: str = ""
+    group: str = ""
+    states: tuple[State, ...] = ()
+    since: float | None = None
+    until: float | None = None
+
+    def keeps(self, job: Job) -> bool:
+        return (
+            (not self.user or job.user == self.user)
+            and (not self.group or job.group == self.group)
+            and (not self.states or job.state in self.states)
+            and (self.since is None or not job.ended or job.ended >= self.since)
+            and (self.until is None or job.submitted <= self.until)
+        )
+
+
 def read_options(values: dict[str, Any]) -> JobOptions:
     """The inverse of ``records.differences``; fields of a newer daemon are ignored."""
     return read(JobOptions, values, "options", newer=True) if values else NO_OPTIONS

@@ -27,7 +27,7 @@ from dockless.base.dataclass import dataclass, field, many
 from dockless.base.records import differences
 from dockless.base.typing import Any
 from dockless.errors import SchedError
-from dockless.sched.jobs import ALLOWED, NO_OPTIONS, Attempt, AttemptState, Job, JobOptions, State, read_options
+from dockless.sched.jobs import ALLOWED, NO_OPTIONS, Attempt, AttemptState, Filter, Job, JobOptions, State, read_options
 from dockless.sched.store import lease as leases
 from dockless.sched.store import usage
 from dockless.sched.store.lease import Lease
@@ -500,14 +500,14 @@ def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
     )
 
 
-def ended(db: sqlite3.Connection, user: str, limit: int) -> Iterator[Job]:
+def ended(db: sqlite3.Connection, wanted: Filter, limit: int) -> Iterator[Job]:
     """Jobs that have ended, newest first. Read in pages: no transaction stays open between them."""
+    where, values = _where(wanted)
     at, number = math.inf, 0
     while limit > 0:
         rows = db.execute(
-            f"SELECT {_COLUMNS} FROM jobs WHERE ended > 0 AND (ended, id) < (?, ?) AND (?='' OR user=?)"
-            " ORDER BY ended DESC, id DESC LIMIT ?",
-            (at, number, user, user, min(limit, _PAGE)),
+            f"SELECT {_COLUMNS} FROM jobs WHERE (ended, id) < (?, ?) AND {where} ORDER BY ended DESC, id DESC LIMIT ?",
+            (at, number, *values, min(limit, _PAGE)),
         ).fetchall()
         for row in rows:
             found = _job(row)
@@ -516,10 +516,26 @@ def ended(db: sqlite3.Connection, user: str, limit: int) -> Iterator[Job]:
         limit = limit - len(rows) if len(rows) == _PAGE else 0
 
 
-def count_ended(db: sqlite3.Connection, user: str) -> int:
+def count_ended(db: sqlite3.Connection, wanted: Filter) -> int:
     """How many jobs that have ended are remembered."""
-    mine = " AND user=?" if user else ""
-    return int(db.execute(f"SELECT COUNT(*) FROM jobs WHERE ended > 0{mine}", (user,) if user else ()).fetchone()[0])
+    where, values = _where(wanted)
+    return int(db.execute(f"SELECT COUNT(*) FROM jobs WHERE {where}", values).fetchone()[0])
+
+
+def _where(wanted: Filter) -> tuple[str, list[Any]]:
+    """As ``Filter.keeps``, of jobs that have ended."""
+    asked: list[tuple[str, list[Any]]] = [("ended > 0", [])]
+    if wanted.user:
+        asked.append(("user = ?", [wanted.user]))
+    if wanted.group:
+        asked.append(("grp = ?", [wanted.group]))
+    if wanted.states:
+        asked.append((f"state IN ({','.join('?' * len(wanted.states))})", [str(state) for state in wanted.states]))
+    if wanted.since is not None:
+        asked.append(("ended >= ?", [wanted.since]))
+    if wanted.until is not None:
+        asked.append(("submitted <= ?", [wanted.until]))
+    return " AND ".join(text for text, _ in asked), [value for _, values in asked for value in values]
 
 
 def has_sandbox(db: sqlite3.Connection, name: str) -> bool:

@@ -18,7 +18,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
-from dockless.sched.jobs import NO_OPTIONS, Job, State
+from dockless.sched.jobs import NO_OPTIONS, Filter, Job, State
 from dockless.sched.policy.decision import duration
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.whatif import Sooner, sooner
@@ -114,19 +114,21 @@ class Answers:
                 text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
         return text
 
-    def listing(self, user: str, ended: bool, limit: int) -> tuple[Iterator[Job], int]:
+    def listing(self, wanted: Filter, ended: bool, limit: int) -> tuple[Iterator[Job], int]:
         """Running jobs, waiting ones in their order, those that may not start yet, and (``ended``) the newest of those that have ended; and
         how many more wait or have ended. ``limit``: of waiting and of ended ones, 0 for none."""
-        found = [e for e in sorted(self.engine.active.values(), key=lambda e: e.job.id) if not user or e.job.user == user]
-        waiting = [job.id for job in self.engine.waiting.of(user)]
-        waiting += sorted(number for number, e in self.engine.aside.entries.items() if not user or e.job.user == user)
-        listed = waiting[:limit] if limit else waiting
-        more = len(waiting) - len(listed)
-        found += [self.engine.entries[number] for number in listed]
+        entries = self.engine.entries
+        running = (entry.job for entry in sorted(self.engine.active.values(), key=lambda entry: entry.job.id))
+        waiting = (entries[job.id].job for job in self.engine.waiting.of(wanted.user))
+        aside = (self.engine.aside.entries[number].job for number in sorted(self.engine.aside.entries))
+        found = [*filter(wanted.keeps, running)]
+        held = [*filter(wanted.keeps, chain(waiting, aside))]
+        more = max(0, len(held) - limit) if limit else 0
+        found += held[:limit] if limit else held
         if ended and limit:
-            more += max(0, queue.count_ended(self.engine.reader, user) - limit)
-        past = queue.ended(self.engine.reader, user, limit or sys.maxsize) if ended else iter(())
-        return chain((entry.job for entry in found), past), more
+            more += max(0, queue.count_ended(self.engine.reader, wanted) - limit)
+        past = queue.ended(self.engine.reader, wanted, limit or sys.maxsize) if ended else iter(())
+        return chain(found, past), more
 
     def pages(self, caller: Caller, jobs: Iterator[Job]) -> Iterator[dict[str, Any]]:
         """The same as ``view`` shows them."""

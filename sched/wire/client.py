@@ -105,12 +105,24 @@ class Client:
         return list(range(int(answer["first"]), int(answer["first"]) + count)) if "first" in answer else [int(i) for i in answer["ids"]]
 
     @checked
-    def queue(self, *, ended: bool = False, user: str = "", limit: int = 0) -> Listing:
+    def queue(
+        self,
+        *,
+        ended: bool = False,
+        user: str = "",
+        group: str = "",
+        states: Sequence[str] = (),
+        since: float | None = None,
+        until: float | None = None,
+        limit: int = 0,
+    ) -> Listing:
         """Waiting and running jobs in the order they will start; with ``ended`` also those that have ended, newest first, after them.
-        ``limit``: at most so many waiting and so many ended ones, up to 100,000; how many more there are is ``more`` of the list. 0 for
-        all."""
+        ``user``, ``group``, ``states``: only those. ``since``, ``until``, seconds since 1970: those that had not ended before, and were
+        submitted until then. ``limit``: at most so many waiting and so many ended ones, up to 100,000; how many more there are is ``more``
+        of the list. 0 for all."""
         found = Listing()
-        page = self._call("queue", ended=ended, user=user, limit=limit, pages=True)
+        asked = {"group": group or None, "states": [*map(str, states)] or None, "since": since, "until": until}
+        page = self._call("queue", ended=ended, user=user, limit=limit, pages=True, **asked)
         try:
             while "count" in page:
                 found += read_page(page)

@@ -29,7 +29,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import again, draining, holding, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.jobs import Job
+from dockless.sched.jobs import Filter, Job, State
 from dockless.sched.store import queue
 from dockless.sched.used import BY
 from dockless.sched.wire import logs, metrics
@@ -66,6 +66,7 @@ UNFINISHED = 8 << 20
 AT_ONCE = 100
 """Jobs of an answer that are encoded before somebody else's turn."""
 MAX_LISTED = 100_000
+STATES = tuple(map(str, State))
 MAX_GPUS = 1000
 """GPUs that one request may name."""
 MOST_SECONDS = 1e11
@@ -382,10 +383,7 @@ class Server:
 
     async def _queue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         limit = _integer(request, "limit", 0, MAX_LISTED) or 0
-        user = request.get("user") or ""
-        if not isinstance(user, str):
-            raise BadInput("'user' is not a name", subject="user")
-        jobs, more = self.answers.listing(user, bool(request.get("ended")), limit)
+        jobs, more = self.answers.listing(_filter(request), bool(request.get("ended")), limit)
         if request.get("pages"):
             return {"pages": self.answers.pages(caller, jobs), "more": more}
         return {"jobs": (self.answers.view(caller, job) for job in jobs)}
@@ -569,6 +567,18 @@ def _seconds(request: dict[str, Any], name: str, most: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
         raise BadInput(f"{name!r} is not a number of seconds", subject=name, hint=f"use 0 to {most:g}")
     return float(value)
+
+
+def _filter(request: dict[str, Any]) -> Filter:
+    said = {name: request.get(name) or "" for name in ("user", "group")}
+    for name, value in said.items():
+        if not isinstance(value, str):
+            raise BadInput(f"{name!r} is not a name", subject=name)
+    states = request.get("states") or []
+    if not isinstance(states, list) or not all(isinstance(state, str) and state in STATES for state in states):
+        raise BadInput("'states' is not a list of states", subject="states", hint=f"use {', '.join(STATES)}")
+    since, until = (_seconds(request, name, MOST_SECONDS) for name in ("since", "until"))
+    return Filter(said["user"], said["group"], tuple(State(state) for state in dict.fromkeys(states)), since, until)
 
 
 def _job_ids(request: dict[str, Any]) -> array[int]:

@@ -562,7 +562,8 @@ class Submitted(Enterable):
         return await in_thread(self.job.release)
 
     async def requeue(self, *, grace: float | None = None) -> Job:
-        """End its running attempt, as ``cancel`` does; then it waits for another. ``Refused`` if it does not run."""
+        """End its running attempt, as ``cancel`` does; then it waits for another. One that has ended is submitted again: the job that
+        comes back has another number. ``Refused`` if it waits already."""
         return await in_thread(partial(self.job.requeue, grace=grace))
 
     def __await__(self) -> Generator[Any, None, Job]:

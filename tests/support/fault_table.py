@@ -296,7 +296,7 @@ def _abandon(job: Job, db: sqlite3.Connection) -> None:
 def _queue(scene: Scene) -> None:
     """A queue's life without a daemon: made, a job submitted, run and ended, each change acknowledged only when it is durable."""
     from dockless.base import paths
-    from dockless.sched.jobs import State
+    from dockless.sched.jobs import Filter, State
     from dockless.sched.store import queue
     from dockless.sched.store.lease import Lease
     from dockless.sched.store.writer import QueueWriter
@@ -312,7 +312,7 @@ def _queue(scene: Scene) -> None:
         writer.write(lambda db: queue.begin_attempt(db, Lease(number, 1, ("GPU-1",), 1.0), f"j-{number}", "boot", 1.0)).result(30)
         writer.write(lambda db: queue.set_running(db, number, 1, 2.0)).result(30)
         writer.write(lambda db: queue.finish(db, number, 1, State.COMPLETED, 3.0, "", {"code": 0}, 0)).result(30)
-        ended, live = writer.write(lambda db: (queue.ended(db, "", 1), queue.live(db))).result(30)
+        ended, live = writer.write(lambda db: (queue.ended(db, Filter(), 1), queue.live(db))).result(30)
         assert [job.state for job in ended] == [State.COMPLETED] and not live
     finally:
         writer.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import grp
 import json
 import os
 import pwd
@@ -16,6 +18,7 @@ from dockless import _pulling as pulling
 from dockless import sched
 from dockless.cli import jobs as cli_jobs
 from dockless.cli import main
+from dockless.errors import BadInput
 from dockless.sandbox.run.process import Exit
 from dockless.sched import Client, Job, State, connect
 from dockless.sched.jobs import Attempt, AttemptState
@@ -333,6 +336,31 @@ def test_how_many_have_ended_is_bounded_unless_one_says(daemon, say):
     assert say("wait", "-q", *range(1, 53))[0] != 0
     assert len(say("queue", "-q", "-a")[1]) == 50
     assert len(say("queue", "-q", "-a", "--limit", "51")[1]) == 51
+
+
+def test_listings_of_some_jobs(daemon, say):
+    group = grp.getgrgid(os.getegid()).gr_name
+    say("submit", "--group", group, "--name", "a,b", "--array", "3", "--", "true")
+    say("submit", "--gpus", "2", "--", "true")
+    for number, code in ((1, 0), (2, 3)):
+        daemon.ended(number, Exit(code, None))
+    listed = {
+        ("--group", group): "3", ("-a", "--group", group): "3 2 1", ("--state", "failed"): "2", ("--state", "FAILED,running"): "3 4 2",
+        ("--state", "completed", "--limit", "1"): "1", ("-a", "--since", "1h"): "3 4 2 1", ("-a", "--until", "1h"): "",
+        ("-a", "--since", "2100-01-01"): "3 4", ("--user", "nobody"): "", ("-a", "--user", ME, "--state", "completed"): "1",
+    }  # fmt: skip
+    for words, numbers in listed.items():
+        assert say("queue", "-q", *words) == (0, numbers.split(), []), words
+    code, (heads, *rows), _ = say("queue", "--csv", "-a", "--group", group)
+    cells = [dict(zip(heads.split(","), row, strict=True)) for row in csv.reader(rows)]
+    assert code == 0 and [(row["id"], row["name"], row["state"], row["exit_code"], row["index"]) for row in cells] == [
+        ("3", "a,b", "RUNNING", "", "2"), ("2", "a,b", "FAILED", "3", "1"), ("1", "a,b", "COMPLETED", "0", "0"),
+    ]  # fmt: skip
+    assert say("queue", "--csv", "1")[1][1] == rows[2] and cells[0]["ended"] == "" and float(cells[1]["ended"]) > 0
+    for words in (("--state", "gone"), ("--csv", "-q"), ("--since", "soon"), ("--since", "1h", "--until", "2h")):
+        assert say("queue", *words)[0] == 125
+    with connect() as queue, pytest.raises(BadInput, match="'states' is not a list of states"):
+        queue.queue(states=["GONE"])
 
 
 def test_what_the_disk_says_is_said_with_the_queue(daemon, say):

@@ -22,6 +22,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Namespaces, Spec
 from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
+from dockless.sched.jobs import Filter
 from dockless.sched.store import queue as queue_store
 from dockless.sched.wire import client, listing, protocol, server
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
@@ -261,7 +262,7 @@ def test_a_page_shows_what_one_job_shows(tmp_path):
             caller = PEOPLE[who]
             found = await desk(who, lambda queue: queue.queue(ended=True))
             entries = desk.engine.entries
-            past = {row.id: row for row in queue_store.ended(desk.engine.reader, "", 10)}
+            past = {row.id: row for row in queue_store.ended(desk.engine.reader, Filter(), 10)}
             for row in found:
                 assert row == desk.server.answers.view(caller, entries[row.id].job if row.id in entries else past[row.id])
                 assert Job.from_dict(row.as_dict()) == row

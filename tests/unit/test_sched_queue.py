@@ -12,7 +12,7 @@ import pytest
 
 from dockless.errors import SchedError, Unwritable
 from dockless.sched import State
-from dockless.sched.jobs import NO_OPTIONS, Attempt, AttemptState, Job, JobOptions
+from dockless.sched.jobs import NO_OPTIONS, Attempt, AttemptState, Filter, Job, JobOptions
 from dockless.sched.store import queue
 from dockless.sched.store import writer as writer_module
 from dockless.sched.store.lease import Lease, held
@@ -231,9 +231,26 @@ def test_ended_jobs_the_newest_first(db, monkeypatch, page):
     queue.insert(db, [new_job("ann"), new_job("ben"), new_job("ann"), new_job("ann"), new_job("ann")], False, 1.0)
     for number, at in ((1, 5.0), (2, 7.0), (3, 7.0), (4, 6.0)):
         queue.finish(db, number, 0, State.CANCELLED, at, "", None)
-    assert [job.id for job in queue.ended(db, "", 10)] == [3, 2, 4, 1]
-    assert [job.id for job in queue.ended(db, "ann", 10)] == [3, 4, 1]
-    assert [[job.id for job in queue.ended(db, "", limit)] for limit in (0, 1, 2, 3, 4)] == [[], [3], [3, 2], [3, 2, 4], [3, 2, 4, 1]]
+    assert [job.id for job in queue.ended(db, Filter(), 10)] == [3, 2, 4, 1]
+    assert [job.id for job in queue.ended(db, Filter("ann"), 10)] == [3, 4, 1]
+    assert [[job.id for job in queue.ended(db, Filter(), limit)] for limit in (0, 1, 2, 3, 4)] == [[], [3], [3, 2], [3, 2, 4], [3, 2, 4, 1]]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Filter("ann"), Filter(group="vision"), Filter(states=(State.FAILED, State.OOM)), Filter(since=7.0), Filter(until=2.0),
+        Filter("ann", "vision", (State.CANCELLED,), 5.0, 3.0), Filter("nobody"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_filter_means_the_same_of_ended_jobs_and_of_others(db, wanted):
+    for at, (user, group) in enumerate([("ann", ""), ("ann", "vision"), ("ben", "vision"), ("ann", "vision")], 1):
+        (number,) = queue.insert(db, [new_job(user, group=group)], False, float(at))
+        start(db, number)
+        queue.finish(db, number, 1, (State.FAILED, State.CANCELLED, State.OOM, State.COMPLETED)[at - 1], 4.0 + at, "", {"code": 1})
+    kept = [job.id for job in queue.ended(db, Filter(), 10) if wanted.keeps(job)]
+    assert [job.id for job in queue.ended(db, wanted, 10)] == kept and queue.count_ended(db, wanted) == len(kept) < 4
 
 
 def test_whose_jobs_and_which_sandboxes(db):

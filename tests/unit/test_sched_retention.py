@@ -14,7 +14,7 @@ from support.stand_in import until
 
 from dockless.sched import State
 from dockless.sched.engine import housekeeping
-from dockless.sched.jobs import NO_OPTIONS
+from dockless.sched.jobs import NO_OPTIONS, Filter
 from dockless.sched.policy.shares import Shares
 from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept
@@ -259,7 +259,7 @@ def test_an_older_queue_is_taken_over(path, version):
         to_version_2(path)
     db = queue.open_queue(path)
     assert db.execute("PRAGMA user_version").fetchone()[0] == queue.VERSION and queue.queue_id(db) == "cafe"
-    assert specs(db) == 3 and len(queue.live(db)) == 52 and len(list(queue.ended(db, "", 100))) == 3
+    assert specs(db) == 3 and len(queue.live(db)) == 52 and len(list(queue.ended(db, Filter(), 100))) == 3
     assert [queue.spec(db, number) for number in (4, 53, 54, 55)] == [BIG, BIG, "own", "own"]
     assert db.execute("PRAGMA auto_vacuum").fetchone()[0] == 2
     fresh = sqlite3.connect(":memory:")

@@ -7,7 +7,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration, parse_time
 from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
-from dockless.cli.output import age, cut, out, print_json, span, table, warn
+from dockless.cli.output import age, cut, out, print_csv, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
 from dockless.errors import BadInput
@@ -145,7 +145,12 @@ def queue_options(parser: Parser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="these jobs in full, with their attempts")
     parser.add_argument("-a", "--all", action="store_true", help="those that have ended, too, the newest 50")
     parser.add_argument("--user", default="", help="one user's jobs")
+    parser.add_argument("--group", default="", help="jobs that were submitted with this --group")
+    parser.add_argument("--state", default="", metavar="STATE,…", help="jobs in one of these states: running, failed, oom")
+    parser.add_argument("--since", metavar="TIME", help="those that had not ended before, with -a: 7d for seven days ago, 2026-01-31")
+    parser.add_argument("--until", metavar="TIME", help="those that were submitted until then")
     parser.add_argument("--limit", type=whole(1), default=0, metavar="N", help="at most so many of each kind")
+    parser.add_argument("--csv", action="store_true", help="comma-separated values")
     parser.quiet("ids alone")
     parser.json()
 
@@ -164,12 +169,13 @@ def queue(options: Namespace) -> int:
     from dockless.sched import connect
 
     numbers = [*map(job_number, options.ids)]
+    if options.csv and (options.json or options.quiet):
+        raise BadInput("--csv with --json or -q", subject="--csv", hint="give one of them")
     with connect() as client:
         if numbers:
             found, more = [client.job(number) for number in numbers], 0
         else:
-            listed = client.queue(ended=options.all, user=options.user, limit=options.limit or (50 if options.all else 0))
-            found, more = list(listed), listed.more
+            found, more = _listed(client, options)
         daemon = client.ping()
     simulated = daemon.simulated and any(job.gpu_count for job in found)
     if not options.quiet:
@@ -179,6 +185,8 @@ def queue(options: Namespace) -> int:
             out(job.id)
     elif options.json:
         print_json([job.as_dict() | {"simulated": simulated and job.gpu_count > 0} for job in found])
+    elif options.csv:
+        print_csv(_COLUMNS, [_cells(job) for job in found])
     elif options.ids:
         for job in found:
             _detail(job, simulated)
@@ -187,6 +195,40 @@ def queue(options: Namespace) -> int:
     if more:
         warn(f"{more} more {'job is' if more == 1 else 'jobs are'} not listed", hint="a higher --limit shows them")
     return 0
+
+
+def _listed(client: Client, options: Namespace) -> tuple[list[Job], int]:
+    """The jobs, and how many more there are. Who asks for ended ones by their state gets them."""
+    from dockless.cli.logs import moment
+    from dockless.sched.jobs import ENDED, State
+
+    states = [word for word in options.state.upper().split(",") if word]
+    for word in states:
+        if word not in [*State]:
+            raise BadInput(f"{word[:40]!r} is no state of a job", subject="--state", hint=f"write some of {', '.join(State).lower()}")
+    since, until = (None if text is None else moment(text, what) for text, what in ((options.since, "--since"), (options.until, "--until")))
+    if since is not None and until is not None and until < since:
+        raise BadInput("--until is before --since", subject="--until", hint="give the earlier time as --since")
+    ended = options.all or not ENDED.isdisjoint(states)
+    listed = client.queue(
+        ended=ended, user=options.user, group=options.group, states=states, since=since, until=until,
+        limit=options.limit or (50 if ended else 0),
+    )  # fmt: skip
+    return list(listed), listed.more
+
+
+_COLUMNS = (
+    "id", "user", "group", "state", "name", "image", "command", "gpus", "priority", "time_limit", "submitted", "started", "ended",
+    "exit_code", "attempt", "array", "index", "reason",
+)  # fmt: skip
+
+
+def _cells(job: Job) -> list[object]:
+    """Of ``_COLUMNS``: GPUs as their number, times in seconds since 1970; empty where there is none."""
+    shown = {name: getattr(job, name) for name in _COLUMNS} | {"gpus": job.gpu_count}
+    if not job.array:
+        shown["array"] = shown["index"] = ""
+    return [("" if name in ("started", "ended") and not value else value) for name, value in shown.items()]
 
 
 def print_queue(jobs: list[Job], simulated: bool) -> None:

@@ -109,6 +109,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, indent: str = 
     out(*(indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells))
 
 
+def print_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """RFC 4180, a line for each row, with lines as this system has them; None is empty."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    out(*text.getvalue().removesuffix("\n").split("\n"))
+
+
 def cut(text: str, width: int) -> str:
     """At most so many characters, as they are shown."""
     text = escaped(text)

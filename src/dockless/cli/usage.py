@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dockless.base.typing import TYPE_CHECKING
-from dockless.cli.output import out, print_json, table
+from dockless.cli.output import print_csv, print_json, table
 from dockless.cli.parser import Namespace, Parser
 from dockless.errors import BadInput
-
-if TYPE_CHECKING:
-    from dockless.sched.used import Used
 
 _BY = ("user", "group", "gpu", "day", "week", "month")
 
@@ -42,7 +38,8 @@ def usage(options: Namespace) -> int:
     if options.json:
         print_json([plain(used) for used in found])
     elif options.csv:
-        _print_csv(options.by, found)
+        values = [(used.key, used.gpu_seconds, used.cpu_seconds, used.jobs, used.attempts) for used in found]
+        print_csv((options.by, "gpu_seconds", "cpu_seconds", "jobs", "attempts"), values)
     else:
         rows = [
             (used.key or "-", f"{used.gpu_seconds / 3600:.2f}", f"{used.cpu_seconds / 3600:.2f}", used.jobs, used.attempts)
@@ -50,15 +47,3 @@ def usage(options: Namespace) -> int:
         ]
         table((options.by.upper(), "GPU-HOURS", "CPU-JOB-HOURS", "JOBS", "ATTEMPTS"), rows)
     return 0
-
-
-def _print_csv(by: str, found: list[Used]) -> None:
-    """RFC 4180, with lines as this system has them."""
-    import csv
-    import io
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((by, "gpu_seconds", "cpu_seconds", "jobs", "attempts"))
-    writer.writerows((used.key, used.gpu_seconds, used.cpu_seconds, used.jobs, used.attempts) for used in found)
-    out(*text.getvalue().splitlines())
