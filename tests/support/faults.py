@@ -10,6 +10,7 @@ Kinds of fault, from call number ``at`` on, counted from 1:
     inodes     ENOSPC for new files and directories only
     readonly   EROFS for every change, removals too
     eio        EIO for this one call, whatever it is
+    enospc     ENOSPC for this one call, whatever it is: disks that find room late say so at an fsync or a rename, too
     kill       SIGKILL instead of this one call, for the daemon (the child itself) or for a keeper: ``Fault.whom``. Counted are their calls
                alone, also those on control groups, what they send, and the processes and threads that they start
 """
@@ -37,6 +38,7 @@ from typing import Any
 from dockless.errors import DocklessError
 
 KINDS = ("full", "inodes", "readonly", "eio")
+_ONCE = {"eio": errno.EIO, "enospc": errno.ENOSPC}
 DEADLINE = 60.0
 
 _X86 = {
@@ -77,7 +79,7 @@ _libc.syscall.restype = ctypes.c_long
 
 @dataclass(frozen=True)
 class Fault:
-    """``at``: the number of the first call that fails; 0 for none. ``eio`` and ``kill`` fail once. ``whom``: ``daemon`` or ``keeper``, of
+    """``at``: the number of the first call that fails; 0 for none. ``eio``, ``enospc`` and ``kill`` fail once. ``whom``: ``daemon`` or ``keeper``, of
     ``kill`` alone."""
 
     kind: str = ""
@@ -245,8 +247,8 @@ class Faulty:
         if not at or self._well or len(self.outcome.points) < at:
             return 0
         code = 0
-        if kind == "eio":
-            code = errno.EIO if len(self.outcome.points) == at else 0
+        if kind in _ONCE:
+            code = _ONCE[kind] if len(self.outcome.points) == at else 0
         elif kind == "readonly":
             code = errno.EROFS
         elif new or (kind == "full" and name in _WRITING and _grows(pid, name, arguments)):

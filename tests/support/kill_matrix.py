@@ -25,24 +25,28 @@ from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, Job, JobSpec, State
 
 WHOM = ("daemon", "keeper")
-COUNTS = ("lost", "double", "orphan", "wrong_exit")
+FULL = ("full", "enospc")
+COUNTS = ("lost", "double", "orphan", "wrong_exit", "unclear")
 
 
 @dataclass
 class Cell:
-    """Runs in which ``whom`` died at one kind of call. ``points``: such calls of an undisturbed run. ``killed``: runs that got there.
-    ``lost``: jobs that were acknowledged and are unknown, have not ended, or are LOST without their keeper having been killed;
-    ``double``: that ran in two attempts; ``orphan``: sandboxes, GPUs, groups or processes that were left; ``wrong_exit``: another end
-    than the program's."""
+    """Runs in which ``whom`` died, or the disk was full, at one kind of call. ``points``: such calls of an undisturbed run. ``killed``: runs
+    that got there. ``refused``: runs in which a request or a start of the daemon was refused, with the next step. ``lost``: jobs that were
+    acknowledged and are unknown, have not ended, or are LOST without their keeper having been killed; ``double``: that ran in two attempts,
+    or though they were refused; ``orphan``: sandboxes, GPUs, groups or processes that were left; ``wrong_exit``: another end than the
+    program's; ``unclear``: errors that nobody expected, or without a next step."""
 
     whom: str
     call: str
     points: int = 0
     killed: int = 0
+    refused: int = 0
     lost: int = 0
     double: int = 0
     orphan: int = 0
     wrong_exit: int = 0
+    unclear: int = 0
     details: list[str] = field(default_factory=list)
 
     @property
@@ -60,7 +64,8 @@ class Wanted:
 
 def matrix(place: Path, whom: str, most: int = 0, said: Callable[[str], None] = lambda line: None) -> list[Cell]:
     """A row for each kind of call: all calls of an undisturbed run, or ``most`` of them spread over all."""
-    points = _Life(place, whom, 0).run()
+    life = FullLife if whom in FULL else Life
+    points = life(place, whom, 0).run()
     cells = {name: Cell(whom, name) for name in sorted({point.split()[0] for point in points})}
     for point in points:
         cells[point.split()[0]].points += 1
@@ -68,25 +73,27 @@ def matrix(place: Path, whom: str, most: int = 0, said: Callable[[str], None] = 
     if most and most < len(points):
         numbers = sorted({1 + (len(points) - 1) * i // (most - 1) for i in range(most)})
     for at in numbers:
-        life = _Life(place, whom, at)
-        life.run()
-        if life.failed:  # threads take turns in another order each time: the call is of the kind that it was this time
-            cell = cells.setdefault(life.failed.split()[0], Cell(whom, life.failed.split()[0]))
+        one = life(place, whom, at)
+        one.run()
+        if one.failed:  # threads take turns in another order each time: the call is of the kind that it was this time
+            cell = cells.setdefault(one.failed.split()[0], Cell(whom, one.failed.split()[0]))
             cell.killed += 1
+            cell.refused += one.refused > 0
             for name in COUNTS:
-                setattr(cell, name, getattr(cell, name) + len(life.wrong[name]))
-                cell.details += [f"{whom} killed at {at} ({life.failed}): {name}: {what}" for what in life.wrong[name]]
-            said(f"{whom} {at} of {len(points)} {life.failed}: {sum(map(len, life.wrong.values()))} wrong")
+                setattr(cell, name, getattr(cell, name) + len(one.wrong[name]))
+                cell.details += [f"{whom} at {at} ({one.failed}): {name}: {what}" for what in one.wrong[name]]
+            said(f"{whom} {at} of {len(points)} {one.failed}: {sum(map(len, one.wrong.values()))} wrong")
     return list(cells.values())
 
 
-class _Life:
+class Life:
     """One run below ``place``, which it makes anew."""
 
     def __init__(self, place: Path, whom: str, at: int) -> None:
         self.home, self.marks = place / "h", place / "marks"
         self.whom, self.at = whom, at
         self.failed = ""
+        self.refused = 0
         self.wanted: dict[int, Wanted] = {}
         self.cancelled = False
         self.wrong: dict[str, list[str]] = {name: [] for name in COUNTS}
@@ -126,10 +133,13 @@ class _Life:
         finally:
             outcome = faulty.finish(patience=0.1)  # whatever runs on now is found below
         self.failed = outcome.failed
+        self._look_for_orphans()
+        return list(outcome.points)
+
+    def _look_for_orphans(self) -> None:
         left = sorted(path.name for path in (self.home / "state" / "sandboxes").glob("*"))
         self.wrong["orphan"] += [f"sandbox {name}" for name in left]
         self.wrong["orphan"] += [f"group {name}" for name in _groups(self.home)] + [f"process {words}" for words in _keepers(self.home)]
-        return list(outcome.points)
 
     # -- the daemon
 
@@ -181,18 +191,26 @@ class _Life:
         waits = "until [ -e /marks/gate/go ]; do sleep 0.02; done"
         ended = State.FAILED
         with contextlib.suppress(DaemonUnavailable), self._client(daemon) as queue:
-            self.wanted |= {number: Wanted("array", (ended, 7)) for number in queue.submit_array(self._job("array", "exit 7"), 2)}
-            number = queue.submit(self._job("gpu", "echo done > /marks/done-$DOCKLESS_JOB_ID; exit 0", gpus="1"))
-            self.wanted[number] = Wanted("gpu", (State.COMPLETED, 0))
-            number = queue.submit(self._job("across", f"{waits}; exit 9", on_reboot="fail"))
-            self.wanted[number] = Wanted("across", (ended, 9))
-            number = queue.submit(self._job("cancelled", "sleep 1000", on_reboot="requeue"))
+            array = self._ask(lambda: queue.submit_array(self._job("array", "exit 7"), 2))
+            self.wanted |= {number: Wanted("array", (ended, 7)) for number in array}
+            job = self._job("gpu", "echo done > /marks/done-$DOCKLESS_JOB_ID; exit 0", gpus="1")
+            self.wanted[self._submit(queue, job)] = Wanted("gpu", (State.COMPLETED, 0))
+            job = self._job("across", f"{waits}; exit 9", on_reboot="fail")
+            self.wanted[self._submit(queue, job)] = Wanted("across", (ended, 9))
+            number = self._submit(queue, self._job("cancelled", "sleep 1000", on_reboot="requeue"))
             self.wanted[number] = Wanted("cancelled", (State.CANCELLED, None))
             while queue.job(number).state is State.PENDING:
                 time.sleep(0.01)
-            queue.cancel(number, grace=0)
+            self._ask(lambda: queue.cancel(number, grace=0))
             self.cancelled = True
             queue.wait_many([one for one, wanted in self.wanted.items() if wanted.kind != "across"], timeout=DEADLINE)
+
+    def _submit(self, queue: Client, job: JobSpec) -> int:
+        number: int = self._ask(lambda: queue.submit(job))
+        return number
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        return request()
 
     def _wait_for_all(self) -> None:
         with Client(self.home / "run" / "daemon.sock", patience=0.0) as queue:
@@ -271,3 +289,86 @@ def _is_ours(group: str, home: Path) -> bool:
     from dockless.sandbox.run.host_names import directory_of
 
     return bool(directory_of(group, home / "state" / "sandboxes"))
+
+
+class FullLife(Life):
+    """One run on a disk that is full from one call on (``full``) until shortly after it was noticed, or at that call alone (``enospc``).
+    The same daemon goes on; what it refused is asked for again."""
+
+    def run(self) -> list[str]:
+        faulty = Faulty(self.home, Fault(self.whom, self.at))
+        faulty.start(self._serve)
+        over = threading.Event()
+        healer = threading.Thread(target=self._heal, args=(faulty, over))
+        healer.start()
+        try:
+            served = self._lived(faulty.pidfd)
+        finally:
+            over.set()
+            healer.join()
+            outcome = faulty.finish(patience=0.1)
+        self.failed = outcome.failed
+        if outcome.error is not None:
+            self._refuse(outcome.error.text, outcome.error.ours and outcome.error.hint)
+        elif not served:
+            self.wrong["unclear"].append(f"the daemon ended: {self._errors()}")
+        second = Faulty(Path("/nowhere"))
+        second.start(self._serve)
+        try:
+            if not self.wanted:
+                self._story(second.pidfd)
+            (self.marks / "gate" / "go").touch()
+            self._judge(second.pidfd)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(second.pidfd, signal.SIGTERM)
+            ended = second.finish(patience=0.1)
+        if ended.trace:
+            self.wrong["unclear"].append(ended.trace)
+        if "unexpected" in self._errors() or "Traceback" in self._errors():
+            self.wrong["unclear"].append(self._errors())
+        for mark in self.marks.glob("*-*"):
+            if int(mark.name.rpartition("-")[2]) not in self.wanted:
+                self.wrong["double"].append(f"{mark.name} ran, though it was refused")
+        self._look_for_orphans()
+        return list(outcome.points)
+
+    def _heal(self, faulty: Faulty, over: threading.Event) -> None:
+        while not faulty.outcome.failed:
+            if over.wait(0.01):
+                return
+        over.wait(0.3)
+        faulty.heal()
+
+    def _lived(self, daemon: int) -> bool:
+        """The whole story with the daemon whose disk fails. False: it ended by itself."""
+        try:
+            self._story(daemon)
+            (self.marks / "gate" / "go").touch()
+            if self.wanted:
+                self._wait_for_all()
+            ended = bool(select.select([daemon], [], [], 0)[0])
+        except DaemonUnavailable:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(daemon, signal.SIGTERM)
+        assert select.select([daemon], [], [], DEADLINE)[0], "the daemon does not end"
+        return not ended
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        until = time.monotonic() + DEADLINE / 2
+        while True:
+            try:
+                return request()
+            except DaemonUnavailable:
+                raise
+            except DocklessError as error:
+                self._refuse(str(error), error.hint)
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.05)
+
+    def _refuse(self, text: str, hint: object) -> None:
+        self.refused += 1
+        if not hint:
+            self.wrong["unclear"].append(f"no next step: {text}")
