@@ -1,9 +1,10 @@
-"""kill -9 of the daemon and of keepers: jobs lost, run twice, left behind, exit codes lost.
+"""kill -9 of the daemon and of keepers, and a full disk: jobs lost, run twice, left behind, exit codes lost, errors that are not clear.
 
-    python benchmarks/crash_matrix.py [--only daemon|keeper|moments] [--most 0] [--kills 200] [--seed 1] [--json FILE]
+    python benchmarks/crash_matrix.py [--only daemon|keeper|full|enospc|moments] [--most 0] [--kills 200] [--seed 1] [--json FILE]
 
-At each write, fsync, rename, clone and answer of the daemon and of the keepers, and at random moments under load. Root; minutes. Ends
-with 1 if anything is not 0.
+At each write, fsync, rename, clone and answer of the daemon and of the keepers, and at random moments under load; with a disk that is full
+from each of their changes on until it is noticed (full), or at that one alone (enospc). Root; an hour for all. Ends with 1 if anything is
+not 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.kill_matrix import COUNTS, WHOM, matrix
+from support.kill_matrix import COUNTS, FULL, WHOM, matrix
 from support.scheduling import crash_matrix
 
 import dockless.sandbox.run.detached  # once here instead of in every child
@@ -30,7 +31,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=(*WHOM, "moments"))
+    parser.add_argument("--only", choices=(*WHOM, *FULL, "moments"))
     parser.add_argument("--most", type=int, default=0, help="calls of each, spread over all; 0: every one")
     parser.add_argument("--kills", type=int, default=200, help="at random moments")
     parser.add_argument("--seed", type=int, default=1)
@@ -38,7 +39,7 @@ def main() -> int:
     options = parser.parse_args()
     document: dict[str, Any] = {}
     clean = True
-    for whom in WHOM:
+    for whom in (*WHOM, *FULL):
         if options.only in (None, whom):
             rows, right = points(whom, options.most)
             document[whom], clean = rows, clean and right
@@ -54,10 +55,12 @@ def points(whom: str, most: int) -> tuple[list[dict[str, Any]], bool]:
     with tempfile.TemporaryDirectory(prefix="dk-") as place:
         cells = matrix(Path(place), whom, most, lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr))
     print(file=sys.stderr)
-    print(f"| the {whom} dies instead of | calls | killed | {' | '.join(COUNTS).replace('_', ' ')} |")
-    print("|---|--:|--:|" + "--:|" * len(COUNTS))
+    what = "no room at this call" if whom in FULL else f"the {whom} dies instead of"
+    names = ("points", "killed", "refused", *COUNTS)
+    print(f"| {what} | calls | {'failed' if whom in FULL else 'killed'} | {' | '.join(names[2:]).replace('_', ' ')} |")
+    print("|---|" + "--:|" * len(names))
     for cell in cells:
-        print(f"| {cell.call} | {cell.points} | {cell.killed} | {' | '.join(str(getattr(cell, name)) for name in COUNTS)} |")
+        print(f"| {cell.call} | {' | '.join(str(getattr(cell, name)) for name in names)} |")
     for cell in cells:
         print(*(f"  {line}\n" for line in cell.details[:20]), sep="", end="")
     print()

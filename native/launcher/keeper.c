@@ -96,12 +96,23 @@ static uint64_t describe_exit(struct plan_header *plan) {
     return end_mark(at);
 }
 
-/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same. */
-void write_exit(struct plan_header *plan) {
+static sysret publish_exit(struct plan_header *plan) {
     sysret fd = fill(SLOT_STATE, "exit.tmp", O_CREAT_, describe_exit(plan));
-    if (fd < 0) return;
-    if (sys(NR_fsync, fd) == 0 && sys(NR_renameat, SLOT_STATE, "exit.tmp", SLOT_STATE, "exit") == 0) sys(NR_fsync, SLOT_STATE);
+    if (fd < 0) return fd;
+    sysret error = sys(NR_fsync, fd);
+    if (error == 0) error = sys(NR_renameat, SLOT_STATE, "exit.tmp", SLOT_STATE, "exit");
+    if (error == 0) sys(NR_fsync, SLOT_STATE);
     sys(NR_close, fd);
+    return error;
+}
+
+/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same.
+ * One that writes elsewhere each time can be full although the record has its room: it gets a second to find some. */
+void write_exit(struct plan_header *plan) {
+    for (int tries = 0; publish_exit(plan) == -E_NOSPC && tries < 10; tries++) {
+        struct timespec_ moment = {0, 100000000};
+        sys(NR_ppoll, 0, 0, &moment, 0, 8);
+    }
 }
 
 /* Whoever waits for a foreground sandbox of another program has made this file in its directory, and reads it when all names in there are gone. */

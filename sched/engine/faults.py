@@ -6,6 +6,7 @@ Everybody who may read the service's journal reads this.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -18,8 +19,9 @@ _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 
 
 def say(text: str) -> None:
-    """One line of the daemon's log."""
-    print(f"dockless daemon: {escaped(text)}", file=sys.stderr)
+    """One line of the daemon's log. One that cannot be written, as on a full disk, is no reason to fail."""
+    with contextlib.suppress(OSError):
+        print(f"dockless daemon: {escaped(text)}", file=sys.stderr)
 
 
 def describe(error: BaseException) -> str:

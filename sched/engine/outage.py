@@ -1,4 +1,5 @@
-"""While the queue cannot be written: said once, shown to whoever asks, looked at every second, said once when it is over.
+"""While the queue, or what a start needs on its disk, cannot be written: said once, shown to whoever asks, looked at every second, and said
+again when it is over.
 
 Jobs go on meanwhile. What has ended is recorded, and what waits is started, as soon as there is room.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from dockless.base.typing import Any
 from dockless.errors import SchedError
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.wants import lacks_room
 
 LOOK = 1.0
 """Seconds between two looks."""
@@ -42,6 +44,15 @@ class Outage:
             self._well.clear()
             say(f"{self.text}: ends are recorded and jobs are started when that is possible again")
             self._watch = asyncio.get_running_loop().create_task(self._until_well())
+
+    def full(self, error: BaseException) -> bool:
+        """Whether a start failed, or cannot be tried again, because the queue's disk has no room. It begins by that."""
+        if self._watch is None and lacks_room(error, inside=True):
+            try:
+                _room(self._directory)
+            except OSError as cause:
+                self.begins(SchedError(f"the daemon's disk has no room: {cause.strerror}"))
+        return self._watch is not None and lacks_room(error, inside=True)
 
     async def over(self) -> None:
         """Return when it is."""

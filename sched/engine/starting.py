@@ -20,7 +20,7 @@ from dockless.sched.engine import attempts, ending
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import with_volumes
-from dockless.sched.engine.wants import is_the_hosts, waited_out
+from dockless.sched.engine.wants import is_the_hosts, lacks_room, waited_out
 from dockless.sched.jobs import Job, JobSpec, State
 from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease
@@ -90,14 +90,14 @@ async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> N
             for begin in (engine.launcher.start, partial(attempts.launch_again, engine.launcher))
         )
         entry.handle = await waited_out(
-            first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again
+            first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full
         )
     except NotEnoughGpus as error:
         reason, now = str(error), time.time()
         await engine.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
         return
     except Exception as error:
-        if engine.closing and is_the_hosts(error):
+        if engine.closing and (is_the_hosts(error) or lacks_room(error) or engine.outage.full(error)):
             return  # the next daemon finds that nothing ran
         entry.handle = await engine.looked_at(attempts.left_behind, engine.launcher, name, engine.queue_id)
         if entry.handle is not None and await engine.looked_at(entry.handle.state) in RUNNING:

@@ -1,4 +1,5 @@
-"""Failures that say nothing about a job: the host had no descriptors, no memory or no processes left for us. They are waited out."""
+"""Failures that say nothing about a job: the host had no descriptors, no memory or no processes left for us, or no room for a start. They
+are waited out."""
 
 from __future__ import annotations
 
@@ -32,23 +33,42 @@ def is_the_hosts(error: BaseException | None) -> bool:
     return False
 
 
+def lacks_room(error: BaseException | None, *, inside: bool = False) -> bool:
+    """Whether this, or what it was made from, is a disk without room. ``inside``: also the failure of an operation in a sandbox, which may
+    have met the size of one of the job's own file systems."""
+    while error is not None:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            return inside or not (isinstance(error, LaunchFailed) and error.index >= 0)
+        error = error.__cause__
+    return False
+
+
 async def waited_out(
     work: Callable[[], Awaitable[T]],
     what: str,
     go_on: Callable[[], bool],
     tries: int | None = None,
     again: Callable[[], Awaitable[T]] | None = None,
+    full: Callable[[BaseException], bool] | None = None,
 ) -> T:
     """``work``, again while only the host's want is in its way and ``go_on``; ``tries`` times at most. ``what``: for the log, said once.
-    ``again``: instead of ``work`` from the second try on."""
+    ``again``: instead of ``work`` from the second try on. ``full``: whether an error comes of the daemon's disk; asked until it does not,
+    and meanwhile nothing is tried. Without it a disk that has no room is an error like others."""
     tried = 0
     while True:
         try:
             return await (again if again is not None and tried else work)()
         except Exception as error:
             tried += 1
-            if not is_the_hosts(error) or not go_on() or tried == tries:
+            is_full = full is not None and full(error)
+            waits = is_full or is_the_hosts(error) or (full is not None and lacks_room(error))
+            if not waits or not go_on() or tried == tries:
                 raise
             if tried == 1:
                 say(f"{what}: {describe(error)}; trying again")
-        await asyncio.sleep(AGAIN)
+            await asyncio.sleep(AGAIN)
+            while full is not None and is_full:
+                if not go_on():
+                    raise
+                is_full = full(error)
+                await asyncio.sleep(AGAIN)

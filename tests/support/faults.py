@@ -79,8 +79,8 @@ _libc.syscall.restype = ctypes.c_long
 
 @dataclass(frozen=True)
 class Fault:
-    """``at``: the number of the first call that fails; 0 for none. ``eio``, ``enospc`` and ``kill`` fail once. ``whom``: ``daemon`` or ``keeper``, of
-    ``kill`` alone."""
+    """``at``: the number of the first call that fails; 0 for none. ``eio``, ``enospc`` and ``kill`` fail once. ``whom``: ``daemon`` or
+    ``keeper``, of ``kill`` alone."""
 
     kind: str = ""
     at: int = 0

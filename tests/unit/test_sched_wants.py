@@ -15,7 +15,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
-from dockless.sched.engine import ending, housekeeping, starting, stopping, wants
+from dockless.sched.engine import ending, housekeeping, outage, starting, stopping, wants
 from dockless.sched.jobs import JobSpec
 from dockless.sched.store import queue
 
@@ -63,6 +63,14 @@ def test_the_hosts_want(error):
 def test_the_jobs_own(error):
     """Its own limits of memory and processes refuse operations inside."""
     assert not wants.is_the_hosts(error)
+
+
+@pytest.mark.parametrize(("error", "outside", "inside"), [
+    (OSError(errno.ENOSPC, "planted"), True, True), (from_cause(errno.ENOSPC), True, True), (failed(-1, errno.ENOSPC), True, True),
+    (failed(7, errno.ENOSPC), False, True), (from_cause(errno.EIO), False, False), (None, False, False),
+])  # fmt: skip
+def test_a_disk_without_room(error, outside, inside):
+    assert (wants.lacks_room(error), wants.lacks_room(error, inside=True)) == (outside, inside)
 
 
 def failing(launcher, monkeypatch, error, times):
@@ -161,6 +169,69 @@ def test_a_sandbox_of_that_name_that_is_not_the_queues_is_left_alone(tmp_path, l
             await until(lambda: not running.entries)
             assert queue.job(running.reader, number).state is State.FAILED
             assert (number, theirs.said) == (1, [])
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """The daemon's disk has no room, until it is called."""
+    none = [True]
+
+    def room(directory):
+        if none:
+            raise OSError(errno.ENOSPC, "planted")
+
+    monkeypatch.setattr(outage, "_room", room)
+    monkeypatch.setattr(outage, "LOOK", 0.001)
+    return none.clear
+
+
+def test_a_start_on_a_full_disk_waits_for_room_however_long_that_takes(tmp_path, launcher, monkeypatch, full, capfd):
+    """Also one that met it inside of its sandbox, where the daemon's disk is full."""
+    monkeypatch.setattr(starting, "LAUNCHES", 3)
+    calls = failing(launcher, monkeypatch, failed(7, errno.ENOSPC), 1)
+    looks = []
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            watched = running.outage.full
+            monkeypatch.setattr(running.outage, "full", lambda error: looks.append(1) or watched(error))
+            (number,) = await running.submit(ME, [plain(gpus="1")], None)
+            await until(lambda: len(looks) > 10)
+            assert len(calls) == 1 and running.outage.text == "the daemon's disk has no room: planted"
+            full()
+            await until(lambda: running.entries[number].job.state is State.RUNNING)
+            assert (running.entries[number].job.attempt, len(calls), running.outage.text) == (1, 2, "")
+
+    asyncio.run(play())
+    assert capfd.readouterr().err.count("has no room") == 1
+
+
+def test_a_job_whose_own_file_system_is_full_has_failed(tmp_path, launcher, monkeypatch, full):
+    full()
+    failing(launcher, monkeypatch, failed(7, errno.ENOSPC), 1)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: not running.entries)
+            assert queue.job(running.reader, number).state is State.FAILED
+
+    asyncio.run(play())
+
+
+def test_cancelled_while_the_disk_is_full(tmp_path, launcher, monkeypatch, full):
+    calls = failing(launcher, monkeypatch, OSError(errno.ENOSPC, "planted"), 1_000_000)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: running.outage.text)
+            await running.cancel(number, "root", None)
+            full()
+            await until(lambda: not running.entries)
+            assert (queue.job(running.reader, number).state, len(calls)) == (State.CANCELLED, 1)
 
     asyncio.run(play())
 
