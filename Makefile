@@ -61,7 +61,7 @@ bench-images: build  ## images of real size beside umoci, skopeo, podman, contai
 bench-sched: build  ## the policy on public traces: packing, waiting times; ARGS="--traces DIR packing", minutes
 	@$(PY) benchmarks/scheduling.py $(ARGS)
 
-crash-matrix: build  ## kill -9 of daemon and keepers at every call that changes something (root), minutes; ARGS="--most 50"
+crash-matrix: build  ## kill -9 of daemon and keepers, and a full disk, at every call that changes something (root); ARGS="--most 50"
 	@$(PY) benchmarks/crash_matrix.py $(ARGS)
 
 check: build $(V)/.dev  ## ruff format and lint, mypy --strict, pyright on examples and public names, layering

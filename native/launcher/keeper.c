@@ -70,11 +70,21 @@ uint64_t end_mark(uint64_t at) {
     return line(at, "crc32", crc32(buffer, at));
 }
 
+/* A file system that writes elsewhere each time can be full although a record has its room: it gets a second to find some. */
+static int room_may_come(sysret error, int tries) {
+    struct timespec_ moment = {0, 100000000};
+    if (error != -E_NOSPC || tries == 10) return 0;
+    sys(NR_ppoll, 0, 0, &moment, 0, 8);
+    return 1;
+}
+
 /* Visible first and durable after it: whoever started the sandbox waits for the file, and even a torn one says that there was a start. */
 static int write_started(struct plan_header *plan) {
     uint64_t at = line(0, "keeper", (uint64_t)sys(NR_getpid));
-    sysret fd = fill(SLOT_STATE, "started.tmp", O_CREAT_, end_mark(line(at, "init", (uint64_t)plan->init_pid)));
-    if (fd < 0) return 0;
+    uint64_t length = end_mark(line(at, "init", (uint64_t)plan->init_pid));
+    sysret fd;
+    for (int tries = 0; (fd = fill(SLOT_STATE, "started.tmp", O_CREAT_, length)) < 0; tries++)
+        if (!room_may_come(fd, tries)) return 0;
     sysret error = sys(NR_renameat, SLOT_STATE, "started.tmp", SLOT_STATE, "started");
     sys(NR_fsync, fd);
     sys(NR_close, fd);
@@ -106,13 +116,9 @@ static sysret publish_exit(struct plan_header *plan) {
     return error;
 }
 
-/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same.
- * One that writes elsewhere each time can be full although the record has its room: it gets a second to find some. */
+/* Durable first: what somebody has read must still be there after a power cut. Not published where the disk refuses it; the lock goes all the same. */
 void write_exit(struct plan_header *plan) {
-    for (int tries = 0; publish_exit(plan) == -E_NOSPC && tries < 10; tries++) {
-        struct timespec_ moment = {0, 100000000};
-        sys(NR_ppoll, 0, 0, &moment, 0, 8);
-    }
+    for (int tries = 0; room_may_come(publish_exit(plan), tries); tries++) {}
 }
 
 /* Whoever waits for a foreground sandbox of another program has made this file in its directory, and reads it when all names in there are gone. */

@@ -33,9 +33,9 @@ COUNTS = ("lost", "double", "orphan", "wrong_exit", "unclear")
 class Cell:
     """Runs in which ``whom`` died, or the disk was full, at one kind of call. ``points``: such calls of an undisturbed run. ``killed``:
     runs that got there. ``refused``: runs in which a request or a start of the daemon was refused, with the next step. ``lost``: jobs
-    that were acknowledged and are unknown, have not ended, or are LOST without their keeper having been killed; ``double``: that ran in two attempts,
-    or though they were refused; ``orphan``: sandboxes, GPUs, groups or processes that were left; ``wrong_exit``: another end than the
-    program's; ``unclear``: errors that nobody expected, or without a next step."""
+    that were acknowledged and are unknown, have not ended, or are LOST without their keeper having been killed; ``double``: that ran in
+    two attempts, or though they were refused; ``orphan``: sandboxes, GPUs, groups or processes that were left; ``wrong_exit``: another
+    end than the program's; ``unclear``: errors that nobody expected, or without a next step."""
 
     whom: str
     call: str
