@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dockless._finding import list as list
     from dockless._finding import start as start
     from dockless._keywords import Options as Options
+    from dockless._keywords import QueueOptions as QueueOptions
     from dockless._result import Result as Result
     from dockless._stdio import DEVNULL as DEVNULL
     from dockless._stdio import PIPE as PIPE
@@ -142,7 +143,7 @@ _HOME = {
     ),
     "images": ("Image", "Store"),
     "images.archive.diff": ("Change",),
-    "_keywords": ("Options",),
+    "_keywords": ("Options", "QueueOptions"),
     "_events": ("events",),
     "_executing": ("Execution",),
     "_result": ("Result",),

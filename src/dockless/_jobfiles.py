@@ -117,10 +117,12 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
         listed = ", ".join(f"{role.name} ({role.count})" for role in file.roles)
         hint = "submit one program a job, with --array for several; dockless convert FILE prints what there is"
         raise BadInput(f"{what} has several instances: {listed[:200]}; a job of the queue is one", subject=what, hint=hint)
+    from dockless._keywords import QueueOptions
+
     said = {**file.queue, "name": file.name} | {name: value for name, value in queue.items() if value is not None}
     said.pop("array", None)
     for name in said:
-        if name not in (make_job.__kwdefaults__ or {}):
+        if name not in QueueOptions.__annotations__:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
     role = _with_secrets(file.roles[0], _secrets(file), what)
     try:

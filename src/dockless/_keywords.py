@@ -108,6 +108,36 @@ class Options(TypedDict, total=False):
     dmem: str | Mapping[str, str | int]
 
 
+class QueueOptions(TypedDict, total=False):
+    """The keywords of a job of the queue.
+
+    time_limit: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. hold: it waits until it is released.
+    begin: not before that time, ``"2026-01-31T08:00:00Z"`` (without a zone UTC), ``"+2h"`` or seconds since 1970. after: when other jobs
+    have ended, ``"ok:12"``, ``"not-ok:12"`` or ``"any:12"``; it is cancelled where that cannot be any more. singleton: when no older job
+    of this user and name is left. retries: how often it runs again when it failed, retry_on: after these exit codes alone. warn:
+    ``"USR1@2m"``, a signal so long before its time limit. notify: what its owner is told of, ``"end,fail"`` (also start, preempt, idle),
+    where the administrator has said how; notify_to: at which address for mail, instead of her own.
+    """
+
+    priority: int
+    time_limit: str | float | None
+    name: str
+    group: str
+    on_reboot: Literal["requeue", "fail"]
+    hold: bool
+    begin: str | float | None
+    after: str | Sequence[str]
+    singleton: bool
+    retries: int
+    retry_on: Sequence[int]
+    warn: str
+    notify: str | Sequence[str]
+    notify_to: str
+
+
+class SubmitOptions(Options, QueueOptions, total=False): ...
+
+
 class StreamOptions(TypedDict, total=False):
     """The keywords of streams.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dockless._executing import Enterable
-from dockless._options import given_options, gpus_wanted, image_and_args, make_spec
+from dockless._options import given_options, gpus_wanted, image_and_args, make_spec, unknown_keyword
 from dockless._pulling import present_for, told_whose_store
 from dockless.base.checks import check
 from dockless.base.dataclass import replace
-from dockless.base.typing import TYPE_CHECKING, Any, Literal
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import parse_duration, parse_time
 from dockless.errors import BadInput
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from dockless._attaching import Attachment
-    from dockless._keywords import Options
+    from dockless._keywords import QueueOptions, SubmitOptions
     from dockless.base.paths import Argument
     from dockless.sandbox.enter import Entry
     from dockless.sched import Client, Job, JobSpec, LogLine
@@ -102,99 +102,54 @@ def _connect() -> Client:
     return connect()
 
 
-def make_job(
-    image: str,
-    args: Sequence[str],
-    options: dict[str, Any],
-    *,
-    priority: int = 0,
-    time_limit: str | float | None = None,
-    name: str = "",
-    group: str = "",
-    on_reboot: Literal["requeue", "fail"] = "fail",
-    hold: bool = False,
-    begin: str | float | None = None,
-    after: str | Sequence[str] = (),
-    singleton: bool = False,
-    retries: int = 0,
-    retry_on: Sequence[int] = (),
-    warn: str = "",
-    notify: str | Sequence[str] = (),
-    notify_to: str = "",
-) -> JobSpec:
-    """The job of these keywords; GPUs are asked for here and leased by the daemon."""
+def make_job(image: str, args: Sequence[str], options: dict[str, Any], **queue: Unpack[QueueOptions]) -> JobSpec:
+    """The job of these keywords; GPUs are asked for here and leased by the daemon. ``options``: of its sandbox."""
+    from dockless._keywords import QueueOptions
     from dockless.sched.jobs import JobSpec, parse_after, parse_events, parse_warning
 
+    fields: dict[str, Any] = dict(queue)
+    for name in fields:
+        if name not in QueueOptions.__annotations__:
+            raise unknown_keyword(name, QueueOptions.__annotations__)
+    after, warn = fields.pop("after", ()), fields.pop("warn", "")
     check("after", after, str | Sequence[str])
-    check("retry_on", retry_on, Sequence[int])
-    check("notify", notify, str | Sequence[str])
+    check("warn", warn, str)
     options = given_options(options)
     if options.get("labels"):
         raise BadInput("a job of the queue has no labels", subject="labels", hint="give it a name, or a group")
     gpus = gpus_wanted(options)
-    check("warn", warn, str)
-    warn_signal, warn_before = parse_warning(warn)
-    others, alone = parse_after(after if isinstance(after, str) else ",".join(after))
-    return JobSpec(
-        make_spec(image, args, **options),
-        gpus="" if gpus is None else str(gpus),
-        priority=priority,
-        time_limit=0.0 if time_limit is None else parse_duration(time_limit, "time_limit"),
-        name=name,
-        group=group,
-        on_reboot=on_reboot,
-        hold=hold,
-        begin=0.0 if begin is None else parse_time(begin, "begin"),
-        after=others,
-        singleton=singleton or alone,
-        retries=retries,
-        retry_on=tuple(retry_on),
-        warn_signal=warn_signal,
-        warn_before=warn_before,
-        notify=parse_events(notify or ()),
-        notify_to=notify_to,
-    )
+    for name, read in (("time_limit", parse_duration), ("begin", parse_time)):
+        if name in fields:
+            fields[name] = 0.0 if fields[name] is None else read(fields[name], name)
+    if "retry_on" in fields:
+        check("retry_on", fields["retry_on"], Sequence[int])
+        fields["retry_on"] = tuple(fields["retry_on"])
+    if "notify" in fields:
+        check("notify", fields["notify"], str | Sequence[str])
+        fields["notify"] = parse_events(fields["notify"] or ())
+    fields["warn_signal"], fields["warn_before"] = parse_warning(warn)
+    fields["after"], alone = parse_after(after if isinstance(after, str) else ",".join(after))
+    if alone:
+        fields["singleton"] = True
+    return JobSpec(make_spec(image, args, **options), gpus="" if gpus is None else str(gpus), **fields)
 
 
 def submit(
-    image: str | Sequence[Argument] | None = None,
-    args: Sequence[Argument] | None = None,
-    *,
-    priority: int = 0,
-    time_limit: str | float | None = None,
-    name: str = "",
-    group: str = "",
-    on_reboot: Literal["requeue", "fail"] = "fail",
-    hold: bool = False,
-    begin: str | float | None = None,
-    after: str | Sequence[str] = (),
-    singleton: bool = False,
-    retries: int = 0,
-    retry_on: Sequence[int] = (),
-    warn: str = "",
-    notify: str | Sequence[str] = (),
-    notify_to: str = "",
-    **options: Unpack[Options],
+    image: str | Sequence[Argument] | None = None, args: Sequence[Argument] | None = None, **options: Unpack[SubmitOptions]
 ) -> Submitted:
     """Queue a command; when this returns the job is on disk. It runs as the calling user as soon as the policy lets it.
 
-    ``time_limit``: seconds or ``"2h"``; a job with one can be fitted in before a wide job that waits. ``hold``: it waits until it is
-    released. ``begin``: not before that time, ``"2026-01-31T08:00:00Z"`` (without a zone UTC), ``"+2h"`` or seconds since 1970. ``after``:
-    when other jobs have ended, ``"ok:12"``, ``"not-ok:12"`` or ``"any:12"``; it is cancelled where that cannot be any more. ``singleton``:
-    when no older job of this user and name is left. ``retries``: how often it runs again when it failed, ``retry_on``: after these exit
-    codes alone. ``warn``: ``"USR1@2m"``, a signal so long before its time limit. Every other keyword: ``Options``.
-    ``notify``: what its owner is told of, ``"end,fail"`` (also start, preempt, idle), where the administrator has said how; ``notify_to``:
-    at which address for mail, instead of her own.
-    The image is pulled before that, where the daemon's store is the caller's.
+    ``options``: those of the queue, ``dockless.QueueOptions``, and of its sandbox, ``dockless.Options``. The image is pulled before that,
+    where the daemon's store is the caller's.
     Errors: ``DaemonUnavailable``, ``Refused``, ``NotEnoughGpus``, ``UnknownImage``, ``LimitUnavailable``, ``NotPermitted``.
     """
+    from dockless._keywords import QueueOptions
+
     reference, arguments = image_and_args(image, args)
     policy = options.get("pull") or "missing"
-    job = make_job(
-        reference, arguments, dict(options), priority=priority, time_limit=time_limit, name=name, group=group, on_reboot=on_reboot,
-        hold=hold, begin=begin, after=after, singleton=singleton, retries=retries, retry_on=retry_on, warn=warn,
-        notify=notify, notify_to=notify_to,
-    )  # fmt: skip
+    sandbox: dict[str, Any] = dict(options)
+    queue_options: Any = {name: sandbox.pop(name) for name in QueueOptions.__annotations__ if name in sandbox}
+    job = make_job(reference, arguments, sandbox, **queue_options)
     with _connect() as queue:
         daemon = queue.ping()
     reference = present_for(daemon, reference, policy, platform=options.get("platform"))

@@ -30,8 +30,8 @@ BadAnswer BadDigest BadImage BadInput Bind CgroupError Change CheckFailed Comman
 Copied create DocklessError Event Events Execution Exit FileEvent FileInfo Files
 GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
 LimitUnavailable Limits Mount
-Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE RateLimited Refused RegistryError
-RegistryUnavailable Result
+Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE QueueOptions RateLimited Refused
+RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 Killed OutOfMemory SandboxLost TimedOut
 UnknownVolume UnsafeLayer UnsafeRequest Unsupported Unwritable Usage Volume VolumeInUse VolumeInfo

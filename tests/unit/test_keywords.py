@@ -10,6 +10,7 @@ import pytest
 
 from dockless import _keywords as keywords
 from dockless._options import KEYWORDS
+from dockless._submitting import make_job
 from dockless.base.checks import annotation
 from dockless.base.fields import Keyword, as_it_is, filled
 from dockless.base.typing import get_args
@@ -17,6 +18,7 @@ from dockless.cgroups import Limits, limits
 from dockless.cli import parser_of
 from dockless.cli.sandbox_options import GROUPS, PLATFORM, PULL, Option
 from dockless.sandbox.spec import Namespaces, Share, Spec
+from dockless.sched.jobs import JobSpec
 
 KNOWN = keywords.Options.__annotations__
 OPTIONS = [option for _, _, rows in GROUPS for option in rows if option.keyword]
@@ -41,6 +43,18 @@ def test_every_field_of_a_spec_has_its_keyword():
 def test_every_field_of_limits_has_its_keyword_and_parse_takes_it():
     assert [row.field for row in limits.KEYWORDS] == fields(Limits)
     assert [row.name for row in limits.KEYWORDS] == list(inspect.signature(Limits.parse).parameters)
+
+
+def test_every_field_of_a_job_has_its_keyword():
+    """But its sandbox, whose keyword is gpus, and the limit of an array, which Python does not queue; a warning fills two."""
+    named = set(keywords.QueueOptions.__annotations__) - {"warn"} | {"warn_signal", "warn_before"}
+    assert set(fields(JobSpec)) - named == {"spec", "gpus", "array_limit"} and named <= set(fields(JobSpec))
+    assert not keywords.Options.__annotations__.keys() & keywords.QueueOptions.__annotations__.keys()
+
+
+def test_an_unknown_keyword_of_the_queue_is_told():
+    with pytest.raises(TypeError, match=r"unknown keyword .prioritty.; known are after, "):
+        make_job("host", ["true"], {}, prioritty=1)
 
 
 def test_the_command_line_has_every_keyword_but_these():
