@@ -93,6 +93,14 @@ SETTINGS = (
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(
+        "gpus.share",
+        "choice",
+        "no",
+        "jobs that ask for some memory of one GPU share it: no, those of one user, or those of all",
+        0,
+        ("no", "user", "all"),
+    ),
+    Setting(
         "gpus.idle_after", "duration", 0.0, "jobs that leave all their GPUs unused for so long are ended, after a notice; 0: they are not"
     ),
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),

@@ -11,6 +11,7 @@
  *     DOCKLESS_SIMULATED_GPUS=2x40G,ecc=1           GPU 1 has met two uncorrectable errors of its memory
  *     DOCKLESS_SIMULATED_GPUS=2x40G,lost=1          GPU 1 has fallen off its bus: it is counted, and answers nothing
  *     DOCKLESS_SIMULATED_GPUS=2x40G,host=lab        the same GPUs for all who name this host: see sandbox/gpus/lease.py
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,limits          the memory of a GPU can be limited for a control group, as since R615; by root
  *     DOCKLESS_SIMULATED_GPUS=2x40G,old             an old driver: processes, topology, NVLink, MIG and affinity are unknown to it
  *
  * With DOCKLESS_SIMULATED_STATE=FILE, what the GPUs do is read from a file at each question, so that a test can change it at any moment.
@@ -21,6 +22,7 @@
  *     process 1 4711 1048576 2   … of its MIG GPU instance 2
  *     slice 4 2 20480            the fifth MIG slice of the last GPU, of two sevenths and 20 GiB: such lines are added when slices are made
  *     gone 4 0                   … and such when they are removed
+ *     limit 0 10737418240 PATH   such a limit; these lines are added when it is set, and the last of a control group holds
  *     xid 0 79                   an event: GPU 0 has met the error 79; each such line is told once to who waits, in their order
  *
  * Without the variable it says "driver not loaded". Every model name contains "Simulated". The symbol dockless_simulated_nvml tells
@@ -76,7 +78,7 @@ typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } proce
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;
-static int count, group, divisions, slices, busy, ecc, lost, old; /* slices: in parts, with those that are gone */
+static int count, group, divisions, slices, busy, ecc, lost, old, limits; /* slices: in parts, with those that are gone */
 static struct device gpus[MAX_GPUS], parts[MAX_PARTS];
 static char state[4096];
 
@@ -112,7 +114,7 @@ static int configure(const char *text) {
     char unit;
     int used = 0;
 
-    group = divisions = slices = old = 0;
+    group = divisions = slices = old = limits = 0;
     busy = ecc = lost = -1;
     if (sscanf(text, "%dx%llu%c%n", &count, &size, &unit, &used) != 3 || count < 1 || count > MAX_GPUS || !size || size > 999999)
         return 0;
@@ -128,9 +130,9 @@ static int configure(const char *text) {
         if (sscanf(text, ",ecc=%d%n", &ecc, &used) == 1 && used) continue;
         if (sscanf(text, ",lost=%d%n", &lost, &used) == 1 && used) continue;
         if (sscanf(text, ",host=%*[a-z0-9]%n", &used) == 0 && used) continue;
-        if (strncmp(text, ",old", 4)) return 0;
-        old = 1;
-        used = 4;
+        if (!strncmp(text, ",limits", 7)) limits = 1, used = 7;
+        else if (!strncmp(text, ",old", 4)) old = 1, used = 4;
+        else return 0;
     }
     if (group < 0 || divisions < 0 || divisions > MAX_SLICES) return 0;
     for (int i = 0; i < count; i++) {
@@ -286,7 +288,7 @@ result nvmlDeviceGetMinorNumber(struct device *d, unsigned *minor) {
 
 /* The lines of the state that begin with this word and this GPU (any for -1), one after the other: up to three numbers. */
 static int next_line(FILE *file, const char *word, int gpu, long long numbers[4]) {
-    char line[200], found[20];
+    char line[4400], found[20];
 
     while (file && fgets(line, sizeof line, file)) {
         numbers[0] = numbers[1] = numbers[2] = numbers[3] = -1;
@@ -640,6 +642,39 @@ result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *d, unsigned *n,
     CHECK(good(d) && n, INVALID_ARGUMENT);
     MODERN();
     *n = 0;
+    return OK;
+}
+
+/* ---- how much of its memory a control group may have ---- */
+
+typedef struct { const char *group; unsigned long long soft, hard, used; } memory_limits; /* set: without the last */
+
+result nvmlDeviceSetMemoryLimits_v1(struct device *d, const memory_limits *wanted) {
+    CHECK(good(d) && wanted && wanted->group, INVALID_ARGUMENT);
+    MODERN();
+    if (!limits || d->parent) return NOT_SUPPORTED;
+    if (geteuid()) return NO_PERMISSION;
+    FILE *file = *state ? fopen(state, "ae") : NULL;
+    if (file) fprintf(file, "limit %d %llu %s\n", d->index, wanted->hard, wanted->group);
+    close_state(file);
+    return file ? OK : MEMORY;
+}
+
+result nvmlDeviceGetMemoryLimits_v1(struct device *d, memory_limits *found) {
+    CHECK(good(d) && found && found->group, INVALID_ARGUMENT);
+    MODERN();
+    if (!limits || d->parent) return NOT_SUPPORTED;
+    char line[4400], group[4200];
+    unsigned long long hard;
+    int gpu;
+    FILE *file = open_state();
+
+    found->soft = found->used = 0;
+    found->hard = ~0ull;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "limit %d %llu %4199s", &gpu, &hard, group) == 3 && gpu == d->index && !strcmp(group, found->group))
+            found->hard = hard;
+    close_state(file);
     return OK;
 }
 

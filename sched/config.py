@@ -54,6 +54,7 @@ class Config:
     preemption: Preemption = Preemption(DEFAULTS["preempt.after"], DEFAULTS["preempt.grace"])
     preempt_signal: int = DEFAULTS["preempt.signal"]
     notify: Ways = field(default_factory=Ways)
+    share: str = DEFAULTS["gpus.share"]
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -88,6 +89,7 @@ def load(path: Path) -> Config:
         Preemption(found["preempt.after"], found["preempt.grace"]),
         found["preempt.signal"],
         Ways(*(found[f"notify.{name}"] for name in ("sendmail", "smtp", "sender", "domains", "webhook"))),
+        found["gpus.share"],
     )
 
 

@@ -263,6 +263,9 @@ class JobOptions:
     ``tried``: how many retries it had; ``retry_at``: when the next may begin. ``requeue``: why its running attempt is just being ended
     for another, empty for none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none. ``gpu_class``: what its
     GPUs are, as ``HostGpus.class_of`` says it.
+    ``gpu_share``: MiB that it has of a GPU that can be shared; 0 where its GPUs are its own. ``enforced_by``: what has kept it to the
+    memory of a GPU that it asked for since it last started: ``slice`` (MIG), ``driver`` (a limit of its control group) or ``watchdog`` (it
+    is ended when it has more); empty where it has whole GPUs.
     """
 
     held: str = ""
@@ -283,17 +286,19 @@ class JobOptions:
     notify: tuple[str, ...] = ()
     notify_to: str = ""
     gpu_class: str = ""
+    gpu_share: int = 0
+    enforced_by: str = ""
 
 
 NO_OPTIONS = JobOptions()
 
 
-def options_of(job: JobSpec, user: str, gpu_class: str = "") -> JobOptions:
+def options_of(job: JobSpec, user: str, gpu_class: str = "", gpu_share: int = 0) -> JobOptions:
     """As a job of that user begins."""
     found = JobOptions(
         held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
         retries=job.retries, retry_on=job.retry_on, warn_signal=job.warn_signal, warn_before=job.warn_before,
-        notify=job.notify, notify_to=job.notify_to, gpu_class=gpu_class,
+        notify=job.notify, notify_to=job.notify_to, gpu_class=gpu_class, gpu_share=gpu_share,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
 

@@ -26,6 +26,7 @@ from dockless.sandbox.gpus.nvml import (
     inventory,
     refresh,
     session,
+    shareable,
     simulated_host,
     simulating,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "profile",
     "refresh",
     "session",
+    "shareable",
     "simulated_host",
     "simulating",
     "units",

@@ -9,10 +9,16 @@ sock_diag(7).
 
     lease(request) ──► GpuLease        free GPUs, chosen and held
     take(uuids) ──► sockets            these very GPUs
+    take_share(uuid, …) ──► sockets    a part of one GPU's memory
     holders(uuids) ──► {uuid: uid}     whose they are now
+    shares(uuids) ──► Share …          the parts that are leased now
 
 The sandbox's keeper gets the sockets, so a GPU is leased for as long as its keeper lives, and no daemon has to. What none of this sees,
 programs that compute without dockless, shows as processes on the GPU, which ``choose`` respects.
+
+A share of a GPU is a name below the GPU's, ``…/share/<company>/<MiB>/<number>``. Who takes a GPU, whole or in part, binds the name first
+and then looks at all names of that GPU: whole and shared exclude each other, and shares go on a GPU only as far as its memory lasts. Of two
+at the same time both may see the other and step back, but never neither.
 
 Nothing can be sent to such a socket, for nobody listens. Who is in a network namespace of their own has a table of their own.
 """
@@ -21,22 +27,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import random
+import re
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.idmaps import user_name
 from dockless.base.path import Path
+from dockless.base.typing import Literal
 from dockless.errors import GpuError, NotEnoughGpus
 from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simulated_host, units
 
+Company = Literal["user", "all"]
+"""Who may share a GPU with one who has a share of it: the same user, or all."""
+
 _TRIES = 50
 """How often GPUs are chosen anew because others were faster."""
+_LOOKS = 5
+"""How often one who was faster is believed to step back as well."""
 _KIND = socket.SOCK_SEQPACKET
 NOBODY = 65534
 """Who has what is leased, as far as a kernel without unix_diag tells."""
@@ -51,6 +65,24 @@ _HEADER, _REQUEST, _ANSWER, _ATTRIBUTE = (
 _BEGIN = struct.Struct("=IH")
 _SHOW_NAME, _SHOW_UID, _UID = 1, 64, 7
 """netlink(7); linux/sock_diag.h, linux/unix_diag.h."""
+_SHARE = b"/share/"
+_SHARED = re.compile(rb"(user|all)/([1-9][0-9]{0,7})/([0-9a-f]{1,8})")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a GPU that is leased. ``memory``: MiB. ``company``: whom its holder lets share the rest. ``number``: of this share, any
+    that the GPU's others do not have. ``uid``: who leased it."""
+
+    uuid: str
+    memory: int
+    company: Company
+    number: str
+    uid: int = -1
+
+    @property
+    def name(self) -> str:
+        return f"{self.uuid}{_SHARE.decode()}{self.company}/{self.memory}/{self.number}"
 
 
 @dataclass(slots=True)
@@ -93,29 +125,65 @@ def lease(request: GpuRequest) -> GpuLease:
 
 
 def take(uuids: Collection[str]) -> list[socket.socket]:
-    """Hold these very GPUs until the sockets are closed. ``NotEnoughGpus`` if one is leased."""
-    try:
-        return _bind_all(uuids)
-    except _Taken as taken:
-        raise NotEnoughGpus(f"GPU {taken.uuid} is leased", subject=taken.uuid, hint="wait for it, or ask for another") from None
+    """Hold these very GPUs until the sockets are closed. ``NotEnoughGpus`` if one is leased, also in part."""
+    with _told():
+        return _patiently(lambda: _bind_all(uuids))
+
+
+def take_share(wanted: Share, capacity: int) -> list[socket.socket]:
+    """Hold a part of a GPU that has ``capacity`` MiB for all who share it, until the sockets are closed. ``NotEnoughGpus`` if it is leased
+    whole, if too little of it is left, or if others share it who do not want that company."""
+    with _told():
+        return _patiently(lambda: _bind_share(wanted, capacity))
+
+
+def share_number(text: str) -> str:
+    """The number of a share that its holder finds again by ``text``."""
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
-    """Those of these GPUs that are leased now, and the user ids of who leased them. Without ``uuids`` every name that somebody has bound,
-    also one of no GPU. ``GpuError`` where the kernel does not tell."""
+    """Those of these GPUs that are leased now, whole or in part, and the user ids of who leased them, of several the least. Without
+    ``uuids`` every name that somebody has bound, also one of no GPU. ``GpuError`` where the kernel does not tell."""
+    found: dict[str, int] = {}
+    for name, uid in _leased(uuids):
+        # Anybody binds any bytes.
+        gpu = name.split(_SHARE, 1)[0] if _share(name) else name
+        text = gpu.decode(errors="backslashreplace")
+        found[text] = min(uid, found.get(text, uid))
+    return found
+
+
+def shares(uuids: Collection[str]) -> tuple[Share, ...]:
+    """Of these GPUs. ``GpuError`` where the kernel does not tell."""
+    return tuple(share for name, uid in _leased(uuids) if (share := _share(name, uid)) is not None)
+
+
+def _share(name: bytes, uid: int = -1) -> Share | None:
+    """None for the name of a whole GPU, and for what is no name of ours."""
+    gpu, cut, rest = name.partition(_SHARE)
+    found = _SHARED.fullmatch(rest) if cut else None
+    if found is None:
+        return None
+    company: Company = "all" if found[1] == b"all" else "user"
+    return Share(gpu.decode(errors="backslashreplace"), int(found[2]), company, found[3].decode(), uid)
+
+
+def _leased(uuids: Collection[str] | None) -> list[tuple[bytes, int]]:
+    """The names without their prefix, and who bound them. ``GpuError``"""
     prefix = _name("").encode()
     wanted = None if uuids is None else {prefix + uuid.encode() for uuid in uuids}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as asked:
             body = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
             asked.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _DUMP, 1, 0) + body)
-            # Anybody binds any bytes.
-            return {name[len(prefix) :].decode(errors="backslashreplace"): uid for name, uid in _answers(asked, prefix, wanted)}
+            found = [*_answers(asked, prefix, wanted)]
     except OSError as error:
-        if error.errno in _UNKNOWN:
-            return dict.fromkeys(_names(prefix, wanted), NOBODY)
-        hint = paths.HINTS.get(error.errno or 0, "see `dockless doctor`")
-        raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
+        if error.errno not in _UNKNOWN:
+            hint = paths.HINTS.get(error.errno or 0, "see `dockless doctor`")
+            raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
+        found = [(name, NOBODY) for name in _names(prefix, wanted)]
+    return [(name[len(prefix) :], uid) for name, uid in found if wanted is None or name in wanted or _share(name) is not None]
 
 
 def users(uuids: Collection[str]) -> dict[str, str]:
@@ -139,20 +207,20 @@ def _answers(asked: socket.socket, prefix: bytes, wanted: Collection[bytes] | No
             first = at + _HEADER.size + _ANSWER.size  # of the attributes; a name is always the first
             if data.startswith(prefix, first + _ATTRIBUTE.size) and data[at + _HEADER.size + 1] == _KIND:
                 name = data[first + _ATTRIBUTE.size : first + _ATTRIBUTE.unpack_from(data, first)[0]]
-                if wanted is None or name in wanted:
+                if wanted is None or name.partition(_SHARE)[0] in wanted:
                     attributes = dict(_attributes(memoryview(data)[first : at + length]))
                     yield name, struct.unpack("=I", attributes[_UID])[0]
             at += (length + 3) & ~3
 
 
-def _names(prefix: bytes, wanted: Collection[bytes] | None) -> Iterable[str]:
+def _names(prefix: bytes, wanted: Collection[bytes] | None) -> Iterable[bytes]:
     """The same names as everybody may read them, without whose they are. proc_net(5)"""
     with open("/proc/net/unix", "rb") as lines:
         for line in lines:
             fields = line.rstrip(b"\n").split(None, 7)  # one without a name has seven
             kind, name = fields[4], fields[-1].replace(b"@", b"\0", 1)
-            if kind == b"%04X" % _KIND and name.startswith(prefix) and (wanted is None or name in wanted):
-                yield name[len(prefix) :].decode(errors="backslashreplace")
+            if kind == b"%04X" % _KIND and name.startswith(prefix) and (wanted is None or name.partition(_SHARE)[0] in wanted):
+                yield name
 
 
 def _attributes(data: memoryview) -> Iterable[tuple[int, bytes]]:
@@ -163,25 +231,72 @@ def _attributes(data: memoryview) -> Iterable[tuple[int, bytes]]:
 
 
 class _Taken(Exception):
-    def __init__(self, uuid: str) -> None:
+    """``seen``: by a look after our own name was bound, so the other may be stepping back as we do."""
+
+    def __init__(self, uuid: str, how: str = "", seen: bool = False) -> None:
         super().__init__(uuid)
-        self.uuid = uuid
+        self.uuid, self.how, self.seen = uuid, how, seen
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """``NotEnoughGpus`` instead of ``_Taken``"""
+    try:
+        yield
+    except _Taken as taken:
+        raise NotEnoughGpus(f"GPU {taken.uuid} is leased{taken.how}", subject=taken.uuid, hint="wait for it, or ask for another") from None
+
+
+def _patiently(bind: Callable[[], list[socket.socket]]) -> list[socket.socket]:
+    """``bind``, again where somebody was seen who may have stepped back by now. ``_Taken``, ``Unwritable``"""
+    for look in range(1, _LOOKS + 1):
+        try:
+            return bind()
+        except _Taken as taken:
+            if not taken.seen or look == _LOOKS:
+                raise
+        time.sleep(random.random() * 0.001 * look)
+    raise AssertionError
 
 
 def _bind_all(uuids: Iterable[str]) -> list[socket.socket]:
     """All of them or none; in the same order whoever asks, so that one of two who want the same gets on. ``_Taken``, ``Unwritable``"""
+    wanted = sorted(uuids)
     with contextlib.ExitStack() as opened:
-        bound = []
-        for uuid in sorted(uuids):
-            try:
-                bound.append(opened.enter_context(socket.socket(socket.AF_UNIX, _KIND | socket.SOCK_CLOEXEC)))
-                bound[-1].bind(_name(uuid))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise _Taken(uuid) from None
-                raise paths.unwritable("the lease of a GPU", Path("@dockless-gpu"), error) from error
+        bound = [_bind(uuid, uuid, opened) for uuid in wanted]
+        for share in shares(wanted):
+            raise _Taken(share.uuid, " in part", seen=True)
         opened.pop_all()
         return bound
+
+
+def _bind_share(wanted: Share, capacity: int) -> list[socket.socket]:
+    """``_Taken``, ``Unwritable``"""
+    with contextlib.ExitStack() as opened:
+        bound = [_bind(wanted.uuid, wanted.name, opened)]
+        leased = _leased([wanted.uuid])
+        if any(name == wanted.uuid.encode() for name, _ in leased):
+            raise _Taken(wanted.uuid, seen=True)
+        there = [share for name, uid in leased if (share := _share(name, uid)) is not None]
+        if sum(share.memory for share in there) > capacity:
+            raise _Taken(wanted.uuid, ", too little of its memory is left", seen=True)
+        strangers = len({share.uid for share in there}) > 1 or (len(there) > 1 and there[0].uid == NOBODY)
+        if strangers and any(share.company == "user" for share in there):
+            raise _Taken(wanted.uuid, " in part, by another user", seen=True)
+        opened.pop_all()
+        return bound
+
+
+def _bind(uuid: str, name: str, opened: contextlib.ExitStack) -> socket.socket:
+    """``_Taken``, ``Unwritable``"""
+    try:
+        bound = opened.enter_context(socket.socket(socket.AF_UNIX, _KIND | socket.SOCK_CLOEXEC))
+        bound.bind(_name(name))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _Taken(uuid) from None
+        raise paths.unwritable("the lease of a GPU", Path("@dockless-gpu"), error) from error
+    return bound
 
 
 def _name(uuid: str) -> str:

@@ -36,9 +36,11 @@ from dockless.sandbox.gpus.watch import trouble
 
 SIMULATE = "DOCKLESS_SIMULATED_GPUS"
 _SIMULATE_GRAMMAR = re.compile(
-    r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|(busy|ecc|lost)=[0-9]{1,2}|old|host=([a-z0-9]{1,20})))*\Z"
+    r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|(busy|ecc|lost)=[0-9]{1,2}|old|limits|host=([a-z0-9]{1,20})))*\Z"
 )
 _MARK = "dockless_simulated_nvml"  # exported by the stand-in only
+_RESERVED = 1 << 30
+"""Bytes that a driver may keep of a GPU, where it does not say."""
 _MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
 
 
@@ -156,6 +158,22 @@ def refresh(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 def _trouble(nvml: Any, gpu: Gpu, handle: Any) -> str:
     """Of a slice that is there: that of its GPU."""
     return trouble(nvml, attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.parent) if gpu.parent and handle else handle)
+
+
+def shareable(gpus: Iterable[Gpu]) -> dict[str, int]:
+    """The MiB of each whole GPU that several programs can have together: all but what its driver keeps for itself. Left out are GPUs that
+    take one program at a time, and those whose driver does not tell what is on them. Errors: as ``session``."""
+    found = {}
+    with session() as nvml:
+        for gpu in gpus:
+            handle = None if gpu.parent or gpu.mig_enabled else attempt(None, nvml.nvmlDeviceGetHandleByUUID, gpu.uuid)
+            if handle is None or attempt(0, nvml.nvmlDeviceGetComputeMode, handle) != nvml.NVML_COMPUTEMODE_DEFAULT:
+                continue
+            if attempt(None, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) is None:
+                continue
+            memory = attempt(None, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+            found[gpu.uuid] = gpu.memory - (_RESERVED if memory is None else int(memory.reserved)) >> 20
+    return found
 
 
 def driver() -> Driver:
@@ -326,7 +344,7 @@ def _load_stand_in(pynvml: Any) -> None:
             f"{SIMULATE}={wanted[:80]!r} does not describe simulated GPUs",
             subject=SIMULATE,
             hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX', ',ecc=INDEX', ',lost=INDEX',"
-            " ',old' or ',host=NAME' after it",
+            " ',old', ',limits' or ',host=NAME' after it",
         )
     if pynvml.nvmlLib is not None:
         if not is_simulated(pynvml):

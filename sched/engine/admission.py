@@ -62,6 +62,7 @@ class Admission:
             raise BadInput("'retry_on' without 'retries'", subject="retry_on", hint="say how often: retries = 3")
         count, wanted = self.gpus.resolve(job.gpus)
         gpu_class = self.gpus.class_of(job.gpus)
+        gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" else 0
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(
                 f"log_size {job.spec.log_size} is more than the limit of {self.config.log_size_limit} bytes",
@@ -93,7 +94,7 @@ class Admission:
             time_limit=job.time_limit,
             on_reboot=job.on_reboot,
             spec=json.dumps(differences(job), separators=(",", ":")),
-            options=options_of(job, caller.user, gpu_class),
+            options=options_of(job, caller.user, gpu_class, gpu_share),
         )
 
     def _rights(self, caller: Caller, job: JobSpec) -> None:

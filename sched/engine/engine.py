@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import draining, ending, preempting, remains, starting, stopping
+from dockless.sched.engine import draining, ending, preempting, remains, sharing, starting, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -318,13 +318,15 @@ class Engine:
             RunningJob(
                 *(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups),
                 *(e.ends if e.stop_by is None else min(e.stop_by, e.ends or e.stop_by), e.since, e.stop_by is not None),
+                sharing.share(self, e.job),
             )
             for e in self.active.values()
         ]
         usage = self._usage().at(queue.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
+        shareable = self.gpus.shareable if self.config.share != "no" else {}
         if self.waiting.wants_gpus:
-            if sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
+            if shareable or sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
                 running += self.others()
             outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
         return QueueState(
@@ -340,6 +342,8 @@ class Engine:
             self.config.preemption,
             self.gpus.out_of_service,
             self.gpus.of_classes({kind[4] for kind in self.waiting.lines if kind[4]} | self.config.quotas.classes),
+            shareable,
+            self.config.share,
         )
 
     def _usage(self) -> Usage:
@@ -359,10 +363,12 @@ class Engine:
     def others(self) -> list[RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
         ours = {gpu for entry in self.active.values() for gpu in entry.job.devices}
+        shares = self.gpus.shares_of_others(sharing.numbers(self)) if self.config.share != "no" else ()
+        whole = self.gpus.leased_by_others(ours.union(share.uuid for share in shares))
         found = []
-        for uuid, uid in self.gpus.leased_by_others(ours).items():
+        for uuid, uid, share in (*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)):
             user, groups = self.callers.quota_of(uid)
-            found.append(RunningJob(0, user, frozenset({uuid}), groups, None))
+            found.append(RunningJob(0, user, frozenset({uuid}), groups, None, share=share))
         return found
 
     async def each(self, numbers: Sequence[int], work: Callable[[int], Awaitable[None]], turn: Callable[[], Awaitable[None]]) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from dockless.sched.engine.faults import say
 
 if TYPE_CHECKING:
     from dockless.sandbox.gpus.gpu import Gpu
+    from dockless.sandbox.gpus.lease import Share
 
 FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
@@ -105,6 +107,28 @@ class HostGpus:
         there = gpu.candidates(request, self.gpus)
         return tuple(unit.uuid for unit in sorted(there, key=lambda unit: (not unit.parent, unit.memory if unit.parent else 0)))
 
+    @cached_property
+    def shareable(self) -> Mapping[str, int]:
+        """The MiB of each GPU that several jobs can have together; of none where the driver does not tell what a process has."""
+        from dockless.sandbox.gpus import gpu
+
+        try:
+            return gpu.shareable(self.gpus)
+        except DocklessError as error:
+            self.error = str(error)
+            return {}
+
+    def share_of(self, text: str) -> int:
+        """The MiB that a job with such a wish has of a GPU where others have the rest; 0 where it has GPUs of its own."""
+        if "memory=" not in text:
+            return 0
+        from dockless.sandbox.gpus import gpu
+
+        request = gpu.parse_request(text)
+        share = -(-request.memory >> 20)
+        whole = [self.shareable.get(uuid, 0) for uuid in self.may_have(self.class_of(text)) if uuid not in self.slices]
+        return share if request.count == 1 and share <= min(whole, default=0) else 0
+
     def look(self) -> None:
         """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each
         that goes out of service or comes back."""
@@ -171,6 +195,16 @@ class HostGpus:
         except DocklessError as error:
             self.error = str(error)
             return {}
+
+    def shares_of_others(self, ours: Collection[str]) -> Sequence[Share]:
+        """Shares of GPUs whose numbers are not among ``ours``; none where that cannot be seen."""
+        from dockless.sandbox.gpus import lease
+
+        try:
+            return [share for share in lease.shares(self.uuids) if share.number not in ours]
+        except DocklessError as error:
+            self.error = str(error)
+            return ()
 
     def close(self) -> None:
         self._stack.close()

@@ -16,7 +16,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import attempts, ending
+from dockless.sched.engine import attempts, ending, sharing
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import with_volumes
@@ -40,7 +40,8 @@ def start(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) -> 
     entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
     entry.since = now
     entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-    engine.spawn(ending.surely(engine, entry, _launch(engine, entry, Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started), now)))
+    lease = Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, bool(sharing.share(engine, entry.job)))
+    engine.spawn(ending.surely(engine, entry, _launch(engine, entry, lease, now)))
 
 
 def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
@@ -81,13 +82,14 @@ async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> N
         await ending.end(engine, entry, State.CANCELLED, "cancelled before it ran", None, None)
         return
     name = engine.name(job.id, lease.attempt)
+    launcher = sharing.launcher(engine, job)
     try:
         spec = _spec(engine, entry, lease.attempt, lease.gpus)
         owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         first, again = (
             partial(engine.in_thread, engine.launching, partial(begin, spec, id=name, owner=owner, labels=labels))
-            for begin in (engine.launcher.start, partial(attempts.launch_again, engine.launcher))
+            for begin in (launcher.start, partial(attempts.launch_again, launcher))
         )
         entry.handle = await waited_out(
             first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full
@@ -111,8 +113,11 @@ async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> N
         await ending.end(engine, entry, state, f"not started: {text}{hint}", None, code)
         return
     running_at = time.time()
-    await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at))
+    enforced_by = sharing.enforced_by(engine, job, launcher)
+    await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at, "", enforced_by))
     entry.show(state=State.RUNNING)
+    if enforced_by is not None:
+        entry.show(options=replace(entry.job.options, enforced_by=enforced_by))
     engine.tell(entry, "start")
     wake(entry.up)
     await ending.watch(engine, entry)

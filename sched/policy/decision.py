@@ -6,8 +6,10 @@ import math
 from collections import Counter
 
 from dockless.base.dataclass import dataclass, field
+from dockless.base.units import format_size
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, counts_jobs
 from dockless.sched.policy.reservations import Hold, Reservation
+from dockless.sched.policy.sharing import SharedGpus
 from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, StartJob
 from dockless.sched.policy.waiting import Kind, WaitingJob, longest
 
@@ -37,12 +39,13 @@ class Decision:
     _used: Counter[str]
     _free: list[str]
     _state: QueueState
+    _shared: SharedGpus
     _closed: int | None = None  # nothing is left for jobs of this priority or less that come later
     _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
 
     def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
-        if job.gpus and self._closed is not None and job.priority <= self._closed:
+        if job.gpus and not job.share and self._closed is not None and job.priority <= self._closed:
             return True
         hold = self._hold(job)
         return hold is not None and job.priority <= hold.priority
@@ -77,6 +80,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         parts[0] += f" ({used} in use outside dockless)"
     if others := sum(len(other.gpus) for other in state.running if not other.id):
         parts[0] += f" ({others} leased outside the queue)"
+    if job.share and (left := decision._shared.most_left(job)) > 0:
+        parts[0] += f", {format_size(left << 20)} left on a shared one"
     if not job.gpus:
         parts = []
     parts += filter(None, quotas)
@@ -124,6 +129,8 @@ def _full_of(decision: Decision, job: WaitingJob, pool: str, name: str, limit: i
 def _gpus(job: WaitingJob) -> str:
     if job.devices:
         return ", ".join(sorted(job.devices))
+    if job.share:
+        return f"{format_size(job.share << 20)} of a GPU" + _of_class(job.gpu_class.rpartition("memory=")[0].rstrip(","))
     return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}" + _of_class(job.gpu_class)
 
 

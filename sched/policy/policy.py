@@ -14,6 +14,7 @@ The rules, in the order they bind:
    time limit), or it takes only GPUs that are over even then. Where what runs has no time limit, the moment is unknown, and only what is
    over in the worst case may be taken. The same rule guards a job's place inside its quota. Of equal rank, those that end by then
    come first; the others take what they leave, the one first whose wait is longest for what it asks (``waiting.patience``).
+   A job that joins a shared GPU takes none, unless a reservation counts on that GPU and it would keep it for longer (``sharing``).
 
 5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
    borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
@@ -39,6 +40,7 @@ from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
 from dockless.sched.policy.reservations import Hold, Reservation, shadow
+from dockless.sched.policy.sharing import SharedGpus
 from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
 from dockless.sched.policy.turns import Turns
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order, patience
@@ -79,13 +81,15 @@ class _Pass:
         usable = [gpu for gpu in state.gpus if gpu not in state.outside]
         self.whole = frozenset(usable) - state.slices
         self.free = [gpu for gpu in usable if gpu not in held]
+        self.shared = SharedGpus(state)
+        self.shares_wait = bool(state.shareable) and any(kind[5] for kind in self.waiting.lines)
         self.running = list(state.running)
         self.used: Counter[str] = Counter()
         self.limits: dict[str, int] = {}
         self.sets: dict[str, frozenset[str]] = {HOST: self.whole}  # the GPUs that a pool counts, where it counts certain ones
         self.pool_of_class = self.pools_of_classes(usable)
         self.places = list(self.sets)  # the host and its classes: where a job that needs GPUs keeps its place
-        there = self.free + [gpu for job in state.running for gpu in job.gpus]
+        there = held.union(self.free)
         self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
         self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
         for job in state.running:
@@ -144,12 +148,15 @@ class _Pass:
             _used=self.used,
             _free=list(self.free),
             _state=self.state,
+            _shared=self.shared,
             _closed=self.closed,
         )
 
     def nothing_left(self, place: Place) -> bool:
         """Nothing is free, the head has its reservation, and who comes now has no guarantee of what others borrow."""
-        return not self.free and HOST in self.reserved and (place[0] or not self.ranks.guarantee_any)
+        if self.free or HOST not in self.reserved or (self.shares_wait and self.shared.any_left):
+            return False
+        return place[0] or not self.ranks.guarantee_any
 
     def look(self, job: WaitingJob) -> None:
         """It is its turn in the queue's order."""
@@ -182,6 +189,9 @@ class _Pass:
     def settle(self, job: WaitingJob, put_off: bool = False) -> Hold | None:
         """Start a job with GPUs, put it off unless it was ``put_off``, or promise it what others give back; else what holds it."""
         hold = self.over_quota(job, keep=not put_off)
+        if hold is None and job.share and (shared := self.joins(job)):
+            self.start(job, shared)
+            return None
         if hold is None and not self.enough(job, self.free) and self.take_back(job):
             return None
         hold = hold or self.no_room(job, keep=not put_off)
@@ -336,8 +346,54 @@ class _Pass:
                 return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
 
+    def joins(self, job: WaitingJob) -> str:
+        """The shared GPU that it may join now, empty for none: rather one that it keeps from nobody for longer. A slice that it may have is
+        better than any."""
+        room = [gpu for gpu in self.shared.room(job, self.goal(job)) if gpu not in self.promised_to and self.quotas_let(job, gpu)]
+        if not room or (not self.state.slices.isdisjoint(self.of_goal(job)) and self.no_gpu(job, keep=False) is None):
+            return ""
+        free = [gpu for gpu in room if not self.delayed(job, gpu)]
+        free = free or [gpu for gpu in room if all(kept.extra > 0 and not kept.devices for kept in self.delayed(job, gpu))]
+        return self.shared.best(job, free) if free else ""
+
+    def quotas_let(self, job: WaitingJob, gpu: str) -> bool:
+        """Those that count certain GPUs. All others are looked at before."""
+        for pool in self.pools(job):
+            if gpu in self.sets.get(pool, ()):
+                reservation = self.reserved.get(pool)
+                if self.used[pool] >= self.limits[pool]:
+                    return False
+                if reservation is not None and reservation.extra < 1 and not self.in_time(job, reservation):
+                    return False
+        return True
+
+    def delayed(self, job: WaitingJob, gpu: str) -> list[Reservation]:
+        """The reservations that count on that shared GPU, and for which ``job`` would keep it too long."""
+        until = self.shared.until(gpu)
+        if job.time_limit and self.now + job.time_limit <= until < math.inf:
+            return []  # another of its jobs stays longer
+        counting = [self.reserved[pool] for pool in self.places if pool in self.reserved and gpu in self.sets[pool]]
+        found = [kept for kept in counting if kept.at is None or until <= kept.at]
+        found += [first for first, devices in self.kept_until.values() if gpu in devices]
+        return [kept for kept in found if not self.in_time(job, kept)]
+
+    def joins_within(self, job: WaitingJob) -> float:
+        """One of its kind that may run for longer than this, seconds, joins no shared GPU either."""
+        until = [self.shared.until(gpu) for gpu in self.shared.room(job, self.goal(job))]
+        if not until:
+            return 0.0
+        kept = [*self.reserved.values(), *(first for first, _ in self.kept_until.values())]
+        ends = (end - self.now + 2 * math.ulp(end) for end in until if end < math.inf)
+        return max((*ends, *map(self.time_until, kept)), default=0.0)
+
     def no_room(self, job: WaitingJob, keep: bool) -> Hold | None:
         """What of the host's GPUs holds it."""
+        hold = self.no_gpu(job, keep)
+        if hold is not None and job.share:
+            hold.within = max(hold.within, self.joins_within(job))
+        return hold
+
+    def no_gpu(self, job: WaitingJob, keep: bool) -> Hold | None:
         place = self.place(job)
         if not self.enough(job, self.free):
             return Hold("resources", place, job.priority, self.reserve(job, place, self.pools(job)) if keep else self.reserved.get(place))
@@ -453,12 +509,16 @@ class _Pass:
                 taboo |= devices
         return [gpu for gpu in self.free if gpu not in taboo]
 
-    def start(self, job: WaitingJob) -> None:
-        chosen: tuple[str, ...] = ()
-        if job.gpus:
+    def start(self, job: WaitingJob, shared: str = "") -> None:
+        """``shared``: the GPU that it joins."""
+        chosen: tuple[str, ...] = (shared,) if shared else ()
+        if job.gpus and not shared:
             chosen = self.choose(job)
             self.free = [gpu for gpu in self.free if gpu not in chosen]
-        self.occupy(job, chosen, self.now)
+        self.occupy(job, chosen, self.now, shared)
+        if job.share and chosen[0] in self.state.shareable:
+            self.running[-1] = replace(self.running[-1], share=job.share)
+            self.shared.add(self.running[-1])
         self.starts.append(StartJob(job.id, chosen))
 
     def choose(self, job: WaitingJob) -> tuple[str, ...]:
@@ -473,12 +533,15 @@ class _Pass:
             return tuple(free[: job.gpus])
         return self.pack(job.gpus, free)
 
-    def occupy(self, job: WaitingJob, gpus: Collection[str], at: float) -> None:
-        """From ``at`` on, ``job`` has these."""
+    def occupy(self, job: WaitingJob, gpus: Collection[str], at: float, shared: str = "") -> None:
+        """From ``at`` on, ``job`` has these. ``shared``: the one that it joins, which is taken only from those whom that delays."""
         place = self.ranks.place(job)
+        delayed = self.delayed(job, shared) if shared else ()
         pools = (*self.pools(job), *self.places) if job.gpus else self.pools(job)
         for pool in pools:
             reservation = self.reserved.get(pool)
+            if shared and pool in self.places and reservation not in delayed:
+                continue
             if reservation is not None and not self.in_time(job, reservation):
                 reservation.extra -= self.takes(gpus, pool)
         self.count(job, gpus)
@@ -528,7 +591,7 @@ class _Pass:
         ready = self.now - self.state.preemption.after
         candidates = [other for other in borrowers(self.state.running, self.state.quotas) if not other.stopping]
         taken_already = {preempted.job for preempted in self.preempts}
-        candidates = [other for other in candidates if other.id not in taken_already]
+        candidates = [other for other in candidates if other.id not in taken_already and not self.shared.has_neighbours(other)]
         taken = fewest((other for other in candidates if other.since <= ready), wanted, short)
         if not taken:
             soon = [other.since - ready for other in fewest(candidates, wanted, short) if other.since > ready]
@@ -548,8 +611,11 @@ class _Pass:
         self.occupy(job, gpus, at)
 
     def gpus_of(self, job: RunningJob) -> frozenset[str]:
-        """Without those that are promised to another."""
-        return frozenset(gpu for gpu in job.gpus if self.promised_to.get(gpu, job.id) == job.id) if self.promised_to else job.gpus
+        """Those that are free with its end: neither promised to another, nor shared with one that ends later."""
+        gpus = job.gpus
+        if self.promised_to:
+            gpus = frozenset(gpu for gpu in gpus if self.promised_to.get(gpu, job.id) == job.id)
+        return frozenset(gpu for gpu in gpus if self.shared.frees(job, gpu)) if job.share else gpus
 
     def pack(self, count: int, whole: Sequence[str]) -> tuple[str, ...]:
         links = self.state.links

@@ -20,7 +20,7 @@ CLASS = "class "
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
-    ``stopping``: it is being ended, at ``ends`` at the latest."""
+    ``stopping``: it is being ended, at ``ends`` at the latest. ``share``: MiB that it has of its one GPU, 0 where its GPUs are its own."""
 
     id: int
     user: str
@@ -29,6 +29,7 @@ class RunningJob:
     ends: float | None = None
     since: float = 0.0
     stopping: bool = False
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class QueueState:
     decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
     ``out_of_service``; ``slices``: those of ``gpus`` that are given by name or as one of a class alone (MIG); ``classes``: the GPUs of each
     class that a job or a quota names, those first that are to be given first; ``cpu_jobs``: how many jobs without GPUs may run at once;
-    ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served."""
+    ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served.
+    ``shareable``: the MiB of each GPU that those who share it have together, empty where GPUs are not shared; ``company``: who shares a
+    GPU: jobs of one ``user``, or of ``all``."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -60,6 +63,8 @@ class QueueState:
     preemption: Preemption = Preemption()
     out_of_service: frozenset[str] = frozenset()
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shareable: Mapping[str, int] = field(default_factory=dict)
+    company: str = "user"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from itertools import accumulate, repeat
 from pathlib import Path
 
 from dockless.base import paths
-from dockless.base.dataclass import dataclass, field, many
+from dockless.base.dataclass import dataclass, field, many, replace
 from dockless.base.records import differences
 from dockless.base.typing import Any
 from dockless.errors import SchedError
@@ -268,10 +268,13 @@ def begin_attempt(db: sqlite3.Connection, lease: Lease, sandbox: str, boot: str,
     event(db, lease.since, lease.job, lease.attempt, "start", " ".join(lease.gpus))
 
 
-def set_running(db: sqlite3.Connection, job: int, attempt: int, now: float, detail: str = "") -> None:
-    """STARTING → RUNNING: the program was exec'd."""
+def set_running(db: sqlite3.Connection, job: int, attempt: int, now: float, detail: str = "", enforced_by: str | None = None) -> None:
+    """STARTING → RUNNING: the program was exec'd. ``enforced_by``: as in ``JobOptions``, None where that stays."""
     _move(db, job, State.STARTING, State.RUNNING, "")
     db.execute("UPDATE attempts SET state='RUNNING' WHERE job=? AND number=?", (job, attempt))
+    if enforced_by is not None:
+        found = replace(options(db, job), enforced_by=enforced_by)
+        db.execute("UPDATE jobs SET options=? WHERE id=?", (json.dumps(differences(found)), job))
     event(db, now, job, attempt, "running", detail)
 
 

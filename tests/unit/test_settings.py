@@ -53,6 +53,7 @@ cpu_jobs = 3
 admins = ["carl"]
 [gpus]
 driver_root = "/run/nvidia/driver/"
+share = "user"
 idle_after = "2h"
 idle_notice = 90
 [volumes]
@@ -101,6 +102,7 @@ def test_every_setting_is_read(home):
         "queue.per_user": 50,
         "queue.per_user_size": 1 << 20,
         "gpus.driver_root": "/run/nvidia/driver",
+        "gpus.share": "user",
         "gpus.idle_after": 7200.0,
         "gpus.idle_notice": 90.0,
         "notify.sendmail": "/usr/sbin/sendmail",

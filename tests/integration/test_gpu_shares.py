@@ -1,0 +1,309 @@
+"""GPUs that jobs share by memory: never more of it than there is, never beside somebody who has the GPU whole, each kept to its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import random
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.boxes import until
+from support.requires import requires
+from support.scheduling import DaemonProcess
+
+import dockless
+from dockless.errors import NotEnoughGpus
+from dockless.sandbox.gpus import gpu, lease
+from dockless.sandbox.run import box, seen
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, State
+
+pytestmark = requires("userns")
+
+GB = 1024  # MiB
+CAPACITY = 80 * GB
+FOREVER = Spec(argv=("sleep", "1000"))
+
+
+@pytest.fixture
+def simulation(monkeypatch, home) -> str:
+    text = f"2x80G,host=s{os.getpid()}"
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", text)
+    return text
+
+
+@pytest.fixture
+def uuids(simulation) -> list[str]:
+    return [unit.uuid for unit in gpu.inventory()]
+
+
+def take(uuid: str, memory: int, number: str, company: lease.Company = "user") -> list[socket.socket]:
+    return lease.take_share(lease.Share(uuid, memory * GB, company, number), CAPACITY)
+
+
+@contextlib.contextmanager
+def held(sockets: list[socket.socket]) -> Iterator[None]:
+    with contextlib.ExitStack() as opened:
+        for one in sockets:
+            opened.enter_context(one)
+        yield
+
+
+def test_shares_go_on_a_gpu_as_far_as_its_memory_lasts(uuids):
+    first, second = uuids
+    with held(take(first, 50, "1")), held(take(first, 30, "2")):
+        with pytest.raises(NotEnoughGpus, match=f"GPU {first} is leased, too little of its memory is left"):
+            take(first, 1, "3")
+        assert {(one.uuid, one.memory, one.company, one.number, one.uid) for one in lease.shares(uuids)} == {
+            (first, 50 * GB, "user", "1", os.geteuid()),
+            (first, 30 * GB, "user", "2", os.geteuid()),
+        }
+        with held(take(second, 80, "1")):
+            assert lease.holders(uuids) == lease.holders() == dict.fromkeys(uuids, os.geteuid())
+    assert lease.holders() == {}
+
+
+def test_whole_and_shared_exclude_each_other(uuids):
+    with held(take(uuids[0], 1, "1")):
+        with pytest.raises(NotEnoughGpus, match=f"GPU {uuids[0]} is leased in part"):
+            lease.take([uuids[0]])
+        with lease.lease(gpu.parse_request("1")) as other:
+            assert other.uuids == (uuids[1],)
+        with pytest.raises(NotEnoughGpus, match="2 GPUs asked for, 1 of 2 free"):
+            dockless.run("host", ["true"], gpus=2)
+    with held(lease.take([uuids[0]])), pytest.raises(NotEnoughGpus, match=f"GPU {uuids[0]} is leased"):
+        take(uuids[0], 1, "1")
+    assert lease.holders() == {}
+
+
+@pytest.mark.parametrize("name", ["all/-5/1", "user/0/1", "all/5", "some/5/1", "all/5/x/y", "all/5/\xff", "all/999999999/1"])
+def test_a_name_that_is_no_share_is_none(name, uuids):
+    """Anybody binds any name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as odd:
+        odd.bind(f"\0dockless-gpu/{gpu.simulated_host()}{uuids[0]}/share/{name}")
+        assert lease.holders(uuids) == {} and lease.shares(uuids) == ()
+        with held(lease.take(uuids)):
+            pass
+        with held(take(uuids[0], 80, "1")):
+            pass
+
+
+def as_another_user(work) -> str:
+    """What ``work`` gives in a process of user 12345."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(12345, 12345, 12345)
+            os.setresuid(12345, 12345, 12345)
+            os.write(writer, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@requires("root")
+def test_company(uuids):
+    def join(company: lease.Company) -> str:
+        try:
+            with held(take(uuids[0], 1, "2", company)):
+                return "joined"
+        except NotEnoughGpus as error:
+            return str(error)
+
+    refused = f"GPU {uuids[0]} is leased in part, by another user"
+    with held(take(uuids[0], 1, "1", "user")):
+        assert as_another_user(lambda: join("all")) == refused
+        assert join("user") == "joined"
+    with held(take(uuids[0], 1, "1", "all")):
+        assert as_another_user(lambda: join("user")) == refused
+        assert as_another_user(lambda: join("all")) == "joined"
+
+
+def test_many_at_a_time_some_of_them_killed(uuids, tmp_path):
+    """Those who have something write it down, one at a time; whoever comes next finds no more than there is, and nobody beside a whole."""
+    workers, dice = 6, random.Random(2)
+    lock = tmp_path / "lock"
+    lock.touch()
+    table = mmap.mmap(-1, 16 * workers)  # of each: which GPU, and how much of it; -1 for all
+
+    def write(worker: int, which: int, memory: int) -> None:
+        struct.pack_into("qq", table, 16 * worker, which, memory)
+
+    def check() -> None:
+        rows = [struct.unpack_from("qq", table, 16 * worker) for worker in range(workers)]
+        for which in range(len(uuids)):
+            there = [memory for found, memory in rows if found == which and memory]
+            assert sum(there) <= 80 and (-1 not in there or len(there) == 1), rows
+
+    def work(worker: int) -> None:
+        mine = random.Random(os.getpid())
+        with open(lock) as file:
+            while True:
+                which, memory = mine.randrange(2), mine.choice((-1, 10, 20, 30, 50))
+                try:
+                    sockets = lease.take([uuids[which]]) if memory < 0 else take(uuids[which], memory, f"{worker}")
+                except NotEnoughGpus:
+                    continue
+                with held(sockets):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    write(worker, which, memory)
+                    check()
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    time.sleep(mine.random() * 0.002)
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    write(worker, 0, 0)
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+    def begin(worker: int) -> int:
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                work(worker)
+            finally:
+                os._exit(status)
+        return child
+
+    children = {worker: begin(worker) for worker in range(workers)}
+    try:
+        with open(lock) as file:
+            for _ in range(120):
+                time.sleep(dice.random() * 0.01)
+                worker = dice.randrange(workers)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                os.kill(children[worker], signal.SIGKILL)
+                _, status = os.waitpid(children[worker], 0)
+                assert os.WIFSIGNALED(status), "it found too much leased"
+                write(worker, 0, 0)
+                fcntl.flock(file, fcntl.LOCK_UN)
+                children[worker] = begin(worker)
+    finally:
+        for child in children.values():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    assert lease.holders() == {}
+
+
+# -- and the queue
+
+
+@pytest.fixture
+def now(tmp_path) -> Path:
+    """What the simulated GPUs do."""
+    path = tmp_path / "gpus"
+    path.touch(mode=0o666)
+    return path
+
+
+@pytest.fixture
+def daemon(simulation, now, home) -> Iterator[DaemonProcess]:
+    yield from served(home, simulation, now)
+
+
+def served(home: Path, gpus: str, now: Path, share: str = "user") -> Iterator[DaemonProcess]:
+    process = DaemonProcess(home, gpus=gpus, settings=f'[gpus]\nshare = "{share}"\n')
+    process.environment["DOCKLESS_SIMULATED_STATE"] = str(now)
+    process.start()
+    yield process
+    process.end()
+    assert not lease.holders()
+
+
+def submit(queue, memory: str, **more) -> int:
+    return queue.submit(JobSpec(FOREVER, gpus=f"memory={memory}", **more))
+
+
+def running(queue, number: int):
+    until(lambda: queue.job(number).state is State.RUNNING, f"job {number} runs")
+    return queue.job(number)
+
+
+def test_jobs_fill_a_gpu_and_the_next_one_waits(daemon, uuids, capfd):
+    with daemon.client() as queue:
+        jobs = [running(queue, submit(queue, "40G")) for _ in range(3)]
+        assert [job.devices for job in jobs] == [(uuids[0],), (uuids[0],), (uuids[1],)]
+        assert {(one.uuid, one.memory) for one in lease.shares(uuids)} == {(uuid, 40 * GB) for uuid in uuids}
+        assert len(lease.shares(uuids)) == 3
+        assert all(job.options.enforced_by == "watchdog" for job in jobs)
+        whole, large = queue.submit(JobSpec(FOREVER, gpus="1")), submit(queue, "50G")
+        with pytest.raises(NotEnoughGpus, match="0 of 2 free"):
+            dockless.run("host", ["true"], gpus=1)
+        assert "needs 1 GPU, 0 free" in queue.job(whole).reason
+        assert "needs 50 GiB of a GPU, 0 free, 40 GiB left on a shared one" in queue.job(large).reason
+        queue.cancel(jobs[2].id)
+        assert running(queue, whole).devices == (uuids[1],)
+
+
+def test_who_comes_back_finds_them(daemon, uuids):
+    with daemon.client() as queue:
+        first = running(queue, submit(queue, "40G")).id
+    daemon.kill9()
+    daemon.start()
+    with daemon.client() as queue:
+        assert running(queue, submit(queue, "30G")).devices == queue.job(first).devices == (uuids[0],)
+        assert running(queue, submit(queue, "30G")).devices == (uuids[1],)
+
+
+def test_what_another_queue_has_is_left_to_it(daemon, uuids):
+    with held(take(uuids[0], 60, "abcdef")), daemon.client() as queue:
+        assert running(queue, submit(queue, "20G")).devices == (uuids[0],)
+        assert running(queue, submit(queue, "20G")).devices == (uuids[1],)
+
+
+def program(queue, number: int, memory: int) -> str:
+    """A line of the simulated GPUs: the job's program has so many MiB of GPU 0."""
+    (inside,) = seen.processes(box.get(queue.job(number).attempts[-1].sandbox))
+    return f"process 0 {inside.pid} {memory << 20}\n"
+
+
+def test_who_takes_more_than_its_share_is_ended(daemon, now):
+    with daemon.client() as queue:
+        good, bad = (running(queue, submit(queue, "40G")).id for _ in range(2))
+        now.write_text(program(queue, good, 40 * GB) + program(queue, bad, 30 * GB))
+        until(lambda: any(row.used for row in queue.top().jobs), "the GPUs are looked at")
+        now.write_text(program(queue, good, 40 * GB) + program(queue, bad, 40 * GB + 1))
+        ended = queue.wait(bad)
+        assert ended.state is State.CANCELLED
+        assert ended.reason.startswith("ended by the daemon: it had 40 GiB of a shared GPU, of which 40 GiB were its own")
+        assert queue.job(good).state is State.RUNNING
+
+
+@requires("root")
+def test_the_drivers_limit_where_it_has_one(simulation, now, home):
+    for daemon in served(home, f"{simulation},limits", now):
+        with daemon.client() as queue:
+            job = running(queue, submit(queue, "20G"))
+            if job.options.enforced_by == "watchdog":
+                pytest.skip("no cgroup can be made here")
+            assert job.options.enforced_by == "driver"
+            word, which, memory, group = now.read_text().split()
+            assert (word, which, int(memory)) == ("limit", "0", 20 << 30) and job.attempts[-1].sandbox in group
+
+
+def test_not_shared_unless_the_settings_say_so(simulation, now, home, uuids):
+    for daemon in served(home, simulation, now, "no"):
+        with daemon.client() as queue:
+            jobs = [running(queue, submit(queue, "10G")) for _ in range(2)]
+            assert {job.devices for job in jobs} == {(uuid,) for uuid in uuids}
+            assert {job.options.gpu_share for job in jobs} == {0} and lease.shares(uuids) == ()
+
+
+def test_a_driver_that_does_not_tell_who_has_what_shares_nothing(simulation, now, home):
+    for daemon in served(home, f"{simulation},old", now):
+        with daemon.client() as queue:
+            assert running(queue, submit(queue, "10G")).options.gpu_share == 0
