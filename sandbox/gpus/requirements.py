@@ -22,6 +22,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
+_LONGEST = 16_384
+"""Characters of all requirements together; the longest of NVIDIA's own images have 800."""
 _PREFIX, _DISABLE = "NVIDIA_REQUIRE_", "NVIDIA_DISABLE_REQUIRE"
 
 
@@ -39,6 +41,9 @@ def requirements(variables: Mapping[str, str]) -> dict[str, str]:
 def check(wanted: Mapping[str, str], facts: Mapping[str, str], *, note: str = "") -> None:
     """``facts``: cuda, driver, arch, brand, as far as they are known. ``GpuError`` names the first that does not hold, ``BadInput`` one
     that cannot be read."""
+    if (length := sum(map(len, wanted.values()))) > _LONGEST:
+        hint = "take another image; -e NVIDIA_DISABLE_REQUIRE=1 ignores them"
+        raise BadInput(f"{_PREFIX}* have {length} characters, at most {_LONGEST} are read", subject=_PREFIX, hint=hint)
     for name, text in wanted.items():
         variable = name[:80]
         if not any(all(_holds(variable, condition, facts) for condition in one.split(",")) for one in text.split()):

@@ -45,6 +45,12 @@ def test_what_is_not_known_holds():
     assert holds("cuda>=99", {"cuda": "", "driver": "1"})
 
 
+def test_the_time_for_them_is_bounded():
+    assert holds("cuda>=12 " * 1820)
+    with pytest.raises(BadInput, match=r"NVIDIA_REQUIRE_\* have 18000 characters, at most 16384"):
+        check({"NVIDIA_REQUIRE_CUDA": "cuda>=12 " * 1000, "NVIDIA_REQUIRE_OTHER": "cuda>=12 " * 1000}, FACTS)
+
+
 @pytest.mark.parametrize("text", ["cuda", "cuda>=", "cuda>=new", ">=12", "cuda>=12,,driver>=1"])
 def test_what_cannot_be_read_is_an_error(text):
     with pytest.raises(BadInput) as error:
