@@ -105,6 +105,8 @@ SETTINGS = (
     ),
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
     Setting("volumes.*", "volume", {}, "the directory of the host that every job has there; $USER: the name of its user"),
+    Setting("disk.per_job", "size", 0, "what a job may have written to its image and its log, measured; 0: any size"),
+    Setting("disk.per_user", "size", 0, "the same of all running jobs of a user together"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("notify.sendmail", "path", None, "the program that sends notices of jobs by mail, as /usr/sbin/sendmail; left out: none"),
     Setting(

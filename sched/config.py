@@ -49,6 +49,8 @@ class Config:
     idle_after: float = DEFAULTS["gpus.idle_after"]
     idle_notice: float = DEFAULTS["gpus.idle_notice"]
     volumes: Mapping[str, str] = field(default_factory=dict)
+    disk_per_job: int = DEFAULTS["disk.per_job"]
+    disk_per_user: int = DEFAULTS["disk.per_user"]
     order: str = DEFAULTS["queue.order"]
     half_life: float = DEFAULTS["queue.half_life"]
     preemption: Preemption = Preemption(DEFAULTS["preempt.after"], DEFAULTS["preempt.grace"])
@@ -84,6 +86,8 @@ def load(path: Path) -> Config:
         found["gpus.idle_after"],
         found["gpus.idle_notice"],
         found["volumes"],
+        found["disk.per_job"],
+        found["disk.per_user"],
         found["queue.order"],
         found["queue.half_life"],
         Preemption(found["preempt.after"], found["preempt.grace"]),

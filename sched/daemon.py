@@ -30,7 +30,7 @@ from dockless.base.text import escaped
 from dockless.base.typing import Any, cast
 from dockless.errors import DocklessError, SchedError
 from dockless.sched import service
-from dockless.sched.engine import idle, reading, sharing
+from dockless.sched.engine import disk, idle, reading, sharing
 from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.failures import listen
@@ -95,7 +95,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         if ready is not None:
             ready()
         works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, gpus.failed))
-        chores = [asyncio.create_task(work) for work in (*works, idle.watch(engine), sharing.watch(engine))]
+        chores = [asyncio.create_task(work) for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine))]
         await end.wait()
         for chore in chores:
             chore.cancel()

@@ -77,13 +77,7 @@ async def _warn(engine: Engine, entry: LiveJob, idle: float) -> None:
 
 
 async def _end(engine: Engine, entry: LiveJob, idle: float) -> None:
-    job = entry.job
-    entry.cancelled, entry.verdict = True, f"ended by the daemon: {_gpus(entry)} unused for {_span(idle)}"
-    say(f"job {job.id}: {entry.verdict}")
-    try:
-        await engine.write(lambda db: queue.want_cancel(db, job.id, time.time(), entry.verdict))
-    finally:  # a disk that is full is no reason to let it go on
-        stopping.stop(engine, entry, None)
+    await stopping.end(engine, entry, f"ended by the daemon: {_gpus(entry)} unused for {_span(idle)}", None)
 
 
 def _gpus(entry: LiveJob) -> str:

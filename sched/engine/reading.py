@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from dockless.base import paths
 from dockless.base.settings import unknown_names
 from dockless.base.typing import TYPE_CHECKING
@@ -14,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def settings() -> config.Config:
-    """What the file says; names in it that this host does not know are told. ``BadInput``"""
+    """What the file says; names in it that this host does not know are told. ``BadInput``, also for what this daemon cannot do."""
     path = paths.config_file()
     found = config.load(path)
+    if os.geteuid() != 0 and (found.disk_per_job or found.disk_per_user):
+        hint = "leave disk.per_job and disk.per_user out"
+        raise BadInput("only root's daemon can measure what jobs write", subject="disk", hint=hint)
     for line in unknown_names(path):
         say(line)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -32,6 +33,16 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[],
         return
     entry.hurry = asyncio.Event()
     engine.spawn(_until_ended(engine, entry, entry.hurry, tell))
+
+
+async def end(engine: Engine, entry: LiveJob, verdict: str, grace: float | None) -> None:
+    """End a running job that nobody asked to end. ``verdict``: why; on disk before it is told, as a cancel is."""
+    entry.cancelled, entry.verdict = True, verdict
+    say(f"job {entry.job.id}: {verdict}")
+    try:
+        await engine.write(lambda db: queue.want_cancel(db, entry.job.id, time.time(), verdict))
+    finally:  # a disk that is full is no reason to let it go on
+        stop(engine, entry, grace)
 
 
 def over(entry: LiveJob) -> None:

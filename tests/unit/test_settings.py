@@ -65,6 +65,9 @@ smtp = "mail:25"
 sender = "q@lab"
 domains = ["lab"]
 webhook = "https://chat/x"
+[disk]
+per_job = "50G"
+per_user = "1T"
 [logs]
 keep_days = 7
 per_user = "2M"
@@ -120,6 +123,8 @@ def test_every_setting_is_read(home):
         "host.cpu_jobs": 3,
         "host.admins": ("carl",),
         "volumes": {"/mnt/$USER": "/srv/users/$USER", "/data.d": "/srv/data"},
+        "disk.per_job": 50 << 30,
+        "disk.per_user": 1 << 40,
         "logs.keep_days": 7,
         "logs.per_user": 2 << 20,
         "logs.size": 3 << 20,
