@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _OF_ITS_TIME = ("hold", "begin", "after")
 """What a job waited for is not asked of the next one."""
 _LISTS = ("mounts", "tmpfs", "devices", "add_hosts", "group_add", "cap_add", "cap_drop")
+_OF_GPUS = ("gpus", "gpu_memory", "gpu_class")
 _NOT_SAID = (("best_effort", False), ("seccomp", ""))
 """What the command line gives where nothing was said."""
 
@@ -44,8 +45,7 @@ def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[st
     lists go on."""
     role = file.roles[0]
     said = {name: value for name, value in options.items() if value not in (None, [], {}) and (name, value) not in _NOT_SAID}
-    gpus = str(gpus_wanted(said)) if "gpus" in said or "gpu_memory" in said else role.gpus
-    said = {name: value for name, value in said.items() if name not in ("gpus", "gpu_memory")}
+    gpus = _gpus(role.gpus, {name: said.pop(name) for name in _OF_GPUS if name in said})
     if isinstance(said.get("health"), HealthCheck):
         said["health"] = differences(said["health"])
     if mounts := said.get("mounts"):  # --mount gives records
@@ -54,6 +54,15 @@ def with_options(file: JobFile, options: Mapping[str, Any], command: Sequence[st
     said |= {name: {**role.options.get(name, {}), **_pairs(said[name])} for name in ("env", "sysctls") if name in said}
     said |= {name: [*role.options.get(name, []), *said[name]] for name in _LISTS if name in said}
     return replace(file, roles=(replace(role, command=tuple(command) or role.command, gpus=gpus, options={**role.options, **said}),))
+
+
+def _gpus(before: str, said: Mapping[str, Any]) -> str:
+    """How many or which, how much memory and which class: what is not said stays as it was."""
+    parts = before.split(",") if before else []
+    own = {name: part for name in _OF_GPUS[1:] for part in parts if part.startswith(f"{name.removeprefix('gpu_')}=")}
+    kept = [part for name, part in own.items() if name not in said and f"{part.partition('=')[0]}=" not in str(said.get("gpus", ""))]
+    asked = said if "gpus" in said else {"gpus": ",".join(part for part in parts if part not in own.values()) or None, **said}
+    return ",".join(filter(None, (str(gpus_wanted(asked) or ""), *kept)))
 
 
 def _is_tmpfs(mount: Mount | str) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from dockless._cloning import file_of, with_options
+from dockless._cloning import _OF_GPUS, file_of, with_options
 from dockless._jobfiles import keywords, make_job_of
 from dockless._options import make_spec
 from dockless._submitting import make_job
@@ -81,7 +81,7 @@ def again(job: JobSpec) -> JobSpec:
 
 
 def test_there_is_a_value_of_each_option():
-    assert OPTIONS.keys() == {*keywords()} - {"pull", "platform", "gpu_memory"}
+    assert OPTIONS.keys() == {*keywords()} - {"pull", "platform", *_OF_GPUS}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -116,6 +116,24 @@ def test_what_only_python_can_say_is_told():
             file_of(JobSpec(Spec(("true",), mounts=(mount,))))
 
 
+@pytest.mark.parametrize(
+    ("before", "said", "after"),
+    [
+        ("2,memory=9,class=H100", {}, "2,memory=9,class=H100"),
+        ("2,memory=9,class=H100", {"gpus": 3}, "3,memory=9,class=H100"),
+        ("2,memory=9,class=H100", {"gpus": "3,memory=7"}, "3,memory=7,class=H100"),
+        ("2,memory=9,class=H100", {"gpu_class": "whole"}, "2,class=whole,memory=9"),
+        ("memory=9", {"gpu_memory": 8}, "memory=8"),
+        ("device=0,2", {"gpu_memory": 8}, "device=0,2,memory=8"),
+        ("device=0,2", {"gpus": "all"}, "all"),
+        ("", {"gpu_class": "whole"}, "class=whole"),
+    ],
+)
+def test_of_the_gpus_stays_what_is_not_said(before, said, after):
+    file = file_of(JobSpec(Spec(("true",)), gpus=before))
+    assert with_options(file, said, ()).roles[0].gpus == after
+
+
 def test_options_of_the_command_line_go_before_what_the_job_had():
     from dockless.cli import parser_of
     from dockless.cli.sandbox_options import keywords as of_line
@@ -130,7 +148,7 @@ def test_options_of_the_command_line_go_before_what_the_job_had():
     assert changed() == job and changed(command=("b", "c")).spec.argv == ("b", "c")
     assert changed("-e", "B=3", "-e", "C=4").spec.env == (("A", "1"), ("B", "3"), ("C", "4"))
     assert changed("-m", "2G", "--gpus", "1").spec.limits == dataclasses.replace(job.spec.limits, memory_max=2 << 30)
-    assert changed("--gpus", "1").gpus == "1" and changed("--gpu-memory", "1G").gpus == f"memory={1 << 30}"
+    assert changed("--gpus", "1").gpus == "1" and changed("--gpu-memory", "1G").gpus == f"2,memory={1 << 30}"
     more = changed("-v", "b:/b", "--mount", "type=tmpfs,target=/t,size=1M", "--mount", "type=bind,source=/c,target=/c,ro")
     assert sorted(more.spec.mounts, key=lambda mount: mount.target) == [
         Bind("/a", "/a"), Volume("b", "/b"), Bind("/c", "/c", readonly=True), Tmpfs("/t", size=1 << 20),
