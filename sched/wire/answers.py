@@ -15,6 +15,7 @@ from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
+from dockless.sched.engine import sharing
 from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
@@ -25,6 +26,7 @@ from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
 from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, Why
+from dockless.sched.wire.top import GpuShare
 
 _AT_ONCE = 500
 """Job ids looked up together."""
@@ -189,8 +191,18 @@ class Answers:
 
     def info(self) -> HostInfo:
         """The host and who holds what of it."""
-        holder = {gpu: entry for entry in self.engine.active.values() for gpu in entry.job.devices}
+        holder: dict[str, LiveJob] = {}
+        shares: dict[str, list[GpuShare]] = {}
+        for one in sorted(self.engine.active.values(), key=lambda one: one.job.id):
+            memory = sharing.share(self.engine, one.job)
+            for uuid in one.job.devices:
+                holder.setdefault(uuid, one)
+                if memory:
+                    shares.setdefault(uuid, []).append(GpuShare(one.job.user, memory << 20, one.job.id))
         others = self.engine.others()
+        for job in others:
+            for uuid in job.gpus if job.share else ():
+                shares.setdefault(uuid, []).append(GpuShare(job.user, job.share << 20))
         user_of = {gpu: job.user for job in others for gpu in job.gpus}
         self.engine.gpus.look()
         rows = []
@@ -205,6 +217,7 @@ class Answers:
                 gpu.uuid not in holder and (gpu.uuid in user_of or bool(gpu.processes)),
                 user=user_of.get(gpu.uuid, ""),
                 trouble=gpu.trouble,
+                shares=tuple(shares.get(gpu.uuid, ())),
             )
             if (entry := holder.get(gpu.uuid)) is not None:
                 row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)

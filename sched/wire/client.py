@@ -28,6 +28,7 @@ from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
+from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
     from dockless.sched.used import Used
@@ -311,7 +312,7 @@ class Client:
     def info(self) -> HostInfo:
         """GPUs and who holds them, quotas and what is used of them."""
         data = self._call("info")["info"]
-        gpus = tuple(GpuInfo(**{k: v for k, v in item.items() if k in GpuInfo.__slots__}) for item in data.pop("gpus", ()))
+        gpus = tuple(map(_gpu, data.pop("gpus", ())))
         quotas = tuple((str(q[0]), str(q[1]), int(q[2]), q[3]) for q in data.pop("quotas", ()))
         return HostInfo(gpus=gpus, quotas=quotas, **{k: v for k, v in data.items() if k in HostInfo.__slots__})
 
@@ -467,6 +468,13 @@ def _ids(jobs: Iterable[int]) -> tuple[int, ...]:
     ids = tuple(jobs)
     check("jobs", ids, tuple[int, ...])
     return ids
+
+
+def _gpu(item: dict[str, Any]) -> GpuInfo:
+    """Fields of a newer daemon are ignored."""
+    known = {name: value for name, value in item.items() if name in GpuInfo.__slots__}
+    shares = ({name: value for name, value in one.items() if name in GpuShare.__slots__} for one in item.get("shares", ()))
+    return GpuInfo(**known | {"shares": tuple(GpuShare(**one) for one in shares)})
 
 
 def _in_order(ids: Iterable[int], found: dict[int, Job]) -> list[Job]:

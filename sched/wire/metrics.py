@@ -22,6 +22,7 @@ HELP = {
     "dockless_user_jobs_waiting": "Jobs of a user that wait.",
     "dockless_user_jobs_running": "Jobs of a user that have been started and have not ended.",
     "dockless_gpu_leased": "Whether a GPU is leased, and to whom.",
+    "dockless_gpu_shared_bytes": "Memory of a shared GPU that is leased, by user.",
     "dockless_gpu_out_of_service": "Whether a GPU is not given to anybody, and why.",
     "dockless_gpu_busy_ratio": "Share of the last sample in which something computed.",
     "dockless_gpu_memory_used_bytes": "Memory in use.",
@@ -69,6 +70,11 @@ def _gpu(gpu: GpuUse) -> Iterable[Sample]:
     if gpu.simulated:
         labels["simulated"] = "true"
     yield "dockless_gpu_leased", {**labels, "user": gpu.user}, bool(gpu.user)
+    shares: dict[str, int] = {}
+    for share in gpu.shares:
+        shares[share.user] = shares.get(share.user, 0) + share.memory
+    for user, memory in sorted(shares.items()):
+        yield "dockless_gpu_shared_bytes", {**labels, "user": user}, memory
     yield "dockless_gpu_out_of_service", {**labels, "reason": gpu.trouble}, bool(gpu.trouble)
     yield "dockless_gpu_busy_ratio", labels, gpu.busy
     yield "dockless_gpu_memory_used_bytes", labels, gpu.used

@@ -12,6 +12,7 @@ from collections import Counter
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.callers import Caller
+from dockless.sched.engine import sharing
 from dockless.sched.engine.figures import FRESH, Figures
 from dockless.sched.policy.waiting import WaitingJob, order
 from dockless.sched.store import queue
@@ -79,6 +80,7 @@ class Picture:
             held,
             busy=reading.busy,
             used=reading.used,
+            shares=row.shares,
             temperature=reading.temperature,
             power=reading.power,
             programs=tuple(
@@ -103,12 +105,13 @@ class Picture:
             job.time_limit,
             sum(busy) / len(busy) if busy else None,
             None if not figures or None in used else sum(memory or 0 for memory in used),
+            sharing.share(self.engine, job) << 20,
         )
 
     def _users(self, gpus: tuple[GpuInfo, ...]) -> list[UserUse]:
         """Who has most GPUs comes first, then who waits with most jobs."""
         running = Counter(entry.job.user for entry in self.engine.active.values())
-        held = Counter(row.user for row in gpus if row.user)
+        held = Counter(user for row in gpus for user in {share.user for share in row.shares} or {row.user} if user)
         waiting: Counter[str] = Counter()
         first: dict[str, WaitingJob] = {}
         for line in self.engine.waiting.lines.values():

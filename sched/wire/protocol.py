@@ -17,6 +17,7 @@ from dockless.base.path import Path
 from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError, SchedError
+from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
     from dockless.sandbox.run.logfile import Row
@@ -73,7 +74,7 @@ class LogLine(Record):
 class GpuInfo(Record):
     """A GPU of the host and who holds it. ``memory``: bytes. ``job`` 0: none of the queue; ``outside``: in use all the same,
     leased by ``user`` without the queue, or, where that is empty, by programs that have no lease.
-    ``trouble``: why it is out of service."""
+    ``trouble``: why it is out of service. ``shares``: of a GPU that is shared; ``job`` and ``user`` are then those of the oldest."""
 
     index: int
     uuid: str
@@ -87,6 +88,7 @@ class GpuInfo(Record):
     user: str = ""
     since: float = 0.0
     trouble: str = ""
+    shares: tuple[GpuShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

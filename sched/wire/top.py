@@ -18,6 +18,15 @@ class GpuProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuShare:
+    """A part of a GPU that is leased. ``memory``: bytes. ``job`` 0: none of the queue's."""
+
+    user: str
+    memory: int
+    job: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GpuUse:
     """What a GPU does and who holds it: see ``GpuInfo``. ``busy``: the share of the last sample, up to a second, in which something
     computed, 0 to 1; ``used``: bytes of its memory; ``temperature``: degrees Celsius; ``power``: watts; None for what is not known.
@@ -39,12 +48,13 @@ class GpuUse:
     power: float | None = None
     programs: tuple[GpuProgram, ...] = ()
     more: int = 0
+    shares: tuple[GpuShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobUse:
     """A job that has been started, and what it does with its GPUs. ``name``: empty for another's. ``busy``: the mean of its GPUs; ``used``:
-    bytes of their memory that its processes have; None for what is not known."""
+    bytes of their memory that its processes have; None for what is not known. ``share``: bytes that it may have of a shared GPU."""
 
     job: int
     user: str
@@ -54,6 +64,7 @@ class JobUse:
     time_limit: float = 0.0
     busy: float | None = None
     used: int | None = None
+    share: int = 0
 
 
 @dataclass(frozen=True, slots=True)

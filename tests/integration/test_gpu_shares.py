@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import mmap
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -20,11 +22,16 @@ from support.requires import requires
 from support.scheduling import DaemonProcess
 
 import dockless
-from dockless.errors import NotEnoughGpus
+from dockless.base.idmaps import user_name
+from dockless.cli import main
+from dockless.errors import NotEnoughGpus, SchedError
 from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.run import box, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
+from dockless.sched.store import lease as store_lease
+from dockless.sched.store import queue as queue_store
+from dockless.sched.wire.top import GpuShare
 
 pytestmark = requires("userns")
 
@@ -307,3 +314,47 @@ def test_a_driver_that_does_not_tell_who_has_what_shares_nothing(simulation, now
     for daemon in served(home, f"{simulation},old", now):
         with daemon.client() as queue:
             assert running(queue, submit(queue, "10G")).options.gpu_share == 0
+
+
+def test_who_has_what_is_shown(daemon, uuids, now, capfd):
+    me = user_name(os.geteuid())
+    with daemon.client() as queue, held(take(uuids[0], 10, "abcdef")):
+        job = running(queue, submit(queue, "40G", name="mine")).id
+        now.write_text(program(queue, job, 30 * GB))
+        assert queue.info().gpus[0].shares == (GpuShare(me, 40 << 30, job), GpuShare(me, 10 << 30))
+        assert queue.info().gpus[1].shares == () and main(["info"]) == 0
+        assert re.search(rf"^0 .* 2 shares, 50 GiB  {me} ", capfd.readouterr().out, re.MULTILINE)
+        until(lambda: any(one.used for one in queue.top().jobs), "the GPUs are looked at")
+        assert main(["top", "--once"]) == main(["metrics"]) == 0
+        shown = capfd.readouterr().out
+        assert "30 GiB of 40 GiB" in shown and "1 of 2 GPUs free" in shown and "no lease" not in shown
+        assert re.search(rf'^dockless_gpu_shared_bytes{{gpu="0",.*user="{me}"}} 53687091200$', shown, re.MULTILINE)
+        assert queue.top().users[0].gpus == 1
+        assert main(["gpu", "list"]) == main(["gpu", "list", "--json"]) == 0
+        table, _, plain = capfd.readouterr().out.partition("{")
+        shares = sorted(one["memory"] >> 30 for one in json.loads("{" + plain)["gpus"][0]["shares"])
+        assert f"{me} 40 GiB" in table and f"{me} 10 GiB" in table and shares == [10, 40]
+    daemon.stop()
+    assert main(["info"]) == main(["top", "--once"]) == 0
+    assert capfd.readouterr().out.count("1 share, 40 GiB") == 2
+    daemon.start()
+
+
+def test_the_database_gives_no_gpu_whole_and_in_shares(tmp_path):
+    """Whatever a program above it believes."""
+    db = queue_store.open_queue(tmp_path / "jobs.db")
+    give = [store_lease.Lease(job, 1, ("GPU-a", "GPU-b")[: 1 + (job == 4)], 0.0, job < 3) for job in range(1, 5)]
+    for one in give[:2]:
+        store_lease.take(db, one)
+    assert store_lease.held(db) == give[:2]
+    for one in give[2:]:
+        db.execute("SAVEPOINT change")
+        with pytest.raises(SchedError, match="is leased already, to job 1, 2"):
+            store_lease.take(db, one)
+        db.execute("ROLLBACK TO change")
+    for one in give[:2]:
+        store_lease.release(db, one.job, 1)
+    store_lease.take(db, give[3])
+    with pytest.raises(SchedError, match="is leased already, to job 4"):
+        store_lease.take(db, give[0])
+    db.close()

@@ -103,7 +103,7 @@ def test_gpus_where_no_daemon_answers(home, monkeypatch, say):
         "gpus": [
             {
                 "index": index, "uuid": unit.uuid, "model": unit.model, "memory": 80 << 30, "simulated": True,
-                "held": index == 1, "user": me if index == 1 else "", "trouble": "", "outside": index == busy,
+                "held": index == 1, "user": me if index == 1 else "", "trouble": "", "outside": index == busy, "shares": [],
             }
             for index, unit in units.items()
         ],

@@ -198,7 +198,7 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
         {"at": "10:00", "stream": "stdout", "text": "text", "partial": True, "dropped": 7},
         {
             "index": 1, "uuid": "GPU-1", "model": "H100", "memory": 80, "numa_node": 2, "simulated": True, "outside": True, "job": 7,
-            "attempt": 3, "user": "ann", "since": 5.0, "trouble": "broken",
+            "attempt": 3, "user": "ann", "since": 5.0, "trouble": "broken", "shares": [],
         },
         {"gpus": [GpuInfo(0, "GPU-0").as_dict()], "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
          "quotas": [["user", "ann", 1, None]], "drained": "drained"},

@@ -30,6 +30,7 @@ def gpu(options: Namespace) -> int:
 
 
 def _list(options: Namespace) -> int:
+    from dockless.cli.overview import shares
     from dockless.sandbox.gpus import cdi, gpu, lease
 
     error = ""
@@ -38,7 +39,7 @@ def _list(options: Namespace) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         error = str(missing)
-    users = lease.users([unit.uuid for unit in units])
+    users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     rows: list[dict[str, Any]] = [
         {
             "index": unit.index,
@@ -47,6 +48,7 @@ def _list(options: Namespace) -> int:
             "memory": unit.memory,
             "slice_of": unit.parent,
             "user": users.get(unit.uuid, ""),
+            "shares": [{"user": one.user, "memory": one.memory} for one in parts.get(unit.uuid, ())],
             "trouble": unit.trouble,
             "simulated": unit.simulated,
         }
@@ -57,13 +59,17 @@ def _list(options: Namespace) -> int:
         print_json({"gpus": rows, "gpu_error": error, "devices": devices})
         return 0
     if rows:
-        cells = [(r["index"], r["model"], format_size(r["memory"]), r["uuid"], r["user"] or "free", r["trouble"]) for r in rows]
+        cells = [(r["index"], r["model"], format_size(r["memory"]), r["uuid"], _holders(r), r["trouble"]) for r in rows]
         table(("GPU", "MODEL", "MEMORY", "UUID", "LEASED BY", "TROUBLE"), cells)
     else:
         out(f"There are no GPUs: {error}" if error else "There are no GPUs.")
     if devices:
         table(("DEVICE", "DESCRIBED IN"), [(device["name"], device["file"]) for device in devices])
     return 0
+
+
+def _holders(row: dict[str, Any]) -> str:
+    return ", ".join(f"{one['user']} {format_size(one['memory'])}" for one in row["shares"]) or row["user"] or "free"
 
 
 def _describe(options: Namespace) -> int:

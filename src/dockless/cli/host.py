@@ -51,7 +51,7 @@ def warn_of_outage(daemon: DaemonInfo) -> None:
 
 def print_gpus(host: HostInfo) -> None:
     """The table of GPUs and holders."""
-    from dockless.cli.overview import holder
+    from dockless.cli.overview import holder, users_of
 
     if not host.gpus:
         out(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
@@ -59,7 +59,7 @@ def print_gpus(host: HostInfo) -> None:
     rows = [
         (
             *(gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid),
-            *(holder(gpu), gpu.user, age(gpu.since)),
+            *(holder(gpu), users_of(gpu), age(gpu.since)),
         )
         for gpu in host.gpus
     ]
@@ -76,7 +76,8 @@ def _print_troubles(gpus: Sequence[GpuInfo]) -> None:
 
 
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
-    from dockless.cli.overview import holder
+    from dockless.base.records import plain
+    from dockless.cli.overview import holder, shares, users_of
     from dockless.sandbox.gpus import gpu, lease
     from dockless.sched import GpuInfo
 
@@ -86,16 +87,17 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         problem = str(missing)
-    users = lease.users([unit.uuid for unit in units])
+    users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = [
         GpuInfo(u.index, u.uuid, u.model, u.memory, simulated=u.simulated, outside=bool(u.processes) or u.uuid in users,
-                user=users.get(u.uuid, ""), trouble=u.trouble)
+                user=users.get(u.uuid, ""), trouble=u.trouble, shares=parts.get(u.uuid, ()))
         for u in units
     ]  # fmt: skip
     if options.json:
-        keys = ("index", "uuid", "model", "memory", "simulated", "user", "trouble")
+        keys = ("index", "uuid", "model", "memory", "simulated", "user", "trouble", "shares")
         rows = [
-            {key: getattr(one, key) for key in keys} | {"held": bool(one.user), "outside": one.outside and not one.user} for one in gpus
+            {key: plain(getattr(one, key)) for key in keys} | {"held": bool(one.user), "outside": one.outside and not one.user}
+            for one in gpus
         ]
         print_json({"daemon": None, "gpus": rows, "gpu_error": problem})
         return 0
@@ -103,7 +105,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     if not gpus:
         out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
-    cells = [(one.index, one.model, format_size(one.memory), one.uuid, holder(one), one.user) for one in gpus]
+    cells = [(one.index, one.model, format_size(one.memory), one.uuid, holder(one), users_of(one)) for one in gpus]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), cells)
     _print_troubles(gpus)
     return 0

@@ -9,10 +9,10 @@ from dockless.cli.parser import Namespace
 from dockless.errors import DaemonUnavailable, GpuDriverMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from dockless.sched import GpuInfo
-    from dockless.sched.wire.top import GpuUse, JobUse, Top, UserUse
+    from dockless.sched.wire.top import GpuShare, GpuUse, JobUse, Top, UserUse
 
     Table = tuple[Sequence[str], list[tuple[object, ...]]]
 
@@ -59,7 +59,7 @@ def without_daemon(problem: str) -> Top:
             found = readings(nvml, [unit.uuid for unit in units])
     except GpuDriverMissing as missing:
         return Top(time.time(), gpu_error=f"{problem}; {missing}")
-    held = lease.users([unit.uuid for unit in units])
+    held, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = tuple(
         GpuUse(
             unit.index,
@@ -75,11 +75,25 @@ def without_daemon(problem: str) -> Top:
             temperature=reading.temperature,
             power=reading.power,
             programs=tuple(GpuProgram(process.pid, memory=process.memory) for process in unit.processes),
+            shares=parts.get(unit.uuid, ()),
         )
         for unit, reading in zip(units, found, strict=True)
     )
-    users = tuple(UserUse(user, gpus=count) for user, count in Counter(held.values()).most_common())
+    having = Counter(user for gpu in gpus for user in {share.user for share in gpu.shares} or {gpu.user} if user)
+    users = tuple(UserUse(user, gpus=count) for user, count in having.most_common())
     return Top(time.time(), gpus, users=users, gpu_error=problem)
+
+
+def shares(uuids: Collection[str]) -> dict[str, tuple[GpuShare, ...]]:
+    """Of those of these GPUs that are shared, as everybody may see them."""
+    from dockless.base.idmaps import user_name
+    from dockless.sandbox.gpus import lease
+    from dockless.sched.wire.top import GpuShare
+
+    found: dict[str, tuple[GpuShare, ...]] = {}
+    for one in lease.shares(uuids) if uuids else ():
+        found[one.uuid] = (*found.get(one.uuid, ()), GpuShare(user_name(one.uid) or str(one.uid), one.memory << 20))
+    return found
 
 
 def print_lines(top: Top) -> None:
@@ -103,16 +117,22 @@ def headline(top: Top) -> str:
 
 def holder(gpu: GpuUse | GpuInfo) -> str:
     """Who or what has it, in words."""
+    if gpu.shares:
+        return f"{len(gpu.shares)} share{'s' if len(gpu.shares) > 1 else ''}, {format_size(sum(share.memory for share in gpu.shares))}"
     if gpu.job:
         return f"job {gpu.job}"
     return "a sandbox" if gpu.user else "out of service" if gpu.trouble else "in use outside" if gpu.outside else "free"
+
+
+def users_of(gpu: GpuUse | GpuInfo) -> str:
+    return ", ".join(sorted({share.user for share in gpu.shares})) or gpu.user
 
 
 def gpu_table(gpus: Iterable[GpuUse]) -> Table:
     rows: list[tuple[object, ...]] = [
         (
             *(gpu.index, gpu.model, share(gpu.busy), memory(gpu.used, gpu.memory), _unit(gpu.temperature, "°C"), _unit(gpu.power, "W")),
-            *(holder(gpu), gpu.user, age(gpu.since)),
+            *(holder(gpu), users_of(gpu), age(gpu.since)),
         )
         for gpu in gpus
     ]
@@ -122,7 +142,7 @@ def gpu_table(gpus: Iterable[GpuUse]) -> Table:
 def job_table(jobs: Iterable[JobUse]) -> Table:
     rows: list[tuple[object, ...]] = [
         (
-            *(job.job, job.user, ",".join(map(str, job.gpus)), share(job.busy), memory(job.used), age(job.started)),
+            *(job.job, job.user, ",".join(map(str, job.gpus)), share(job.busy), memory(job.used, job.share), age(job.started)),
             *(span(job.time_limit) if job.time_limit else "", cut(job.name, 40)),
         )
         for job in jobs
@@ -146,7 +166,8 @@ def remarks(top: Top) -> Iterable[str]:
     for gpu in top.gpus:
         if gpu.trouble:
             yield f"GPU {gpu.index} is out of service: {gpu.trouble}."
-        strangers = [] if gpu.user and not gpu.job else [one for one in gpu.programs if one.job != gpu.job or not gpu.job]
+        jobs = {one.job for one in gpu.shares} or {gpu.job}
+        strangers = [one for one in gpu.programs if one.job not in jobs - {0}] if not gpu.user or 0 not in jobs else []
         for one in strangers:
             whose, size = f" of {one.user}" if one.user else "", "" if one.memory is None else f", {format_size(one.memory)} of its memory"
             yield f"GPU {gpu.index} is used by process {one.pid}{whose}, which has no lease{size}."
