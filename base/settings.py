@@ -91,6 +91,12 @@ SETTINGS = (
     Setting("preempt.grace", "duration", 30.0, "seconds that such a job has to save its work, once it has got its signal"),
     Setting("preempt.signal", "signal", 0, "the signal that it gets; left out: the stop signal of the job or its image"),
     Setting("host.cpu_jobs", "count", None, "jobs without GPUs at once; left out: two for each processor, 8 at least"),
+    Setting("host.cores", "count", None, "cores that jobs may have together; left out: all that the daemon may use", 1),
+    Setting("host.memory", "size", None, "memory that jobs may have together; left out: the host's less a sixteenth, 8 GiB at most", 1),
+    Setting("host.cores_per_gpu", "count", 0, "cores that nobody has but the job that has the GPU"),
+    Setting("host.memory_per_gpu", "size", 0, "the same of memory"),
+    Setting("host.cores_per_job", "count", 0, "what a job without GPUs counts for that does not say --cpus"),
+    Setting("host.memory_per_job", "size", 0, "what a job without GPUs counts for that does not say --memory"),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(
         "gpus.share",

@@ -57,6 +57,12 @@ class Config:
     preempt_signal: int = DEFAULTS["preempt.signal"]
     notify: Ways = field(default_factory=Ways)
     share: str = DEFAULTS["gpus.share"]
+    cores: int | None = None
+    memory: int | None = None
+    cores_per_gpu: int = DEFAULTS["host.cores_per_gpu"]
+    memory_per_gpu: int = DEFAULTS["host.memory_per_gpu"]
+    cores_per_job: int = DEFAULTS["host.cores_per_job"]
+    memory_per_job: int = DEFAULTS["host.memory_per_job"]
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -94,6 +100,7 @@ def load(path: Path) -> Config:
         found["preempt.signal"],
         Ways(*(found[f"notify.{name}"] for name in ("sendmail", "smtp", "sender", "domains", "webhook"))),
         found["gpus.share"],
+        *(found[f"host.{name}"] for name in ("cores", "memory", "cores_per_gpu", "memory_per_gpu", "cores_per_job", "memory_per_job")),
     )
 
 

@@ -25,6 +25,7 @@ attempts; at most one of them is alive, ever. An attempt's sandbox is called ``j
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Sequence
 from enum import StrEnum
@@ -266,6 +267,7 @@ class JobOptions:
     ``gpu_share``: MiB that it has of a GPU that can be shared; 0 where its GPUs are its own. ``enforced_by``: what has kept it to the
     memory of a GPU that it asked for since it last started: ``slice`` (MIG), ``driver`` (a limit of its control group) or ``watchdog`` (it
     is ended when it has more); empty where it has whole GPUs.
+    ``millicores``: that its limits say, in thousandths of a core, and ``memory``, in bytes; 0 where they do not.
     """
 
     held: str = ""
@@ -288,6 +290,8 @@ class JobOptions:
     gpu_class: str = ""
     gpu_share: int = 0
     enforced_by: str = ""
+    millicores: int = 0
+    memory: int = 0
 
 
 NO_OPTIONS = JobOptions()
@@ -299,6 +303,7 @@ def options_of(job: JobSpec, user: str, gpu_class: str = "", gpu_share: int = 0)
         held=user if job.hold else "", begin=job.begin, after=job.after, singleton=job.singleton, array_limit=job.array_limit,
         retries=job.retries, retry_on=job.retry_on, warn_signal=job.warn_signal, warn_before=job.warn_before,
         notify=job.notify, notify_to=job.notify_to, gpu_class=gpu_class, gpu_share=gpu_share,
+        millicores=math.ceil(round((job.spec.limits.cpu_max or 0) * 1000, 6)), memory=job.spec.limits.memory_max or 0,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, NotPermitted, Refused
@@ -17,8 +17,9 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.notices import check_address
-from dockless.sched.jobs import JobSpec, options_of
+from dockless.sched.jobs import JobOptions, JobSpec, options_of
 from dockless.sched.policy.shares import Shares
+from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount, bare
 from dockless.sched.store.queue import NewJob, storable
 
 _NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
@@ -27,11 +28,19 @@ _NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
 class Admission:
     """``check_image``: raises UnknownImage; injected because the store belongs to another package."""
 
-    def __init__(self, config: Config, gpus: HostGpus, callers: Callers, check_image: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        gpus: HostGpus,
+        callers: Callers,
+        check_image: Callable[[str], None],
+        supplies: Mapping[str, Supply] | None = None,
+    ) -> None:
         self.config = config
         self.gpus = gpus
         self.callers = callers
         self.check_image = check_image
+        self.supplies = supplies or {}
 
     def refuse_too_many(self, caller: Caller, shares: Shares, more: int) -> None:
         """Refused: more jobs than one user may have in the queue."""
@@ -74,8 +83,10 @@ class Admission:
         if job.notify_to:
             check_address(job.notify_to, self.config.notify.domains)
         groups = self.callers.quota_groups(caller)
+        options = options_of(job, caller.user, gpu_class, gpu_share)
         self._quota(caller, job, count, groups)
         self._class_quota(caller, job, count, wanted, gpu_class, groups)
+        self._supplies(options, count, wanted)
         self._limits(job)
         self.check_image(job.spec.image)
         argv = (*(job.spec.entrypoint or ()), *job.spec.argv)
@@ -94,7 +105,7 @@ class Admission:
             time_limit=job.time_limit,
             on_reboot=job.on_reboot,
             spec=json.dumps(differences(job), separators=(",", ":")),
-            options=options_of(job, caller.user, gpu_class, gpu_share),
+            options=options,
         )
 
     def _rights(self, caller: Caller, job: JobSpec) -> None:
@@ -159,6 +170,24 @@ class Admission:
                     " this could never start",
                     subject=job.gpus,
                     hint=f"ask for at most {limit}, for another class, or ask the administrator for a larger quota",
+                )
+
+    def _supplies(self, options: JobOptions, count: int, wanted: Sequence[str]) -> None:
+        """Refused: more cores, or memory, than the host has for such a job."""
+        for pool, asked in ((CORES, options.millicores), (MEMORY, options.memory)):
+            supply = self.supplies.get(pool)
+            if supply is None or not asked:
+                continue
+            gpus = len(set(wanted) - self.gpus.slices) if wanted else count
+            if options.gpu_class and not self.gpus.slices.isdisjoint(self.gpus.may_have(options.gpu_class)):
+                gpus = 0  # it may get slices, which have no part of their own
+            most = supply.common(self.gpus.units) + supply.per_gpu * gpus
+            if asked > most:
+                kept = f", as {bare(pool, supply.per_gpu)} stay with each GPU" if supply.per_gpu else ""
+                raise Refused(
+                    f"needs {amount(pool, asked)}, and this host has {bare(pool, most)} for such a job{kept}: this could never start",
+                    subject="cpus" if pool == CORES else pool,
+                    hint=f"ask for less; the settings are host.{pool} and host.{pool}_per_gpu",
                 )
 
     def _limits(self, job: JobSpec) -> None:

@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import draining, ending, preempting, remains, sharing, starting, stopping
+from dockless.sched.engine import draining, ending, host_supplies, preempting, remains, sharing, starting, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -116,7 +116,8 @@ class Engine:
         self.config = config
         self.notices.ways = config.notify
         self.callers = Callers(config)
-        self.admission = Admission(config, self.gpus, self.callers, self._check_image)
+        self.supplies = host_supplies.here(config)
+        self.admission = Admission(config, self.gpus, self.callers, self._check_image, self.supplies)
         self.decision = None
         if self.usage is not None and self.usage.half_life != config.half_life:
             self.usage = None  # else it stays: it has also what jobs had that are forgotten
@@ -319,6 +320,7 @@ class Engine:
                 *(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups),
                 *(e.ends if e.stop_by is None else min(e.stop_by, e.ends or e.stop_by), e.since, e.stop_by is not None),
                 sharing.share(self, e.job),
+                *(e.waiting.cores, e.waiting.memory),
             )
             for e in self.active.values()
         ]
@@ -344,6 +346,7 @@ class Engine:
             self.gpus.of_classes({kind[4] for kind in self.waiting.lines if kind[4]} | self.config.quotas.classes),
             shareable,
             self.config.share,
+            self.supplies,
         )
 
     def _usage(self) -> Usage:

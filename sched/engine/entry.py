@@ -77,8 +77,10 @@ def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
         "devices": [frozenset(live.wanted) for live in lives],
         "gpu_class": [job.options.gpu_class for job in jobs],
         "share": [job.options.gpu_share for job in jobs],
+        "cores": [job.options.millicores for job in jobs],
+        "memory": [job.options.memory for job in jobs],
     }
-    of = zip(*(columns[name] for name in ("user", "gpus", "groups", "devices", "gpu_class", "share")), strict=True)
+    of = zip(*(columns[name] for name in ("user", "gpus", "groups", "devices", "gpu_class", "share", "cores", "memory")), strict=True)
     columns["kind"] = [kinds.setdefault(kind, kind) for kind in of]
     columns["devices"] = [kind[3] for kind in columns["kind"]]
     columns |= {"priority": [job.priority for job in jobs], "time_limit": [job.time_limit for job in jobs]}

@@ -54,6 +54,11 @@ class HostGpus:
         return tuple(dict.fromkeys(unit.parent or unit.uuid for unit in self.gpus))
 
     @property
+    def units(self) -> int:
+        """How many whole GPUs there are, without those that are divided."""
+        return len(self.uuids) - len(self.slices)
+
+    @property
     def simulated(self) -> bool:
         return any(unit.simulated for unit in self.gpus)
 

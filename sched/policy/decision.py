@@ -10,7 +10,8 @@ from dockless.base.units import format_size
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, counts_jobs
 from dockless.sched.policy.reservations import Hold, Reservation
 from dockless.sched.policy.sharing import SharedGpus
-from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, StartJob
+from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, StartJob, drawn
+from dockless.sched.policy.supplies import CORES, amount, bare
 from dockless.sched.policy.waiting import Kind, WaitingJob, longest
 
 
@@ -38,6 +39,7 @@ class Decision:
     _promised: dict[int, Hold]
     _used: Counter[str]
     _free: list[str]
+    _left: dict[str, int]
     _state: QueueState
     _shared: SharedGpus
     _closed: int | None = None  # nothing is left for jobs of this priority or less that come later
@@ -70,7 +72,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     state = decision._state
     quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
     quotas += [_full_of(decision, job, pool, *of) for pool, of in state.quotas.of_classes(job.user, job.groups).items() if job.gpus]
-    if not job.gpus and (hold is None or hold.pool == JOBS):
+    if not job.gpus and (hold is None or (hold.pool == JOBS and hold.reservation is None)):
         all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
         return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
     free = frozenset(decision._free)
@@ -84,6 +86,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         parts[0] += f", {format_size(left << 20)} left on a shared one"
     if not job.gpus:
         parts = []
+    parts += [_lack(decision, job, pool) for pool in state.supplies if drawn(job, pool, state) > decision._left[pool]]
     parts += filter(None, quotas)
     if hold is None:
         return Reason("order", "; ".join([*parts, "other jobs come first"]))
@@ -95,10 +98,11 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
-    place = f" among the {hold.pool}" if counts_jobs(hold.pool) else f" in the quota of {hold.pool}"
-    if hold.pool == HOST or hold.pool.startswith(CLASS):
-        place = "" if hold.pool == HOST else f" for {hold.pool}"
-    needs = [] if counts_jobs(hold.pool) else [f"needs {reservation.need}"]
+    jobs, supply = counts_jobs(hold.pool) or hold.pool == JOBS, hold.pool in state.supplies
+    place = f" among the {hold.pool}" if jobs else f" in the quota of {hold.pool}"
+    if supply or hold.pool in (HOST, JOBS) or hold.pool.startswith(CLASS):
+        place = f" for {hold.pool}" if hold.pool.startswith(CLASS) else ""
+    needs = [] if jobs else [f"needs {amount(hold.pool, reservation.need) if supply else reservation.need}"]
     what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
     parts.append(f"job {reservation.job} comes first{place}{what}")
     if hold.code == "reserved" and reservation.at is not None:
@@ -124,6 +128,13 @@ def _full_of(decision: Decision, job: WaitingJob, pool: str, name: str, limit: i
     goal = job.devices or (frozenset(state.classes.get(job.gpu_class, ())) if job.gpu_class else frozenset(state.gpus) - state.slices)
     used, wants = decision._used[pool], job.gpus if goal <= counted else 1
     return f"{pool.removeprefix(f'{name} of ')} uses {used} of {limit} of class {name}" if goal & counted and used + wants > limit else ""
+
+
+def _lack(decision: Decision, job: WaitingJob, pool: str) -> str:
+    supply = decision._state.supplies[pool]
+    asked = (job.cores if pool == CORES else job.memory) or supply.per_job
+    own = asked - drawn(job, pool, decision._state)
+    return f"needs {amount(pool, asked)}, {bare(pool, max(0, decision._left[pool]) + own)} free"
 
 
 def _gpus(job: WaitingJob) -> str:

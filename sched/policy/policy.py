@@ -5,7 +5,8 @@
 The rules, in the order they bind:
 
 1. **Order.** Higher priority first; among equals first come, first served, or whoever has had least (``ranks``). Jobs without GPUs have
-   places of their own, and there among equals the user comes first who has the fewest running (``turns``).
+   places of their own, and there among equals the user comes first who has the fewest running (``turns``). Where jobs draw on the same
+   cores or memory (``supplies``), those with and those without GPUs are decided as one queue.
 2. **Quota.** A user and each of her groups may hold so many GPUs and run so many jobs, never more. A job that its own quota keeps waiting
    does not hold up other users; within the same user (group) it keeps its place.
 3. **Packing.** Of the free GPUs those nearest to each other, and among equals those that leave the nearest behind (``packing``).
@@ -19,18 +20,19 @@ The rules, in the order they bind:
 5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
    borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
 
-Everything countable is a *pool* (the host's GPUs, those of a class, the GPUs and the running jobs of a user and of a group), so rule 4 is
-one piece of code for all of them. What a job draws from a pool of certain GPUs is what it has of them; where it may have others, it gets
-those first that no reservation and no quota counts. Time limits are upper bounds: a job that ends early only makes the reservation come
-earlier.
+Everything countable is a *pool* (the host's GPUs, those of a class, its cores, its memory, the GPUs and the running jobs of a user and of a
+group), so rule 4 is one piece of code for all of them. What a job draws from a pool of certain GPUs is what it has of them; where it may
+have others, it gets those first that no reservation and no quota counts. Time limits are upper bounds: a job that ends early only makes the
+reservation come earlier.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.sandbox.gpus.topology import FARTHEST
@@ -39,9 +41,9 @@ from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
-from dockless.sched.policy.reservations import Hold, Reservation, shadow
+from dockless.sched.policy.reservations import Hold, Releases, Reservation, left_over, moment
 from dockless.sched.policy.sharing import SharedGpus
-from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
+from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob, drawn
 from dockless.sched.policy.turns import Turns
 from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order, patience
 
@@ -92,6 +94,9 @@ class _Pass:
         there = held.union(self.free)
         self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
         self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
+        self.supplies = state.supplies
+        self.limits |= {pool: supply.common(len(state.gpus) - len(state.slices)) for pool, supply in self.supplies.items()}
+        self.drawn_by: dict[Kind, dict[str, int]] = {}
         for job in state.running:
             self.count(job, job.gpus)
         self.reserved: dict[str, Reservation] = {}
@@ -111,30 +116,61 @@ class _Pass:
         self.next: list[tuple[Place, WaitingJob]] = []
         self.looked_at: dict[int, _Parked] = {}
         self.put_off_kinds: set[Kind] = set()
+        self.furthest: Place = False, -sys.maxsize, (), IN_ORDER, 0
+        self.one_queue = bool(self.supplies) and any(self.drawn(line.first()) for line in self.waiting.lines.values())
 
     def run(self) -> Decision:
         lines = self.waiting.lines.values()
         with_gpus = [line for line in lines if line.first().gpus]
-        self.start_in_turn([line for line in lines if not line.first().gpus], with_gpus)
+        without = [line for line in lines if not line.first().gpus]
+        short = [line.first() for line in without if self.one_queue and self.lacks(line.first())]
+        short.sort(key=order, reverse=True)
+        aside = {job.kind for job in short}
+        turns = Turns([line for line in without if line.first().kind not in aside], lambda user: self.used[f"{JOBS}/{user}"])
+        first = self.first_of_each_pool(with_gpus)
         self.next = [(self.ranks.place(job), job) for job in (line.first() for line in with_gpus)]
         heapify(self.next)
-        while self.next and self.closed is None:
-            was, job = heappop(self.next)
-            place = self.ranks.place(job, turn=was[3])
-            if place != was:  # something that started has made it later
-                heappush(self.next, (place, job))
+        while True:
+            turn = turns.next() if self.used[JOBS] < self.state.cpu_jobs else None
+            heads = [job for job in (short[-1] if short else None, turn) if job is not None]
+            job = min(heads, key=self.ranks.place) if len(heads) > 1 else heads[0] if heads else None
+            if (not heads or self.one_queue) and self.look_at_next(job):
                 continue
-            if self.nothing_left(place):
+            if job is None:
                 break
-            if was[3] != IN_ORDER:
-                self.look_again(job)
-            elif job.kind in self.put_off_kinds and self.late(job):
-                self.looked_at.pop(job.id, None)
+            if job is turn:
+                self.look_in_turn(job, turns, first)
             else:
-                self.look(job)
-            if not self.ranks.guarantee_any and self.nothing_left(place):
-                self.closed = job.priority
+                self.hold_without_gpus(short.pop(), first)
+        for job in turns:
+            self.held.setdefault(job.kind, {})[job.time_limit] = Hold("jobs", JOBS, job.priority)
         return self.decision()
+
+    def look_at_next(self, other: WaitingJob | None) -> bool:
+        """Look at the first of those with GPUs, unless ``other`` comes before it; whether there was one."""
+        while self.next:
+            was, job = self.next[0]
+            place = self.ranks.place(job, turn=was[3])
+            if place == was:
+                break
+            heapreplace(self.next, (place, job))  # something that started has made it later
+        if not self.next or (other is not None and self.ranks.place(other) < place):
+            return False
+        heappop(self.next)
+        if self.nothing_left(place):
+            self.next = []
+            return True
+        self.furthest = place
+        if was[3] != IN_ORDER:
+            self.look_again(job)
+        elif job.kind in self.put_off_kinds and self.late(job):
+            self.looked_at.pop(job.id, None)
+        else:
+            self.look(job)
+        if not self.ranks.guarantee_any and self.nothing_left(place):
+            self.closed = job.priority
+            self.next = []
+        return True
 
     def decision(self) -> Decision:
         return Decision(
@@ -147,6 +183,7 @@ class _Pass:
             _promised=self.promised,
             _used=self.used,
             _free=list(self.free),
+            _left={pool: self.limits[pool] - self.used[pool] for pool in self.supplies},
             _state=self.state,
             _shared=self.shared,
             _closed=self.closed,
@@ -190,8 +227,10 @@ class _Pass:
         """Start a job with GPUs, put it off unless it was ``put_off``, or promise it what others give back; else what holds it."""
         hold = self.over_quota(job, keep=not put_off)
         if hold is None and job.share and (shared := self.joins(job)):
-            self.start(job, shared)
-            return None
+            hold = self.no_supply(job, keep=not put_off)
+            if hold is None:
+                self.start(job, shared)
+            return hold
         if hold is None and not self.enough(job, self.free) and self.take_back(job):
             return None
         hold = hold or self.no_room(job, keep=not put_off)
@@ -217,28 +256,34 @@ class _Pass:
         if job is not None:
             heappush(self.next, (self.ranks.place(job, turn=-patience(job, self.now)), job))
 
-    def start_in_turn(self, lines: Sequence[Line], others: Sequence[Line]) -> None:
-        """Those without GPUs, of ``lines``. ``others``: the lines of those with GPUs, which may be held by the same quota of jobs."""
-        turns = Turns(lines, lambda user: self.used[f"{JOBS}/{user}"])
+    def first_of_each_pool(self, lines: Sequence[Line]) -> Mapping[str, WaitingJob]:
+        """Of the quotas of jobs, the first job with GPUs that wants a place there. ``lines``: of those with GPUs."""
         first: dict[str, WaitingJob] = {}
         if self.state.quotas.limit_jobs:
-            for head in sorted((line.first() for line in others), key=order):
+            for head in sorted((line.first() for line in lines), key=order):
                 for pool in self.pools(head):
                     first.setdefault(pool, head)
-        while self.used[JOBS] < self.state.cpu_jobs and (job := turns.next()) is not None:
-            hold = self.full(job, first)
-            if hold is None:
-                self.start(job)
-                turns.take()
-            else:
-                self.held[job.kind] = {job.time_limit: hold}
-                turns.put_aside()
-        for job in turns:
-            self.held[job.kind] = {job.time_limit: Hold("jobs", JOBS, job.priority)}
+        return first
+
+    def look_in_turn(self, job: WaitingJob, turns: Turns, first: Mapping[str, WaitingJob]) -> None:
+        """It has no GPUs, and one of the places for such jobs is free."""
+        hold = self.full(job, first)
+        if hold is None:
+            self.start(job)
+            turns.take()
+        else:
+            self.held.setdefault(job.kind, {})[job.time_limit] = hold
+            turns.put_aside(self.hold_longer(job, hold))
+
+    def hold_without_gpus(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> None:
+        """What it asks of cores and memory is not there, so it waits, whoever's turn it is; it keeps its place among those."""
+        hold = self.full(job, first)
+        assert hold is not None
+        self.held[job.kind] = {job.time_limit: hold}
 
     def full(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> Hold | None:
-        """What of its quotas holds a job without GPUs. ``first``: of each pool the first job with GPUs that wants a place there, which is
-        kept for it from those that come later."""
+        """What holds a job without GPUs, but for want of a place. ``first``: of each quota of jobs the first job with GPUs that wants a
+        place there, which is kept for it from those that come later."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
             over = self.limits[pool] - self.used[pool] - 1
@@ -249,7 +294,9 @@ class _Pass:
                 return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
                 return Hold("reserved", pool, job.priority, reservation)
-        return None
+        if (reservation := self.in_the_way(job, JOBS)) is not None:
+            return Hold("reserved", JOBS, job.priority, reservation, self.time_until(reservation))
+        return self.no_supply(job, keep=True)
 
     def follow(self, job: WaitingJob) -> None:
         """The next one of its line that may start in order."""
@@ -268,13 +315,13 @@ class _Pass:
         job = parked.job
         if len(parked.line.limits) == 1:
             return
-        for pool in (*self.pools(job), self.place(job)):
+        for pool in (*self.pools(job), self.place(job), *self.supplies):
             if pool not in self.reserved or (pool == HOST and job.devices):
                 self.parked.setdefault(pool, []).append(parked)
             if pool == hold.pool:
                 break  # they come no further either
 
-    def look_at_parked(self, pool: str, started: Place) -> None:
+    def look_at_parked(self, pool: str, furthest: Place) -> None:
         for parked in self.parked.pop(pool, ()):
             held = {parked.job.time_limit}
             for job in parked.line.behind(parked.job):
@@ -282,7 +329,7 @@ class _Pass:
                     continue
                 if job.kind in self.put_off_kinds and self.late(job):
                     continue
-                if not self.passed(job, started):
+                if not self.passed(job, furthest):
                     if job.id not in self.looked_at:
                         self.looked_at[job.id] = parked
                         self.wait_in_order(job)
@@ -300,6 +347,8 @@ class _Pass:
         if not gpus:
             self.used[JOBS] += 1
             self.used[f"{JOBS}/{job.user}"] += 1
+        for pool in self.supplies:
+            self.used[pool] += drawn(job, pool, self.state)
 
     def pools(self, job: WaitingJob | RunningJob) -> list[str]:
         """The limited quota pools that ``job`` draws on, nearest first."""
@@ -387,11 +436,11 @@ class _Pass:
         return max((*ends, *map(self.time_until, kept)), default=0.0)
 
     def no_room(self, job: WaitingJob, keep: bool) -> Hold | None:
-        """What of the host's GPUs holds it."""
+        """What of the host's GPUs, cores and memory holds it."""
         hold = self.no_gpu(job, keep)
         if hold is not None and job.share:
             hold.within = max(hold.within, self.joins_within(job))
-        return hold
+        return hold or self.no_supply(job, keep)
 
     def no_gpu(self, job: WaitingJob, keep: bool) -> Hold | None:
         place = self.place(job)
@@ -406,6 +455,19 @@ class _Pass:
         if job.gpu_class or len(self.sets) > 1:
             return self.none_together(job)
         return None
+
+    def no_supply(self, job: WaitingJob, keep: bool) -> Hold | None:
+        """What of the host's cores and memory holds it."""
+        for pool, draws in self.drawn(job).items():
+            if self.used[pool] + draws > self.limits[pool]:
+                return Hold("resources", pool, job.priority, self.reserve(job, pool, self.pools(job)) if keep else self.reserved.get(pool))
+            if (reservation := self.in_the_way(job, pool)) is not None:
+                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
+        return None
+
+    def lacks(self, job: WaitingJob) -> bool:
+        """Whether the host has too few cores or too little memory left for it."""
+        return any(self.used[pool] + draws > self.limits[pool] for pool, draws in self.drawn(job).items())
 
     def none_together(self, job: WaitingJob) -> Hold | None:
         """It may have GPUs of several sets, and what is left of each alone is enough, but not of all together."""
@@ -462,7 +524,9 @@ class _Pass:
     def draws(self, job: WaitingJob, pool: str) -> int:
         """How much of ``pool`` the job takes. Where it may have GPUs that this counts and others (``bounds``): of a place what it cannot do
         without, of a quota nothing. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
-        if counts_jobs(pool):
+        if pool in self.supplies:
+            return self.drawn(job).get(pool, 0)
+        if pool == JOBS or counts_jobs(pool):
             return 1
         counted = self.sets.get(pool)
         if counted is None:
@@ -479,6 +543,16 @@ class _Pass:
         if pool in self.limits:
             return 0
         return max(0, job.gpus - sum(1 for gpu in self.free if gpu in goal and gpu not in counted))
+
+    def drawn(self, job: WaitingJob) -> dict[str, int]:
+        """What it takes of cores and memory: only what is not nothing."""
+        if not self.supplies:
+            return {}
+        found = self.drawn_by.get(job.kind)
+        if found is None:
+            each = {pool: drawn(job, pool, self.state) for pool in self.supplies}
+            found = self.drawn_by[job.kind] = {pool: draws for pool, draws in each.items() if draws}
+        return found
 
     def takes(self, gpus: Collection[str], pool: str) -> int:
         """What a job that has these GPUs has of ``pool``."""
@@ -535,21 +609,23 @@ class _Pass:
 
     def occupy(self, job: WaitingJob, gpus: Collection[str], at: float, shared: str = "") -> None:
         """From ``at`` on, ``job`` has these. ``shared``: the one that it joins, which is taken only from those whom that delays."""
-        place = self.ranks.place(job)
+        furthest = max(self.furthest, self.ranks.place(job))
         delayed = self.delayed(job, shared) if shared else ()
-        pools = (*self.pools(job), *self.places) if job.gpus else self.pools(job)
+        drawn = self.drawn(job)
+        pools = [*self.pools(job), *(self.places if job.gpus else (JOBS,)), *drawn]
         for pool in pools:
             reservation = self.reserved.get(pool)
             if shared and pool in self.places and reservation not in delayed:
                 continue
             if reservation is not None and not self.in_time(job, reservation):
-                reservation.extra -= self.takes(gpus, pool)
+                reservation.extra -= drawn[pool] if pool in drawn else 1 if pool == JOBS else self.takes(gpus, pool)
         self.count(job, gpus)
         if job.gpus and self.ranks.moving:
-            self.note_ranks(job, place)
-        for pool in pools if job.gpus else ():
-            self.look_at_parked(pool, place)
-        self.running.append(RunningJob(job.id, job.user, frozenset(gpus), job.groups, at + job.time_limit if job.time_limit else None, at))
+            self.note_ranks(job, furthest)
+        for pool in pools:
+            self.look_at_parked(pool, furthest)
+        ends = at + job.time_limit if job.time_limit else None
+        self.running.append(RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory))
 
     def note_ranks(self, job: WaitingJob, place: Place) -> None:
         """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
@@ -579,12 +655,19 @@ class _Pass:
             taken = self.from_borrowers(job, goal.difference(there), job.gpus - len(there))
             if not taken:
                 return False
+        if any(
+            self.used[pool] + draws - self.freed(pool, (*stopping, *taken)) > self.limits[pool] for pool, draws in self.drawn(job).items()
+        ):
+            return False  # the GPUs alone would be of no use to it
         until = self.now + self.state.preemption.grace
         self.preempts += [PreemptJob(other.id, job.id) for other in taken]
         self.running = [replace(other, ends=until, stopping=True) if other in taken else other for other in self.running]
         there += [gpu for other in taken for gpu in sorted(other.gpus & goal)]
         self.promise(job, pool, frozenset(there[: job.gpus]))
         return True
+
+    def freed(self, pool: str, ending: Iterable[RunningJob]) -> int:
+        return sum(drawn(other, pool, self.state) for other in ending)
 
     def from_borrowers(self, job: WaitingJob, wanted: frozenset[str], short: int) -> Sequence[RunningJob]:
         """The jobs that give back ``short`` of the ``wanted`` GPUs, none where they cannot yet."""
@@ -629,29 +712,29 @@ class _Pass:
         """Keep ``job``'s place in the pool that is ``short`` and, so that its place is not lost elsewhere meanwhile, in its quotas up to
         there. Gives the reservation that stands: an earlier job's stays as it is. None where ``job`` could not start even if everything
         ended (a quota was lowered, a GPU is in use outside): nothing is kept idle for it."""
-        room = short in self.places
-        wanted = job.devices if room else frozenset()
-        if not wanted and short in self.reserved:
+        if short in self.reserved and not (short in self.places and job.devices):
             stands = self.reserved[short]
             return stands if self.draws(job, short) <= self.most(short) else None
-        need = job.gpus if room else self.draws(job, short)
-        if room:
-            goal = self.goal(job)
-            free = sum(1 for gpu in self.free if gpu in goal)
-            there = ((other, len(self.gpus_of(other) & goal)) for other in self.running)
-            releases = [(other.ends, count, other.id) for other, count in there if count]
-        else:
-            free = self.limits[short] - self.used[short]
-            releases = self.releases(short)
-        if free + sum(count for _, count, _ in releases) < need:
+        place, drawn = self.place(job) if job.gpus else JOBS, self.drawn(job)
+        # What it has of one of these is of no use to it before it has the others. Who shares a GPU may need no free one.
+        together = (place, *drawn) if short == place or (short in drawn and not job.share) else (*drawn,) if short in drawn else (short,)
+        rows = [
+            (job.gpus if pool in self.places else self.draws(job, pool), self.left(pool, job), self.ends(pool, job)) for pool in together
+        ]
+        if any(free + sum(count for _, count, _ in ends) < need for need, free, ends in rows):
             return None
-        at, extra, after = shadow(free, need, releases, self.now)
-        main = Reservation(short, job.id, need, at, extra, after, wanted)
-        if not wanted:
-            self.reserved[short] = main
-        elif wanted not in self.kept:  # else the same GPUs are kept, until the same moment
-            self.kept[wanted] = main
-            self.kept_until.setdefault(at, (main, set()))[1].update(wanted)
+        moments = [moment(free, need, ends, self.now) for need, free, ends in rows]
+        at, after = max(moments, key=lambda found: math.inf if found[0] is None else found[0])
+        for pool, (need, free, ends) in zip(together, rows, strict=True):
+            wanted = job.devices if pool in self.places else frozenset()
+            kept = Reservation(pool, job.id, need, at, left_over(free, need, ends, at, self.now), after, wanted)
+            if pool == short:
+                main = kept
+            if not wanted:
+                self.reserved.setdefault(pool, kept)
+            elif wanted not in self.kept:  # else the same GPUs are kept, until the same moment
+                self.kept[wanted] = kept
+                self.kept_until.setdefault(at, (kept, set()))[1].update(wanted)
         for pool in quota:
             if pool in self.reserved:
                 continue
@@ -663,9 +746,29 @@ class _Pass:
             self.reserved[pool] = Reservation(pool, job.id, draws, at, max(0, over), after)
         return main
 
+    def left(self, pool: str, job: WaitingJob) -> int:
+        """How much of the pool is free; of GPUs, of those that ``job`` could have."""
+        if pool in self.places:
+            goal = self.goal(job)
+            return sum(1 for gpu in self.free if gpu in goal)
+        return (self.state.cpu_jobs if pool == JOBS else self.limits[pool]) - self.used[pool]
+
+    def ends(self, pool: str, job: WaitingJob) -> Releases:
+        """How much of the same is free when what runs has ended."""
+        if pool not in self.places:
+            return self.releases(pool)
+        goal = self.goal(job)
+        there = ((other, len(self.gpus_of(other) & goal)) for other in self.running)
+        return [(other.ends, count, other.id) for other, count in there if count]
+
     def most(self, pool: str) -> int:
         """What a job could have of the pool if all others ended."""
         return self.most_of[pool] if pool in self.most_of else self.limits[pool]
 
-    def releases(self, pool: str) -> list[tuple[float | None, int, int]]:
+    def releases(self, pool: str) -> Releases:
+        if pool in self.supplies:
+            found = ((job.ends, drawn(job, pool, self.state), job.id) for job in self.running)
+            return [row for row in found if row[1]]
+        if pool == JOBS:
+            return [(job.ends, 1, job.id) for job in self.running if not job.gpus]
         return [(job.ends, self.takes(job.gpus, pool), job.id) for job in self.running if pool in self.pools(job)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dockless.base.dataclass import dataclass
+
+SUMS = 1 << 18
+"""Different sums that ends of unknown moments may add up to, and that are looked at."""
 
 
 @dataclass(slots=True)
@@ -32,29 +36,45 @@ class Hold:
     within: float = 0.0
 
 
-def shadow(free: int, need: int, releases: Sequence[tuple[float | None, int, int]], now: float) -> tuple[float | None, int, int]:
-    """(when ``need`` will be there at the latest, what is over then, the job whose end makes it so), from ``(ends, count, job)``.
+Releases = Sequence[tuple[float | None, int, int]]
+"""Of each running job when it ends (None: nobody knows), how much is free then, and its number."""
 
-    Unknown ends: the moment is None, and what is over is the least that any order of those ends can leave over.
-    """
-    known = sorted((max(ends, now), count, job) for ends, count, job in releases if ends is not None)
+
+def moment(free: int, need: int, releases: Releases, now: float) -> tuple[float | None, int]:
+    """When ``need`` will be there at the latest, None where nobody knows, and the job whose end makes it so, 0 where it is there now."""
+    if free >= need:
+        return now, 0
+    for ends, count, job in sorted((max(ends, now), count, job) for ends, count, job in releases if ends is not None):
+        free += count
+        if free >= need:
+            return ends, job
+    return None, next((job for ends, _, job in releases if ends is None), 0)
+
+
+def left_over(free: int, need: int, releases: Releases, at: float | None, now: float) -> int:
+    """What is there at that moment beyond ``need``. ``at`` None: the least that any order of the ends can leave over, or, where that would
+    take long to find, 0."""
+    known = sorted((max(ends, now), count) for ends, count, _ in releases if ends is not None)
+    if at is not None:
+        return max(0, free + sum(count for ends, count in known if ends <= at) - need)
     unknown = [count for ends, count, _ in releases if ends is None]
-    there = free
-    for place, (ends, count, job) in enumerate(known):
-        there += count
-        if there >= need:
-            there += sum(other for later, other, _ in known[place + 1 :] if later == ends)
-            return ends, there - need, job
-    sums = 1  # bit n: some of the unknown add up to n
+    step = math.gcd(*unknown) or 1
+    if sum(unknown) // step > SUMS:
+        return 0
+    sums = 1  # bit n: some of the unknown add up to n steps
     for count in unknown:
-        sums |= sums << count
-    least: int | None = None
-    there = free
-    for count in (0, *(count for _, count, _ in known)):
-        there += count
-        above = sums >> need - there
-        if above:
-            over = (above & -above).bit_length() - 1
-            least = over if least is None else min(least, over)
-    after = next((job for ends, _, job in releases if ends is None), 0)
-    return None, least or 0, after
+        sums |= sums << count // step
+    found = []
+    for count in (0, *(count for _, count in known)):
+        free += count
+        short = max(0, need - free)
+        steps = -(-short // step)
+        if above := sums >> steps:
+            found.append(free - need + step * (steps + (above & -above).bit_length() - 1))
+    return min(found, default=0)
+
+
+def shadow(free: int, need: int, releases: Releases, now: float) -> tuple[float | None, int, int]:
+    """(when ``need`` will be there at the latest, what is over then, the job whose end makes it so)."""
+    at, after = moment(free, need, releases, now)
+    return at, left_over(free, need, releases, at, now), after

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sched.policy.quotas import Quotas
+from dockless.sched.policy.supplies import CORES, Supply
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 Links = Mapping[tuple[str, str], float]
@@ -20,7 +21,8 @@ CLASS = "class "
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
-    ``stopping``: it is being ended, at ``ends`` at the latest. ``share``: MiB that it has of its one GPU, 0 where its GPUs are its own."""
+    ``stopping``: it is being ended, at ``ends`` at the latest. ``share``: MiB that it has of its one GPU, 0 where its GPUs are its own.
+    ``cores``, ``memory``: as in ``WaitingJob``."""
 
     id: int
     user: str
@@ -30,6 +32,8 @@ class RunningJob:
     since: float = 0.0
     stopping: bool = False
     share: int = 0
+    cores: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class QueueState:
     class that a job or a quota names, those first that are to be given first; ``cpu_jobs``: how many jobs without GPUs may run at once;
     ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served.
     ``shareable``: the MiB of each GPU that those who share it have together, empty where GPUs are not shared; ``company``: who shares a
-    GPU: jobs of one ``user``, or of ``all``."""
+    GPU: jobs of one ``user``, or of ``all``. ``supplies``: ``CORES`` and ``MEMORY``, each of them only where it is counted."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -65,6 +69,24 @@ class QueueState:
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shareable: Mapping[str, int] = field(default_factory=dict)
     company: str = "user"
+    supplies: Mapping[str, Supply] = field(default_factory=dict)
+
+
+def drawn(job: WaitingJob | RunningJob, pool: str, state: QueueState) -> int:
+    """What it takes of one of the ``supplies``, at most. Who shares a GPU has as much of its part as of its memory; a slice has none."""
+    supply, asked = state.supplies[pool], job.cores if pool == CORES else job.memory
+    if not job.gpus:
+        return asked or supply.per_job
+    if isinstance(job, RunningJob):
+        whole = len(job.gpus - state.slices)
+    elif job.devices:
+        whole = len(job.devices - state.slices)
+    else:
+        whole = 0 if job.gpu_class and not state.slices.isdisjoint(state.classes.get(job.gpu_class, ())) else job.gpus
+    own = supply.per_gpu * whole
+    if job.share:
+        own = own * job.share // max(state.shareable.values(), default=job.share)
+    return max(0, asked - own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,12 @@ class Turns:
         if following is not None:
             heappush(self._heads, (self._turn(following), line, following))
 
-    def put_aside(self) -> None:
-        """No job of that line can start."""
-        heappop(self._heads)
+    def put_aside(self, within: float) -> None:
+        """Of that line none can start that may run for longer than so many seconds."""
+        _, line, job = heappop(self._heads)
+        following = line.after(job, within) if within else None
+        if following is not None:
+            heappush(self._heads, (self._turn(following), line, following))
 
     def _turn(self, job: WaitingJob) -> tuple[int, int, int]:
         return -job.priority, self._running(job.user), job.id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from support.plain_policy import decide_plainly
+from support.plain_policy import decide_plainly, supplied
 from support.quotas import limits
 
 from dockless.sched.policy.policy import QueueState, RunningJob, StartJob, WaitingJob, decide, order
@@ -156,6 +156,14 @@ def test_in_any_state():
             assert len(goal - late) >= place.need, (number, place)
             kept += bool(job.gpu_class)
     assert starts > 500 and kept > 150
+
+
+def test_in_any_state_where_cores_and_memory_are_counted():
+    for number in range(500):
+        now = supplied(state(random.Random(number)), random.Random(-number))
+        found, plain = decide(now, 0.0), decide_plainly(now, 0.0)
+        assert (found.starts, found.preempts, found.again) == (plain.starts, plain.preempts, plain.again), number
+        assert sorted(map(repr, found.reservations)) == sorted(map(repr, plain.reservations)), number
 
 
 def _limits(now: QueueState):

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.plain_policy import decide_plainly
+from support.plain_policy import decide_plainly, supplied
 
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.policy import decide
@@ -84,6 +84,7 @@ def test_looking_at_few_decides_as_looking_at_all():
     joined = 0
     for number in range(1500):
         given = state(random.Random(number))
+        given = supplied(given, random.Random(-number)) if number % 3 == 2 else given
         found, plain = decide(given, 0.0), decide_plainly(given, 0.0)
         assert (found.starts, found.preempts, found.again) == (plain.starts, plain.preempts, plain.again), number
         assert sorted(map(repr, found.reservations)) == sorted(map(repr, plain.reservations)), number

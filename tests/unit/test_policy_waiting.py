@@ -11,7 +11,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plain_policy import decide_plainly
+from support.plain_policy import decide_plainly, supplied
 
 from dockless.sched.engine.entry import live_jobs
 from dockless.sched.jobs import Job, State
@@ -83,8 +83,15 @@ def test_looking_at_few_decides_as_looking_at_all():
         _same(number, wide=number % 3 == 0)
 
 
-def _same(number: int, wide: bool = False) -> None:
+def test_looking_at_few_decides_as_looking_at_all_where_cores_and_memory_are_counted():
+    for number in range(1500):
+        _same(number, wide=number % 3 == 0, counted=True)
+
+
+def _same(number: int, wide: bool = False, counted: bool = False) -> None:
     given = state(random.Random(number), wide)
+    if counted:
+        given = supplied(given, random.Random(-number))
     found, plain = decide(given, 0.0), decide_plainly(given, 0.0)
     assert (found.starts, found.preempts, found.again) == (plain.starts, plain.preempts, plain.again), number
     assert sorted(map(repr, found.reservations)) == sorted(map(repr, plain.reservations)), number

@@ -18,7 +18,9 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.images.catalog import disk_usage
 from dockless.sched import config
+from dockless.sched.engine import host_supplies
 from dockless.sched.policy import quotas
+from dockless.sched.policy.supplies import Supply
 
 CLASSES = {"1g.10gb": 2, "H100": 0}
 SOUND = """# all of it
@@ -51,6 +53,12 @@ signal = "USR1"
 [host]
 cpu_jobs = 3
 admins = ["carl"]
+cores = 30
+memory = "100G"
+cores_per_gpu = 2
+memory_per_gpu = "8G"
+cores_per_job = 1
+memory_per_job = "1G"
 [gpus]
 driver_root = "/run/nvidia/driver/"
 share = "user"
@@ -121,6 +129,12 @@ def test_every_setting_is_read(home):
         "preempt.grace": 60.0,
         "preempt.signal": 10,
         "host.cpu_jobs": 3,
+        "host.cores": 30,
+        "host.memory": 100 << 30,
+        "host.cores_per_gpu": 2,
+        "host.memory_per_gpu": 8 << 30,
+        "host.cores_per_job": 1,
+        "host.memory_per_job": 1 << 30,
         "host.admins": ("carl",),
         "volumes": {"/mnt/$USER": "/srv/users/$USER", "/data.d": "/srv/data"},
         "disk.per_job": 50 << 30,
@@ -131,7 +145,9 @@ def test_every_setting_is_read(home):
         "logs.size_limit": 4 << 20,
     }
     assert disk_usage.bound() == 3 << 29
-    assert config.load(paths.config_file()).quotas.of("user", "anna.b").limit == 4
+    daemons = config.load(paths.config_file())
+    assert daemons.quotas.of("user", "anna.b").limit == 4
+    assert host_supplies.here(daemons) == {"cores": Supply(30000, 2000, 1000), "memory": Supply(100 << 30, 8 << 30, 1 << 30)}
 
 
 def settings_of_the_manual() -> list[str]:

@@ -1,0 +1,61 @@
+"""The host's cores and memory as the daemon may use them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dockless.sched.config import Config
+from dockless.sched.policy.supplies import CORES, MEMORY, Supply
+
+MOST_KEPT = 8 << 30
+"""Bytes that are left to the host itself at most, where no setting says what jobs may have."""
+
+
+def here(config: Config) -> Mapping[str, Supply]:
+    """What jobs may have of both: what the settings say, or else what this process may use."""
+    cores = 1000 * config.cores if config.cores is not None else cores_here()
+    memory = config.memory if config.memory is not None else memory_here()
+    return {
+        CORES: Supply(cores, 1000 * config.cores_per_gpu, 1000 * config.cores_per_job),
+        MEMORY: Supply(memory, config.memory_per_gpu, config.memory_per_job),
+    }
+
+
+def cores_here() -> int:
+    """In thousandths, as its affinity and the cpu.max of its groups allow."""
+    found = 1000 * len(os.sched_getaffinity(0))
+    for text in _of_own_groups("cpu.max"):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            found = min(found, max(1, 1000 * int(quota) // int(period)))
+    return found
+
+
+def memory_here() -> int:
+    """Bytes: a sixteenth of the host's, or ``MOST_KEPT``, is left out; and not more than the memory.max of its groups."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    bounds = [int(text) for text in _of_own_groups("memory.max") if text.isdigit()]
+    return min(whole - min(whole // 16, MOST_KEPT), *bounds) if bounds else whole - min(whole // 16, MOST_KEPT)
+
+
+def _of_own_groups(file: str) -> list[str]:
+    """What a file of cgroup v2 says in this process's group and those above it."""
+    from dockless.cgroups.delegation import find_mounts, own_directory
+
+    try:
+        mounts, _ = find_mounts(Path("/proc/self/mountinfo").read_text())
+        own = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return []
+    found = []
+    for mount in mounts[:1]:
+        directory = own_directory(mount, own)
+        while directory is not None:
+            try:
+                found.append(Path(directory, file).read_text().strip())
+            except OSError:
+                pass  # the root of the hierarchy has no limits, and v1 may hold the controller
+            directory = os.path.dirname(directory) if directory != mount.point else None
+    return found
