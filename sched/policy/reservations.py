@@ -70,7 +70,8 @@ def left_over(free: int, need: int, releases: Releases, at: float | None, now: f
         short = max(0, need - free)
         steps = -(-short // step)
         if above := sums >> steps:
-            found.append(free - need + step * (steps + (above & -above).bit_length() - 1))
+            over = (above & -above).bit_length() - 1
+            found.append(free - need + step * (steps + over))
     return min(found, default=0)
 
 
