@@ -357,6 +357,9 @@ class Engine:
             for user, groups, ended, gpu_seconds in queue.gpu_time(self.reader, wall - 10 * self.config.half_life):
                 at = now - max(0.0, wall - ended)
                 self.usage.add(user, groups, 1, at - gpu_seconds, at)
+            for uid, ended, gpu_seconds in usage.forgotten(self.reader, wall - 10 * self.config.half_life, wall):
+                at = now - max(0.0, wall - ended)
+                self.usage.add(*self.callers.quota_of(uid), 1, at - gpu_seconds, at)
         return self.usage
 
     def count_usage(self, entry: LiveJob) -> None:

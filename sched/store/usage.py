@@ -99,6 +99,24 @@ def report(db: sqlite3.Connection, since: float, until: float, now: float, by: B
     return sorted(rows, key=lambda used: (used.key,) if in_time else (-used.gpu_seconds, -used.cpu_seconds, used.key))
 
 
+def forgotten(db: sqlite3.Connection, since: float, now: float) -> Iterator[tuple[int, float, float]]:
+    """GPU time since that day, of attempts that are not remembered any more: the user id, when it was over at the latest, and GPU-seconds;
+    for each user and day."""
+    first = _milliseconds(since) // DAY
+    kept: Counter[tuple[int, int]] = Counter()
+    attempts = "FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state IN ('ENDED','LOST') AND gpu_count > 0 AND a.ended >= ? AND"
+    day_of, at = "CAST(a.{} / 86400 AS INTEGER)", (first * DAY / 1000,)
+    same, spent = f"{day_of.format('started')} = {day_of.format('ended')}", "gpu_count * (a.ended - a.started)"
+    for uid, day, seconds in db.execute(f"SELECT uid, {day_of.format('ended')}, SUM({spent}) {attempts} {same} GROUP BY 1, 2", at):
+        kept[uid, day] += _milliseconds(seconds)
+    for uid, gpus, started, ended in db.execute(f"SELECT uid, gpu_count, a.started, a.ended {attempts} NOT {same}", at):
+        for day, length in _days(_milliseconds(started), _milliseconds(ended)):
+            kept[uid, day] += gpus * length
+    for uid, day, used in db.execute("SELECT uid, day, SUM(gpu_ms) FROM usage WHERE day >= ? GROUP BY uid, day", (first,)):
+        if (left := used - kept[uid, day]) > 1000:  # less is what was rounded
+            yield uid, min((day + 1) * DAY / 1000, now), left / 1000
+
+
 def _key(by: By, day: int, user: str, group: str, model: str) -> str:
     if by in _COLUMNS:
         return {"user": user, "group": group, "gpu": model}[by]

@@ -239,7 +239,7 @@ def test_settings_that_are_read_again_forget_nothing_of_a_fair_order(tmp_path):
             await running.write(lambda db: queue.forget(db, 1e12, 0, 100))
             running.configure(Config(order="fair", keep_jobs=0))
             assert running.state().usage["user root"] == pytest.approx(had, rel=0.01) and had > 0
-            running.configure(Config(order="fair", half_life=60.0))
+            running.configure(Config(order="fair", half_life=60.0))  # read again from the queue, which has less than a second of it
             assert not running.state().usage
 
     asyncio.run(play())

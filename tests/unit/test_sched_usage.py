@@ -51,6 +51,29 @@ def start(db, job: int, attempt: int, at: float, gpus: tuple[str, ...]) -> None:
     queue.set_running(db, job, attempt, at)
 
 
+def test_what_is_forgotten_is_still_known_by_day(tmp_path):
+    """Of each user and day what no remembered attempt accounts for, also where attempts go over midnight."""
+    db = opened(tmp_path / "jobs.db")
+
+    def ran(uid: int, began: float, seconds: float, gpus: int = 1) -> int:
+        (job,) = queue.insert(db, [queue.NewJob(**VALUES | {"uid": uid, "user": f"u{uid}", "group": "", "gpu_count": gpus})], False, began)
+        start(db, job, 1, began, ("g0", "g1")[:gpus])
+        queue.finish(db, job, 1, State.COMPLETED, began + seconds, "", {"code": 0}, 0)
+        return job
+
+    gone = [ran(1, NOON, 600), ran(1, NOON, 86400, 2), ran(2, NOON + 86400, 50)]
+    kept = [ran(1, NOON + 700, 300), ran(2, NOON, 86400 + 60, 2), ran(3, NOON, 5)]
+    assert [*usage.forgotten(db, NOON, NOON + 99 * 86400)] == []
+    for number in gone:
+        for table, column in (("attempts", "job"), ("jobs", "id")):
+            db.execute(f"DELETE FROM {table} WHERE {column}=?", (number,))
+    midnight = NOON + 43200
+    now = NOON + 86400 + 100
+    assert sorted(usage.forgotten(db, NOON - 86400, now)) == [(1, midnight, 600 + 2 * 43200), (1, now, 2 * 43200), (2, now, 50)]
+    assert sorted(usage.forgotten(db, NOON + 86400, now)) == [(1, now, 2 * 43200), (2, now, 50)]
+    assert all(queue.job(db, number) for number in kept)
+
+
 def test_an_attempt_over_midnight(tmp_path):
     """Each day has its part, each model its GPUs; the job and the attempt count on the day on which it began."""
     db = opened(tmp_path / "jobs.db")
