@@ -48,6 +48,11 @@ MAX_MOMENT = 253402300799.0
 """The last second of the year 9999."""
 MAX_AFTER = 1000
 """Jobs that one may wait for."""
+MAX_MEMBERS = 256
+"""Jobs that start together."""
+MAX_PORTS = 1000
+"""Ports that jobs which start together may have, beside one for each."""
+_LABEL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._~-")
 _SLURM_WORDS = {"afterok": "ok", "afternotok": "not-ok", "afterany": "any"}
 EVENTS = ("start", "end", "fail", "preempt", "idle")
 """What an owner can be told of: ``end`` is any, ``fail`` one that nobody asked for and that is not COMPLETED; ``idle`` that the job leaves
@@ -112,6 +117,10 @@ class JobSpec:
     ``warn_signal``: a signal that its program gets ``warn_before`` seconds before its time limit, once in each attempt; 0 for none.
 
     ``notify``: what its owner is told of, see ``EVENTS``; ``notify_to``: at which address for mail, "" for her own here.
+
+    ``role``: of one that starts together with others (``Client.submit_gang``). They all end when ``min_failed`` of a role have failed, 0
+    for never, and when ``min_succeeded`` of one have ended well, 0 for when all have ended. ``ports``: those that it gets,
+    ``"LABEL:COUNT"``, beside one of its own.
     """
 
     spec: Spec = field(default_factory=Spec)
@@ -132,11 +141,16 @@ class JobSpec:
     warn_before: float = 0.0
     notify: tuple[str, ...] = ()
     notify_to: str = ""
+    role: str = ""
+    min_failed: int = 1
+    min_succeeded: int = 0
+    ports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_record(self)
         _check_order(self)
         _check_warning(self)
+        _check_role(self)
         if len(set(self.notify)) < len(self.notify) or not set(EVENTS).issuperset(self.notify):
             raise BadInput("'notify' has what is no event of a job", subject="notify", hint=f"use {', '.join(EVENTS)}, each once")
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -187,6 +201,32 @@ def _check_warning(job: JobSpec) -> None:
             subject="warn",
             hint="give a time that is shorter than the time limit",
         )
+
+
+def _check_role(job: JobSpec) -> None:
+    if not job.role:
+        return
+    if not is_label(job.role):
+        hint = "letters, digits, '-', '_', '.' and '~' make one, at most 64"
+        raise BadInput(f"{job.role[:60]!r} is no name of a role", subject="role", hint=hint)
+    if not 0 <= job.min_failed <= MAX_MEMBERS or not 0 <= job.min_succeeded <= MAX_MEMBERS:
+        raise BadInput("so many of a role cannot fail or succeed", subject="role", hint=f"give 0 to {MAX_MEMBERS}")
+    labels = [parse_port(text)[0] for text in job.ports]
+    if len(set(labels)) < len(labels):
+        raise BadInput("a label of ports is there twice", subject="ports", hint="give each a name of its own")
+
+
+def is_label(text: str) -> bool:
+    """Whether it can name a role, or a role's ports."""
+    return 0 < len(text) <= 64 and _LABEL.issuperset(text)
+
+
+def parse_port(text: str) -> tuple[str, int]:
+    """A label and how many ports it stands for, of ``http:2``. ``BadInput``"""
+    label, _, count = text.partition(":")
+    if not is_label(label) or not (count.isascii() and count.isdecimal() and len(count) < 5 and 0 < int(count) <= MAX_PORTS):
+        raise BadInput(f"ports {text[:60]!r} cannot be read", subject="ports", hint=f"write LABEL:COUNT, of 1 to {MAX_PORTS} ports")
+    return label, int(count)
 
 
 def parse_warning(text: str) -> tuple[int, float]:
@@ -268,6 +308,10 @@ class JobOptions:
     memory of a GPU that it asked for since it last started: ``slice`` (MIG), ``driver`` (a limit of its control group) or ``watchdog`` (it
     is ended when it has more); empty where it has whole GPUs.
     ``millicores``: that its limits say, in thousandths of a core, and ``memory``, in bytes; 0 where they do not.
+
+    Of jobs that start together: ``role``, and ``role_index``: its place in it; ``members``: how many they are; ``min_failed``,
+    ``min_succeeded``, ``labels`` (``JobSpec.ports``); ``ports``: the numbers that its newest attempt has, its own first. Of the first of
+    them alone, for all: ``ending``: why they are just being ended, ``done`` or ``failed:JOB``, empty where they are not.
     """
 
     held: str = ""
@@ -292,6 +336,14 @@ class JobOptions:
     enforced_by: str = ""
     millicores: int = 0
     memory: int = 0
+    role: str = ""
+    role_index: int = 0
+    members: int = 0
+    min_failed: int = 1
+    min_succeeded: int = 0
+    labels: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    ending: str = ""
 
 
 NO_OPTIONS = JobOptions()
@@ -304,6 +356,7 @@ def options_of(job: JobSpec, user: str, gpu_class: str = "", gpu_share: int = 0)
         retries=job.retries, retry_on=job.retry_on, warn_signal=job.warn_signal, warn_before=job.warn_before,
         notify=job.notify, notify_to=job.notify_to, gpu_class=gpu_class, gpu_share=gpu_share,
         millicores=math.ceil(round((job.spec.limits.cpu_max or 0) * 1000, 6)), memory=job.spec.limits.memory_max or 0,
+        role=job.role, min_failed=job.min_failed, min_succeeded=job.min_succeeded, labels=job.ports,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
 
@@ -338,7 +391,8 @@ class Job:
 
     ``gpus``: as asked; ``gpu_count``: how many that is; ``devices``: UUIDs it holds now or held last. ``attempt``: number of the newest
     attempt, 0 before the first. ``exit_code``: shell style (128+N by signal N, 124 by time limit), None while there is none.
-    ``array``/``index``: the id of the first job of its array and the place in it; 0/0 outside arrays (``array`` is 0 there).
+    ``array``/``index``: the id of the first job of its array, or of those that it starts together with, and the place among them; 0/0
+    elsewhere (``array`` is 0 there).
     ``name``, ``image``, ``command``, ``options`` and, unless it waits, ``reason`` are empty in what other users see.
     """
 
@@ -367,6 +421,11 @@ class Job:
     index: int = 0
     options: JobOptions = NO_OPTIONS
     attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def gang(self) -> int:
+        """The id of the first of those that it starts together with, 0 for none. What is asked of the first is asked of all."""
+        return self.array if self.options.role else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for ``json.dumps``; what it holds reads back with ``Job.from_dict``."""

@@ -84,9 +84,9 @@ class Admission:
             check_address(job.notify_to, self.config.notify.domains)
         groups = self.callers.quota_groups(caller)
         options = options_of(job, caller.user, gpu_class, gpu_share)
-        self._quota(caller, job, count, groups)
+        self.check_quota(caller, job.gpus, count, groups)
         self._class_quota(caller, job, count, wanted, gpu_class, groups)
-        self._supplies(options, count, wanted)
+        self.check_supplies(options, count, wanted)
         self._limits(job)
         self.check_image(job.spec.image)
         argv = (*(job.spec.entrypoint or ()), *job.spec.argv)
@@ -138,14 +138,15 @@ class Admission:
                 # A path would be followed with root's rights, and the answer would tell what is there.
                 raise NotPermitted("an io limit names its disk by a path", subject="io_max", hint="give its number, MAJOR:MINOR: see lsblk")
 
-    def _quota(self, caller: Caller, job: JobSpec, count: int, groups: tuple[str, ...]) -> None:
+    def check_quota(self, caller: Caller, gpus: str, count: int, groups: tuple[str, ...]) -> None:
+        """``Refused`` for so many GPUs, none of them or some, that the user could never have."""
         quotas = self.config.quotas
         for kind, name in (("user", caller.user), *(("group", name) for name in groups)):
             quota = quotas.of(kind, name)
             if quota.limit is not None and count > quota.limit:
                 raise Refused(
                     f"needs {count} GPUs, the quota of {kind} {name} is {quota.limit}: this could never start",
-                    subject=job.gpus,
+                    subject=gpus,
                     hint=f"ask for at most {quota.limit}, or ask the administrator for a larger quota",
                 )
             if quota.jobs == 0 or (not count and quota.cpu_jobs == 0):
@@ -172,7 +173,7 @@ class Admission:
                     hint=f"ask for at most {limit}, for another class, or ask the administrator for a larger quota",
                 )
 
-    def _supplies(self, options: JobOptions, count: int, wanted: Sequence[str]) -> None:
+    def check_supplies(self, options: JobOptions, count: int, wanted: Sequence[str]) -> None:
         """Refused: more cores, or memory, than the host has for such a job."""
         for pool, asked in ((CORES, options.millicores), (MEMORY, options.memory)):
             supply = self.supplies.get(pool)

@@ -35,6 +35,7 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> int
     entry = engine.entries.get(number)
     if entry is None:
         return await submit(engine, number)
+    entry, number = entry.first, entry.first.job.id
     if entry.cancelled or entry.job.state is State.PENDING:
         what, hint = ("is ending", "wait for its end") if entry.cancelled else ("waits already", f"`dockless why {number}` says for what")
         raise Refused(f"job {number} {what}", subject=str(number), hint=hint)
@@ -45,7 +46,8 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> int
         options = replace(before, requeue=reason)
         await engine.write(lambda db: queue.set_options(db, number, options, now, "requeue", f"by {who}"))
         entry.show(options=replace(entry.job.options, requeue=reason))
-    stopping.stop(engine, entry, grace)
+    for one in entry.going_on:
+        stopping.stop(engine, one, grace)
     return number
 
 
@@ -56,8 +58,18 @@ async def submit(engine: Engine, number: int) -> int:
     if job is None or not body:
         hint = "only the newest are kept: submit it again"
         raise Refused(f"job {number} has ended, and what it asked for is not kept any more", subject=str(number), hint=hint)
-    asked = replace(read(JobSpec, json.loads(body), "job"), hold=False, begin=0.0, after=())
-    return (await engine.submit(engine.callers.caller(job.uid), [differences(asked)], None, (job.array, job.index)))[0]
+    if job.gang:
+        bodies = [queue.spec(engine.reader, job.gang + rank) for rank in range(job.options.members)]
+        members = [_asked(one) for one in bodies if one]
+        if len(members) == len(bodies):
+            return (await engine.submit(engine.callers.caller(job.uid), members, None, gang=True))[0]
+        hint = "submit them again"
+        raise Refused(f"what was asked for with job {number} is not kept any more", subject=str(number), hint=hint)
+    return (await engine.submit(engine.callers.caller(job.uid), [_asked(body)], None, (job.array, job.index)))[0]
+
+
+def _asked(body: str) -> dict[str, Any]:
+    return differences(replace(read(JobSpec, json.loads(body), "job"), hold=False, begin=0.0, after=()))
 
 
 def wanted(entry: LiveJob, state: State, reason: str, code: int | None) -> tuple[str, JobOptions] | None:

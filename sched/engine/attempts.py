@@ -103,7 +103,7 @@ def launch_again(launcher: Launcher, spec: Spec, *, id: str, labels: dict[str, s
 def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_time_limit: float) -> Spec:
     """The spec as it is launched: with the leased GPUs, the time limit and the job's own numbers in its environment."""
     own = {"DOCKLESS_JOB_ID": str(live.job.id), "DOCKLESS_ATTEMPT": str(attempt)}
-    if live.job.array:
+    if live.job.array and not live.job.gang:
         own |= {"DOCKLESS_ARRAY_ID": str(live.job.array), "DOCKLESS_ARRAY_INDEX": str(live.job.index)}
     env = tuple(pair for pair in spec.env if pair[0] not in own) + tuple(own.items())
     limits = [seconds for seconds in (spec.timeout, queue_time_limit) if seconds]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
+from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import again, attempts, preempting, remains, stopping, warning
+from dockless.sched.engine import again, attempts, gangs, preempting, remains, stopping, warning
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.housekeeping import AFTER_ENDS
@@ -21,6 +23,17 @@ from dockless.sched.store import queue
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended. ``record``: of its exit; ``code``: as a shell would have it."""
+
+    state: State
+    reason: str
+    record: dict[str, Any] | None = None
+    code: int | None = None
+
 
 OVERDUE = 10.0
 """Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
@@ -43,9 +56,10 @@ async def watch(engine: Engine, entry: LiveJob) -> None:
         if entry.limit is not None:
             left = entry.job.started + entry.limit + OVERDUE - time.time()
             entry.overdue = engine.loop.call_later(min(max(OVERDUE, left), entry.limit + OVERDUE), _overdue, engine, entry)
-        if entry.cancelled or entry.job.options.requeue:
+        wish = entry.first.job.options
+        if entry.cancelled or wish.requeue or wish.ending:
             stopping.stop(engine, entry, None)
-        elif entry.job.options.preempted_by:
+        elif wish.preempted_by:
             preempting.go_on(engine, entry)
         warning.arm(engine, entry)
 
@@ -119,34 +133,65 @@ async def finish(engine: Engine, entry: LiveJob) -> None:
         record = attempts.exit_record(exit)
         state, reason = final_state(record, entry.cancelled, entry.verdict)
         code = shell_code(record)
-    if (found := again.wanted(entry, state, reason, code)) is not None:
+    if entry.gang is None and (found := again.wanted(entry, state, reason, code)) is not None:
         await again.requeue(engine, entry, record, *found)
     else:
         await end(engine, entry, state, reason, record, code)
 
 
 async def end(engine: Engine, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
-    """The job is over. ``record``: of its exit, ``code``: as a shell would have it; None for what never ran, or nobody can say."""
-    job = entry.job
-    attempt = job.attempt if job.state is not State.PENDING else 0
-    entry.silent = True
-    wake(entry.gone)
-    why = ""
-    if entry.handle is not None:
-        why = await remains.keep(engine, entry.handle, job.uid)
-        reason = "; ".join(filter(None, (reason, why)))
+    """The attempt is over, and with it the job, if it is not one of several that end together. ``record``: of its exit, ``code``: as a
+    shell would have it; None for what never ran, or nobody can say."""
+    how = Ending(state, reason, record, code)
+    if entry.gang is None:
+        await end_jobs(engine, [(entry, how)])
+    else:
+        await gangs.over(engine, entry, how)
+
+
+async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> None:
+    """These jobs are over, all in one transaction."""
+    unkept: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for entry, how in ended:
+        entry.silent = True
+        wake(entry.gone)
+        why = await remains.keep(engine, entry.handle, entry.job.uid) if entry.handle is not None else ""
+        unkept[entry.job.id] = why
+        reasons[entry.job.id] = "; ".join(filter(None, (how.reason, why)))
     now = time.time()
 
-    async def meanwhile() -> None:
-        entry.show(reason=f"it has ended ({state}), which cannot be recorded yet: {engine.outage.text}")
-        if entry.handle is not None:
-            await remains.lighten(engine, entry.handle)
+    def change(db: sqlite3.Connection) -> None:
+        for entry, how in ended:
+            attempt = entry.job.attempt if entry.job.state is not State.PENDING else 0
+            queue.finish(db, entry.job.id, attempt, how.state, now, reasons[entry.job.id], how.record, how.code)
 
-    await engine.write_surely(lambda db: queue.finish(db, job.id, attempt, state, now, reason, record, code), meanwhile)
-    signal = record.get("signal") if record else None
-    entry.show(state=state, reason=reason, ended=now, exit_code=code, signal=signal)
+    async def meanwhile() -> None:
+        for entry, how in ended:
+            entry.show(reason=f"it has ended ({how.state}), which cannot be recorded yet: {engine.outage.text}")
+            if entry.handle is not None:
+                await remains.lighten(engine, entry.handle)
+
+    await engine.write_surely(change, meanwhile)
+    for entry, how in ended:
+        signal = how.record.get("signal") if how.record else None
+        entry.show(state=how.state, reason=reasons[entry.job.id], ended=now, exit_code=how.code, signal=signal)
+        _let_go(engine, entry)
+    for entry, _ in ended:
+        engine.aside.ended(entry.job)
+    engine.kick()
+    for entry, _ in ended:
+        if entry.handle is not None and unkept[entry.job.id]:
+            engine.left.append(entry.handle)
+        elif entry.handle is not None:
+            await remains.remove(engine, entry.handle)
+
+
+def _let_go(engine: Engine, entry: LiveJob) -> None:
+    """Its end is recorded."""
+    job = entry.job
     engine.count_usage(entry)
-    failed = state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
+    failed = job.state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
     engine.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
     engine.active.pop(job.id, None)
     engine.entries.pop(job.id, None)
@@ -161,11 +206,5 @@ async def end(engine: Engine, entry: LiveJob, state: State, reason: str, record:
         engine.many_ended.set()
     for future in entry.ended:
         if not future.done():
-            future.set_result(entry.job)
+            future.set_result(job)
     wake(entry.up)
-    engine.aside.ended(entry.job)
-    engine.kick()
-    if entry.handle is not None and why:
-        engine.left.append(entry.handle)
-    elif entry.handle is not None:
-        await remains.remove(engine, entry.handle)

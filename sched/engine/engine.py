@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import draining, ending, host_supplies, preempting, remains, sharing, starting, stopping
+from dockless.sched.engine import draining, ending, gangs, host_supplies, preempting, remains, sharing, starting, stopping
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -191,6 +191,9 @@ class Engine:
 
     async def back(self, entry: LiveJob, change: Change[Any]) -> None:
         """The job waits again."""
+        if entry.gang is not None:
+            await gangs.over(self, entry, change)
+            return
         if entry.job.options.preempted_by:
             change = preempting.unmarked(entry, change)
         await self.write_surely(change)
@@ -211,9 +214,13 @@ class Engine:
 
     # -- submit
 
-    async def submit(self, caller: Caller, specs: Sequence[Any], array: int | None, place: tuple[int, int] = (0, 0)) -> list[int]:
+    async def submit(
+        self, caller: Caller, specs: Sequence[Any], array: int | None, place: tuple[int, int] = (0, 0), gang: bool = False
+    ) -> list[int]:
         """Queue jobs given as plain JSON values, all or none. ``array``: that many copies of the one given. ``place``: their place in an
-        older array, see ``NewJob``."""
+        older array, see ``NewJob``. ``gang``: they start together, or not at all."""
+        if gang and array is not None:
+            raise BadInput("jobs that start together are no array", subject="array", hint="submit them without a count")
         if array is not None and len(specs) != 1:
             raise BadInput("an array is made of one job", subject="array", hint="submit several jobs without a count")
         if self.closing:
@@ -232,6 +239,10 @@ class Engine:
                     if len(specs) > 1:
                         error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
                     raise
+            if gang:
+                new = gangs.admitted(self, caller, new)
+            elif any(job.options.role for job in new):
+                raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
             new = name_whole_arrays(self, new)
             size = sum({job.spec: taken(len(job.spec), job.options) for job in new}.values())
@@ -240,11 +251,12 @@ class Engine:
                 new *= array
             now = time.time()
             with self.shares.coming(caller.uid, 0, size):
-                ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None, now))
+                ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None or gang, now))
         held = True
-        lives = just_submitted(ids, new, now, array is not None)
+        lives = just_submitted(ids, new, now, array is not None or gang)
         for entry in self._enter(lives):
             self.line_up(entry)
+            entry = entry.first
             held = held and (entry.job.id in self.aside.entries or (self.decision is not None and self.decision.held(entry.waiting)))
         if not held:
             self.kick()
@@ -261,15 +273,19 @@ class Engine:
             self.entries[job.id] = entry
             self.shares.enter(live)
             self.aside.enter(job)
+        gangs.form(entries)
         return entries
 
     def line_up(self, entry: LiveJob) -> None:
-        """It waits: in line, or aside while it may not start."""
+        """It waits: in line, or aside while it may not start. The first of a gang does it for all."""
+        if entry is not entry.first:
+            return
         if entry.job.options is NO_OPTIONS or not self.aside.keeps(entry):
             self.waiting.add(entry.waiting)
 
     def step_back(self, entry: LiveJob) -> None:
         """It waits no more, for now."""
+        entry = entry.first
         if not self.aside.drop(entry):
             self.waiting.remove(entry.waiting)
         self.aside.leaves(entry.job)
@@ -315,15 +331,7 @@ class Engine:
 
     def state(self) -> QueueState:
         """What a decision depends on now."""
-        running = [
-            RunningJob(
-                *(e.job.id, e.job.user, frozenset(e.job.devices), e.live.quota_groups),
-                *(e.ends if e.stop_by is None else min(e.stop_by, e.ends or e.stop_by), e.since, e.stop_by is not None),
-                sharing.share(self, e.job),
-                *(e.waiting.cores, e.waiting.memory),
-            )
-            for e in self.active.values()
-        ]
+        running = [self._running(entry) for entry in self.active.values() if entry is entry.first]
         usage = self._usage().at(queue.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
         shareable = self.gpus.shareable if self.config.share != "no" else {}
@@ -347,6 +355,21 @@ class Engine:
             shareable,
             self.config.share,
             self.supplies,
+        )
+
+    def _running(self, entry: LiveJob) -> RunningJob:
+        """As the policy sees it. Those that started together are one job, that of the first."""
+        ends, stop = entry.ends, entry.stop_by
+        if entry.gang is not None:
+            every = [member.ends for member in entry.gang.members]
+            ends = None if None in every else max(filter(None, every))
+            stops = [member.stop_by for member in entry.going_on]
+            stop = None if not stops or None in stops else max(filter(None, stops))
+        return RunningJob(
+            *(entry.job.id, entry.job.user, frozenset(entry.devices), entry.live.quota_groups),
+            *(ends if stop is None else min(stop, ends or stop), entry.since, stop is not None),
+            sharing.share(self, entry.job),
+            *(entry.waiting.cores, entry.waiting.memory),
         )
 
     def _usage(self) -> Usage:
@@ -393,18 +416,24 @@ class Engine:
         if entry is None:
             return
         first, now = not entry.cancelled, time.time()
+        with_it = entry.ended_with
         if entry.job.state is State.PENDING and first:
             await self.withdraw(entry, f"cancelled by {who}")
-        elif not entry.job.state.ended:
-            entry.cancelled = True
+        elif with_it and not entry.job.state.ended:
+            for one in (entry, *with_it):
+                one.cancelled = True
             try:
                 if first:
                     await self.write(lambda db: queue.want_cancel(db, number, now, f"by {who}"))
             finally:  # a disk that is full is no reason to let it go on
-                stopping.stop(self, entry, grace)
+                for one in with_it:
+                    stopping.stop(self, one, grace)
 
     async def withdraw(self, entry: LiveJob, reason: str) -> None:
         """End a job that waits."""
+        if entry.gang is not None:
+            await gangs.withdraw(self, entry.gang, reason)
+            return
         entry.cancelled = True
         self.step_back(entry)
         try:

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
 from dockless.base.dataclass import dataclass, field, many, replace
-from dockless.base.typing import Any
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.sandbox.spec import GRACE
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.jobs import Job, State
 from dockless.sched.policy.waiting import Kind, WaitingJob
 from dockless.sched.store import queue
 from dockless.sched.store.queue import Live
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.gangs import Gang
 
 _AS_SUBMITTED = (
     "uid", "user", "name", "group", "image", "command", "gpus", "gpu_count", "priority", "time_limit", "on_reboot",
@@ -33,7 +36,7 @@ class LiveJob:
     runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: when it was told that
     it will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``: when it started, on the policy's clock.
     ``alarm``: the moment at which it is looked at again because it could not start before; ``met``: what it waited for has ended
-    (``aside``)."""
+    (``aside``). ``gang``: those that it starts together with."""
 
     live: Live
     waiting: WaitingJob
@@ -56,6 +59,28 @@ class LiveJob:
     since: float = 0.0
     alarm: float = 0.0
     met: bool = False
+    gang: Gang | None = None
+
+    @property
+    def going_on(self) -> list[LiveJob]:
+        """It, or those of its gang that have not ended."""
+        return [self] if self.gang is None else self.gang.going_on
+
+    @property
+    def ended_with(self) -> list[LiveJob]:
+        """What ends when it is ended, of what has not: all of its gang where it is the first of it, else it alone."""
+        return self.going_on if self is self.first else [one for one in self.going_on if one is self]
+
+    @property
+    def first(self) -> LiveJob:
+        """It, or the one that stands for its gang."""
+        return self if self.gang is None else self.gang.first
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs that it has, or all of its gang."""
+        members = [self] if self.gang is None else self.gang.members
+        return tuple(gpu for member in members for gpu in member.job.devices)
 
     @property
     def job(self) -> Job:

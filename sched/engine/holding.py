@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def hold(engine: Engine, number: int, caller: Caller) -> None:
     """Keep a waiting job from starting until it is released; one that is held stays so. ``Refused`` for one that does not wait."""
     entry = _waiting(engine, number)
-    before = entry.job.options
+    number, before = entry.job.id, entry.job.options
     theirs = caller.uid != entry.job.uid
     if before.held and (before.held_by_admin or not theirs):
         return
@@ -37,7 +37,7 @@ async def hold(engine: Engine, number: int, caller: Caller) -> None:
 async def release(engine: Engine, number: int, caller: Caller) -> None:
     """Let a held job start when its turn comes; no error for one that is not held. ``NotPermitted`` where an administrator holds it."""
     entry = _waiting(engine, number)
-    before = entry.job.options
+    number, before = entry.job.id, entry.job.options
     if before.held_by_admin and not caller.admin:
         hint = f"ask {before.held}"
         raise NotPermitted(f"job {number} is held by {before.held}, an administrator", subject=str(number), hint=hint)
@@ -53,7 +53,7 @@ def _waiting(engine: Engine, number: int) -> LiveJob:
     entry = engine.entries.get(number)
     if entry is None or entry.job.state is not State.PENDING or entry.cancelled:
         raise Refused(f"job {number} does not wait", subject=str(number), hint=f"`dockless queue {number}` shows what became of it")
-    return entry
+    return entry.first
 
 
 def _reconsider(engine: Engine, entry: LiveJob, options: JobOptions) -> None:

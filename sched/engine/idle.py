@@ -42,9 +42,9 @@ async def look(engine: Engine) -> None:
     await engine.watch.look()
     now = queue.ticks()
     for entry in list(engine.active.values()):
-        if entry.job.state is not State.RUNNING or not entry.job.devices or entry.cancelled:
+        if entry.job.state is not State.RUNNING or not entry.devices or entry.cancelled or entry is not entry.first:
             continue
-        if any(used(engine.watch.figures.get(uuid)) for uuid in entry.job.devices):
+        if any(used(engine.watch.figures.get(uuid)) for uuid in entry.devices):
             if entry.warned is not None:
                 entry.warned = None
                 entry.show(reason="")
@@ -81,7 +81,7 @@ async def _end(engine: Engine, entry: LiveJob, idle: float) -> None:
 
 
 def _gpus(entry: LiveJob) -> str:
-    count = len(entry.job.devices)
+    count = len(entry.devices)
     return f"its {count} GPUs were" if count > 1 else "its GPU was"
 
 

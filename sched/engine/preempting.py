@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def preempt(engine: Engine, entry: LiveJob, by: int) -> None:
     """For job ``by``. A pass that comes before the signal knows of it already."""
-    entry.stop_by = queue.ticks() + engine.config.preemption.grace
+    for one in entry.going_on:
+        one.stop_by = queue.ticks() + engine.config.preemption.grace
     entry.show(options=replace(entry.job.options, preempted_by=by))
     engine.spawn(_begin(engine, entry, by))
 
@@ -41,7 +42,8 @@ async def _begin(engine: Engine, entry: LiveJob, by: int) -> None:
             say(f"job {number} is not preempted: {describe(error)}")
         _unmark(entry)
         return
-    go_on(engine, entry)
+    for one in entry.going_on:
+        go_on(engine, one)
 
 
 def go_on(engine: Engine, entry: LiveJob) -> None:
@@ -49,7 +51,7 @@ def go_on(engine: Engine, entry: LiveJob) -> None:
     signal = engine.config.preempt_signal
     if entry.handle is None or entry.hurry is not None:
         return
-    say(f"job {entry.job.id} gives back what it borrowed, for job {entry.job.options.preempted_by}")
+    say(f"job {entry.job.id} gives back what it borrowed, for job {entry.first.job.options.preempted_by}")
     tell = partial(entry.handle.send_signal, signal) if signal else entry.handle.send_stop
     stopping.stop(engine, entry, engine.config.preemption.grace, tell)
 
@@ -68,5 +70,6 @@ def unmarked(entry: LiveJob, change: Change[Any]) -> Change[Any]:
 
 
 def _unmark(entry: LiveJob) -> None:
-    stopping.over(entry)
+    for one in entry.going_on:
+        stopping.over(one)
     entry.show(options=replace(entry.job.options, preempted_by=0))

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from dockless.base import exit_codes
@@ -16,7 +17,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import attempts, ending, sharing
+from dockless.sched.engine import attempts, ending, gangs, sharing
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import with_volumes
@@ -36,28 +37,37 @@ LAUNCHES = 300
 def start(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) -> None:
     """A job that waits starts with these GPUs. ``now``: on the policy's clock."""
     engine.waiting.remove(entry.waiting)
+    if entry.gang is not None:
+        gangs.start(engine, entry.gang, gpus, now)
+    else:
+        engine.spawn(ending.surely(engine, entry, _launch(engine, entry, occupy(engine, entry, gpus, now), now)))
+
+
+def occupy(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) -> Lease:
+    """From ``now`` on it has these."""
     engine.active[entry.job.id] = entry
     entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
     entry.since = now
     entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
-    lease = Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, bool(sharing.share(engine, entry.job)))
-    engine.spawn(ending.surely(engine, entry, _launch(engine, entry, lease, now)))
+    return Lease(entry.job.id, entry.job.attempt, gpus, entry.job.started, bool(sharing.share(engine, entry.job)))
 
 
 def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
     """What is launched; notes what of it concerns the end."""
-    submitted = _submitted(engine, entry.job)
+    submitted = asked_for(engine, entry.job)
     submitted = replace(submitted, log_size=submitted.log_size or engine.config.log_size)
     submitted = with_volumes(submitted, engine.config.volumes, entry.job.user)
+    if entry.gang is not None:
+        submitted = gangs.told_of_the_others(entry.gang, entry, submitted)
     spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
     entry.grace = spec.grace or GRACE
     entry.limit = spec.timeout + spec.grace if spec.timeout else None
     return spec
 
 
-def _submitted(engine: Engine, job: Job) -> Spec:
+def asked_for(engine: Engine, job: Job) -> Spec:
     """The sandbox as it was asked for; the jobs of an array, which start one after the other, share one."""
-    key = job.array or job.id
+    key = job.id if job.gang else job.array or job.id
     if engine.newest[0] != key:
         engine.newest = key, read(JobSpec, json.loads(queue.spec(engine.reader, job.id)), "job").spec
     return engine.newest[1]
@@ -68,17 +78,29 @@ async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> N
     try:
         await engine.write(lambda db: queue.begin_attempt(db, lease, engine.name(job.id, lease.attempt), engine.boot, now))
     except SchedError as error:
-        if error.subject == "jobs.db":
-            engine.outage.begins(error)
-        else:
-            say(f"job {job.id} cannot start: {describe(error)}; trying again")
-            await asyncio.sleep(1.0)
-        engine.active.pop(job.id, None)
-        entry.show(state=State.PENDING, attempt=job.attempt - 1, devices=(), started=0.0)
-        engine.line_up(entry)
-        engine.kick()
+        await not_begun(engine, [entry], error)
         return
-    if entry.cancelled:
+    await launch(engine, entry, lease)
+
+
+async def not_begun(engine: Engine, entries: Sequence[LiveJob], error: SchedError) -> None:
+    """Their start could not be put down: they wait again, the first of them for all."""
+    if error.subject == "jobs.db":
+        engine.outage.begins(error)
+    else:
+        say(f"job {entries[0].job.id} cannot start: {describe(error)}; trying again")
+        await asyncio.sleep(1.0)
+    for entry in entries:
+        engine.active.pop(entry.job.id, None)
+        entry.show(state=State.PENDING, attempt=entry.job.attempt - 1, devices=(), started=0.0)
+    engine.line_up(entries[0])
+    engine.kick()
+
+
+async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
+    """Its start is put down: start it."""
+    job, gang = entry.job, entry.gang
+    if entry.cancelled or (gang is not None and gang.unwanted):
         await ending.end(engine, entry, State.CANCELLED, "cancelled before it ran", None, None)
         return
     name = engine.name(job.id, lease.attempt)
@@ -89,7 +111,10 @@ async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> N
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         first, again = (
             partial(engine.in_thread, engine.launching, partial(begin, spec, id=name, owner=owner, labels=labels))
-            for begin in (launcher.start, partial(attempts.launch_again, launcher))
+            for begin in (
+                begin if gang is None else partial(gang.start, begin)
+                for begin in (launcher.start, partial(attempts.launch_again, launcher))
+            )
         )
         entry.handle = await waited_out(
             first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full

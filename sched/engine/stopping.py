@@ -37,12 +37,17 @@ def stop(engine: Engine, entry: LiveJob, grace: float | None, tell: Callable[[],
 
 async def end(engine: Engine, entry: LiveJob, verdict: str, grace: float | None) -> None:
     """End a running job that nobody asked to end. ``verdict``: why; on disk before it is told, as a cancel is."""
-    entry.cancelled, entry.verdict = True, verdict
+    ended = entry.ended_with
+    if not ended:
+        return
+    for one in ended:
+        one.cancelled, one.verdict = True, verdict
     say(f"job {entry.job.id}: {verdict}")
     try:
         await engine.write(lambda db: queue.want_cancel(db, entry.job.id, time.time(), verdict))
     finally:  # a disk that is full is no reason to let it go on
-        stop(engine, entry, grace)
+        for one in ended:
+            stop(engine, one, grace)
 
 
 def over(entry: LiveJob) -> None:

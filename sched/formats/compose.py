@@ -20,7 +20,7 @@ _VARIABLE = r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]{0,127})|\{([A-Za-z_][A-Za-z0-9_]{
 _LONGEST = 1 << 20
 _NO_EFFECT = {
     **dict.fromkeys(("networks", "links", "external_links", "dns", "dns_search", "dns_opt", "mac_address"),
-                    "there are no networks but the host's own and none: network_mode: host"),
+                    "services have one network, each is 127.0.0.1 by its name; the host's own is network_mode: host"),
     **dict.fromkeys(("ports", "expose"), "no ports are published: with network_mode: host the program listens on the host itself"),
     **dict.fromkeys(("labels", "annotations", "label_file", "attach", "stop_timeout", "isolation", "storage_opt", "credential_spec"),
                     "it has no effect"),

@@ -28,15 +28,14 @@ class Shares:
         self._of_spec: Counter[int] = Counter()
 
     def enter(self, live: Live) -> None:
-        job = live.job
+        job, key = live.job, _key(live)
         self.jobs[job.uid] += 1
-        self._of_spec[job.array or job.id] += 1
-        if self._of_spec[job.array or job.id] == 1:
+        self._of_spec[key] += 1
+        if self._of_spec[key] == 1:
             self.size[job.uid] += taken(live.spec_size, job.options)
 
     def leave(self, live: Live) -> None:
-        job = live.job
-        key = job.array or job.id
+        job, key = live.job, _key(live)
         self._of_spec[key] -= 1
         if not self._of_spec[key]:
             del self._of_spec[key]
@@ -59,3 +58,8 @@ class Shares:
         of[uid] -= count
         if not of[uid]:
             del of[uid]
+
+
+def _key(live: Live) -> int:
+    """Of those that have a spec in common."""
+    return live.job.id if live.job.gang else live.job.array or live.job.id

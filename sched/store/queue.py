@@ -483,8 +483,10 @@ def states(db: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, State]:
 
 
 def arrays(db: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, int]:
-    """Of those jobs that are of an array, its number, which is that of its first job."""
-    return dict(db.execute(f"SELECT id, array FROM jobs WHERE id IN ({','.join('?' * len(numbers))}) AND array > 0", numbers).fetchall())
+    """Of those jobs that are of an array, its number, which is that of its first job. Of a gang the first stands for all."""
+    among = f"id IN ({','.join('?' * len(numbers))})"
+    rows = db.execute(f"SELECT id, array FROM jobs WHERE {among} AND array > 0 AND json_extract(options, '$.role') IS NULL", numbers)
+    return dict(rows.fetchall())
 
 
 def members(db: sqlite3.Connection, array: int, most: int) -> list[int]:

@@ -80,14 +80,15 @@ class Answers:
         entry, engine = self.engine.entries.get(number), self.engine
         if job.state is not State.PENDING or entry is None or entry.cancelled:
             return Why(number, str(job.state), job.reason)
-        if number in engine.aside.entries:
+        entry = entry.first
+        if entry.job.id in engine.aside.entries:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
         place, now, decision = self.ranks().before(engine.waiting, entry.waiting) + 1, queue.ticks(), engine.decision
         if engine.outage.text or HOST in engine.drained or decision is None or not decision.held(entry.waiting):
             return Why(number, str(job.state), job.reason, place, len(engine.waiting))
         starts_at = decision.reason(entry.waiting).starts_at
         starts_in = None if starts_at is None else max(0.0, starts_at - now)
-        found = sooner(engine.state(), entry.waiting, now) if entry.waiting.gpus else Sooner()
+        found = sooner(engine.state(), entry.waiting, now) if entry.waiting.gpus and entry.gang is None else Sooner()
         return Why(number, str(job.state), job.reason, place, len(engine.waiting), starts_in, tuple(_words(found, job)))
 
     def ranks(self) -> Ranks:
@@ -101,6 +102,8 @@ class Answers:
         if HOST in self.engine.drained:
             return f"nothing is started: the host was {self.engine.drained[HOST]}"
         entry = self.engine.entries.get(number)
+        if entry is not None:
+            entry, number = entry.first, entry.first.job.id
         if number in self.engine.aside.entries:
             return self.engine.aside.why(self.engine.entries[number].job)
         if entry is None or self.engine.decision is None:
@@ -121,16 +124,21 @@ class Answers:
         how many more wait or have ended. ``limit``: of waiting and of ended ones, 0 for none."""
         entries = self.engine.entries
         running = (entry.job for entry in sorted(self.engine.active.values(), key=lambda entry: entry.job.id))
-        waiting = (entries[job.id].job for job in self.engine.waiting.of(wanted.user))
-        aside = (self.engine.aside.entries[number].job for number in sorted(self.engine.aside.entries))
+        numbers = chain((job.id for job in self.engine.waiting.of(wanted.user)), sorted(self.engine.aside.entries))
+        waiting = (entries[member].job for number in numbers for member in self._members(number))
         found = [*filter(wanted.keeps, running)]
-        held = [*filter(wanted.keeps, chain(waiting, aside))]
+        held = [*filter(wanted.keeps, waiting)]
         more = max(0, len(held) - limit) if limit else 0
         found += held[:limit] if limit else held
         if ended and limit:
             more += max(0, queue.count_ended(self.engine.reader, wanted) - limit)
         past = queue.ended(self.engine.reader, wanted, limit or sys.maxsize) if ended else iter(())
         return chain(found, past), more
+
+    def _members(self, number: int) -> list[int]:
+        """It, or all of the gang of which it is the first."""
+        gang = self.engine.entries[number].gang
+        return [number] if gang is None else [member.job.id for member in gang.members]
 
     def pages(self, caller: Caller, jobs: Iterator[Job]) -> Iterator[dict[str, Any]]:
         """The same as ``view`` shows them."""
@@ -248,7 +256,8 @@ class Answers:
         for name in quotas.users:
             counts["user", name]
         held: dict[tuple[str, str], set[str]] = defaultdict(set)
-        running = ((e.job.user, e.live.quota_groups, e.job.devices, 1) for e in self.engine.active.values())
+        firsts = [entry for entry in self.engine.active.values() if entry is entry.first]  # jobs that started together count as one
+        running = ((e.job.user, e.live.quota_groups, e.devices, 1) for e in firsts)
         others = ((job.user, job.groups, job.gpus, 0) for job in self.engine.others())
         for user, groups, gpus, jobs in (*running, *others):
             for key in (("user", user), *(("group", group) for group in groups)):

@@ -99,6 +99,12 @@ class Client:
             return []
         return [int(i) for i in self._call("submit", jobs=plain)["ids"]]
 
+    def submit_gang(self, jobs: Iterable[JobSpec]) -> list[int]:
+        """Queue jobs that start together, or not at all, each with a ``role``; their ids in order. The first stands for all: what is asked
+        of it is asked of all, and it ends as they do."""
+        plain = [_plain(job) for job in jobs]
+        return [int(i) for i in self._call("submit", jobs=plain, gang=True)["ids"]]
+
     @checked
     def submit_array(self, job: JobSpec, count: int) -> list[int]:
         """Queue ``count`` copies that know their place: DOCKLESS_ARRAY_ID (the first id) and DOCKLESS_ARRAY_INDEX (0 …)."""

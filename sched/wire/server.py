@@ -378,7 +378,7 @@ class Server:
         if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
             raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}", subject="jobs", hint="submit in parts")
         array = _integer(request, "array", 1, MAX_JOBS_PER_SUBMIT)
-        ids = await self.engine.submit(caller, jobs, array)
+        ids = await self.engine.submit(caller, jobs, array, gang=request.get("gang") is True)
         return {"first": ids[0]} if array is not None else {"ids": ids}
 
     async def _queue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
 _HIDDEN = "DOCKLESS_COMMANDS"
+_FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _LONGEST_LIST = 64 << 20
 _MOST_ERRORS = 20
@@ -115,8 +116,40 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
     """The job of a file of one role with one instance. ``queue``: instead of what the file says, where not None. ``BadInput``"""
     if len(file.roles) != 1 or file.roles[0].count != 1:
         listed = ", ".join(f"{role.name} ({role.count})" for role in file.roles)
-        hint = "submit one program a job, with --array for several; dockless convert FILE prints what there is"
-        raise BadInput(f"{what} has several instances: {listed[:200]}; a job of the queue is one", subject=what, hint=hint)
+        hint = "submit it as a file: dockless submit FILE"
+        raise BadInput(f"{what} has several instances: {listed[:200]}; here stands one", subject=what, hint=hint)
+    return _make_job(file, file.roles[0], what, queue)
+
+
+def start_together(file: JobFile) -> bool:
+    """Whether it becomes several jobs, or one that is told of its ports."""
+    return len(file.roles) > 1 or any(role.count > 1 or role.ports for role in file.roles)
+
+
+def make_gang_of(file: JobFile, what: str, **queue: Any) -> list[JobSpec]:
+    """The jobs of a file that start together, by rank: a role that is called master or chief comes first. ``queue``: instead of what the
+    file says, where not None. ``BadInput``"""
+    from dockless.sched.jobs import MAX_MEMBERS
+
+    count = sum(role.count for role in file.roles)
+    if count > MAX_MEMBERS:
+        hint = "submit an array, of jobs that start one after the other: --array"
+        raise BadInput(f"{what} has {count} instances, and at most {MAX_MEMBERS} can start together", subject=what, hint=hint)
+    if "array" in file.queue:
+        raise BadInput(f"{what}: array stands beside several roles or instances", subject="array", hint="give one of them")
+    found: list[JobSpec] = []
+    for role in sorted(file.roles, key=lambda role: role.name.lower() not in _FIRST):
+        ports = tuple(f"{label}:{count}" for label, count in role.ports.items())
+        failed, succeeded = (min(number or 0, MAX_MEMBERS) for number in (role.min_failed, role.min_succeeded))
+        job = _make_job(file, role, what, queue)
+        try:
+            found += [replace(job, role=role.name, ports=ports, min_failed=failed, min_succeeded=succeeded)] * role.count
+        except BadInput as error:
+            raise BadInput(f"{what}: {error}", subject=error.subject, hint=error.hint) from None
+    return found
+
+
+def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any]) -> JobSpec:
     from dockless._keywords import QueueOptions
 
     said = {**file.queue, "name": file.name} | {name: value for name, value in queue.items() if value is not None}
@@ -124,7 +157,7 @@ def make_job_of(file: JobFile, what: str, **queue: Any) -> JobSpec:
     for name in said:
         if name not in QueueOptions.__annotations__:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
-    role = _with_secrets(file.roles[0], _secrets(file), what)
+    role = _with_secrets(role, _secrets(file), what)
     try:
         _check_names(role)
         job = make_job(role.image, role.command, _options(role), **said)

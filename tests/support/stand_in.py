@@ -89,7 +89,7 @@ class StandIn:
         self.boxes: dict[str, Box] = {}
         self.started = threading.Event()
 
-    def start(self, spec: Any, *, id: str, owner: int | None = None, labels: dict[str, str] | None = None) -> Box:
+    def start(self, spec: Any, *, id: str, owner: int | None = None, labels: dict[str, str] | None = None, network: Any = None) -> Box:
         box = self.boxes[id] = Box(id, self.place / id, labels or {}, spec)
         self.started.set()
         return box
@@ -151,7 +151,7 @@ def check(engine: Engine) -> None:
     assert {number for number, job in jobs.items() if job.state in (State.STARTING, State.RUNNING)} == set(engine.active)
     pending = {number: entry for number, entry in engine.entries.items() if entry.job.state is State.PENDING}
     assert engine.aside.entries.items() <= pending.items()
-    waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.entries]
+    waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.entries and entry is entry.first]
     assert sorted(waiting, key=order) == list(engine.waiting)
     assert engine.shares.jobs == Counter(job.uid for job in jobs.values())
     for number, job in jobs.items():

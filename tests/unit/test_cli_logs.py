@@ -33,7 +33,7 @@ DROPPED = "dockless: 7 bytes of output before this line were dropped (how much i
 @pytest.fixture
 def queue(monkeypatch):
     """A daemon that has job 5 of ``uid``. ``asked``: what it was asked for."""
-    client = SimpleNamespace(uid=ME, asked=[])
+    client = SimpleNamespace(uid=ME, gang=0, asked=[])
 
     def rows(number, *, follow, attempt):
         client.asked.append((number, follow, attempt))

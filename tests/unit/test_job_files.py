@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dockless._jobfiles import jobs_of_list, keywords, make_job_of, read_job_file
+from dockless._jobfiles import jobs_of_list, keywords, make_gang_of, make_job_of, read_job_file, start_together
 from dockless.base import yaml
 from dockless.cli import main
 from dockless.errors import BadInput
@@ -225,10 +225,38 @@ def test_what_the_keywords_refuse_names_the_file(tmp_path):
         make_job_of(read_job_file(str(path)), "job.toml")
 
 
-def test_several_instances_are_refused_until_they_can_start_together():
+def test_a_file_of_several_instances_becomes_jobs_that_start_together():
     file = read_text((FILES / "stack.yaml").read_text(), "stack.yaml")
-    with pytest.raises(BadInput, match=r"several instances: train \(3\), all \(1\)"):
+    with pytest.raises(BadInput, match=r"several instances: train \(3\), all \(1\); here stands one"):
         make_job_of(file, "stack.yaml")
+    assert start_together(file)
+    assert [job.role for job in make_gang_of(file, "stack.yaml")] == ["train", "train", "train", "all"]
+
+
+@pytest.mark.parametrize("name", ["openpai-2-two-roles.yaml", "openpai-distributed.json", "own-roles.json", "dlc-cluster.params"])
+def test_roles_keep_their_rules_and_ports(name):
+    file = read_text((FILES / name).read_text(), name)
+    jobs = make_gang_of(file, name)
+    for role in file.roles:
+        of_role = [job for job in jobs if job.role == role.name]
+        assert len(of_role) == role.count and len({*of_role}) == 1
+        (job,) = {*of_role}
+        assert (job.min_failed or None, job.min_succeeded or None) == (role.min_failed, role.min_succeeded)
+        assert dict(text.split(":") for text in job.ports) == {label: str(count) for label, count in role.ports.items()}
+    firsts = [job.role for job in jobs if job.role in ("master", "chief")]
+    assert [job.role for job in jobs][: len(firsts)] == firsts
+
+
+def test_what_cannot_start_together_is_refused():
+    def read_own(text):
+        return read_text(text, "job.toml")
+
+    with pytest.raises(BadInput, match=r"job\.toml has 10000 instances, and at most 256 can start together"):
+        make_gang_of(read_own("count = 10000\nscript = 'true'"), "job.toml")
+    with pytest.raises(BadInput, match="array stands beside several roles or instances"):
+        make_gang_of(read_own("array = 3\ncount = 2\nscript = 'true'"), "job.toml")
+    assert not start_together(read_own("script = 'true'"))
+    assert start_together(read_own("script = 'true'\nports = { http = 1 }"))
 
 
 def test_a_list_of_jobs_names_each_line_that_is_wrong(tmp_path):

@@ -10,12 +10,12 @@ import sys
 import pytest
 
 LOGS = """
-import sys
+import os, sys
 from types import SimpleNamespace
 from dockless.cli import logs
 lines = [logs.Row("T1", "stdout", b"one\\x1b[31m", False, 0), logs.Row("T2", "stderr", b"two\\x1b[32m", False, 0)]
-logs._job = lambda options, follow: iter(lines)
-logs._foreign = lambda number: sys.argv[1] == "theirs"
+logs._job = lambda number, options, follow: iter(lines)
+logs._known = lambda number: SimpleNamespace(uid=os.geteuid() + (sys.argv[1] == "theirs"), gang=0)
 asked = dict(id="1", json=False, timestamps=sys.argv[2] == "times", follow=False, attempt=0, tail=None, since=None, until=None)
 sys.exit(logs.logs(SimpleNamespace(**asked)))
 """

@@ -36,10 +36,10 @@ def attach_options(parser: Parser) -> None:
 
 def attach(options: Namespace) -> int:
     from dockless.cli import terminal
-    from dockless.sandbox.names import is_job
+    from dockless.sandbox.names import job_of
 
-    keys = terminal.keys(options.detach_keys)
-    return _to_job(int(options.id), keys) if is_job(options.id) else _to_box(options, keys)
+    keys, number = terminal.keys(options.detach_keys), job_of(options.id)
+    return _to_job(number, keys) if number is not None else _to_box(options, keys)
 
 
 def _to_box(options: Namespace, keys: bytes) -> int:

@@ -55,12 +55,12 @@ def exec_in(options: Namespace) -> int:
 
 def opened(id: str) -> Enterable:
     """The sandbox or the job of that name."""
-    from dockless.sandbox.names import is_job
+    from dockless.sandbox.names import job_of
 
-    if is_job(id):
+    if (number := job_of(id)) is not None:
         from dockless._submitting import Submitted
 
-        return Submitted(int(id))
+        return Submitted(number)
     from dockless._box import Sandbox
 
     return Sandbox.open(id)

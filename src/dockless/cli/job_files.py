@@ -45,12 +45,16 @@ def file_of(options: Namespace) -> str:
 
 
 def submit_file(options: Namespace, path: str) -> int:
-    """A job of a file of any format."""
-    from dockless._jobfiles import array_of, make_job_of
+    """A job of a file of any format, or several that start together."""
+    from dockless._jobfiles import array_of, make_gang_of, make_job_of, start_together
 
     _refuse_beside(options, (), "it")
     file = _read(path, options)
-    job = make_job_of(
+    gang = start_together(file)
+    if gang and options.array:
+        raise BadInput("--array beside several roles or instances", subject="--array", hint="give one of them")
+    make = make_gang_of if gang else lambda *args, **queue: [make_job_of(*args, **queue)]
+    jobs = make(
         file,
         path,
         name=options.name or None,
@@ -61,7 +65,8 @@ def submit_file(options: Namespace, path: str) -> int:
     )
     from dockless.cli.jobs import submit_jobs
 
-    return submit_jobs([job], options, array=options.array or array_of(file, path), mail_if_possible=file.format == "sbatch")
+    array = None if gang else options.array or array_of(file, path)
+    return submit_jobs(jobs, options, array=array, gang=gang, mail_if_possible=file.format == "sbatch")
 
 
 def submit_list(options: Namespace) -> int:

@@ -83,8 +83,11 @@ def submit(options: Namespace) -> int:
     return submit_jobs([job], options, array=options.array)
 
 
-def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | None, mail_if_possible: bool = False) -> int:
-    """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many. ``mail_if_possible``: a host
+def submit_jobs(
+    jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | None, gang: bool = False, mail_if_possible: bool = False
+) -> int:
+    """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many. ``gang``: they start together,
+    and the number of the first stands for all. ``mail_if_possible``: a host
     that sends no notices takes the jobs all the same."""
     from functools import partial
 
@@ -103,16 +106,19 @@ def submit_jobs(jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | 
     jobs = [replace(job, **orders) for job in jobs] if orders else jobs
     with connect() as queue:
         with told_whose_store(daemon, " ".join(images.values())):
-            ids = queue.submit_array(jobs[0], int(array)) if array is not None else queue.submit_many(jobs)
+            submitted = queue.submit_gang if gang else queue.submit_many
+            ids = queue.submit_array(jobs[0], int(array)) if array is not None else submitted(jobs)
         if options.json and not options.wait:
-            print_json({"id": ids[0]} if array is None and getattr(options, "job_list", None) is None else {"ids": ids})
+            alone = {"id": ids[0]} | ({"ids": ids} if gang else {})
+            print_json(alone if array is None and getattr(options, "job_list", None) is None else {"ids": ids})
         elif options.quiet:
-            out(*ids)
+            out(*(ids[:1] if gang else ids))
         elif not options.json:
             if daemon.simulated and any(job.gpus for job in jobs):
                 warn("the GPUs are simulated: nothing computes on them")
-            out(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
-        return wait_jobs(queue, ids, None, quiet=True, as_json=options.json) if options.wait else 0
+            together = f" ({ids[0]} to {ids[-1]}, which start together)" if len(ids) > 1 else ""
+            out(f"job {ids[0]}{together}" if gang or len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
+        return wait_jobs(queue, ids[:1] if gang else ids, None, quiet=True, as_json=options.json) if options.wait else 0
 
 
 def _orders(options: Namespace) -> dict[str, Any]:
@@ -157,12 +163,13 @@ def queue_options(parser: Parser) -> None:
 
 def job_number(name: str) -> int:
     """The number of a job. ``BadInput``"""
-    from dockless.sandbox.names import is_job
+    from dockless.sandbox.names import job_of
 
-    if not is_job(name):
+    number = job_of(name)
+    if number is None:
         hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
         raise BadInput(f"{name[:60]!r} is not the number of a job", subject=name[:80], hint=hint)
-    return int(name)
+    return number
 
 
 def queue(options: Namespace) -> int:
@@ -173,7 +180,7 @@ def queue(options: Namespace) -> int:
         raise BadInput("--csv with --json or -q", subject="--csv", hint="give one of them")
     with connect() as client:
         if numbers:
-            found, more = [client.job(number) for number in numbers], 0
+            found, more = [job for name in options.ids for job in _named(client, name)], 0
         else:
             found, more = _listed(client, options)
         daemon = client.ping()
@@ -231,6 +238,14 @@ def _cells(job: Job) -> list[object]:
     return [("" if name in ("started", "ended") and not value else value) for name, value in shown.items()]
 
 
+def _named(client: Client, name: str) -> list[Job]:
+    """The job, or all that start together where the first of them is named."""
+    job = client.job(job_number(name))
+    if job.gang != job.id or "_" in name:
+        return [job]
+    return [job, *(client.job(job.id + index) for index in range(1, job.options.members))]
+
+
 def print_queue(jobs: list[Job], simulated: bool) -> None:
     """The table of ``dockless queue``."""
     rows = [
@@ -241,7 +256,7 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
             job.gpu_count or "",
             job.priority or "",
             _time(job),
-            cut(job.name or job.command or job.image, 28),
+            cut(_role(job) + (job.name or job.command or job.image), 28),
             _why(job),
         )
         for job in jobs
@@ -249,6 +264,10 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
     table(("ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"), rows)
     if simulated:
         out("GPUs are simulated.")
+
+
+def _role(job: Job) -> str:
+    return f"{job.options.role} {job.options.role_index}: " if job.gang else ""
 
 
 def _time(job: Job) -> str:
@@ -268,6 +287,7 @@ def _detail(job: Job, simulated: bool) -> None:
         ("job", job.id),
         ("state", f"{job.state}{', ' + job.reason if job.reason else ''}"),
         ("name", job.name),
+        ("role", f"{job.options.role} {job.options.role_index}, starts together with job {job.gang}" if job.gang else ""),
         ("user", f"{job.user} ({job.uid}){', group ' + job.group if job.group else ''}"),
         ("image", job.image),
         ("command", job.command),
@@ -297,10 +317,10 @@ def wait_options(parser: Parser) -> None:
 
 def wait(options: Namespace) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
-    from dockless.sandbox.names import is_job
+    from dockless.sandbox.names import job_of
 
-    numbers = [int(name) for name in options.ids if is_job(name)]
-    names = [name for name in options.ids if not is_job(name)]
+    numbers = [number for name in options.ids if (number := job_of(name)) is not None]
+    names = [name for name in options.ids if job_of(name) is None]
     if numbers and names:
         raise BadInput("jobs and sandboxes together", subject=names[0], hint="wait for them one after the other")
     if numbers and options.condition == "healthy":

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from dockless.base.later import re
+from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import parse_duration, time_of
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
-from dockless.sandbox.names import is_job
+from dockless.sandbox.names import job_of
 from dockless.sandbox.run.logfile import Row
 
+if TYPE_CHECKING:
+    from dockless.sched import Job
+
 _POLL = 0.1
+_AT_ONCE = 48
+"""Connections that one user may have to the daemon are 64."""
 
 
 def logs_options(parser: Parser) -> None:
@@ -35,11 +42,14 @@ def logs(options: Namespace) -> int:
     from dockless.sandbox.run.box import get
 
     rows = None
-    if is_job(options.id):
-        theirs = _foreign(int(options.id))
+    number = job_of(options.id)
+    if number is not None:
+        first = _known(number)
+        theirs = first.uid != os.geteuid()
+        together = first.gang == number and options.id == str(number)
 
         def lines(follow: bool) -> Iterator[Row]:
-            return _job(options, follow)
+            return _gang(first, options, follow) if together else _job(number, options, follow)
     else:
         if options.attempt:
             raise BadInput(f"--attempt for the sandbox {options.id}", subject="--attempt", hint="leave it out: only jobs have attempts")
@@ -113,17 +123,67 @@ def _print(rows: Iterator[Row], options: Namespace, theirs: bool) -> None:
         write_bytes(target, (at.encode() + b" " if options.timestamps else b"") + row.written)
 
 
-def _foreign(number: int) -> bool:
-    """Whether a job is another user's: on a terminal what it wrote is then escaped. One's own output comes as it is, as that of ``run``."""
+def _known(number: int) -> Job:
     from dockless.sched import connect
 
     with connect() as queue:
-        return queue.job(number).uid != os.geteuid()
+        return queue.job(number)
 
 
-def _job(options: Namespace, follow: bool) -> Iterator[Row]:
+def _job(number: int, options: Namespace, follow: bool) -> Iterator[Row]:
     from dockless.sched import connect
 
     with connect() as queue:
-        for line in queue.logs(int(options.id), follow=follow, attempt=options.attempt):
+        for line in queue.logs(number, follow=follow, attempt=options.attempt):
             yield line.row
+
+
+def _gang(first: Job, options: Namespace, follow: bool) -> Iterator[Row]:
+    """Of all that start together, each line with whose it is: one after the other, or with ``follow`` as it comes."""
+    from dockless.base.dataclass import replace
+    from dockless.sched import connect
+
+    with connect() as queue:
+        jobs = [queue.job(first.id + index) for index in range(first.options.members)]
+
+    def rows(job: Job) -> Iterator[Row]:
+        name = f"{job.options.role} {job.options.role_index} | ".encode()
+        for row in _job(job.id, options, follow):
+            yield row if row.dropped else replace(row, text=name + row.text)
+
+    if follow:
+        yield from _merged([partial(rows, job) for job in jobs])
+    else:
+        for job in jobs:
+            yield from rows(job)
+
+
+def _merged(sources: Sequence[Callable[[], Iterator[Row]]]) -> Iterator[Row]:
+    """What all of them give, as it comes."""
+    from queue import SimpleQueue
+    from threading import Thread
+
+    if len(sources) > _AT_ONCE:
+        hint = "follow one of them: dockless logs -f ID_0"
+        raise BadInput(f"the output of {len(sources)} jobs cannot be followed at once", subject="--follow", hint=hint)
+    came: SimpleQueue[Row | BaseException | None] = SimpleQueue()
+
+    def read(source: Callable[[], Iterator[Row]]) -> None:
+        try:
+            for row in source():
+                came.put(row)
+            came.put(None)
+        except BaseException as error:
+            came.put(error)
+
+    for source in sources:
+        Thread(target=read, args=(source,), daemon=True).start()
+    left = len(sources)
+    while left:
+        row = came.get()
+        if isinstance(row, BaseException):
+            raise row
+        if row is None:
+            left -= 1
+        else:
+            yield row

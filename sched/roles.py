@@ -1,0 +1,89 @@
+"""Jobs that start together, each in its role: when they have ended, and what each is told of the others.
+
+They have one network: one that nobody else is in, with nothing but its loopback interface, or the host's. So the address of all of them is
+that of loopback, and they differ by their ports.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from dockless.base.dataclass import dataclass
+from dockless.errors import BadInput
+from dockless.sandbox.hosts import check_name
+from dockless.sched.jobs import JobOptions, State, parse_port
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT, LAST_PORT = 20_000, 29_999
+"""Of those that they get: below the ports that the kernel gives to who asks for none, ip_local_port_range."""
+DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """``state``: how it has ended, None while it goes on."""
+
+    id: int
+    options: JobOptions
+    state: State | None = None
+
+
+def ending(members: Sequence[Member]) -> str:
+    """Whether all are to end, as ``JobOptions.ending`` has it."""
+    for role in dict.fromkeys(member.options.role for member in members):
+        ended = [member for member in members if member.options.role == role and member.state is not None]
+        failed = [member.id for member in ended if member.state is not State.COMPLETED]
+        rule = ended[0].options if ended else JobOptions()
+        if rule.min_failed and len(failed) >= rule.min_failed:
+            return f"failed:{failed[-1]}"
+        if rule.min_succeeded and len(ended) - len(failed) >= rule.min_succeeded:
+            return DONE
+    return DONE if all(member.state is not None for member in members) else ""
+
+
+def count_ports(options: JobOptions) -> int:
+    """How many it gets: one of its own, and those with a label."""
+    return 1 + sum(count for _, count in map(parse_port, options.labels))
+
+
+def is_host_name(role: str) -> bool:
+    """Whether the others may have it as a host's name."""
+    try:
+        check_name(role, "role")
+    except BadInput:
+        return False
+    return True
+
+
+def environment(members: Sequence[JobOptions], rank: int, *, openpai: bool) -> dict[str, str]:
+    """The variables of the one of that rank. ``openpai``: also those of OpenPAI."""
+    own, first = members[rank], members[0]
+    cluster: dict[str, list[str]] = {}
+    for member in members:
+        cluster.setdefault(member.role, []).append(f"{LOOPBACK}:{member.ports[0]}")
+    found = {
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(first.ports[0]),
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",  # each has GPUs of its own, which begin with 0
+        "WORLD_SIZE": str(len(members)),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": own.role, "index": own.role_index}}, separators=(",", ":")),
+        "DOCKLESS_ROLE": own.role,
+        "DOCKLESS_ROLE_INDEX": str(own.role_index),
+        "DOCKLESS_PORT": str(own.ports[0]),
+    }
+    if openpai:
+        found |= _of_openpai(members, own)
+    return found
+
+
+def _of_openpai(members: Sequence[JobOptions], own: JobOptions) -> dict[str, str]:
+    found = {"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": str(own.role_index)}
+    for member in members:
+        found[f"PAI_HOST_IP_{member.role}_{member.role_index}"] = LOOPBACK
+        at = 1
+        for label, count in map(parse_port, member.labels):
+            found[f"PAI_PORT_LIST_{member.role}_{member.role_index}_{label}"] = ",".join(map(str, member.ports[at : at + count]))
+            at += count
+    return found

@@ -1,0 +1,350 @@
+"""Jobs that start together: what ends them all, what each is told, and what the engine does where things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+
+import pytest
+from support.stand_in import StandIn, engine, until
+
+from dockless.base.records import differences
+from dockless.cgroups import Limits
+from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused
+from dockless.sandbox.run.process import Exit
+from dockless.sandbox.spec import Spec
+from dockless.sched import roles
+from dockless.sched.callers import Caller
+from dockless.sched.config import Config
+from dockless.sched.engine import preempting, stopping
+from dockless.sched.jobs import JobOptions, JobSpec, State
+from dockless.sched.policy.quotas import Quota, Quotas
+from dockless.sched.store import queue
+from dockless.sched.store.lease import held
+
+ROOT = Caller(0, "root", frozenset(), True)
+
+
+def plain(role="worker", **fields):
+    return differences(JobSpec(Spec(argv=("true",), network="host"), role=role, **fields))
+
+
+def member(number, role, state=None, **rules):
+    return roles.Member(number, JobOptions(role=role, **rules), state)
+
+
+DONE, FAILED = State.COMPLETED, State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("members", "ending"),
+    [
+        ([member(1, "a"), member(2, "b")], ""),
+        ([member(1, "a", DONE), member(2, "b")], ""),
+        ([member(1, "a", DONE), member(2, "b", DONE)], "done"),
+        ([member(1, "a"), member(2, "b", FAILED)], "failed:2"),
+        ([member(1, "a"), member(2, "b", State.TIMEOUT)], "failed:2"),
+        ([member(1, "a", FAILED, min_failed=2), member(2, "a", min_failed=2), member(3, "b")], ""),
+        ([member(1, "a", FAILED, min_failed=2), member(2, "a", FAILED, min_failed=2), member(3, "b")], "failed:2"),
+        ([member(1, "a", FAILED, min_failed=0), member(2, "b")], ""),
+        ([member(1, "a", FAILED, min_failed=0), member(2, "b", DONE)], "done"),
+        ([member(1, "a", DONE, min_succeeded=1), member(2, "a", min_succeeded=1)], "done"),
+        ([member(1, "a", DONE, min_succeeded=2), member(2, "a", min_succeeded=2)], ""),
+    ],
+)
+def test_when_they_all_end(members, ending):
+    assert roles.ending(members) == ending
+
+
+def test_what_each_is_told():
+    members = [
+        JobOptions(role="ps", role_index=0, labels=("http:2", "ssh:1"), ports=(20000, 20001, 20002, 20003)),
+        JobOptions(role="worker", role_index=0, ports=(20004,)),
+        JobOptions(role="worker", role_index=1, ports=(20005,)),
+    ]
+    found = roles.environment(members, 2, openpai=True)
+    assert json.loads(found.pop("TF_CONFIG")) == {
+        "cluster": {"ps": ["127.0.0.1:20000"], "worker": ["127.0.0.1:20004", "127.0.0.1:20005"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert found == {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20000", "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "3",
+        "DOCKLESS_ROLE": "worker", "DOCKLESS_ROLE_INDEX": "1", "DOCKLESS_PORT": "20005",
+        "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "1",
+        "PAI_HOST_IP_ps_0": "127.0.0.1", "PAI_HOST_IP_worker_0": "127.0.0.1", "PAI_HOST_IP_worker_1": "127.0.0.1",
+        "PAI_PORT_LIST_ps_0_http": "20001,20002", "PAI_PORT_LIST_ps_0_ssh": "20003",
+    }  # fmt: skip
+    assert not any(name.startswith("PAI") for name in roles.environment(members, 0, openpai=False))
+
+
+@pytest.mark.parametrize(("role", "host"), [("worker", True), ("a_b.c-1", True), ("~", False), ("-x", False), ("a..b", False)])
+def test_a_role_is_a_hosts_name_where_it_can_be(role, host):
+    assert roles.is_host_name(role) == host
+
+
+@pytest.mark.parametrize("role", ["a b", "a\n", "a=b", "\u00e4", "a/b", "$x", "x" * 65])
+def test_a_role_of_another_name_is_refused(role):
+    with pytest.raises(BadInput, match="is no name of a role"):
+        JobSpec(role=role)
+
+
+@pytest.mark.parametrize("port", ["http", "http:0", "http:-1", "http:1001", "ht tp:1", ":1", "http:1:2", "http:\u0661"])
+def test_ports_that_cannot_be_read(port):
+    with pytest.raises(BadInput, match="cannot be read"):
+        JobSpec(role="a", ports=(port,))
+
+
+# -- the engine
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "4x80G")
+    monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return StandIn(tmp_path / "boxes")
+
+
+def play(tmp_path, launcher, story, config=None):
+    async def run():
+        async with engine(tmp_path, launcher, config) as running:
+            return await story(running)
+
+    return asyncio.run(run())
+
+
+async def started(running, launcher, *jobs, attempt=1):
+    numbers = await running.submit(ROOT, list(jobs), None, gang=True)
+    return numbers, await boxes(running, launcher, numbers, attempt)
+
+
+async def boxes(running, launcher, numbers, attempt=1):
+    await until(lambda: all(running.entries[n].pidfd >= 0 and running.entries[n].job.attempt == attempt for n in numbers))
+    return [launcher.boxes[running.name(number, attempt)] for number in numbers]
+
+
+async def ended(running, numbers):
+    await until(lambda: not any(number in running.entries for number in numbers))
+    jobs = [queue.job(running.reader, number) for number in numbers]
+    return [(str(job.state), job.reason, job.exit_code) for job in jobs]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "why"),
+    [
+        ([plain(gpus="3"), plain(gpus="2")], "need 5 GPUs: this could never be"),
+        ([plain(gpus="device=0"), plain(gpus="device=0")], "two of the jobs that start together want GPU"),
+        ([plain(gpus="device=0"), plain(gpus="1")], "some of the jobs that start together name their GPUs, others do not"),
+        ([plain()] * 257, "257 jobs cannot start together"),
+        ([plain(), plain("")], "a job that starts together with others needs a role"),
+        ([plain(ports=("http:500",))] * 3, "the ports of all roles are too many"),
+        ([plain(gpus="2"), plain(gpus="1")], "the quota of user root is 2: this could never start"),
+    ],
+)
+def test_what_can_never_start_is_refused_and_nothing_queued(tmp_path, launcher, jobs, why):
+    limit = Quotas(users={"root": Quota(limit=2)}) if "quota" in why else Quotas()
+
+    async def story(running):
+        with pytest.raises(DocklessError, match=why):
+            await running.submit(ROOT, jobs, None, gang=True)
+        assert not running.entries and not running.shares.jobs
+
+    play(tmp_path, launcher, story, Config(quotas=limit))
+
+
+def test_a_role_is_for_those_that_start_together(tmp_path, launcher):
+    async def story(running):
+        with pytest.raises(BadInput, match="a job of its own has no role"):
+            await running.submit(ROOT, [plain()], None)
+        with pytest.raises(BadInput, match="jobs that start together are no array"):
+            await running.submit(ROOT, [plain()], 3, gang=True)
+
+    play(tmp_path, launcher, story)
+
+
+def test_memory_and_cores_are_those_of_all(tmp_path, launcher):
+    def asking(share):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limits = Limits(memory_max=int(memory * share))
+        return differences(JobSpec(Spec(argv=("true",), network="host", limits=limits, best_effort=True), role="a"))
+
+    async def story(running):
+        with pytest.raises(Refused, match=r"needs .* GiB of memory, and this host has .*: this could never start"):
+            await running.submit(ROOT, [asking(0.6), asking(0.6)], None, gang=True)
+        numbers, started_boxes = await started(running, launcher, asking(0.1), asking(0.2))
+        (seen,) = running.state().running
+        assert seen.memory == sum(running.entries[number].job.options.memory for number in numbers)
+        for box in started_boxes:
+            box.end(Exit(0, None))
+
+    play(tmp_path, launcher, story)
+
+
+def test_gpus_and_ports_are_split_in_their_order(tmp_path, launcher):
+    async def story(running):
+        numbers, (_, _, three) = await started(running, launcher, plain(gpus="1"), plain(), plain(gpus="2", ports=("http:2",)))
+        jobs = [running.entries[number].job for number in numbers]
+        assert [len(job.devices) for job in jobs] == [1, 0, 2] and len({gpu for job in jobs for gpu in job.devices}) == 3
+        ports = [port for job in jobs for port in job.options.ports]
+        assert [len(job.options.ports) for job in jobs] == [1, 1, 3] and len(set(ports)) == 5
+        others, _ = await started(running, launcher, plain(), plain())
+        assert not set(ports) & {port for number in others for port in running.entries[number].job.options.ports}
+        told = dict(three.spec.env)
+        assert (told["RANK"], told["MASTER_PORT"], told["DOCKLESS_PORT"]) == ("2", str(ports[0]), str(ports[2]))
+        assert "DOCKLESS_ARRAY_ID" not in told and told["DOCKLESS_JOB_ID"] == str(numbers[2])
+        (of_policy,) = [job for job in running.state().running if job.gpus]
+        assert (of_policy.id, len(of_policy.gpus)) == (numbers[0], 3)
+        for number in (numbers[0], others[0]):
+            await running.cancel(number, "root", 0.0)
+        assert {state for state, _, _ in await ended(running, [*numbers, *others])} == {"CANCELLED"}
+
+    play(tmp_path, launcher, story)
+
+
+def test_what_a_job_says_itself_stays(tmp_path, launcher):
+    async def story(running):
+        spec = Spec(argv=("true",), network="host", env=(("RANK", "mine"),), hosts=(("worker", "10.0.0.1"),))
+        _, (box,) = await started(running, launcher, differences(JobSpec(spec, role="worker")))
+        assert [value for name, value in box.spec.env if name == "RANK"] == ["mine"] and box.spec.hosts == (("worker", "10.0.0.1"),)
+        box.end(Exit(0, None))
+
+    play(tmp_path, launcher, story)
+
+
+def test_one_that_ended_keeps_its_gpus_until_the_last_has(tmp_path, launcher):
+    async def story(running):
+        numbers, (one, two) = await started(running, launcher, plain(gpus="1"), plain(gpus="1"))
+        one.end(Exit(0, None))
+        await until(lambda: running.entries[numbers[0]].job.reason.startswith("its program has ended (exit code 0)"))
+        assert running.entries[numbers[0]].job.state is State.RUNNING and len(held(running.reader)) == 2
+        two.end(Exit(0, None))
+        assert await ended(running, numbers) == [("COMPLETED", "", 0)] * 2
+        assert held(running.reader) == [] and "remove" in one.said + two.said
+
+    play(tmp_path, launcher, story)
+
+
+def test_a_failed_start_of_one_ends_the_others(tmp_path, launcher):
+    start = launcher.start
+
+    def fails(spec, *, id, **how):
+        if dict(spec.env)["RANK"] == "1":
+            raise CommandNotFound("no such program")
+        return start(spec, id=id, **how)
+
+    launcher.start = fails
+
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain("a"), plain("b")], None, gang=True)
+        await until(lambda: running.name(numbers[0], 1) not in launcher.boxes or "stop" in launcher.boxes[running.name(numbers[0], 1)].said)
+        if (box := launcher.boxes.get(running.name(numbers[0], 1))) is not None and numbers[0] in running.entries:
+            box.end(Exit(None, 15))
+        first, second = await ended(running, numbers)
+        assert second == ("FAILED", "not started: no such program", 127)
+        assert first == ("FAILED", f"job {numbers[1]} (b 0): not started: no such program", 127)
+
+    play(tmp_path, launcher, story)
+
+
+def test_gpus_that_somebody_else_took_send_all_back(tmp_path, launcher):
+    start, refused = launcher.start, []
+
+    def fails(spec, *, id, **how):
+        if dict(spec.env)["RANK"] == "1" and not refused:
+            refused.append(id)
+            raise NotEnoughGpus("a `dockless run` was faster")
+        return start(spec, id=id, **how)
+
+    launcher.start = fails
+
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain(gpus="1"), plain(gpus="1")], None, gang=True)
+        first = running.name(numbers[0], 1)
+        await until(lambda: running.entries[numbers[1]].job.attempt == 2 or "stop" in getattr(launcher.boxes.get(first), "said", ()))
+        if running.entries[numbers[1]].job.attempt == 1:
+            launcher.boxes[first].end(Exit(None, 15))
+        for box in await boxes(running, launcher, numbers, 2):
+            box.end(Exit(0, None))
+        assert await ended(running, numbers) == [("COMPLETED", "", 0)] * 2
+
+    play(tmp_path, launcher, story)
+
+
+def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher):
+    async def story(running):
+        numbers, (one, two) = await started(running, launcher, plain(gpus="1"), plain(gpus="2"))
+        one.end(Exit(0, None))
+        await until(lambda: running.entries[numbers[0]].job.reason)
+        two.send_stop = lambda: two.said.append("stop")
+        preempting.preempt(running, running.entries[numbers[0]], 99)
+        await until(lambda: "stop" in two.said)
+        (seen,) = running.state().running
+        assert seen.stopping
+        two.end(Exit(0, None))
+        for box in await boxes(running, launcher, numbers, 2):
+            box.end(Exit(0, None))
+        assert await ended(running, numbers) == [("COMPLETED", "", 0)] * 2
+        assert [one.reason for one in queue.job(running.reader, numbers[0]).attempts] == ["preempted for job 99", ""]
+
+    play(tmp_path, launcher, story)
+
+
+def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
+    async def before(running):
+        numbers, (chief, ps) = await started(running, launcher, plain("chief", min_succeeded=1), plain("ps"))
+        chief.end(Exit(0, None))
+        await until(lambda: "stop" in ps.said)
+        return numbers, ps
+
+    numbers, ps = play(tmp_path, launcher, before)
+    ps.end(Exit(None, 15))
+
+    async def after(running):
+        return await ended(running, numbers)
+
+    first, second = play(tmp_path, launcher, after)
+    assert first == ("COMPLETED", "", 0)
+    assert second == ("COMPLETED", "ended when the others were done (killed by signal 15)", 143)
+
+
+def test_a_daemon_that_comes_back_finds_one_that_never_ran(tmp_path, launcher):
+    async def before(running):
+        numbers, _ = await started(running, launcher, plain(gpus="1"), plain(gpus="1"))
+        return numbers
+
+    numbers = play(tmp_path, launcher, before)
+    name = next(name for name in launcher.boxes if name.startswith(f"job-{numbers[1]}-"))
+    del launcher.boxes[name]
+    with sqlite3.connect(tmp_path / "jobs.db") as db:
+        db.execute("UPDATE jobs SET state='STARTING' WHERE id=?", (numbers[1],))
+        db.execute("UPDATE attempts SET state='STARTING' WHERE job=?", (numbers[1],))
+
+    async def after(running):
+        first = launcher.boxes[running.name(numbers[0], 1)]
+        await until(lambda: "stop" in first.said)
+        first.end(Exit(None, 15))
+        for box in await boxes(running, launcher, numbers, 2):
+            box.end(Exit(0, None))
+        return await ended(running, numbers)
+
+    assert play(tmp_path, launcher, after) == [("COMPLETED", "", 0)] * 2
+
+
+def test_the_first_that_is_waited_for_is_all_of_them(tmp_path, launcher):
+    async def story(running):
+        numbers, (one, two) = await started(running, launcher, plain("a"), plain("b"))
+        (later,) = await running.submit(ROOT, [differences(JobSpec(Spec(argv=("true",)), after=(f"not-ok:{numbers[0]}",)))], None)
+        one.end(Exit(0, None))
+        await until(lambda: running.entries[numbers[0]].job.reason)
+        assert later in running.aside.entries
+        two.end(Exit(3, None))
+        assert await ended(running, numbers) == [("FAILED", f"job {numbers[1]} (b 0): exit code 3", 3), ("FAILED", "exit code 3", 3)]
+        (box,) = await boxes(running, launcher, [later])
+        box.end(Exit(0, None))
+
+    play(tmp_path, launcher, story)
