@@ -19,7 +19,7 @@ FILTERS := $(wildcard sandbox/seccomp/*.py sandbox/seccomp/profiles/*.json) sand
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm test-service bench bench-images bench-sched crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm test-service power-cut bench bench-images bench-sched bench-slurm crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -36,6 +36,9 @@ test-vm: build  ## the suite in a QEMU guest with a real cgroup v2 tree, as root
 
 test-service: build  ## the daemon as a service of systemd in a QEMU guest, over a reboot; minutes
 	@DOCKLESS_VM_AS=systemd tests/vm/run.sh
+
+power-cut: build  ## the power of a QEMU guest is cut while its daemon works, minutes; DOCKLESS_VM_CUTS=12
+	@DOCKLESS_VM_AS=power tests/vm/run.sh
 
 bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benchmarks/results
 	@$(PY) benchmarks/run.py $(ARGS)
@@ -60,6 +63,9 @@ bench-images: build  ## images of real size beside umoci, skopeo, podman, contai
 
 bench-sched: build  ## the policy on public traces: packing, waiting times; ARGS="--traces DIR packing", minutes
 	@$(PY) benchmarks/scheduling.py $(ARGS)
+
+bench-slurm: build  ## beside Debian's Slurm: submits, passes, starts, restarts, kill -9 (root); ARGS="--only kills --kills 20"
+	@$(PY) benchmarks/beside_slurm.py $(ARGS)
 
 crash-matrix: build  ## kill -9 of daemon and keepers, and a full disk, at every call that changes something (root); ARGS="--most 50"
 	@$(PY) benchmarks/crash_matrix.py $(ARGS)

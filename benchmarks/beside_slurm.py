@@ -229,24 +229,25 @@ def passes(slurm: Slurm) -> list[float]:
 
 
 def slurm_kills(theirs: Theirs, kills: int, seed: int = 1) -> dict[str, Any]:
-    """slurmctld at random moments, and, by strace(1), instead of calls of five kinds, while jobs are submitted, started and ended."""
+    """slurmctld at random moments, and, by strace(1), instead of calls of five kinds, while jobs are submitted, started and ended.
+    ``forgotten``: jobs that ran and that it does not know, or of whose number it knows another."""
     slurm, dice = theirs.slurm, random.Random(seed)
-    acknowledged: dict[int, int] = {}
-    row: dict[str, Any] = dict.fromkeys(("kills", "jobs", "lost", "double", "wrong_exit", "ids_reused", "not_ended"), 0)
+    acknowledged: list[tuple[int, int]] = []  # by their order: the number that each got, and its exit code
+    row: dict[str, Any] = dict.fromkeys(("kills", "jobs", "lost", "double", "wrong_exit", "forgotten", "ids_reused", "not_ended"), 0)
     over = threading.Event()
 
     def submit() -> None:
         code = 0
         while not over.is_set():
             code = code % 100 + 1
-            script = f"echo $SLURM_RESTART_COUNT. >> /run/marks/$SLURM_JOB_ID; sleep {dice.choice(('0', '0.2', '1'))}; exit {code}"
+            script = (
+                f"echo $SLURM_RESTART_COUNT. >> /run/marks/{len(acknowledged)}-{code}; sleep {dice.choice(('0', '0.2', '1'))}; exit {code}"
+            )
             try:
-                number = theirs.submit(script)
+                acknowledged.append((theirs.submit(script), code))
             except subprocess.CalledProcessError:
                 over.wait(0.05)
                 continue
-            row["ids_reused"] += number in acknowledged
-            acknowledged[number] = code
             over.wait(0.1)
 
     submitter = threading.Thread(target=submit)
@@ -276,19 +277,23 @@ def slurm_kills(theirs: Theirs, kills: int, seed: int = 1) -> dict[str, Any]:
         slurm.answers()
     over.set()
     submitter.join()
+    slurm.said("scontrol", "update", f"nodename={slurm.host}", "state=resume")  # it may have been taken for down
     theirs.empty(120)
     ended = {}
     for line in slurm.said("scontrol", "-o", "show", "jobs").splitlines():
         words = dict(word.partition("=")[::2] for word in line.split())
         ended[int(words["JobId"])] = words["JobState"], int(words["ExitCode"].partition(":")[0])
-    for number, code in acknowledged.items():
-        mark = theirs.marks / str(number)
+    newest = {number: at for at, (number, _) in enumerate(acknowledged)}
+    row["ids_reused"] = len(acknowledged) - len(newest)
+    for at, (number, code) in enumerate(acknowledged):
+        mark = theirs.marks / f"{at}-{code}"
         runs = len(mark.read_text().split()) if mark.exists() else 0
-        state, found = ended.get(number, ("", -1))
-        row["lost"] += not state
+        state, found = ended.get(number, ("", -1)) if newest[number] == at else ("", -1)
+        row["lost"] += not state and not runs
         row["double"] += runs > 1
         row["not_ended"] += state in ("PENDING", "RUNNING", "COMPLETING")
         row["wrong_exit"] += state in ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED") and found != code
+        row["forgotten"] += not state and runs > 0
     row["jobs"] = len(acknowledged)
     return row
 
@@ -329,7 +334,7 @@ def main() -> int:
         if options.only != "speed":
             document["kills"] = {"slurm": slurm_kills(theirs, options.kills)}
     if options.only != "speed":
-        document["kills"]["dockless"] = our_kills(options.kills)
+        document["kills"]["dockless"] = our_kills(5 * options.kills)
     print(file=sys.stderr)
     for name, row in document.get("speed", {}).items():
         print(f"{name:38}", *(f"{key} {value}" for key, value in row.items()), sep="  ")

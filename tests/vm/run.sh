@@ -5,7 +5,8 @@
 #
 # DOCKLESS_VM_CACHE    where kernel, root disk and wheels are kept      (~/.cache/dockless-vm)
 # DOCKLESS_VM_TIMEOUT  seconds until a hanging guest is ended           (1200)
-# DOCKLESS_VM_AS       root, user, both, systemd or all                (both)
+# DOCKLESS_VM_AS       root, user, both, systemd, all or power         (both)
+# DOCKLESS_VM_CUTS     power: so many cuts of the guest's power         (12)
 # DOCKLESS_WHEEL       test this wheel instead of one built from the tree
 # DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
 # DOCKLESS_VM_ALL      1: leave nothing out under emulation
@@ -125,7 +126,9 @@ rounds=()
 arguments() { # root or user: to stand in the file of her arguments
   printf '%s\n' "${@:2}" >"$payload/arguments-$1"
 }
-if [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
+if [ "${DOCKLESS_VM_AS:-}" = power ]; then
+  : # its own story
+elif [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
   for name in root user; do
     lacking=()
     [ "$name$(id -u)" != root0 ] || lacking=(--lacking)
@@ -167,6 +170,17 @@ boot() { # root, user or systemd: becomes the guest, which says everything in DI
   fi
   exec timeout -k 5 "$limit" "${guest[@]}" </dev/null >>"$place/console" 2>&1
 }
+
+if [ "${DOCKLESS_VM_AS:-}" = power ]; then
+  echo "test-vm: booting ($accelerator), ${DOCKLESS_VM_CUTS:-12} power cuts"
+  mkdir "$work/power"
+  "$python" -P "$here/power_cut.py" "$work/power" --cuts "${DOCKLESS_VM_CUTS:-12}" --seed "${DOCKLESS_VM_SEED:-1}" -- \
+    "${machine[@]}" "${speed[@]}" -append "$kernel dockless.as=POWER systemd.show_status=0" \
+    -drive "file=$base/root.img,snapshot=on,format=raw,if=virtio" -drive "file=$work/payload.img,format=raw,if=virtio,readonly=on" &
+  guests+=($!)
+  wait $!
+  exit
+fi
 
 case ${DOCKLESS_VM_AS:-both} in
 all) names=(root user systemd) ;;
