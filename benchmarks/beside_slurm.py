@@ -9,6 +9,7 @@ of the program that submits. Slurm's jobs are plain processes; ours have sandbox
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -277,7 +278,8 @@ def slurm_kills(theirs: Theirs, kills: int, seed: int = 1) -> dict[str, Any]:
         slurm.answers()
     over.set()
     submitter.join()
-    slurm.said("scontrol", "update", f"nodename={slurm.host}", "state=resume")  # it may have been taken for down
+    with contextlib.suppress(subprocess.CalledProcessError):  # it may have been taken for down
+        slurm.said("scontrol", "update", f"nodename={slurm.host}", "state=resume")
     theirs.empty(120)
     ended = {}
     for line in slurm.said("scontrol", "-o", "show", "jobs").splitlines():
