@@ -19,7 +19,7 @@ FILTERS := $(wildcard sandbox/seccomp/*.py sandbox/seccomp/profiles/*.json) sand
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-vm test-service power-cut bench bench-images bench-sched bench-slurm crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
+.PHONY: help venv build demo test test-vm test-service power-cut bench-users bench bench-images bench-sched bench-slurm crash-matrix faults fuzz hunt walk mutants check format wheel clean clean-all preflight
 
 help:  ## this list
 	@echo "dockless: make <target>"
@@ -39,6 +39,9 @@ test-service: build  ## the daemon as a service of systemd in a QEMU guest, over
 
 power-cut: build  ## the power of a QEMU guest is cut while its daemon works, minutes; DOCKLESS_VM_CUTS=12
 	@DOCKLESS_VM_AS=power tests/vm/run.sh
+
+bench-users: build  ## in a QEMU guest: the speed of one user's job beside another's hogs, fork bomb, floods and full disk; minutes
+	@DOCKLESS_VM_AS=two-users tests/vm/run.sh
 
 bench: build  ## starts beside crun, bwrap, podman and a C program; JSON in benchmarks/results
 	@$(PY) benchmarks/run.py $(ARGS)

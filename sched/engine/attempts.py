@@ -33,6 +33,8 @@ from dockless.sched.store.queue import Live
 
 _WALL = 0x40000000  # __WALL, wait(2): children that were cloned without an exit signal too
 
+WEIGHT = 100
+"""cpu.weight of a core, which is also that of a group that says nothing; cgroup-v2, Weights."""
 SETTLE = 30.0
 """Seconds a sandbox that a dead daemon was just starting gets to be up; its keeper needs milliseconds."""
 
@@ -101,13 +103,17 @@ def launch_again(launcher: Launcher, spec: Spec, *, id: str, labels: dict[str, s
 
 
 def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_time_limit: float) -> Spec:
-    """The spec as it is launched: with the leased GPUs, the time limit and the job's own numbers in its environment."""
+    """The spec as it is launched: with the leased GPUs, the time limit, the job's own numbers in its environment, and the weight of the
+    cores that it named: while processors are short, each job gets its cores before others get more."""
     own = {"DOCKLESS_JOB_ID": str(live.job.id), "DOCKLESS_ATTEMPT": str(attempt)}
     if live.job.array and not live.job.gang:
         own |= {"DOCKLESS_ARRAY_ID": str(live.job.array), "DOCKLESS_ARRAY_INDEX": str(live.job.index)}
     env = tuple(pair for pair in spec.env if pair[0] not in own) + tuple(own.items())
     limits = [seconds for seconds in (spec.timeout, queue_time_limit) if seconds]
-    return replace(spec, gpus=gpus, env=env, timeout=min(limits, default=0.0))
+    wanted = spec.limits
+    if wanted.cpu_max is not None and wanted.cpu_weight is None:
+        wanted = replace(wanted, cpu_weight=max(1, min(10_000, round(wanted.cpu_max * WEIGHT))))
+    return replace(spec, gpus=gpus, env=env, timeout=min(limits, default=0.0), limits=wanted)
 
 
 def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -> AttemptEnd:

@@ -14,7 +14,7 @@ from support.requires import requires
 from support.scheduling import DaemonProcess, as_user
 
 from dockless import Submitted
-from dockless.cgroups import Limits
+from dockless.cgroups import Limits, find_delegation
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, JobSpec, State
 
@@ -158,6 +158,18 @@ def test_what_one_wastes_is_not_the_others(daemon: DaemonProcess, go: Path):
     with daemon.client() as queue:
         assert int([line.text for line in queue.logs(his)][-1]) > 0
         assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)))), timeout=60).state is State.COMPLETED
+
+
+@requires("cgroup2:cpu")
+def test_each_job_weighs_as_many_cores_as_it_named(daemon: DaemonProcess, go: Path):
+    """When processors are short, what one has named is not what the other takes. One core where none is named."""
+    weights = {Limits(cpu_max=0.25): 25, Limits(cpu_max=2.0): 200, Limits(cpu_max=2.0, cpu_weight=7): 7, Limits(pids_max=50): 100}
+    for limits, weight in weights.items():
+        (number,) = submitted(ANNA, daemon, WAITS, go, limits=limits)
+        up(daemon, number)
+        (group,) = find_delegation().home.glob(f"job-{number}-1-*")
+        assert int((group / "cpu.weight").read_text()) == weight, limits
+    (go / "now").touch()
 
 
 def _group(process: Path) -> str:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 from support.stand_in import Box, StandIn
 
+from dockless.base.dataclass import replace
+from dockless.cgroups import Limits
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
@@ -175,3 +177,13 @@ def test_what_is_left_of_this_queue(launcher):
         launcher.boxes[name] = Torn(name, launcher.place / name, now=state)
     found = attempts.orphans(launcher, "q", {"alive"}.__contains__, {"torn", "new", "ours"}.__contains__)
     assert [handle.id for handle in found] == ["ours", "torn"]
+
+
+@pytest.mark.parametrize(("named", "weight"), [
+    (Limits(), None), (Limits(pids_max=5), None), (Limits(cpu_max=1.0), 100), (Limits(cpu_max=0.25), 25), (Limits(cpu_max=0.001), 1),
+    (Limits(cpu_max=500.0), 10_000), (Limits(cpu_max=4.0, cpu_weight=7), 7),
+])  # fmt: skip
+def test_cores_that_are_named_weigh(named, weight):
+    live = Live(Job(7, 0, "root", State.STARTING), (), (), False)
+    launched = attempts.complete(Spec(argv=("true",), limits=named), live, 1, (), 0.0)
+    assert launched.limits == replace(named, cpu_weight=weight)

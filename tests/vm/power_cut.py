@@ -41,7 +41,7 @@ class Story:
         """The last line may be torn by the cut."""
         for line in text.split("\n")[:-1]:
             verb, *words = line.strip().split(" ", 5)
-            if verb == "ack" and words[2] == "cancelled":
+            if verb == "cancel":
                 self.cancelled.add(int(words[0]))
             elif verb == "ack":
                 if int(words[0]) in self.acknowledged:

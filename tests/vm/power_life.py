@@ -3,7 +3,7 @@
 Each answer of the daemon is said on the second serial port, and so is each run of a job's program, by itself. ``last``: nothing is
 submitted any more; what is there comes to its end, and the daemon's word on each job is said.
 
-    ack ID CODE on_reboot|cancelled    ran ID ATTEMPT    end ID STATE CODE ATTEMPTS REASON
+    ack ID CODE on_reboot    cancel ID    ran ID ATTEMPT    end ID STATE CODE ATTEMPTS REASON
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def work(queue: Client) -> None:
             for one in submitted:
                 say("ack", one, code, policy)
             if number % 7 == 0:
+                say("cancel", submitted[0])  # one that is under way at the cut may have been done
                 queue.cancel(submitted[0], grace=0)
-                say("ack", submitted[0], code, "cancelled")
         for job in queue.queue(ended=True, limit=50):
             if job.state.ended and job.id not in ended:
                 ended.add(job.id)

@@ -5,7 +5,7 @@
 #
 # DOCKLESS_VM_CACHE    where kernel, root disk and wheels are kept      (~/.cache/dockless-vm)
 # DOCKLESS_VM_TIMEOUT  seconds until a hanging guest is ended           (1200)
-# DOCKLESS_VM_AS       root, user, both, systemd, all or power         (both)
+# DOCKLESS_VM_AS       root, user, both, systemd, all, power, two-users (both)
 # DOCKLESS_VM_CUTS     power: so many cuts of the guest's power         (12)
 # DOCKLESS_WHEEL       test this wheel instead of one built from the tree
 # DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
@@ -126,8 +126,8 @@ rounds=()
 arguments() { # root or user: to stand in the file of her arguments
   printf '%s\n' "${@:2}" >"$payload/arguments-$1"
 }
-if [ "${DOCKLESS_VM_AS:-}" = power ]; then
-  : # its own story
+if [ "${DOCKLESS_VM_AS:-}" = power ] || [ "${DOCKLESS_VM_AS:-}" = two-users ]; then
+  : # stories of their own
 elif [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}" ]; then
   for name in root user; do
     lacking=()
