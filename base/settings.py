@@ -22,11 +22,14 @@ from pathlib import Path
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.later import re
+from dockless.base.occasions import WEEK, parse
 from dockless.base.typing import Any, Literal
 from dockless.base.units import parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput
 
-Kind = Literal["count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume", "text", "classes"]
+Kind = Literal[
+    "count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume", "text", "classes", "reservation", "start"
+]
 USER = "$USER"
 """What stands for a name in settings of the kind ``volume``."""
 
@@ -36,6 +39,8 @@ _KINDS = {
     "signal": 'a signal, like "TERM" or "USR1"', "choice": "one of",
     "text": "a text",
     "volume": "a whole path, in which $USER stands for a name",
+    "reservation": 'a table like { gpus = 4, groups = ["ml101"], start = "Mon,Wed 10:00", duration = "2h" }',
+    "start": 'a time, like "2026-11-24T10:00" or "Mon,Wed 10:00"',
     "classes": 'a table like { "1g.10gb" = 2, H100 = 4 }',
 }  # fmt: skip
 _MOST = 1_000_000_000
@@ -75,6 +80,15 @@ QUOTA = (
 )
 """What a table of kind ``quota`` may say. A plain number instead of the table is its ``limit``."""
 
+RESERVATION = (
+    Setting("gpus", "count", None, "so many whole GPUs are kept", 1),
+    Setting("users", "names", (), "for these"),
+    Setting("groups", "names", (), "and the members of these"),
+    Setting("start", "start", None, "from then on, in the host's time zone: 2026-11-24T10:00, or each week: Mon,Wed 10:00, Mon-Fri 8:30"),
+    Setting("duration", "duration", None, "for so long; of what comes each week at most seven days", 60),
+)
+"""What a table of kind ``reservation`` says: all of it, but one of users and groups will do."""
+
 SETTINGS = (
     Setting("images.max_size", "size", None, "upper bound of the image store; images go by their last use; left out: none"),
     Setting("quota.default", "quota", None, "GPUs at once for each user not named below [quota.users]; left out: no limit"),
@@ -110,6 +124,7 @@ SETTINGS = (
         "gpus.idle_after", "duration", 0.0, "jobs that leave all their GPUs unused for so long are ended, after a notice; 0: they are not"
     ),
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
+    Setting("reservations.*", "reservation", {}, "hours for which GPUs are kept for some users"),
     Setting("volumes.*", "volume", {}, "the directory of the host that every job has there; $USER: the name of its user"),
     Setting("disk.per_job", "size", 0, "what a job may have written to its image and its log, measured; 0: any size"),
     Setting("disk.per_user", "size", 0, "the same of all running jobs of a user together"),
@@ -192,8 +207,13 @@ def unknown_names(path: Path | None = None) -> list[str]:
     users += [(("groups", group), name) for group, names in values["groups"].items() for name in names]
     users += [(("host", "admins"), name) for name in values["host.admins"]]
     lines = [(here, "user", name) for here, name in users if not is_known("user", name)]
+    for name, said in values["reservations"].items():
+        users += [(("reservations", name, "users"), user) for user in said.get("users", ())]
     groups = [name for name in values["quota.groups"] if name not in values["groups"]]
     lines += [(("quota", "groups", name), "group", name) for name in groups if not is_known("group", name)]
+    for name, said in values["reservations"].items():
+        of = [group for group in said.get("groups", ()) if group not in values["groups"] and not is_known("group", group)]
+        lines += [(("reservations", name, "groups"), "group", group) for group in of]
     return [
         f"{path}:{_line(text, here)}: {_dotted(here)}: there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")
         for here, kind, name in lines
@@ -281,6 +301,11 @@ class _Reader:
                 return size
         if setting.kind == "quota" and isinstance(value, dict):
             return self.record(here, value, QUOTA)
+        if setting.kind == "reservation" and isinstance(value, dict):
+            return self.reservation(here, setting, value)
+        if setting.kind == "start":
+            with contextlib.suppress(BadInput):
+                return parse(str(value)) and str(value)
         if setting.kind == "classes" and isinstance(value, dict):
             return {name: self.of_class((*here, name), setting, one) for name, one in value.items()}
         if setting.kind == "choice" and value in setting.choices:
@@ -308,6 +333,18 @@ class _Reader:
         least = f" from {setting.least}" if setting.kind in ("count", "size") or setting.least else ""
         least += " " + ", ".join(setting.choices) if setting.choices else ""
         raise self.wrong(here, f"is {_shown(value)}, not {setting.form or _KINDS[setting.kind]}{least}", setting)
+
+    def reservation(self, here: tuple[str, ...], setting: Setting, value: Mapping[str, Any]) -> dict[str, Any]:
+        found = self.record(here, value, RESERVATION)
+        if not re.fullmatch(GPU_CLASS, here[-1]):
+            raise self.wrong(here, "is no name of a reservation: write letters and digits", setting)
+        missing = [name for name in ("gpus", "start", "duration") if name not in found]
+        missing += ["users or groups"] if not (found.get("users") or found.get("groups")) else []
+        if missing:
+            raise self.wrong(here, f"does not say {', '.join(missing)}", setting)
+        if parse(found["start"]).days and found["duration"] > WEEK:
+            raise self.wrong((*here, "duration"), "is more than a week, and it comes each week", RESERVATION[-1])
+        return found
 
     def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int:
         """How many GPUs of the class that is the last word of ``here``."""

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from dockless.sched.jobs import Attempt, AttemptState, Job, JobSpec, State
 from dockless.sched.wire.client import Client, connect
-from dockless.sched.wire.protocol import ClassInfo, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
+from dockless.sched.wire.protocol import ClassInfo, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
 
 __all__ = [
     "Attempt",
@@ -63,6 +63,7 @@ __all__ = [
     "JobSpec",
     "LogLine",
     "QuotaInfo",
+    "ReservationInfo",
     "State",
     "Why",
     "connect",

@@ -78,8 +78,9 @@ class Callers:
         return Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins, account)
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:
-        """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""
-        return tuple(name for name in self.config.quotas.groups if self.member(caller, name))
+        """The groups with a quota or with reserved hours that the caller is in: her jobs count against all of them, whichever she names."""
+        reserved = (name for one in self.config.reservations for name in one.groups)
+        return tuple(name for name in dict.fromkeys((*self.config.quotas.groups, *reserved)) if self.member(caller, name))
 
     def quota_of(self, uid: int) -> tuple[str, tuple[str, ...]]:
         """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in. What holds an id of

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dockless.base import settings
 from dockless.base.dataclass import dataclass, field
+from dockless.base.occasions import Occasion, parse
 from dockless.base.settings import DEFAULTS
 from dockless.base.typing import Any
 from dockless.sched.policy.quotas import Quota, Quotas
@@ -28,6 +29,18 @@ class Ways:
     @property
     def any(self) -> bool:
         return bool(self.sendmail or self.smtp or self.webhook)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Hours for which ``gpus`` whole GPUs are kept for some users. ``duration``: seconds."""
+
+    name: str
+    gpus: int
+    start: Occasion
+    duration: float
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,7 @@ class Config:
     preempt_signal: int = DEFAULTS["preempt.signal"]
     notify: Ways = field(default_factory=Ways)
     share: str = DEFAULTS["gpus.share"]
+    reservations: tuple[Reserved, ...] = ()
     cores: int | None = None
     memory: int | None = None
     cores_per_gpu: int = DEFAULTS["host.cores_per_gpu"]
@@ -100,8 +114,13 @@ def load(path: Path) -> Config:
         found["preempt.signal"],
         Ways(*(found[f"notify.{name}"] for name in ("sendmail", "smtp", "sender", "domains", "webhook"))),
         found["gpus.share"],
+        tuple(_reserved(name, said) for name, said in found["reservations"].items()),
         *(found[f"host.{name}"] for name in ("cores", "memory", "cores_per_gpu", "memory_per_gpu", "cores_per_job", "memory_per_job")),
     )
+
+
+def _reserved(name: str, said: Mapping[str, Any]) -> Reserved:
+    return Reserved(name, **{**said, "start": parse(said["start"])})
 
 
 def _quota(said: Mapping[str, Any] | int | None) -> Quota:

@@ -38,6 +38,7 @@ from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.wants import waited_out
+from dockless.sched.engine.windows import windows
 from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
@@ -355,6 +356,7 @@ class Engine:
             shareable,
             self.config.share,
             self.supplies,
+            tuple(windows(self.config.reservations, queue.ticks(), time.time())),
         )
 
     def _running(self, entry: LiveJob) -> RunningJob:

@@ -88,6 +88,11 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         parts = []
     parts += [_lack(decision, job, pool) for pool in state.supplies if drawn(job, pool, state) > decision._left[pool]]
     parts += filter(None, quotas)
+    window = next((window for window in state.windows if hold is not None and window.pool == hold.pool), None)
+    if window is not None:
+        parts.append(f"{window.gpus} are kept for {window.name} {window.text}".rstrip())
+        if window.starts > decision.now:
+            parts.append("a time limit that ends before then would let this one start")
     if hold is None:
         return Reason("order", "; ".join([*parts, "other jobs come first"]))
     reservation = hold.reservation
@@ -100,12 +105,14 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
     jobs, supply = counts_jobs(hold.pool) or hold.pool == JOBS, hold.pool in state.supplies
     place = f" among the {hold.pool}" if jobs else f" in the quota of {hold.pool}"
-    if supply or hold.pool in (HOST, JOBS) or hold.pool.startswith(CLASS):
+    if window is not None:
+        place = " among the others"
+    elif supply or hold.pool in (HOST, JOBS) or hold.pool.startswith(CLASS):
         place = f" for {hold.pool}" if hold.pool.startswith(CLASS) else ""
     needs = [] if jobs else [f"needs {amount(hold.pool, reservation.need) if supply else reservation.need}"]
     what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
     parts.append(f"job {reservation.job} comes first{place}{what}")
-    if hold.code == "reserved" and reservation.at is not None:
+    if hold.code == "reserved" and reservation.at is not None and window is None:
         parts.append("a time limit that ends before then would let this one start")
     return Reason(hold.code, "; ".join(parts))
 

@@ -20,6 +20,9 @@ The rules, in the order they bind:
 5. **Guarantees.** A job that stays within a guarantee comes before all that would borrow. Where too few GPUs are free for it, jobs that
    borrowed give theirs back: the youngest, as few as possible, after a while (``borrowing``).
 
+6. **Reserved hours.** A job of others that runs into them may have what is over: so the GPUs are free when they begin, and stay so. A job
+   that ends before is not concerned (``state.Window``).
+
 Everything countable is a *pool* (the host's GPUs, those of a class, its cores, its memory, the GPUs and the running jobs of a user and of a
 group), so rule 4 is one piece of code for all of them. What a job draws from a pool of certain GPUs is what it has of them; where it may
 have others, it gets those first that no reservation and no quota counts. Time limits are upper bounds: a job that ends early only makes the
@@ -93,12 +96,13 @@ class _Pass:
         self.places = list(self.sets)  # the host and its classes: where a job that needs GPUs keeps its place
         there = held.union(self.free)
         self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
+        self.windows = {window.pool: window for window in state.windows}
         self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
         self.supplies = state.supplies
         self.limits |= {pool: supply.common(len(state.gpus) - len(state.slices)) for pool, supply in self.supplies.items()}
         self.drawn_by: dict[Kind, dict[str, int]] = {}
         for job in state.running:
-            self.count(job, job.gpus)
+            self.count(job, job.gpus, job.ends)
         self.reserved: dict[str, Reservation] = {}
         self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
         self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
@@ -176,7 +180,7 @@ class _Pass:
         return Decision(
             starts=self.starts,
             preempts=self.preempts,
-            again=self.again,
+            again=min((moment for moment in (self.again, *(window.ends for window in self.state.windows)) if moment), default=None),
             now=self.now,
             reservations=[*self.reserved.values(), *self.kept.values()],
             _held=self.held,
@@ -205,6 +209,9 @@ class _Pass:
             if parked is None:
                 parked = _Parked(line, job, self.hold_longer(job, hold), within)
                 self.follow(job)
+                for pool in self.windows:
+                    if pool in self.pools(job) and not self.reaches(job, pool):
+                        self.look_at_longer(parked, self.time_to(self.windows[pool].starts))
             self.park(parked, hold)
         elif parked is None:
             self.follow(job)
@@ -321,6 +328,13 @@ class _Pass:
             if pool == hold.pool:
                 break  # they come no further either
 
+    def look_at_longer(self, parked: _Parked, above: float) -> None:
+        """The first of them that runs into reserved hours which the held job does not reach: it keeps its place among those that do."""
+        job = parked.line.after(parked.job, parked.below, max(above, parked.above))
+        if job is not None and job.id not in self.looked_at and not (job.kind in self.put_off_kinds and self.late(job)):
+            self.looked_at[job.id] = parked
+            self.wait_in_order(job)
+
     def look_at_parked(self, pool: str, furthest: Place) -> None:
         for parked in self.parked.pop(pool, ()):
             held = {parked.job.time_limit}
@@ -340,10 +354,10 @@ class _Pass:
         """Whether its turn has come before ``place``, the furthest that anybody has come to."""
         return self.ranks.place(job) < place or any(self.ranks.place(job, rank) < until for rank, until in self.past.get(job.kind, ()))
 
-    def count(self, job: WaitingJob | RunningJob, gpus: Collection[str]) -> None:
+    def count(self, job: WaitingJob | RunningJob, gpus: Collection[str], ends: float | None) -> None:
         """One more that runs."""
         for pool in self.pools(job):
-            self.used[pool] += self.takes(gpus, pool)
+            self.used[pool] += self.takes(gpus, pool, ends)
         if not gpus:
             self.used[JOBS] += 1
             self.used[f"{JOBS}/{job.user}"] += 1
@@ -360,6 +374,10 @@ class _Pass:
             for pool, (name, limit) in quotas.of_classes(job.user, job.groups).items() if job.gpus else ():
                 limits[pool] = limit
                 self.sets[pool] = frozenset(self.state.classes.get(name, ()))
+            for window in self.state.windows if job.gpus else ():
+                if not window.has(job.user, job.groups):
+                    limits[window.pool] = max(0, self.most_of[HOST] - window.gpus)
+                    self.sets[window.pool] = self.whole
             self.limits |= limits
             found = self.pools_of[key] = list(limits)
         return found
@@ -389,6 +407,9 @@ class _Pass:
         quota = self.pools(job)
         for level, pool in enumerate(quota):
             if (draws := self.draws(job, pool)) and self.used[pool] + draws > self.limits[pool]:
+                if (window := self.windows.get(pool)) is not None:
+                    kept = self.reserve(job, pool, quota[: level + 1]) if keep else None
+                    return Hold("reserved", pool, job.priority, kept, self.time_to(window.starts))
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
                 return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
             if (reservation := self.in_the_way(job, pool)) is not None:
@@ -408,7 +429,7 @@ class _Pass:
     def quotas_let(self, job: WaitingJob, gpu: str) -> bool:
         """Those that count certain GPUs. All others are looked at before."""
         for pool in self.pools(job):
-            if gpu in self.sets.get(pool, ()):
+            if gpu in self.sets.get(pool, ()) and self.reaches(job, pool):
                 reservation = self.reserved.get(pool)
                 if self.used[pool] >= self.limits[pool]:
                     return False
@@ -476,8 +497,11 @@ class _Pass:
             return None
         late = [self.reserved[pool] for pool in bounds if pool in self.reserved and not self.in_time(job, self.reserved[pool])]
         within = max(map(self.time_until, late), default=0.0)
+        hours = [self.windows[pool] for pool in bounds if pool in self.windows]
+        within = max([within, *(self.time_to(window.starts) for window in hours)])
         if any(pool in self.limits for pool in bounds):
-            return Hold("quota", self.place(job), job.priority, None, within)
+            code = "reserved" if hours else "quota"
+            return Hold(code, hours[0].pool if hours else self.place(job), job.priority, None, within)
         return Hold("reserved", late[0].pool, job.priority, late[0], within)
 
     def bounds(self, job: WaitingJob) -> dict[str, int]:
@@ -487,7 +511,7 @@ class _Pass:
         goal = self.goal(job)
         for pool in (*self.places, *self.pools(job)) if not job.devices else ():
             there = self.sets.get(pool)
-            if there is None or goal <= there or not goal & there:
+            if there is None or goal <= there or not goal & there or not self.reaches(job, pool):
                 continue
             if pool in self.limits:
                 found[pool] = self.limits[pool] - self.used[pool]
@@ -531,6 +555,8 @@ class _Pass:
         counted = self.sets.get(pool)
         if counted is None:
             return job.gpus
+        if not self.reaches(job, pool):
+            return 0
         if job.devices:
             return len(job.devices - self.state.slices) if pool == HOST else len(job.devices & counted)
         goal = self.goal(job)
@@ -554,9 +580,17 @@ class _Pass:
             found = self.drawn_by[job.kind] = {pool: draws for pool, draws in each.items() if draws}
         return found
 
-    def takes(self, gpus: Collection[str], pool: str) -> int:
-        """What a job that has these GPUs has of ``pool``."""
+    def reaches(self, job: WaitingJob, pool: str) -> bool:
+        """Whether it draws on the pool at all: from that of reserved hours only if it would run into them."""
+        window = self.windows.get(pool)
+        return window is None or window.is_reached(self.now + longest(job))
+
+    def takes(self, gpus: Collection[str], pool: str, ends: float | None) -> int:
+        """What a job that has these GPUs until ``ends`` has of ``pool``."""
         counted = self.sets.get(pool)
+        window = self.windows.get(pool)
+        if window is not None and not window.is_reached(None if ends is None else max(ends, math.nextafter(self.now, math.inf))):
+            return 0
         return 1 if counts_jobs(pool) else len(gpus) if counted is None else len(counted.intersection(gpus))
 
     def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
@@ -564,9 +598,11 @@ class _Pass:
 
     def time_until(self, reservation: Reservation) -> float:
         """A job that may run for longer than this is not ``in_time``; 0 where none is."""
-        if reservation.at is None:
-            return 0.0
-        return reservation.at - self.now + 2 * math.ulp(max(abs(reservation.at), abs(self.now)))
+        return 0.0 if reservation.at is None else self.time_to(reservation.at)
+
+    def time_to(self, moment: float) -> float:
+        """A job that may run for longer than this still runs then; 0 for one that is past."""
+        return max(0.0, moment - self.now + 2 * math.ulp(max(abs(moment), abs(self.now)))) if moment > self.now else 0.0
 
     def in_the_way(self, job: WaitingJob, pool: str) -> Reservation | None:
         """The reservation in ``pool`` that ``job`` would delay."""
@@ -610,6 +646,7 @@ class _Pass:
     def occupy(self, job: WaitingJob, gpus: Collection[str], at: float, shared: str = "") -> None:
         """From ``at`` on, ``job`` has these. ``shared``: the one that it joins, which is taken only from those whom that delays."""
         furthest = max(self.furthest, self.ranks.place(job))
+        ends = at + job.time_limit if job.time_limit else None
         delayed = self.delayed(job, shared) if shared else ()
         drawn = self.drawn(job)
         pools = [*self.pools(job), *(self.places if job.gpus else (JOBS,)), *drawn]
@@ -618,13 +655,12 @@ class _Pass:
             if shared and pool in self.places and reservation not in delayed:
                 continue
             if reservation is not None and not self.in_time(job, reservation):
-                reservation.extra -= drawn[pool] if pool in drawn else 1 if pool == JOBS else self.takes(gpus, pool)
-        self.count(job, gpus)
+                reservation.extra -= drawn[pool] if pool in drawn else 1 if pool == JOBS else self.takes(gpus, pool, ends)
+        self.count(job, gpus, ends)
         if job.gpus and self.ranks.moving:
             self.note_ranks(job, furthest)
         for pool in pools:
             self.look_at_parked(pool, furthest)
-        ends = at + job.time_limit if job.time_limit else None
         self.running.append(RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory))
 
     def note_ranks(self, job: WaitingJob, place: Place) -> None:
@@ -725,6 +761,8 @@ class _Pass:
             return None
         moments = [moment(free, need, ends, self.now) for need, free, ends in rows]
         at, after = max(moments, key=lambda found: math.inf if found[0] is None else found[0])
+        if place in together and at is not None and self.windows:
+            at = self.after_hours(job, at)
         for pool, (need, free, ends) in zip(together, rows, strict=True):
             wanted = job.devices if pool in self.places else frozenset()
             kept = Reservation(pool, job.id, need, at, left_over(free, need, ends, at, self.now), after, wanted)
@@ -771,4 +809,14 @@ class _Pass:
             return [row for row in found if row[1]]
         if pool == JOBS:
             return [(job.ends, 1, job.id) for job in self.running if not job.gpus]
-        return [(job.ends, self.takes(job.gpus, pool), job.id) for job in self.running if pool in self.pools(job)]
+        return [(job.ends, self.takes(job.gpus, pool, job.ends), job.id) for job in self.running if pool in self.pools(job)]
+
+    def after_hours(self, job: WaitingJob, at: float) -> float:
+        """``at``, or the end of reserved hours into which it would run from then on, and for which too little would be left."""
+        for pool in self.pools(job):
+            window = self.windows.get(pool)
+            if window is None or at >= window.ends or not window.is_reached(at + longest(job)) or not self.goal(job) <= self.whole:
+                continue
+            if self.used[pool] + job.gpus > self.limits[pool]:
+                at = window.ends
+        return at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sched.policy.quotas import Quotas
@@ -14,8 +14,8 @@ Links = Mapping[tuple[str, str], float]
 
 HOST, JOBS = "host", "jobs"
 """Pools: the host's GPUs; its places for jobs without GPUs."""
-CLASS = "class "
-"""How the names of the pools begin that are the GPUs of a class."""
+CLASS, WINDOW = "class ", "reservation "
+"""How the names of the pools begin that are the GPUs of a class, and what others may have beside reserved hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,33 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """Hours for which ``gpus`` whole GPUs are kept for ``users`` and the members of ``groups``: the next, or those that have begun.
+    ``starts``, ``ends``: on the clock of ``decide``; ``text``: the same as people say it."""
+
+    name: str
+    gpus: int
+    users: frozenset[str]
+    groups: frozenset[str]
+    starts: float
+    ends: float
+    text: str = ""
+
+    @property
+    def pool(self) -> str:
+        """From which all others draw, for as long as they run into it."""
+        return f"{WINDOW}{self.name}"
+
+    def has(self, user: str, groups: Iterable[str]) -> bool:
+        """Whether these GPUs are kept for a job of hers."""
+        return user in self.users or not self.groups.isdisjoint(groups)
+
+    def is_reached(self, ends: float | None) -> bool:
+        """Whether a job that runs now, until ``ends``, runs into it."""
+        return ends is None or ends > self.starts
+
+
+@dataclass(frozen=True, slots=True)
 class QueueState:
     """All that a decision may depend on. ``waiting``: a plain sequence is made a ``WaitingList`` first, which takes longer than the
     decision; ``gpus`` in index order; ``outside``: GPUs that nobody can have, as something else on the host uses them or they are
@@ -53,7 +80,8 @@ class QueueState:
     class that a job or a quota names, those first that are to be given first; ``cpu_jobs``: how many jobs without GPUs may run at once;
     ``usage``: for a fair order the GPU-seconds of the past, by ``user NAME`` and ``group NAME``, None for first come, first served.
     ``shareable``: the MiB of each GPU that those who share it have together, empty where GPUs are not shared; ``company``: who shares a
-    GPU: jobs of one ``user``, or of ``all``. ``supplies``: ``CORES`` and ``MEMORY``, each of them only where it is counted."""
+    GPU: jobs of one ``user``, or of ``all``. ``supplies``: ``CORES`` and ``MEMORY``, each of them only where it is counted.
+    ``windows``: the reserved hours that are next."""
 
     gpus: tuple[str, ...]
     waiting: WaitingList | Sequence[WaitingJob]
@@ -70,6 +98,7 @@ class QueueState:
     shareable: Mapping[str, int] = field(default_factory=dict)
     company: str = "user"
     supplies: Mapping[str, Supply] = field(default_factory=dict)
+    windows: Sequence[Window] = ()
 
 
 def drawn(job: WaitingJob | RunningJob, pool: str, state: QueueState) -> int:

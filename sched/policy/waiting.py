@@ -197,10 +197,10 @@ class Line:
     def behind(self, job: WaitingJob) -> Iterator[WaitingJob]:
         return merge(*(row.behind(order(job)) for row in self.rows.values()), key=order)
 
-    def after(self, job: WaitingJob, within: float = math.inf) -> WaitingJob | None:
-        """The next one behind ``job`` that may run for at most ``within`` seconds."""
+    def after(self, job: WaitingJob, within: float = math.inf, above: float = 0.0) -> WaitingJob | None:
+        """The next one behind ``job`` that may run for at most ``within`` seconds and for more than ``above``."""
         place = order(job)
-        found = [row.after(place, within) for most, row in self.rows.items() if most <= 1.5 * within]
+        found = [row.after(place, within, above) for most, row in self.rows.items() if above < most <= 1.5 * within]
         return min((other for other in found if other is not None), key=order, default=None)
 
     def after_of_length(self, job: WaitingJob, within: float, above: float) -> WaitingJob | None:

@@ -37,8 +37,9 @@ def _fewer(state: QueueState, job: WaitingJob, now: float) -> int | None:
 
 
 def _shorter(state: QueueState, job: WaitingJob, now: float) -> float | None:
-    """Until the last of the moments for which GPUs are kept for others; whole minutes, or seconds where it is 90 or less."""
+    """Until the last of the moments from which GPUs are kept for others; whole minutes, or seconds where it is 90 or less."""
     moments = [kept.at - now for kept in decide(state, now).reservations if kept.at is not None and kept.job != job.id]
+    moments += [window.starts - now for window in state.windows]
     limit = max(moments, default=0.0)
     limit -= limit % (60 if limit > 90 else 1)
     if limit < 1 or (job.time_limit and job.time_limit <= limit):

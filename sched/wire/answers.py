@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import lru_cache
@@ -19,13 +20,14 @@ from dockless.sched.engine import sharing
 from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
+from dockless.sched.engine.windows import windows
 from dockless.sched.jobs import NO_OPTIONS, Filter, Job, State
 from dockless.sched.policy.decision import duration
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
-from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, Why
+from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 _AT_ONCE = 500
@@ -247,7 +249,13 @@ class Answers:
             self.engine.gpus.error,
             tuple(table),
             self.engine.drained.get(HOST, ""),
+            tuple(self._reservations()),
         )
+
+    def _reservations(self) -> Iterator[ReservationInfo]:
+        wall = time.time()
+        for one in windows(self.engine.config.reservations, wall, wall):
+            yield ReservationInfo(one.name, one.gpus, tuple(sorted(one.users)), tuple(sorted(one.groups)), one.starts, one.ends, one.text)
 
     def quotas(self) -> list[QuotaInfo]:
         """Of each user with a quota or a job, then of each group with a quota."""

@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, Why
+from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
@@ -320,7 +320,8 @@ class Client:
         data = self._call("info")["info"]
         gpus = tuple(map(_gpu, data.pop("gpus", ())))
         quotas = tuple((str(q[0]), str(q[1]), int(q[2]), q[3]) for q in data.pop("quotas", ()))
-        return HostInfo(gpus=gpus, quotas=quotas, **{k: v for k, v in data.items() if k in HostInfo.__slots__})
+        reservations = tuple(read(ReservationInfo, one, "reservation", newer=True) for one in data.pop("reservations", ()))
+        return HostInfo(gpus=gpus, quotas=quotas, reservations=reservations, **{k: v for k, v in data.items() if k in HostInfo.__slots__})
 
     def top(self) -> Top:
         """What the GPUs, the running jobs and the users do at this moment; read anew at most once a second, whoever asks."""

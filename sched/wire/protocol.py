@@ -108,6 +108,20 @@ class Why(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationInfo(Record):
+    """Hours for which GPUs are kept for ``users`` and the members of ``groups``: the next, or those that have begun. ``starts``, ``ends``:
+    seconds since 1970; ``text``: the same as people say it."""
+
+    name: str
+    gpus: int
+    users: tuple[str, ...]
+    groups: tuple[str, ...]
+    starts: float
+    ends: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostInfo(Record):
     """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit).
     ``drained``: by whom and why no job is started at all, empty where they are."""
@@ -119,6 +133,7 @@ class HostInfo(Record):
     gpu_error: str = ""
     quotas: tuple[tuple[str, str, int, int | None], ...] = ()
     drained: str = ""
+    reservations: tuple[ReservationInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

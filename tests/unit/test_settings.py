@@ -22,6 +22,7 @@ from dockless.sched.engine import host_supplies
 from dockless.sched.policy import quotas
 from dockless.sched.policy.supplies import Supply
 
+WEEKLY = "[reservations.ml]\ngpus = 1\nusers = ['anna']\nstart = 'Mon 10:00'\nduration = '2h'\n"
 CLASSES = {"1g.10gb": 2, "H100": 0}
 SOUND = """# all of it
 [images]
@@ -34,6 +35,16 @@ default = 2
 ben = { guarantee = 3, weight = 2, limit = 3, jobs = 20, cpu_jobs = 8, classes = { "1g.10gb" = 2, H100 = 0 } }
 [quota.groups]
 vision = 6
+[reservations.ml101]
+gpus = 4
+users = ["anna"]
+start = "Mon,Wed 10:00"
+duration = "2h"
+[reservations.demo]
+gpus = 1
+groups = ["vision"]
+start = 2026-11-24 10:00:00
+duration = 3600
 [groups]
 vision = [
   "anna",   # on several lines
@@ -109,6 +120,10 @@ def test_every_setting_is_read(home):
         "quota.default": 2,
         "quota.users": {"anna.b": 4, "ben": {"guarantee": 3, "weight": 2, "limit": 3, "jobs": 20, "cpu_jobs": 8, "classes": CLASSES}},
         "quota.groups": {"vision": 6},
+        "reservations": {
+            "ml101": {"gpus": 4, "users": ("anna",), "start": "Mon,Wed 10:00", "duration": 7200.0},
+            "demo": {"gpus": 1, "groups": ("vision",), "start": "2026-11-24 10:00:00", "duration": 3600.0},
+        },
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
         "queue.per_user_size": 1 << 20,
@@ -204,6 +219,13 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[preempt]\nafter = true\n", 2, ("preempt.after is true, not a time",)),
         ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are guarantee, limit, ")),
         ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
+        ("[reservations]\nx = 3\n", 2, ("reservations.x is 3, not a table like", "hours for which GPUs are kept")),
+        ("[reservations.x]\ngpus = 1\n", 1, ("reservations.x does not say start, duration, users or groups",)),
+        ("[reservations.x]\ngpus = 0\n", 2, ("reservations.x.gpus is 0, not a whole number from 1",)),
+        ("[reservations.x]\nstart = 'Mo 10:00'\n", 2, ("reservations.x.start is 'Mo 10:00', not a time, like \"2026", "time zone")),
+        ("[reservations.x]\nstrat = 'Mon 10:00'\n", 2, ("no setting reservations.x.strat", "did you mean start?")),
+        (WEEKLY.replace("ml", "'m\\nl'"), 1, ("is no name of a reservation",)),
+        (WEEKLY.replace("2h", "8d"), 5, ("reservations.ml.duration is more than a week, and it comes each week",)),
         ("[quota.users]\nanna = { classes = 3 }\n", 2, ("quota.users.anna.classes is 3, not a table like",)),
         ("[quota.users.anna]\nclasses = { H100 = 'all' }\n", 2, ("quota.users.anna.classes.H100 is 'all', not a whole number", "a model")),
         ("[quota.users.anna]\nclasses = { 'a,b' = 1 }\n", 2, ("quota.users.anna.classes.'a,b' is no class of GPUs", "a MIG profile")),

@@ -40,6 +40,9 @@ def info(options: Namespace) -> int:
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
         out(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")
+    for one in host.reservations:
+        whose = ", ".join((*(f"user {name}" for name in one.users), *(f"group {name}" for name in one.groups)))
+        out(f"reserved    {one.name}: {one.gpus} GPUs {one.text}, for {whose}")
     return 0
 
 

@@ -1,0 +1,26 @@
+"""Reserved hours of the settings, as a decision sees them: on the policy's clock, the next ones or those that have begun."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from dockless.sched.config import Reserved
+from dockless.sched.policy.state import Window
+
+
+def windows(reserved: Iterable[Reserved], now: float, wall: float) -> Iterator[Window]:
+    """``now``: on the policy's clock; ``wall``: the same moment in seconds since 1970."""
+    for one in reserved:
+        found = one.start.next(one.duration, wall)
+        if found is not None:
+            starts, ends = found
+            users, groups = frozenset(one.users), frozenset(one.groups)
+            yield Window(one.name, one.gpus, users, groups, starts - wall + now, ends - wall + now, said(starts, ends))
+
+
+def said(starts: float, ends: float) -> str:
+    """``from Tue 2026-11-24 10:00 to 12:00``, in the host's time."""
+    first, last = time.localtime(starts), time.localtime(ends)
+    day = "%a %Y-%m-%d %H:%M"
+    return f"from {time.strftime(day, first)} to {time.strftime('%H:%M' if first[:3] == last[:3] else day, last)}"

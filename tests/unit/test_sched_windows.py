@@ -1,0 +1,70 @@
+"""Reserved hours in the daemon: as the settings say, read again while it runs, shown, and said to those who wait."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from support.desk import ANN, BEN, play
+
+from dockless.base.occasions import Occasion
+from dockless.cli import main
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec, ReservationInfo
+from dockless.sched.config import Config, Reserved
+from dockless.sched.engine.windows import said
+
+
+def test_who_has_the_gpus_then(tmp_path, home, monkeypatch, capfd):
+    """Ann is in the group, Ben is not."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+    starts = time.time() - 60
+    text = said(starts, starts + 7200)
+    job = JobSpec(Spec(argv=("true",)), gpus="1")
+
+    async def story(desk):
+        (late,) = await desk.submit(BEN, job)
+        (own,) = await desk.submit(ANN, job)
+        await desk.runs(own)
+        assert not desk.engine.entries[late].job.devices
+        why = await desk(BEN, lambda queue: queue.why(late))
+        assert why.reason == f"needs 1 GPU, 1 free; 2 are kept for ml101 {text}"
+        (one,) = (await desk(BEN, lambda queue: queue.info())).reservations
+        assert one == ReservationInfo("ml101", 2, (), ("vision",), starts, starts + 7200, text)
+        assert await desk(BEN, lambda _: main(["info"])) == 0
+        assert f"reserved    ml101: 2 GPUs {text}, for group vision\n" in capfd.readouterr().out
+        assert await desk(BEN, lambda _: main(["info", "--json"])) == 0
+        assert json.loads(capfd.readouterr().out)["reservations"][0]["text"] == text
+
+    play(tmp_path, story, Config(reservations=(Reserved("ml101", 2, Occasion(starts), 7200.0, groups=("vision",)),)))
+
+
+def test_read_again(tmp_path, home, monkeypatch):
+    """What runs goes on; who waits starts when the hours are taken out."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    job = JobSpec(Spec(argv=("true",)), gpus="1")
+    text = "[reservations.ml101]\ngpus = 2\nusers = ['daemon']\nstart = 'daily 00:00'\nduration = '24h'\n"
+
+    async def story(desk):
+        async def reads(text):
+            (home / "dockless.toml").write_text(text)
+            await desk(0, lambda queue: queue.reload())
+            return [one.name for one in (await desk(0, lambda queue: queue.info())).reservations]
+
+        (early,) = await desk.submit(0, job)
+        await desk.runs(early)
+        assert await reads(text) == ["ml101"]
+        (late,) = await desk.submit(0, job)
+        assert "2 are kept for ml101" in (await desk(0, lambda queue: queue.why(late))).reason
+        assert desk.engine.entries[early].job.devices
+        assert await reads("") == []
+        await desk.runs(late)
+
+    play(tmp_path, story)
+
+
+def test_how_they_are_said():
+    ten = time.mktime((2026, 11, 24, 10, 0, 0, 0, 0, -1))
+    assert said(ten, ten + 7200) == "from Tue 2026-11-24 10:00 to 12:00"
+    assert said(ten, ten + 86400) == "from Tue 2026-11-24 10:00 to Wed 2026-11-25 10:00"
