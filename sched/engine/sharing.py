@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 
+from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_size
 from dockless.errors import DocklessError
@@ -88,12 +89,22 @@ def launcher(engine: Engine, job: Job) -> Launcher:
     return SharingLauncher(engine.launcher, memory, engine.gpus.shareable.get(job.devices[0], 0), company)
 
 
-def enforced_by(engine: Engine, job: Job, launcher: Launcher) -> str | None:
-    """What keeps a job that runs now to its memory of a GPU, as in ``JobOptions``; None where its record says so already."""
-    how = launcher.enforced_by if isinstance(launcher, SharingLauncher) else ""
+def enforced_by(engine: Engine, job: Job, launcher: Launcher | None = None) -> str | None:
+    """What keeps a job that runs now to its memory of a GPU, as in ``JobOptions``; None where its record says so already. ``launcher``:
+    what started it, None where nobody knows what the driver was told."""
+    how = "watchdog" if share(engine, job) else ""
+    if isinstance(launcher, SharingLauncher):
+        how = launcher.enforced_by
     if "memory=" in job.gpus and engine.gpus.slices.issuperset(job.devices):
         how = "slice"
     return how if how != job.options.enforced_by else None
+
+
+def runs(entry: LiveJob, enforced_by: str | None) -> None:
+    """Its program runs, and is kept to its memory by that."""
+    entry.show(state=State.RUNNING)
+    if enforced_by is not None:
+        entry.show(options=replace(entry.job.options, enforced_by=enforced_by))
 
 
 def numbers(engine: Engine) -> set[str]:

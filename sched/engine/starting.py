@@ -140,9 +140,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
     running_at = time.time()
     enforced_by = sharing.enforced_by(engine, job, launcher)
     await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at, "", enforced_by))
-    entry.show(state=State.RUNNING)
-    if enforced_by is not None:
-        entry.show(options=replace(entry.job.options, enforced_by=enforced_by))
+    sharing.runs(entry, enforced_by)
     engine.tell(entry, "start")
     wake(entry.up)
     await ending.watch(engine, entry)
@@ -160,8 +158,9 @@ async def take_up(engine: Engine, entry: LiveJob) -> None:
     now = time.time()
     if found.what == "running":
         if not was_running:
-            await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted"))
-            entry.show(state=State.RUNNING)
+            enforced_by = sharing.enforced_by(engine, job)
+            await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted", enforced_by))
+            sharing.runs(entry, enforced_by)
         await ending.watch(engine, entry)
     elif found.what == "exited":
         record = None

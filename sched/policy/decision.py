@@ -42,7 +42,7 @@ class Decision:
     _left: dict[str, int]
     _state: QueueState
     _shared: SharedGpus
-    _closed: int | None = None  # nothing is left for jobs of this priority or less that come later
+    _closed: int | None = None  # no GPU is left for jobs of this priority or less that come later
     _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
 
     def held(self, job: WaitingJob) -> bool:

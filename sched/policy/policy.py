@@ -164,6 +164,8 @@ class _Pass:
         if self.nothing_left(place):
             self.next = []
             return True
+        if self.closed is not None and not job.share:
+            return True
         self.furthest = place
         if was[3] != IN_ORDER:
             self.look_again(job)
@@ -171,9 +173,8 @@ class _Pass:
             self.looked_at.pop(job.id, None)
         else:
             self.look(job)
-        if not self.ranks.guarantee_any and self.nothing_left(place):
+        if self.closed is None and not self.ranks.guarantee_any and self.no_gpu_left(place):
             self.closed = job.priority
-            self.next = []
         return True
 
     def decision(self) -> Decision:
@@ -194,10 +195,12 @@ class _Pass:
         )
 
     def nothing_left(self, place: Place) -> bool:
+        """Neither GPUs nor parts of any."""
+        return self.no_gpu_left(place) and not (self.shares_wait and self.shared.any_left)
+
+    def no_gpu_left(self, place: Place) -> bool:
         """Nothing is free, the head has its reservation, and who comes now has no guarantee of what others borrow."""
-        if self.free or HOST not in self.reserved or (self.shares_wait and self.shared.any_left):
-            return False
-        return place[0] or not self.ranks.guarantee_any
+        return not self.free and HOST in self.reserved and (place[0] or not self.ranks.guarantee_any)
 
     def look(self, job: WaitingJob) -> None:
         """It is its turn in the queue's order."""

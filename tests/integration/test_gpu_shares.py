@@ -29,6 +29,7 @@ from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.run import box, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
+from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.store import lease as store_lease
 from dockless.sched.store import queue as queue_store
 from dockless.sched.wire.top import GpuShare
@@ -358,3 +359,40 @@ def test_the_database_gives_no_gpu_whole_and_in_shares(tmp_path):
     with pytest.raises(SchedError, match="is leased already, to job 4"):
         store_lease.take(db, give[0])
     db.close()
+
+
+def test_a_slice_is_better_than_a_share(now, home, monkeypatch):
+    """A slice has a part of the GPU to itself. The next job, too large for a slice, has a share at once."""
+    simulation = f"2x80G,mig=4,host=s{os.getpid()}"
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulation)
+    for daemon in served(home, simulation, now):
+        with daemon.client() as queue:
+            jobs = [running(queue, submit(queue, memory)) for memory in ("20G", "20G", "30G", "30G", "20G", "20G", "20G")]
+            assert [job.options.enforced_by for job in jobs] == ["slice", "slice", "watchdog", "watchdog", "slice", "slice", "watchdog"]
+            assert [job.devices[0][:4] for job in jobs] == ["MIG-", "MIG-", "GPU-", "GPU-", "MIG-", "MIG-", "GPU-"]
+            assert sum(one.memory for one in lease.shares([jobs[2].devices[0]])) == 80 * GB
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text", "share"),
+    [
+        ("2x80G", "memory=20G", 20 * GB),
+        ("2x80G", "memory=1", 1),
+        ("2x80G", "memory=80G", 80 * GB),
+        ("2x80G", "class=whole,memory=20G", 20 * GB),
+        ("2x80G", "2,memory=20G", 0),
+        ("2x80G", "device=0,memory=20G", 0),
+        ("2x80G", "1", 0),
+        ("2x80G,old", "memory=20G", 0),
+        ("2x80G,mig=4", "memory=20G", 20 * GB),
+        ("2x80G,mig=4", "class=1g.20gb,memory=10G", 0),
+        ("1x80G,mig=4", "memory=20G", 0),
+    ],
+)
+def test_what_is_asked_for_as_a_share(gpus, text, share, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", gpus)
+    host = HostGpus()
+    try:
+        assert host.share_of(text) == share
+    finally:
+        host.close()

@@ -53,10 +53,15 @@ class _Plain(_Pass):
             return True
         if self.nothing_left(place):
             self.in_order, self.later = [], []
-        elif of is self.in_order and job.kind in self.put_off_kinds and self.late(job):
+            return True
+        if self.closed is not None and not job.share:
+            return True
+        if of is self.in_order and job.kind in self.put_off_kinds and self.late(job):
             self.later.append(job)
         elif self.settle(job, put_off=of is self.later) is not None:
             self.shapes_held.add(shape)
+        if self.closed is None and not self.ranks.guarantee_any and self.no_gpu_left(place):
+            self.closed = job.priority
         return True
 
     def put_off(self, job: WaitingJob) -> None:
