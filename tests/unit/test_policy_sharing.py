@@ -14,6 +14,7 @@ from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.state import CLASS, HOST, Preemption, QueueState, RunningJob
+from dockless.sched.policy.supplies import CORES, Supply
 from dockless.sched.policy.waiting import WaitingJob, order
 
 GB = 1024  # MiB
@@ -27,6 +28,7 @@ def state(dice: random.Random) -> QueueState:
     capacity = {gpu: memory for gpu, memory in capacity.items() if gpu not in slices}
     classes = {"memory=20G": tuple(sorted(gpus, key=lambda gpu: (gpu not in slices, gpu))), "A": gpus[:2]}
     limits_of_classes = {"A": 1} if dice.random() < 0.3 else {}
+    supplies = {CORES: Supply(16_000, dice.choice((0, 2000)))} if dice.random() < 0.3 else {}
     users = ["anna", "bob", "carl"][: dice.randint(1, 3)]
     company = dice.choice(("user", "all"))
     limits = [0.0, *(dice.choice((1.0, 5.0, 10.0, 20.0, 50.0)) for _ in range(dice.randint(1, 5)))]
@@ -40,7 +42,9 @@ def state(dice: random.Random) -> QueueState:
         count = 1 if share or devices else dice.randint(0, len(gpus))
         one = WaitingJob(number, user, count, (), devices, dice.choice((0, 0, 0, 1)), dice.choice(limits), -100 * dice.random())
         if share or (not devices and dice.random() < 0.2):
-            one = replace(one, gpu_class=dice.choice(("memory=20G", "memory=20G", "A")), gpus=1, share=share)
+            one = replace(
+                one, cores=dice.choice((0, 2000, 6000)), gpu_class=dice.choice(("memory=20G", "memory=20G", "A")), gpus=1, share=share
+            )
         jobs.append(one)
     running, number = [], 100
     for gpu in gpus:
@@ -66,7 +70,7 @@ def state(dice: random.Random) -> QueueState:
     shareable = capacity if dice.random() < 0.9 else {}
     return QueueState(
         gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, usage=usage, preemption=Preemption(0.0, 10.0),
-        out_of_service=broken, classes=classes, shareable=shareable, company=company,
+        out_of_service=broken, classes=classes, supplies=supplies, shareable=shareable, company=company,
     )  # fmt: skip
 
 
@@ -76,7 +80,7 @@ def after(given: QueueState, decision: Decision) -> list[RunningJob]:
     for start in decision.starts:
         job, gpus = jobs[start.job], frozenset(start.gpus)
         share = job.share if gpus <= given.shareable.keys() else 0
-        running.append(RunningJob(job.id, job.user, gpus, (), job.time_limit or None, share=share))
+        running.append(RunningJob(job.id, job.user, gpus, (), job.time_limit or None, share=share, cores=job.cores, memory=job.memory))
     return running
 
 
