@@ -194,3 +194,26 @@ def test_two_with_the_hosts_network_have_different_ports(daemon, tmp_path, capfd
             until(lambda ids=ids: all(queue.job(number).state == "RUNNING" for number in ids), "they run")
             found += [port for number in ids for port in queue.job(number).options.ports]
     assert len(set(found)) == 4
+
+
+def test_the_output_of_all_is_followed_to_the_end(daemon, tmp_path, capfd):
+    submitted(tmp_path, '[roles.a]\nscript = "echo one; sleep 1; echo three"\n[roles.b]\nscript = "sleep 0.5; echo two >&2"\n')
+    first, second = numbers(capfd)
+    assert main(["logs", "-f", str(first)]) == 0
+    assert capfd.readouterr() == ("a 0 | one\na 0 | three\n", "b 0 | two\n")
+    assert main(["queue", "-q", str(first)]) == 0
+    assert capfd.readouterr().out == f"{first}\n{second}\n"
+    assert main(["wait", "-q", str(first)]) == 0
+    assert main(["why", f"{first}_1"]) == 0
+    assert f"job {second} does not wait: it is COMPLETED" in capfd.readouterr().out
+
+
+def test_all_of_them_are_submitted_again(daemon, tmp_path, capfd):
+    submitted(tmp_path, '[roles.a]\nscript = "true"\n[roles.b]\ncount = 2\nscript = "true"\n')
+    ids = numbers(capfd)
+    with connect() as queue:
+        queue.wait_many(ids, timeout=30)
+        queue.requeue(ids[1])
+        again = [number + len(ids) for number in ids]
+        jobs = queue.wait_many(again, timeout=30)
+    assert [(job.state, job.gang, job.options.role) for job in jobs] == [("COMPLETED", again[0], role) for role in ("a", "b", "b")]

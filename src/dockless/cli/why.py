@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dockless.cli.jobs import job_number
 from dockless.cli.output import out, print_json, span
-from dockless.cli.parser import Namespace, Parser, whole
+from dockless.cli.parser import Namespace, Parser
 
 
 def why_options(parser: Parser) -> None:
-    parser.add_argument("id", type=whole(1), metavar="JOB")
+    parser.add_argument("id", metavar="JOB")
     parser.json()
 
 
@@ -15,7 +16,7 @@ def why(options: Namespace) -> int:
     from dockless.sched import connect
 
     with connect() as queue:
-        found = queue.why(options.id)
+        found = queue.why(job_number(options.id))
         simulated = queue.ping().simulated
     if options.json:
         print_json(found.as_dict() | {"simulated": simulated})
