@@ -47,6 +47,8 @@ class Ranks:
 
     def before(self, waiting: WaitingList, job: WaitingJob) -> int:
         """How many stand before ``job`` as things are now."""
+        if not self.moving:
+            return sum(line.before((-job.priority, job.id)) for line in waiting.lines.values())
         borrows, shares = self.rank(job)
         count = 0
         for line in waiting.lines.values():

@@ -30,6 +30,8 @@ from dockless.sched.wire.listing import pages
 from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
+KINDS = 2000
+"""Kinds of waiting jobs beyond which nobody is told what would start sooner: that takes several decisions, and others wait meanwhile."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -90,7 +92,8 @@ class Answers:
             return Why(number, str(job.state), job.reason, place, len(engine.waiting))
         starts_at = decision.reason(entry.waiting).starts_at
         starts_in = None if starts_at is None else max(0.0, starts_at - now)
-        found = sooner(engine.state(), entry.waiting, now) if entry.waiting.gpus and entry.gang is None else Sooner()
+        asked = entry.waiting.gpus and entry.gang is None and len(engine.waiting.lines) <= KINDS
+        found = sooner(engine.state(), entry.waiting, now) if asked else Sooner()
         return Why(number, str(job.state), job.reason, place, len(engine.waiting), starts_in, tuple(_words(found, job)))
 
     def ranks(self) -> Ranks:

@@ -24,7 +24,7 @@ from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.jobs import Filter
 from dockless.sched.store import queue as queue_store
-from dockless.sched.wire import client, listing, protocol, server
+from dockless.sched.wire import answers, client, listing, protocol, server
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
@@ -136,7 +136,7 @@ def test_why_a_job_waits(tmp_path):
     play(tmp_path, story)
 
 
-def test_why_a_job_waits_at_length(tmp_path):
+def test_why_a_job_waits_at_length(tmp_path, monkeypatch):
     """Its owner and administrators are told. One that is just being cancelled waits no more, though its end is not written down."""
 
     async def story(desk):
@@ -147,6 +147,10 @@ def test_why_a_job_waits_at_length(tmp_path):
         assert found.reason.startswith("needs 2 GPUs, 1 free; starts in about 1 h") and 3500 < found.starts_in <= 3600
         found = await desk(0, lambda queue: queue.why(other))
         assert (found.place, found.sooner) == (2, ("with a time limit of 59 min or less",))
+        with monkeypatch.context() as patched:  # among too many kinds of jobs
+            patched.setattr(answers, "KINDS", 1)
+            found = await desk(0, lambda queue: queue.why(other))
+        assert (found.place, found.sooner) == (2, ())
         await desk.refused(NotPermitted, BEN, lambda queue: queue.why(wide))
         await desk.refused(UnknownJob, ANN, lambda queue: queue.why(99))
         found = await desk(ANN, lambda queue: queue.why(head))
