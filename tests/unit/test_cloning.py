@@ -107,7 +107,12 @@ def test_what_the_queue_was_told_comes_back_but_not_what_the_job_waited_for():
     waited = dataclasses.replace(job, hold=True, begin=1e9, after=("ok:12",), array_limit=4)
     assert again(waited) == job
     told = {field.name for field in dataclasses.fields(JobSpec) if getattr(waited, field.name) != getattr(JobSpec(), field.name)}
-    assert told == {field.name for field in dataclasses.fields(JobSpec)}
+    assert told == {field.name for field in dataclasses.fields(JobSpec)} - {"role", "min_failed", "min_succeeded", "ports"}
+
+
+def test_one_of_several_that_start_together_is_not_cloned_alone():
+    with pytest.raises(BadInput, match="one of several jobs that start together"):
+        file_of(JobSpec(Spec(("true",)), role="worker"))
 
 
 def test_what_only_python_can_say_is_told():
