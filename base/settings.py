@@ -110,6 +110,14 @@ SETTINGS = (
     Setting("host.cores_per_gpu", "count", 0, "cores that nobody has but the job that has the GPU"),
     Setting("host.memory_per_gpu", "size", 0, "the same of memory"),
     Setting("host.cores_per_job", "count", 0, "what a job without GPUs counts for that does not say --cpus"),
+    Setting(
+        "host.numa",
+        "choice",
+        "any",
+        "where jobs with GPUs run: any; near: on the processors of the GPUs' memory nodes; strict: with those nodes' memory alone",
+        0,
+        ("any", "near", "strict"),
+    ),
     Setting("host.memory_per_job", "size", 0, "what a job without GPUs counts for that does not say --memory"),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(

@@ -77,6 +77,7 @@ class Config:
     memory_per_gpu: int = DEFAULTS["host.memory_per_gpu"]
     cores_per_job: int = DEFAULTS["host.cores_per_job"]
     memory_per_job: int = DEFAULTS["host.memory_per_job"]
+    numa: str = DEFAULTS["host.numa"]
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -115,7 +116,10 @@ def load(path: Path) -> Config:
         Ways(*(found[f"notify.{name}"] for name in ("sendmail", "smtp", "sender", "domains", "webhook"))),
         found["gpus.share"],
         tuple(_reserved(name, said) for name, said in found["reservations"].items()),
-        *(found[f"host.{name}"] for name in ("cores", "memory", "cores_per_gpu", "memory_per_gpu", "cores_per_job", "memory_per_job")),
+        *(
+            found[f"host.{name}"]
+            for name in ("cores", "memory", "cores_per_gpu", "memory_per_gpu", "cores_per_job", "memory_per_job", "numa")
+        ),
     )
 
 

@@ -3,8 +3,8 @@
 Three forms, told apart by what is in the file:
 
 * **CSV** with a first line of names, in any order: ``submitted`` (seconds, or a date and time as ISO 8601 has it), ``run`` (seconds),
-  ``gpus``, ``user``, ``group``, ``priority``, ``time_limit`` (seconds). Only the first two must be there; ``started`` and ``ended`` do for
-  ``run``. The names that public traces use are understood too. Other columns are ignored.
+  ``gpus``, ``user``, ``group``, ``priority``, ``time_limit`` (seconds), ``cores``, ``memory`` (bytes, or ``64G``). Only the first two must
+  be there; ``started`` and ``ended`` do for ``run``. The names that public traces use are understood too. Other columns are ignored.
 * **JSON** as ``dockless queue --all --json`` prints it.
 * **SWF**, the Standard Workload Format of the Parallel Workloads Archive: processors count as GPUs.
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.base.units import parse_size
 from dockless.errors import BadInput
 from dockless.sched.policy.replay import SHORTEST, TraceJob
 
@@ -38,6 +39,10 @@ NAMES = {
     "time_limit": ("time_limit",),
     "started": ("started",),
     "ended": ("ended",),
+    "cores": ("cores", "cpus"),
+    "cpu_milli": ("cpu_milli",),
+    "memory": ("memory",),
+    "memory_mib": ("memory_mib",),
 }
 """What each column may be called; where a file has several of them, the first counts."""
 
@@ -122,6 +127,9 @@ def _of_json(text: str, name: str) -> Trace:
 
 def _values(row: Mapping[str, Any]) -> dict[str, str]:
     found = {column: [row[one] for one in names if row.get(one) is not None] for column, names in NAMES.items()}
+    options = row.get("options")
+    asked = {"cpu_milli": options.get("millicores"), "memory": options.get("memory")} if isinstance(options, dict) else {}
+    found |= {column: [value] for column, value in asked.items() if value}
     return {column: str(values[0]) for column, values in found.items() if values}
 
 
@@ -153,7 +161,18 @@ def _job(cells: Mapping[str, str]) -> TraceJob:
         (cells["group"],) if cells.get("group") else (),
         _whole("priority", cells.get("priority") or "0", -_MOST),
         _number("time_limit", cells["time_limit"] or "0") if "time_limit" in cells else max(run, SHORTEST),
+        math.ceil(round(1000 * _number("cores", cells["cores"]), 6))
+        if cells.get("cores")
+        else _whole("cpu_milli", cells.get("cpu_milli") or "0"),
+        _size(cells["memory"]) if cells.get("memory") else math.ceil(_number("memory_mib", cells.get("memory_mib") or "0")) << 20,
     )
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except BadInput as error:
+        raise ValueError(f"memory is {text[:40]!r}, not a size") from error
 
 
 def _run(cells: Mapping[str, str]) -> float:

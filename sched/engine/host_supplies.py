@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.config import Config
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
 
 MOST_KEPT = 8 << 30
 """Bytes that are left to the host itself at most, where no setting says what jobs may have."""
@@ -21,6 +25,17 @@ def here(config: Config) -> Mapping[str, Supply]:
         CORES: Supply(cores, 1000 * config.cores_per_gpu, 1000 * config.cores_per_job),
         MEMORY: Supply(memory, config.memory_per_gpu, config.memory_per_job),
     }
+
+
+def in_use(engine: Engine, pool: str) -> tuple[int, int]:
+    """What there is, and what running jobs have: what they asked, or, where they did not say, what they count for."""
+    supply, slices, used = engine.supplies[pool], engine.gpus.slices, 0
+    for entry in engine.active.values():
+        options = entry.job.options
+        asked = options.millicores if pool == CORES else options.memory
+        part = supply.per_gpu * len(set(entry.job.devices) - slices) if entry.job.gpu_count else supply.per_job
+        used += asked or (0 if options.gpu_share else part)
+    return supply.total, used
 
 
 def cores_here() -> int:

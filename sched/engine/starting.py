@@ -17,7 +17,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import attempts, ending, gangs, sharing
+from dockless.sched.engine import attempts, ending, gangs, numa, sharing
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import with_volumes
@@ -59,6 +59,7 @@ def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -
     submitted = with_volumes(submitted, engine.config.volumes, entry.job.user)
     if entry.gang is not None:
         submitted = gangs.told_of_the_others(entry.gang, entry, submitted)
+    submitted = numa.near(submitted, [unit for unit in engine.gpus.gpus if unit.uuid in gpus], engine.config.numa)
     spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
     entry.grace = spec.grace or GRACE
     entry.limit = spec.timeout + spec.grace if spec.timeout else None

@@ -34,7 +34,7 @@ STEP = 1000
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """A job of a trace. Times in seconds. ``runs``: how long it would run if it had no time limit; ``time_limit``: 0 for none;
-    ``groups``: whose quotas it counts in."""
+    ``groups``: whose quotas it counts in. ``cores``, ``memory``: as in ``WaitingJob``."""
 
     submitted: float
     runs: float
@@ -43,6 +43,8 @@ class TraceJob:
     groups: tuple[str, ...] = ()
     priority: int = 0
     time_limit: float = 0.0
+    cores: int = 0
+    memory: int = 0
 
     @property
     def length(self) -> float:
@@ -236,7 +238,10 @@ class _Run:
         priority = job.priority
         if self.ranks:
             priority = priority * len(self.ranks) + self.ranks[job.time_limit or math.inf]
-        return WaitingJob(number + 1, job.user, job.gpus, job.groups, priority=priority, time_limit=job.time_limit, since=job.submitted)
+        return WaitingJob(
+            *(number + 1, job.user, job.gpus, job.groups),
+            priority=priority, time_limit=job.time_limit, since=job.submitted, cores=job.cores, memory=job.memory,
+        )  # fmt: skip
 
     def _can_start(self, job: WaitingJob) -> bool:
         """Whether it would on this host with nothing else there: the daemon refuses those that would not."""
@@ -270,7 +275,8 @@ class _Run:
         self.waiting.remove(self.queued.pop(number))
         self.started[number - 1] = now
         ends = now + job.time_limit if job.time_limit else None
-        self.running[number] = RunningJob(number, job.user, frozenset(gpus), job.groups, ends, now)
+        held = frozenset(gpus)
+        self.running[number] = RunningJob(number, job.user, held, job.groups, ends, now, cores=job.cores, memory=job.memory)
         self._ends(number, now + job.length)
 
     def _ends(self, job: int, moment: float) -> None:

@@ -16,7 +16,7 @@ from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
-from dockless.sched.engine import sharing
+from dockless.sched.engine import host_supplies, sharing
 from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
@@ -24,6 +24,7 @@ from dockless.sched.engine.windows import windows
 from dockless.sched.jobs import NO_OPTIONS, Filter, Job, State
 from dockless.sched.policy.decision import duration
 from dockless.sched.policy.ranks import Ranks
+from dockless.sched.policy.supplies import CORES, MEMORY
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
 from dockless.sched.wire.listing import pages
@@ -244,6 +245,8 @@ class Answers:
         users = sorted({*quotas.users, *(name for kind, name in used if kind == "user")})
         table = [("user", name, used.get(("user", name), 0), quotas.of("user", name).limit) for name in users]
         table += [("group", name, used.get(("group", name), 0), quotas.of("group", name).limit) for name in sorted(quotas.groups)]
+        cores, cores_used = host_supplies.in_use(self.engine, CORES)
+        memory, memory_used = host_supplies.in_use(self.engine, MEMORY)
         return HostInfo(
             tuple(rows),
             len(self.engine.waiting) + len(self.engine.aside.entries),
@@ -253,6 +256,10 @@ class Answers:
             tuple(table),
             self.engine.drained.get(HOST, ""),
             tuple(self._reservations()),
+            cores=cores / 1000,
+            cores_used=cores_used / 1000,
+            memory=memory,
+            memory_used=memory_used,
         )
 
     def _reservations(self) -> Iterator[ReservationInfo]:

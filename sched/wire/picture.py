@@ -67,6 +67,10 @@ class Picture:
             max(0, len(active) - JOBS),
             max(0, len(users) - USERS),
             info.gpu_error,
+            info.cores,
+            info.cores_used,
+            info.memory,
+            info.memory_used,
         )
 
     def _gpu(self, row: GpuInfo, figures: Figures | None) -> GpuUse:

@@ -124,7 +124,8 @@ class ReservationInfo(Record):
 @dataclass(frozen=True, slots=True)
 class HostInfo(Record):
     """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit).
-    ``drained``: by whom and why no job is started at all, empty where they are."""
+    ``drained``: by whom and why no job is started at all, empty where they are. ``cores``, ``memory`` (bytes): that jobs may have together,
+    0 from an older daemon; ``cores_used``, ``memory_used``: that those which run have asked for."""
 
     gpus: tuple[GpuInfo, ...] = ()
     waiting: int = 0
@@ -134,6 +135,10 @@ class HostInfo(Record):
     quotas: tuple[tuple[str, str, int, int | None], ...] = ()
     drained: str = ""
     reservations: tuple[ReservationInfo, ...] = ()
+    cores: float = 0.0
+    cores_used: float = 0.0
+    memory: int = 0
+    memory_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)

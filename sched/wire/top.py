@@ -84,7 +84,8 @@ class UserUse:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The host at one moment. ``more_jobs``, ``more_users``: how many more there are than these."""
+    """The host at one moment. ``more_jobs``, ``more_users``: how many more there are than these. ``cores``, ``memory`` and what is used of
+    them: see ``HostInfo``."""
 
     at: float
     gpus: tuple[GpuUse, ...] = ()
@@ -95,6 +96,10 @@ class Top:
     more_jobs: int = 0
     more_users: int = 0
     gpu_error: str = ""
+    cores: float = 0.0
+    cores_used: float = 0.0
+    memory: int = 0
+    memory_used: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return dict(plain(self))

@@ -58,6 +58,8 @@ def info(monkeypatch, say):
 
 
 def test_what_the_daemon_knows(info):
+    asked = info(host=replace(HOST, cores=32.0, cores_used=1.5, memory=64 << 30, memory_used=3 << 30))[1]
+    assert "\ncores       1.5 of 32 asked for by running jobs\nmemory      3 GiB of 64 GiB asked for by running jobs\n" in asked
     head = "daemon      process 77 at /run/d.sock, up 1m; you are ann{}\njobs        2 running, 3 waiting\n"
     assert info() == (0, head.format("") + TABLE + QUOTAS, "")
     simulated = replace(HOST, gpus=(GPUS[2], replace(GPUS[0], simulated=True)), quotas=())

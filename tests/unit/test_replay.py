@@ -11,6 +11,7 @@ from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.replay import TraceJob, replay
 from dockless.sched.policy.state import Preemption, QueueState, RunningJob
+from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.traces import parse
 
@@ -148,6 +149,24 @@ def test_a_csv():
 @pytest.mark.parametrize(
     "text",
     [
+        "submitted,run,cores,memory\n0,10,2.5,3G\n0,10,2,\n",
+        "submitted,run,cpu_milli,memory_mib\n0,10,2500,3072\n0,10,2000,\n",
+        '[{"submitted": 0, "started": 1, "ended": 11, "options": {"millicores": 2500, "memory": 3221225472}},'
+        ' {"submitted": 0, "started": 1, "ended": 11, "options": {"millicores": 2000}}]',
+    ],
+)
+def test_cores_and_memory_of_a_trace(text):
+    """They are used where the host's are counted."""
+    jobs = parse(text, "x").jobs
+    assert [(job.cores, job.memory) for job in jobs] == [(2500, 3 << 30), (2000, 0)]
+    assert replay(jobs, host(1)).started == (0, 0)
+    assert replay(jobs, host(1, supplies={CORES: Supply(4000)})).started == (0, 10)
+    assert replay(jobs, host(1, supplies={MEMORY: Supply(2 << 30)})).never == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,2,7,606,vgg19,164,30\n",
         "job_id,submit_s,run_s,gpus\n0,7.0,164,2\n",
         '[{"id": 3, "gpu_count": 2, "gpus": "device=0,1", "submitted": 7.0, "started": 10.0, "ended": 174.0}]',
@@ -180,6 +199,7 @@ def test_what_the_queue_prints():
         ("submitted,run\n1,nan\n", "line 2: run is 'nan'"),
         ("submitted,run\n1,1e400\n", "line 2: run is"),
         ("submitted,run\n1,1\n10:99,1\n", "line 3"),
+        ("submitted,run,memory\n1,1,much\n", "memory is 'much', not a size"),
         ("submitted,run,gpus\n1,1,-1\n", "gpus is '-1'"),
         ("submitted,run,gpus\n1,1,1.5\n", "gpus is '1.5', not a whole number"),
         ('submitted,run\n"1', "x.csv"),

@@ -191,7 +191,7 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
     rows = (
         LogLine("10:00", "stdout", "text", True, 7),
         GpuInfo(1, "GPU-1", "H100", 80, 2, True, True, 7, 3, "ann", 5.0, "broken"),
-        HostInfo((GpuInfo(0, "GPU-0"),), 1, 2, 3, "why", (("user", "ann", 1, None),), "drained"),
+        HostInfo((GpuInfo(0, "GPU-0"),), 1, 2, 3, "why", (("user", "ann", 1, None),), "drained", (), 2.5, 1.5, 20, 10),
         DaemonInfo(1, "2", 3, "ann", True, 4.0, "/s", True, "full", True),
     )
     assert [row.as_dict() for row in rows] == [
@@ -201,7 +201,8 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
             "attempt": 3, "user": "ann", "since": 5.0, "trouble": "broken", "shares": [],
         },
         {"gpus": [GpuInfo(0, "GPU-0").as_dict()], "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
-         "quotas": [["user", "ann", 1, None]], "drained": "drained"},
+         "quotas": [["user", "ann", 1, None]], "drained": "drained", "reservations": [], "cores": 2.5, "cores_used": 1.5,
+         "memory": 20, "memory_used": 10},
         {"pid": 1, "version": "2", "owner_uid": 3, "user": "ann", "admin": True, "started": 4.0, "socket": "/s", "simulated": True,
          "outage": "full", "notices": True},
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from support.stand_in import StandIn, engine, until
 
 from dockless.base.records import differences
 from dockless.cgroups import Limits
+from dockless.cli.overview import headline
 from dockless.errors import Refused
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
@@ -22,6 +23,8 @@ from dockless.sched.engine import host_supplies
 from dockless.sched.engine.admission import Admission
 from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount
+from dockless.sched.wire.answers import Answers
+from dockless.sched.wire.picture import Picture
 
 ME = Caller(0, "root", frozenset(), True)
 
@@ -65,6 +68,10 @@ def test_jobs_that_ask_too_much_together_run_one_after_the_other(tmp_path, launc
             await until(lambda: running.decision is not None)
             assert states(running) == [State.RUNNING, State.PENDING, State.RUNNING]
             assert running.decision.reason(running.entries[2].waiting).text.startswith("needs 1 GPU, 2 free; needs 1.501 cores, 1.5 free")
+            info = Answers(running).info()
+            assert (info.cores, info.cores_used, info.memory, info.memory_used) == (4.0, 2.5, 16 << 30, 1 << 20)
+            top = await Picture(Answers(running)).seen_by(ME)
+            assert headline(top) == "2 of 2 GPUs free, 2.5 of 4 cores, 1 MiB of 16 GiB memory, 2 jobs running, 1 waiting"
             running.configure(replace(config, cores=5))
             await until(lambda: states(running) == [State.RUNNING] * 3)
 

@@ -67,6 +67,7 @@ admins = ["carl"]
 cores = 30
 memory = "100G"
 cores_per_gpu = 2
+numa = "near"
 memory_per_gpu = "8G"
 cores_per_job = 1
 memory_per_job = "1G"
@@ -147,6 +148,7 @@ def test_every_setting_is_read(home):
         "host.cores": 30,
         "host.memory": 100 << 30,
         "host.cores_per_gpu": 2,
+        "host.numa": "near",
         "host.memory_per_gpu": 8 << 30,
         "host.cores_per_job": 1,
         "host.memory_per_job": 1 << 30,

@@ -35,6 +35,9 @@ def info(options: Namespace) -> int:
     out(f"daemon      process {daemon.pid} at {daemon.socket}, up {age(daemon.started)}; you are {daemon.user}{rights}")
     warn_of_outage(daemon)
     out(f"jobs        {host.running} running, {host.waiting} waiting")
+    if host.cores:
+        out(f"cores       {host.cores_used:g} of {host.cores:g} asked for by running jobs")
+        out(f"memory      {format_size(host.memory_used)} of {format_size(host.memory)} asked for by running jobs")
     if host.drained:
         out(f"host        {host.drained}: no job is started")
     print_gpus(host)

@@ -112,7 +112,9 @@ def print_lines(top: Top) -> None:
 def headline(top: Top) -> str:
     free = sum(1 for gpu in top.gpus if holder(gpu) == "free")
     gpus = f"{free} of {len(top.gpus)} GPUs free" if top.gpus else "no GPUs"
-    return f"{gpus}, {top.running} {'job' if top.running == 1 else 'jobs'} running, {top.waiting} waiting"
+    asked = f", {top.cores_used:g} of {top.cores:g} cores" if top.cores_used else ""
+    asked += f", {format_size(top.memory_used)} of {format_size(top.memory)} memory" if top.memory_used else ""
+    return f"{gpus}{asked}, {top.running} {'job' if top.running == 1 else 'jobs'} running, {top.waiting} waiting"
 
 
 def holder(gpu: GpuUse | GpuInfo) -> str:

@@ -106,6 +106,7 @@ def _host(config: str | None, gpus: int) -> tuple[QueueState, Any, float]:
     from dockless.base.path import Path
     from dockless.sched.config import Config, load
     from dockless.sched.policy.state import QueueState
+    from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
     if config is not None and not Path(config).exists():
         raise BadInput(f"{config} is not there", subject="--config", hint="name a file of settings: dockless config check FILE")
@@ -116,7 +117,14 @@ def _host(config: str | None, gpus: int) -> tuple[QueueState, Any, float]:
             groups[user] = (*groups.get(user, ()), group)
     names = tuple(f"gpu{number}" for number in range(gpus))
     usage: dict[str, float] | None = {} if settings.order == "fair" else None
-    host = QueueState(names, (), quotas=settings.quotas, cpu_jobs=settings.cpu_jobs, usage=usage, preemption=settings.preemption)
+    supplies = {}
+    if settings.cores is not None:
+        supplies[CORES] = Supply(1000 * settings.cores, 1000 * settings.cores_per_gpu, 1000 * settings.cores_per_job)
+    if settings.memory is not None:
+        supplies[MEMORY] = Supply(settings.memory, settings.memory_per_gpu, settings.memory_per_job)
+    host = QueueState(
+        names, (), quotas=settings.quotas, cpu_jobs=settings.cpu_jobs, usage=usage, preemption=settings.preemption, supplies=supplies
+    )  # fmt: skip
     return host, groups, settings.half_life
 
 
