@@ -13,7 +13,7 @@ from support.plain_policy import decide_plainly, supplied
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
-from dockless.sched.policy.state import CLASS, HOST, Preemption, QueueState, RunningJob
+from dockless.sched.policy.state import CLASS, HOST, Preemption, QueueState, RunningJob, Window
 from dockless.sched.policy.supplies import CORES, Supply
 from dockless.sched.policy.waiting import WaitingJob, order
 
@@ -29,6 +29,8 @@ def state(dice: random.Random) -> QueueState:
     classes = {"memory=20G": tuple(sorted(gpus, key=lambda gpu: (gpu not in slices, gpu))), "A": gpus[:2]}
     limits_of_classes = {"A": 1} if dice.random() < 0.3 else {}
     supplies = {CORES: Supply(16_000, dice.choice((0, 2000)))} if dice.random() < 0.3 else {}
+    hours = Window("w", dice.randint(1, 2), frozenset(("bob",)), frozenset(), dice.choice((-1.0, 4.0, 15.0)), 40.0)
+    windows = (hours,) if dice.random() < 0.25 else ()
     users = ["anna", "bob", "carl"][: dice.randint(1, 3)]
     company = dice.choice(("user", "all"))
     limits = [0.0, *(dice.choice((1.0, 5.0, 10.0, 20.0, 50.0)) for _ in range(dice.randint(1, 5)))]
@@ -70,7 +72,7 @@ def state(dice: random.Random) -> QueueState:
     shareable = capacity if dice.random() < 0.9 else {}
     return QueueState(
         gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, usage=usage, preemption=Preemption(0.0, 10.0),
-        out_of_service=broken, classes=classes, supplies=supplies, shareable=shareable, company=company,
+        out_of_service=broken, classes=classes, supplies=supplies, windows=windows, shareable=shareable, company=company,
     )  # fmt: skip
 
 
