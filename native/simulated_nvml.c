@@ -468,6 +468,9 @@ result nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pendi
 result nvmlDeviceGetMaxMigDeviceCount(struct device *d, unsigned *n) {
     CHECK(good(d) && n, INVALID_ARGUMENT);
     MODERN();
+    pthread_mutex_lock(&lock);
+    if (divided(d)) later_parts(); /* another process may have made some */
+    pthread_mutex_unlock(&lock);
     *n = divided(d) ? MAX_SLICES : 0;
     return OK;
 }

@@ -43,10 +43,32 @@ class HostGpus:
         self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
+        self._list(self.gpus)
+
+    def _list(self, gpus: tuple[Gpu, ...]) -> None:
+        self.gpus = gpus
         self._classes: dict[str, tuple[str, ...]] = {}
-        self.uuids = tuple(unit.uuid for unit in self.gpus)
-        self.slices = frozenset(unit.uuid for unit in self.gpus if unit.parent)
-        self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in self.gpus for link in unit.links}
+        self.__dict__.pop("shareable", None)
+        self.uuids = tuple(unit.uuid for unit in gpus)
+        self.slices = frozenset(unit.uuid for unit in gpus if unit.parent)
+        self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in gpus for link in unit.links}
+
+    def list_again(self) -> None:
+        """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
+        driver does not answer."""
+        from dockless.sandbox.gpus import gpu
+
+        try:
+            now, self.error = gpu.units(gpu.inventory()), ""
+        except DocklessError as error:
+            self.error = str(error)
+            return
+        before = {unit.uuid: unit.trouble for unit in self.gpus}
+        for uuid in sorted(before.keys() ^ {unit.uuid for unit in now}):
+            say(f"GPU {uuid} is gone" if uuid in before else f"GPU {uuid} is new")
+        self._list(tuple(replace(unit, trouble=before.get(unit.uuid, "")) for unit in now))
+        self._read = time.monotonic()
+        self._show(now)
 
     @property
     def whole(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The daemon reads its settings: when it starts, on SIGHUP, and when an administrator asks for it."""
+"""The daemon reads its settings, and which GPUs there are: when it starts, on SIGHUP, and when an administrator asks for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput
 from dockless.sched import config
 from dockless.sched.engine.faults import say
+from dockless.sched.store import usage
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -28,7 +29,10 @@ def settings() -> config.Config:
 
 
 def reload(engine: Engine) -> None:
-    """The engine goes on with what the file says now. ``BadInput``: with what it had."""
+    """The engine goes on with what the file says now, and with the GPUs that there are. ``BadInput``: with the settings that it had."""
+    engine.gpus.list_again()
+    models = {unit.uuid: unit.model for unit in engine.gpus.gpus}
+    engine.spawn(engine.write_surely(lambda db: usage.know(db, models)))
     try:
         engine.configure(settings())
     except BadInput as error:

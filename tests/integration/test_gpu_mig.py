@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.requires import requires
+from support.scheduling import DaemonProcess
 
 import dockless
 from dockless.cli import main
 from dockless.errors import BadInput, GpuError, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus import gpu, mig
+from dockless.sandbox.spec import Spec
+from dockless.sched import JobSpec
 
 
 @pytest.fixture
@@ -114,3 +120,40 @@ def test_on_the_command_line(simulated, capsys):
         capsys.readouterr()
         assert main(["gpu", "mig", "remove", one]) == 0 and main(["gpu", "mig", "create", "1", "1g.10gb"]) == 0
         assert capsys.readouterr().out.split()[0] in there() and one not in there()
+
+
+@requires("root", "userns")
+def test_a_daemon_sees_them_at_once(empty, tmp_path):
+    """A job waits for a class of which there is nothing left, and starts when a slice is made; one that runs keeps its own."""
+    home = tmp_path / "h"
+    home.mkdir(exist_ok=True)
+    (kept,) = mig.create(1, ["2g.20gb"])
+    daemon = DaemonProcess(home, gpus="2x80G,mig=7")
+
+    def gpu_mig(*words: str) -> list[str]:
+        command = [sys.executable, "-m", "dockless", "gpu", "mig", *words]
+        return subprocess.run(command, env=daemon.environment, check=True, capture_output=True, text=True, cwd="/").stdout.split()
+
+    daemon.start()
+    try:
+        with daemon.client() as queue:
+            first, second = (queue.submit(JobSpec(Spec(argv=("sleep", "100")), gpus="class=2g.20gb")) for _ in range(2))
+            until_running(queue, first)
+            assert queue.job(second).state == "PENDING"
+            (made,) = gpu_mig("create", "1", "2g.20gb")
+            until_running(queue, second)
+            assert [queue.job(number).devices for number in (first, second)] == [(kept,), (made,)]
+            queue.cancel(second, grace=0)
+            queue.wait(second, timeout=30)
+            gpu_mig("remove", made)
+            assert made not in {one.uuid for one in queue.info().gpus} and queue.job(first).state == "RUNNING"
+        assert f"GPU {made} is new" in daemon.errors() and f"GPU {made} is gone" in daemon.errors()
+    finally:
+        daemon.end()
+
+
+def until_running(queue, number: int) -> None:
+    deadline = time.monotonic() + 30
+    while queue.job(number).state != "RUNNING":
+        assert time.monotonic() < deadline, queue.why(number)
+        time.sleep(0.02)

@@ -108,6 +108,23 @@ def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
     asyncio.run(play())
 
 
+def test_listed_again(host, capfd):
+    """What is new can be had, what is gone cannot; failures and maintenance are remembered. Without an answer all stays."""
+    gpus = HostGpus()
+    gpus.failed("GPU-a", "Xid 79")
+    assert gpus.of_classes(["whole"]) == {"whole": ("GPU-a", "GPU-b")}
+    whole = replace(C, mig=(), mig_enabled=False)
+    host.there = (A, whole)
+    gpus.list_again()
+    assert (gpus.uuids, gpus.slices, gpus.resolve("2")) == (("GPU-a", "GPU-c"), frozenset(), (2, ()))
+    assert gpus.of_classes(["whole"]) == {"whole": ("GPU-a", "GPU-c")} and gpus.out_of_service == {"GPU-a"}
+    said = capfd.readouterr().err
+    assert "GPU GPU-b is gone" in said and "GPU GPU-c is new" in said and said.count("Xid 79") == 1
+    host.there = GpuError("it does not answer")
+    gpus.list_again()
+    assert gpus.uuids == ("GPU-a", "GPU-c") and gpus.error == "it does not answer"
+
+
 @pytest.mark.parametrize(
     ("there", "error", "said"),
     [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from dockless.base.typing import Any
 from dockless.base.units import format_size
 from dockless.cli.output import out, print_json, table
 from dockless.cli.parser import Namespace, Parser
-from dockless.errors import BadInput, GpuDriverMissing
+from dockless.errors import BadInput, DocklessError, GpuDriverMissing
 
 
 def gpu_options(parser: Parser) -> None:
@@ -109,6 +110,7 @@ def _mig(options: Namespace) -> int:
         raise BadInput("gpu mig cannot be read", subject="mig", hint=hint)
     if verb == "remove":
         mig.remove(words)
+        _tell_daemon()
         if options.json:
             print_json({"removed": words})
         return 0
@@ -116,6 +118,7 @@ def _mig(options: Namespace) -> int:
         raise BadInput(f"{words[0][:40]!r} is not the index of a GPU", subject="mig", hint="`dockless gpu list` has them first")
     if verb == "create":
         made = mig.create(int(words[0]), words[1:])
+        _tell_daemon()
         if options.json:
             print_json({"created": made})
         else:
@@ -137,3 +140,11 @@ def _text(document: dict[str, Any], form: str) -> str:
     import yaml
 
     return "---\n" + str(yaml.safe_dump(document, sort_keys=False, width=1000, default_flow_style=None))
+
+
+def _tell_daemon() -> None:
+    """That GPUs are to be listed again. One that does not answer, or that is another user's, is left alone."""
+    from dockless.sched import connect
+
+    with contextlib.suppress(DocklessError), connect() as queue:
+        queue.reload()
