@@ -11,7 +11,7 @@ All have slots, and none inherits the fields of another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, call
 
@@ -114,7 +114,9 @@ def _field(*, default: Any = _Missing, default_factory: Any = _Missing, init: bo
 
 def _replace(instance: Any, /, **changes: Any) -> Any:
     kind = type(instance)
-    return kind(**{name: getattr(instance, name) for name in kind.__match_args__} | changes)
+    names = kind.__match_args__
+    values = dict(zip(names, kind.__values__(instance), strict=True)) | changes
+    return kind(*values.values()) if len(values) == len(names) else kind(**values)
 
 
 def _made(kind: type, frozen: bool, eq: bool) -> type:
@@ -128,6 +130,7 @@ def _made(kind: type, frozen: bool, eq: bool) -> type:
         "__slots__": tuple(fields),
         "__match_args__": tuple(name for name, found in fields.items() if found.init),
         "__made_of__": (fields, frozen, eq),
+        "__values__": staticmethod(_values_of([name for name, found in fields.items() if found.init])),
         "__dataclass_fields__": _Lazy("__dataclass_fields__", lambda standard: standard.__dataclass_fields__),
         "__signature__": _Lazy("__signature__", _signature),
         "__init__": _init(fields, put, "__post_init__" in body),
@@ -189,8 +192,14 @@ def _repr(names: list[str]) -> Callable[[Any], str]:
     return __repr__
 
 
+def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda self: tuple(getattr(self, name) for name in names)
+
+
 def _compared(names: tuple[str, ...], frozen: bool) -> dict[str, Any]:
-    read: Callable[[Any], Any] = attrgetter(*names) if names else lambda self: ()
+    read = _values_of(names)
 
     def __eq__(self: Any, other: Any) -> Any:
         return read(self) == read(other) if other.__class__ is self.__class__ else NotImplemented

@@ -22,6 +22,7 @@
 
     crash_matrix.py, crash_pull.py    kill -9 and full disks at random moments
     submit_rate.py    the queue: durable submits
+    drain_rate.py     the queue: jobs that do nothing, and what each costs
     scheduling.py     the policy on public traces: packing.py on many nodes, replay_traces.py waiting times
 
 Nothing here is a test: no figure makes it fail. Times of different contenders are compared only within a round.

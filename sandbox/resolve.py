@@ -67,7 +67,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         host_entries=_host_entries() if image.is_host else (),
         idmap=idmap,
         rootful=rootful,
-        owner=_owner(owner),
+        owner=on_behalf(owner),
         capabilities=capabilities.mask(kept) & (features.capabilities if idmap is None else -1),
         seccomp=_filter(spec, kept, features),
         workdir=directory(spec.workdir or image.config.working_dir or "/"),
@@ -89,6 +89,12 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
         log_limit=max(spec.log_size * 4 // 9, 4096) if spec.keep_log else 0,  # of each of two files; one may grow by an eighth more
         health=effective(spec.health, image.config.health),
     )
+
+
+def with_command(like: Resolved, spec: Spec, image: Image) -> Resolved:
+    """What ``resolve`` says of ``spec``, where that differs from the spec of ``like`` in its arguments, entry point and variables alone,
+    and has no devices. ``BadInput``"""
+    return replace(like, spec=_hardened(spec), command=_command(spec, image, like.account, like.hostname, environment(())))
 
 
 @functools.cache
@@ -190,7 +196,8 @@ def _account(spec: Spec, image: Image, idmap: IdMap | None) -> Account:
     return account
 
 
-def _owner(uid: int | None) -> Owner | None:
+def on_behalf(uid: int | None) -> Owner | None:
+    """The host user for whom root starts a sandbox, with her groups as they are now."""
     if not uid:
         return None
     import pwd

@@ -48,6 +48,7 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
 from dockless.base.path import Path
+from dockless.base.typing import TypeVar
 from dockless.base.waits import Pause, blocking, readable
 from dockless.cgroups import Cgroup, Limits, Usage
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone, Unsupported
@@ -55,7 +56,7 @@ from dockless.sandbox.names import check_id, is_job
 from dockless.sandbox.plan.plan import Plan, decode
 from dockless.sandbox.run import children, documents, ending, records, restarting
 from dockless.sandbox.run.choosing import chosen
-from dockless.sandbox.run.documents import Document, boot_id
+from dockless.sandbox.run.documents import Document, Run, boot_id
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
@@ -66,6 +67,8 @@ from dockless.sandbox.run.removal import unnamed_cgroup
 from dockless.sandbox.run.waiting import Waiting
 from dockless.sandbox.spec import Spec
 from dockless.sandbox.state import ALIVE, State
+
+T = TypeVar("T")
 
 _POLL = 0.1
 """Seconds between looks for new output."""
@@ -135,8 +138,16 @@ class Box:
     @property
     def document(self) -> Document:
         """What ``spec.json`` says. ``SandboxGone`` if the directory is gone, was left before it was whole, or holds no sound one."""
+        return self._said(documents.parse)
+
+    @property
+    def last_run(self) -> Run:
+        """What of it is needed to end it. As ``document``."""
+        return self._said(documents.parse_run)
+
+    def _said(self, parse: Callable[[bytes], T]) -> T:
         try:
-            return documents.parse(records.read(self.directory / documents.NAME))
+            return parse(records.read(self.directory / documents.NAME))
         except FileNotFoundError:
             raise self._missing() from None
         except (ValueError, RecursionError) as error:
@@ -253,7 +264,7 @@ class Box:
 
     def _begun(self) -> bool:
         with contextlib.suppress(SandboxGone):
-            return self.document.begun
+            return self.last_run.begun
         return True
 
     @property
@@ -404,7 +415,7 @@ class Box:
     def not_running(self) -> SandboxGone:
         """The error for who needs it to run, with how it is started."""
         try:
-            known = self.document
+            known = self.last_run
         except SandboxGone as error:
             return error
         start = f"dockless start {self.id}, or box.start() in Python"
@@ -585,10 +596,10 @@ class Box:
                 raise
             return made
 
-    def cgroup(self, known: Document | None = None) -> Cgroup | None:
+    def cgroup(self, known: Document | Run | None = None) -> Cgroup | None:
         """The cgroup of its last start, which the caller closes; None where there is none any more. ``known``: as for ``paused``."""
         try:
-            known = known or self.document
+            known = known or self.last_run
         except SandboxGone:
             return unnamed_cgroup(self.directory)
         if not known.cgroup or known.boot_id != boot_id() or not os.path.isdir(known.cgroup):

@@ -55,6 +55,28 @@ class Document:
         return self.boot_id != ""
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Of a ``Document``: what of its last start is needed to end it."""
+
+    boot_id: str
+    cgroup: str = ""
+    removed: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """As ``Document.begun``."""
+        return self.boot_id != ""
+
+
+def parse_run(raw: bytes) -> Run:
+    """As ``parse``, in a tenth of the time: the rest is not looked at."""
+    from dockless.base.records import read
+
+    values = json.loads(raw.partition(b"\0")[0])
+    return read(Run, {name: values[name] for name in Run.__match_args__ if name in values} if isinstance(values, dict) else values)
+
+
 def parse(raw: bytes) -> Document:
     """``ValueError``, ``RecursionError`` for what is no sound one."""
     from dockless.base.records import read

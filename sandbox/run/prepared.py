@@ -1,7 +1,8 @@
 """Plans that are ready to start, kept: a spec that starts again costs no looking up, no compiling, no encoding.
 
 What a plan depends on is its key: the spec, the image by its digest and layers, the host files that were read, by their stamps. A spec
-whose plan depends on more (leased GPUs, devices, volumes, a profile file) is compiled anew each time.
+whose plan depends on more (leased GPUs, devices, volumes, a profile file) is compiled anew each time. Specs that differ in their command
+alone, as the jobs of a queue do by their variables, share all but that.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd
 from dockless.sandbox import binds, features
 from dockless.sandbox.compile import NETWORK_LABEL, USERNS_LABEL, compile_plan
-from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, encode
-from dockless.sandbox.resolve import resolve
+from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
+from dockless.sandbox.resolve import on_behalf, resolve, with_command
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import Spec
 
@@ -28,15 +29,18 @@ if TYPE_CHECKING:
     from dockless.native.userns import SharedNetwork
 
 _KEPT = 64
-_HOST_FILES = ("/etc/subuid", "/etc/subgid", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
+_HOST_FILES = ("/", "/etc", "/etc/subuid", "/etc/subgid", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
+_OF_THE_COMMAND = ("argv", "entrypoint", "env")
+_OTHERS = tuple(name for name in Spec.__slots__ if name not in _OF_THE_COMMAND)
 
 
 class Prepared:
-    """A resolved spec, its plan and the plan's bytes."""
+    """A resolved spec, its plan and the plan's bytes. ``like``: one whose plan differs in its command alone."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, like: Prepared | None = None) -> None:
         self.resolved = resolved
-        self.plan: Plan = compile_plan(resolved)
+        self.plan: Plan = compile_plan(resolved) if like is None else replace(like.plan, command=resolved.command)
+        self._rows = None if like is None else like.rows
         self._raw: dict[tuple[bool, bool], bytes] = {}
         self.noted = ""
         """What every record of a sandbox with this plan has in it, once it was written: ``documents.members``."""
@@ -51,8 +55,15 @@ class Prepared:
         key = (times, detached)
         raw = self._raw.get(key)
         if raw is None:
-            raw = self._raw[key] = encode(self.plan, times=times, detached=detached)
+            raw = self._raw[key] = encode(self.plan, times=times, detached=detached, rows=self.rows)
         return raw
+
+    @property
+    def rows(self) -> Rows:
+        """The plan's operations as the launcher reads them."""
+        if self._rows is None:
+            self._rows = rows_of(self.plan.ops)
+        return self._rows
 
     def slots(self, cgroup: Cgroup | None, opened: contextlib.ExitStack, network: SharedNetwork | None = None) -> dict[int, int]:
         """The fds that the plan expects to find, the cgroup's with its device filter on. ``network``: where it was prepared for one.
@@ -77,6 +88,7 @@ class Prepared:
 
 
 _cache: dict[Hashable, Prepared] = {}
+_alike: dict[Hashable, Prepared] = {}
 _lock = _thread.allocate_lock()
 
 
@@ -86,16 +98,28 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
     if shared_network or not _keepable(spec):
         resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
         return Prepared(replace(resolved, shared_network=shared_network))
-    which = (spec, image.digest, image.layers, image.merged)
-    key = (*which, owner, has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES), binds.grants(spec, owner))
+    place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES))
+    shared = (*(getattr(spec, name) for name in _OTHERS), *place, binds.grants(spec, owner))
+    key = (spec.argv, spec.entrypoint, spec.env, shared)
     found = _cache.get(key)
     if found is None:
-        found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
-        with _lock:
-            while len(_cache) >= _KEPT:
-                _cache.pop(next(iter(_cache)))
-            _cache[key] = found
+        like = _alike.get(shared)
+        if like is None:
+            like = found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
+        elif like.plan.health is None:
+            found = Prepared(with_command(like.resolved, spec, image), like)
+        else:
+            found = Prepared(with_command(like.resolved, spec, image))
+        _keep(_alike, shared, like)
+        _keep(_cache, key, found)
     return found
+
+
+def _keep(cache: dict[Hashable, Prepared], key: Hashable, one: Prepared) -> None:
+    with _lock:
+        while len(cache) >= _KEPT:
+            cache.pop(next(iter(cache)))
+        cache[key] = one
 
 
 def _keepable(spec: Spec) -> bool:

@@ -93,7 +93,7 @@ async def requeue(engine: Engine, entry: LiveJob, record: dict[str, Any] | None,
     entry.silent = True
     wake(entry.gone)
     left = entry.handle
-    unkept = await remains.keep(engine, left, entry.job.uid) if left is not None else ""
+    unkept = await remains.keep(engine, left, entry.job.uid, entry.kept) if left is not None else ""
 
     def change(db: Any) -> None:
         queue.requeue(db, number, now, "; ".join(filter(None, (reason, unkept))), record)

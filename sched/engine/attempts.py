@@ -158,6 +158,15 @@ def exit_record(exit: Any) -> dict[str, Any]:
     return {name: plain(getattr(exit, name, None)) for name in fields}
 
 
+def started(start: Callable[[], Handle]) -> tuple[Handle, int]:
+    """What ``start`` has started, with a pidfd as of ``wait_gone``; -1 where that has to be asked for once more."""
+    handle = start()
+    try:
+        return handle, handle.pidfd()
+    except Exception:  # whatever it is, it runs, or has run
+        return handle, -1
+
+
 def wait_gone(handle: Handle) -> int | None:
     """A pidfd that becomes readable when the sandbox has ended; None if it has already.
 
@@ -180,6 +189,16 @@ def reaped(handle: Handle) -> Any:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG | _WALL)
     return handle.exit()
+
+
+def taken_in(handle: Handle, kept: Path) -> tuple[Any, bool]:
+    """``reaped``, and whether its output is kept by now, see ``keep_log``; not that of one of which nobody can say how it ended."""
+    exit = reaped(handle)
+    if exit is not None:
+        with contextlib.suppress(OSError):
+            keep_log(handle, kept)
+            return exit, True
+    return exit, False
 
 
 def keep_log(handle: Handle, kept: Path) -> None:

@@ -41,10 +41,10 @@ GIVE_UP = 30
 """Failures to end a job and to look at it, after which it is LOST, whatever of it still lives."""
 
 
-async def watch(engine: Engine, entry: LiveJob) -> None:
-    """It runs: see its end, and what is wanted of it until then."""
+async def watch(engine: Engine, entry: LiveJob, pidfd: int = -1) -> None:
+    """It runs: see its end, and what is wanted of it until then. ``pidfd``: of its keeper, -1 where there is none yet."""
     assert entry.handle is not None
-    fd = await engine.looked_at(attempts.wait_gone, entry.handle)
+    fd = pidfd if pidfd >= 0 else await engine.looked_at(attempts.wait_gone, entry.handle)
     if fd is None:
         if not engine.closing:
             await finish(engine, entry)
@@ -123,7 +123,10 @@ async def finish(engine: Engine, entry: LiveJob) -> None:
     """The keeper has ended: what it wrote about the end, or LOST if it could not."""
     handle = entry.handle
     assert handle is not None
-    exit = await engine.looked_at(attempts.reaped, handle)
+    if entry.gang is None:
+        exit, entry.kept = await engine.looked_at(attempts.taken_in, handle, engine.logs / handle.id)
+    else:  # its output stays where it is until the last of them has ended
+        exit = await engine.looked_at(attempts.reaped, handle)
     if exit is None:
         await engine.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
         reason = await engine.looked_at(handle.why_vanished)
@@ -156,7 +159,7 @@ async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> N
     for entry, how in ended:
         entry.silent = True
         wake(entry.gone)
-        why = await remains.keep(engine, entry.handle, entry.job.uid) if entry.handle is not None else ""
+        why = await remains.keep(engine, entry.handle, entry.job.uid, entry.kept) if entry.handle is not None else ""
         unkept[entry.job.id] = why
         reasons[entry.job.id] = "; ".join(filter(None, (how.reason, why)))
     now = time.time()

@@ -35,8 +35,8 @@ class LiveJob:
     that changed. ``limit``: seconds it may run, grace included, None without a limit; ``overdue``: the timer that looks whether it still
     runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: when it was told that
     it will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``: when it started, on the policy's clock.
-    ``alarm``: the moment at which it is looked at again because it could not start before; ``met``: what it waited for has ended
-    (``aside``). ``gang``: those that it starts together with."""
+    ``kept``: the output of its newest attempt is. ``alarm``: the moment at which it is looked at again because it could not start before;
+    ``met``: what it waited for has ended (``aside``). ``gang``: those that it starts together with."""
 
     live: Live
     waiting: WaitingJob
@@ -58,6 +58,7 @@ class LiveJob:
     verdict: str = ""
     since: float = 0.0
     alarm: float = 0.0
+    kept: bool = False
     met: bool = False
     gang: Gang | None = None
 

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
 
 
-async def keep(engine: Engine, handle: Handle, uid: int) -> str:
-    """Keep the output. Empty, or why it is not kept yet, for the job's record."""
+async def keep(engine: Engine, handle: Handle, uid: int, kept: bool = False) -> str:
+    """Keep the output. Empty, or why it is not kept yet, for the job's record. ``kept``: it is, and has not been counted."""
     try:
-        await engine.looked_at(attempts.keep_log, handle, engine.logs / handle.id)
+        if not kept:
+            await engine.looked_at(attempts.keep_log, handle, engine.logs / handle.id)
     except OSError as error:
         why = f"its output is not kept yet: {os.strerror(error.errno or 0)}"
         say(f"{handle.id}: {why}; trying again later")

@@ -46,6 +46,7 @@ def start(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) -> 
 def occupy(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) -> Lease:
     """From ``now`` on it has these."""
     engine.active[entry.job.id] = entry
+    entry.kept = False
     entry.ends = now + entry.job.time_limit if entry.job.time_limit else None
     entry.since = now
     entry.show(state=State.STARTING, attempt=entry.job.attempt + 1, devices=gpus, started=time.time(), reason="")
@@ -111,13 +112,13 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         first, again = (
-            partial(engine.in_thread, engine.launching, partial(begin, spec, id=name, owner=owner, labels=labels))
+            partial(engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, owner=owner, labels=labels))
             for begin in (
                 begin if gang is None else partial(gang.start, begin)
                 for begin in (launcher.start, partial(attempts.launch_again, launcher))
             )
         )
-        entry.handle = await waited_out(
+        entry.handle, pidfd = await waited_out(
             first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full
         )
     except NotEnoughGpus as error:
@@ -140,11 +141,16 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         return
     running_at = time.time()
     enforced_by = sharing.enforced_by(engine, job, launcher)
-    await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at, "", enforced_by))
+    try:
+        await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at, "", enforced_by))
+    except BaseException:
+        if pidfd >= 0:
+            os.close(pidfd)
+        raise
     sharing.runs(entry, enforced_by)
     engine.tell(entry, "start")
     wake(entry.up)
-    await ending.watch(engine, entry)
+    await ending.watch(engine, entry, pidfd)
 
 
 async def take_up(engine: Engine, entry: LiveJob) -> None:

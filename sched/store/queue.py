@@ -195,14 +195,17 @@ class _Connection(sqlite3.Connection):
     """Stores any text: an error that names a user's strange path must not keep the end of her job from being recorded."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        return super().execute(sql, _storable_row(parameters))
+        try:
+            return super().execute(sql, parameters)
+        except UnicodeEncodeError:  # nothing was done: values come before the first step
+            return super().execute(sql, _storable_row(parameters))
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
         return super().executemany(sql, map(_storable_row, rows))
 
 
 def _storable_row(values: Sequence[Any]) -> Sequence[Any]:
-    return tuple(storable(value) if isinstance(value, str) else value for value in values)
+    return tuple(storable(value) if isinstance(value, str) and not value.isascii() else value for value in values)
 
 
 def queue_id(db: sqlite3.Connection) -> str:

@@ -187,3 +187,21 @@ def test_cores_that_are_named_weigh(named, weight):
     live = Live(Job(7, 0, "root", State.STARTING), (), (), False)
     launched = attempts.complete(Spec(argv=("true",), limits=named), live, 1, (), 0.0)
     assert launched.limits == replace(named, cpu_weight=weight)
+
+
+def test_what_has_started_comes_with_its_pidfd_where_there_is_one(box, monkeypatch):
+    handle, fd = attempts.started(lambda: box)
+    os.close(fd)
+    assert handle is box
+    for error in (SandboxGone("it has ended"), OSError(24, "too many open files")):
+        monkeypatch.setattr(box, "pidfd", lambda error=error: (_ for _ in ()).throw(error))
+        assert attempts.started(lambda: box) == (box, -1)  # an error of the start would end what runs
+
+
+def test_the_output_of_what_has_ended_is_kept_at_once(box, tmp_path):
+    (box.directory / "log").write_text("x")
+    assert attempts.taken_in(box, tmp_path / "kept") == (None, False) and (box.directory / "log").exists()
+    box.record = Exit(0, None)
+    assert attempts.taken_in(box, tmp_path / "nowhere" / "kept") == (box.record, False)
+    assert attempts.taken_in(box, tmp_path / "kept") == (box.record, True)
+    assert (tmp_path / "kept.log").read_text() == "x"
