@@ -33,22 +33,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from dockless.base.dataclass import dataclass, replace
-from dockless.sandbox.gpus.topology import FARTHEST
 from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.decision import Decision
-from dockless.sched.policy.packing import WHOLE, Node, Task, choose
-from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
-from dockless.sched.policy.reservations import Hold, Releases, Reservation, left_over, moment
-from dockless.sched.policy.sharing import SharedGpus
-from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob, drawn
+from dockless.sched.policy.reservations import Hold, Reservation
+from dockless.sched.policy.room import Room
+from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
 from dockless.sched.policy.turns import Turns
-from dockless.sched.policy.waiting import Kind, Line, WaitingJob, WaitingList, longest, order, patience
+from dockless.sched.policy.waiting import Kind, Line, WaitingJob, longest, order, patience
 
 
 def decide(state: QueueState, now: float) -> Decision:
@@ -66,8 +62,8 @@ class _Parked:
     below: float
 
 
-class _Pass:
-    """One walk down the queue. ``used`` counts GPUs per pool, ``free`` the GPUs nobody has, both as the starts of this pass change them.
+class _Pass(Room):
+    """One walk down the queue.
 
     In a pass things only get scarcer, so a job that is held stays held, and with it all later ones of its kind but those that end soon
     enough not to be in the way (``Hold.within``). Of each kind, only the first job and then what may still start is looked at. One thing
@@ -79,33 +75,8 @@ class _Pass:
     """
 
     def __init__(self, state: QueueState, now: float) -> None:
-        self.state = state
-        self.now = now
-        self.waiting = state.waiting if isinstance(state.waiting, WaitingList) else WaitingList(state.waiting)
-        held = frozenset().union(*(job.gpus for job in state.running)) if state.running else frozenset()
-        usable = [gpu for gpu in state.gpus if gpu not in state.outside]
-        self.whole = frozenset(usable) - state.slices
-        self.free = [gpu for gpu in usable if gpu not in held]
-        self.shared = SharedGpus(state)
+        super().__init__(state, now)
         self.shares_wait = bool(state.shareable) and any(kind[5] for kind in self.waiting.lines)
-        self.running = list(state.running)
-        self.used: Counter[str] = Counter()
-        self.limits: dict[str, int] = {}
-        self.sets: dict[str, frozenset[str]] = {HOST: self.whole}  # the GPUs that a pool counts, where it counts certain ones
-        self.pool_of_class = self.pools_of_classes(usable)
-        self.places = list(self.sets)  # the host and its classes: where a job that needs GPUs keeps its place
-        there = held.union(self.free)
-        self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
-        self.windows = {window.pool: window for window in state.windows}
-        self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
-        self.supplies = state.supplies
-        self.limits |= {pool: supply.common(len(state.gpus) - len(state.slices)) for pool, supply in self.supplies.items()}
-        self.drawn_by: dict[Kind, dict[str, int]] = {}
-        for job in state.running:
-            self.count(job, job.gpus, job.ends)
-        self.reserved: dict[str, Reservation] = {}
-        self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
-        self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
         self.held: dict[Kind, dict[float, Hold]] = {}
         self.within: dict[Kind, float] = {}
         self.parked: dict[str, list[_Parked]] = {}
@@ -114,7 +85,6 @@ class _Pass:
         self.past: dict[Kind, list[tuple[Rank, Place]]] = {}
         self.preempts: list[PreemptJob] = []
         self.promised: dict[int, Hold] = {}
-        self.promised_to: dict[str, int] = {}
         self.again: float | None = None
         self.closed: int | None = None
         self.next: list[tuple[Place, WaitingJob]] = []
@@ -357,271 +327,6 @@ class _Pass:
         """Whether its turn has come before ``place``, the furthest that anybody has come to."""
         return self.ranks.place(job) < place or any(self.ranks.place(job, rank) < until for rank, until in self.past.get(job.kind, ()))
 
-    def count(self, job: WaitingJob | RunningJob, gpus: Collection[str], ends: float | None) -> None:
-        """One more that runs."""
-        for pool in self.pools(job):
-            self.used[pool] += self.takes(gpus, pool, ends)
-        if not gpus:
-            self.used[JOBS] += 1
-            self.used[f"{JOBS}/{job.user}"] += 1
-        for pool in self.supplies:
-            self.used[pool] += drawn(job, pool, self.state)
-
-    def pools(self, job: WaitingJob | RunningJob) -> list[str]:
-        """The limited quota pools that ``job`` draws on, nearest first."""
-        key = job.user, job.groups, bool(job.gpus), bool(job.id)
-        found = self.pools_of.get(key)
-        if found is None:
-            quotas = self.state.quotas
-            limits = quotas.pools(job.user, job.groups, gpus=bool(job.gpus), job=bool(job.id))
-            for pool, (name, limit) in quotas.of_classes(job.user, job.groups).items() if job.gpus else ():
-                limits[pool] = limit
-                self.sets[pool] = frozenset(self.state.classes.get(name, ()))
-            for window in self.state.windows if job.gpus else ():
-                if not window.has(job.user, job.groups):
-                    limits[window.pool] = max(0, self.most_of[HOST] - window.gpus)
-                    self.sets[window.pool] = self.whole
-            self.limits |= limits
-            found = self.pools_of[key] = list(limits)
-        return found
-
-    def pools_of_classes(self, usable: Iterable[str]) -> dict[str, str]:
-        """The pool of each class that somebody waits for: classes of the same GPUs have one."""
-        pools = {self.whole: HOST}
-        found = {}
-        for name in sorted({kind[4] for kind in self.waiting.lines if kind[4]}):
-            gpus = frozenset(self.state.classes.get(name, ())).intersection(usable)
-            found[name] = pools.setdefault(gpus, CLASS + name)
-            self.sets[found[name]] = gpus
-        return found
-
-    def place(self, job: WaitingJob) -> str:
-        """The pool that its GPUs come from."""
-        return self.pool_of_class[job.gpu_class] if job.gpu_class else HOST
-
-    def goal(self, job: WaitingJob) -> frozenset[str]:
-        """The GPUs that it may have."""
-        return job.devices or self.sets[self.place(job)]
-
-    # -- may it start?
-
-    def over_quota(self, job: WaitingJob, keep: bool) -> Hold | None:
-        """What of its quotas holds ``job``. ``keep``: it makes reservations where it is the first to be held."""
-        quota = self.pools(job)
-        for level, pool in enumerate(quota):
-            if (draws := self.draws(job, pool)) and self.used[pool] + draws > self.limits[pool]:
-                if (window := self.windows.get(pool)) is not None:
-                    kept = self.reserve(job, pool, quota[: level + 1]) if keep else None
-                    return Hold("reserved", pool, job.priority, kept, self.time_to(window.starts))
-                # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
-                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
-            if (reservation := self.in_the_way(job, pool)) is not None:
-                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
-        return None
-
-    def joins(self, job: WaitingJob) -> str:
-        """The shared GPU that it may join now, empty for none: rather one that it keeps from nobody for longer. A slice that it may have is
-        better than any."""
-        room = [gpu for gpu in self.shared.room(job, self.goal(job)) if gpu not in self.promised_to and self.quotas_let(job, gpu)]
-        if not room or (not self.state.slices.isdisjoint(self.of_goal(job)) and self.no_gpu(job, keep=False) is None):
-            return ""
-        free = [gpu for gpu in room if not self.delayed(job, gpu)]
-        free = free or [gpu for gpu in room if all(kept.extra > 0 and not kept.devices for kept in self.delayed(job, gpu))]
-        return self.shared.best(job, free) if free else ""
-
-    def quotas_let(self, job: WaitingJob, gpu: str) -> bool:
-        """Those that count certain GPUs. All others are looked at before."""
-        for pool in self.pools(job):
-            if gpu in self.sets.get(pool, ()) and self.reaches(job, pool):
-                reservation = self.reserved.get(pool)
-                if self.used[pool] >= self.limits[pool]:
-                    return False
-                if reservation is not None and reservation.extra < 1 and not self.in_time(job, reservation):
-                    return False
-        return True
-
-    def delayed(self, job: WaitingJob, gpu: str) -> list[Reservation]:
-        """The reservations that count on that shared GPU, and for which ``job`` would keep it too long."""
-        until = self.shared.until(gpu)
-        if job.time_limit and self.now + job.time_limit <= until < math.inf:
-            return []  # another of its jobs stays longer
-        counting = [self.reserved[pool] for pool in self.places if pool in self.reserved and gpu in self.sets[pool]]
-        found = [kept for kept in counting if kept.at is None or until <= kept.at]
-        found += [first for first, devices in self.kept_until.values() if gpu in devices]
-        return [kept for kept in found if not self.in_time(job, kept)]
-
-    def joins_within(self, job: WaitingJob) -> float:
-        """One of its kind that may run for longer than this, seconds, joins no shared GPU either."""
-        until = [self.shared.until(gpu) for gpu in self.shared.room(job, self.goal(job))]
-        if not until:
-            return 0.0
-        kept = [*self.reserved.values(), *(first for first, _ in self.kept_until.values())]
-        ends = (end - self.now + 2 * math.ulp(end) for end in until if end < math.inf)
-        return max((*ends, *map(self.time_until, kept)), default=0.0)
-
-    def no_room(self, job: WaitingJob, keep: bool) -> Hold | None:
-        """What of the host's GPUs, cores and memory holds it."""
-        hold = self.no_gpu(job, keep)
-        if hold is not None and job.share:
-            hold.within = max(hold.within, self.joins_within(job))
-        return hold or self.no_supply(job, keep)
-
-    def no_gpu(self, job: WaitingJob, keep: bool) -> Hold | None:
-        place = self.place(job)
-        if not self.enough(job, self.free):
-            return Hold("resources", place, job.priority, self.reserve(job, place, self.pools(job)) if keep else self.reserved.get(place))
-        for pool in self.places:
-            if (reservation := self.in_the_way(job, pool)) is not None:
-                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
-        if not self.enough(job, self.allowed(job)):
-            late = [first for first, _ in self.kept_until.values() if not self.in_time(job, first)]
-            return Hold("reserved", HOST, job.priority, late[0], max(map(self.time_until, late)))
-        if job.gpu_class or len(self.sets) > 1:
-            return self.none_together(job)
-        return None
-
-    def no_supply(self, job: WaitingJob, keep: bool) -> Hold | None:
-        """What of the host's cores and memory holds it."""
-        for pool, draws in self.drawn(job).items():
-            if self.used[pool] + draws > self.limits[pool]:
-                return Hold("resources", pool, job.priority, self.reserve(job, pool, self.pools(job)) if keep else self.reserved.get(pool))
-            if (reservation := self.in_the_way(job, pool)) is not None:
-                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
-        return None
-
-    def lacks(self, job: WaitingJob) -> bool:
-        """Whether the host has too few cores or too little memory left for it."""
-        return any(self.used[pool] + draws > self.limits[pool] for pool, draws in self.drawn(job).items())
-
-    def none_together(self, job: WaitingJob) -> Hold | None:
-        """It may have GPUs of several sets, and what is left of each alone is enough, but not of all together."""
-        bounds = self.bounds(job)
-        if not bounds or len(self.within_bounds(job, bounds)) >= job.gpus:
-            return None
-        late = [self.reserved[pool] for pool in bounds if pool in self.reserved and not self.in_time(job, self.reserved[pool])]
-        within = max(map(self.time_until, late), default=0.0)
-        hours = [self.windows[pool] for pool in bounds if pool in self.windows]
-        within = max([within, *(self.time_to(window.starts) for window in hours)])
-        if any(pool in self.limits for pool in bounds):
-            code = "reserved" if hours else "quota"
-            return Hold(code, hours[0].pool if hours else self.place(job), job.priority, None, within)
-        return Hold("reserved", late[0].pool, job.priority, late[0], within)
-
-    def bounds(self, job: WaitingJob) -> dict[str, int]:
-        """Of the pools of which only some of its goal is: what it may have of them, where that is less than it needs. Those of all of it
-        are looked at before."""
-        found = {}
-        goal = self.goal(job)
-        for pool in (*self.places, *self.pools(job)) if not job.devices else ():
-            there = self.sets.get(pool)
-            if there is None or goal <= there or not goal & there or not self.reaches(job, pool):
-                continue
-            if pool in self.limits:
-                found[pool] = self.limits[pool] - self.used[pool]
-            reservation = self.reserved.get(pool)
-            if reservation is not None and not self.in_time(job, reservation):
-                found[pool] = min(found.get(pool, reservation.extra), reservation.extra)
-        return {pool: most for pool, most in found.items() if most < job.gpus}
-
-    def within_bounds(self, job: WaitingJob, bounds: Mapping[str, int]) -> list[str]:
-        """The GPUs that it may have together, first those that no bound counts."""
-        left, found = dict(bounds), []
-        for gpu in sorted(self.of_goal(job), key=lambda gpu: sum(gpu in self.sets[pool] for pool in bounds)):
-            counted = [pool for pool in bounds if gpu in self.sets[pool]]
-            if all(left[pool] > 0 for pool in counted):
-                found.append(gpu)
-                for pool in counted:
-                    left[pool] -= 1
-        return found
-
-    def of_goal(self, job: WaitingJob) -> list[str]:
-        """Those that it may have of the free ones; of a class with slices, in the order in which they are to be given."""
-        goal, free = self.goal(job), self.allowed(job)
-        if job.gpu_class and goal & self.state.slices:
-            there = set(free)
-            return [gpu for gpu in self.state.classes[job.gpu_class] if gpu in there]
-        return [gpu for gpu in free if gpu in goal]
-
-    def enough(self, job: WaitingJob, free: Sequence[str]) -> bool:
-        if job.devices:
-            return job.devices <= set(free)
-        goal = self.goal(job)
-        return job.gpus <= sum(1 for gpu in free if gpu in goal)
-
-    def draws(self, job: WaitingJob, pool: str) -> int:
-        """How much of ``pool`` the job takes. Where it may have GPUs that this counts and others (``bounds``): of a place what it cannot do
-        without, of a quota nothing. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
-        if pool in self.supplies:
-            return self.drawn(job).get(pool, 0)
-        if pool == JOBS or counts_jobs(pool):
-            return 1
-        counted = self.sets.get(pool)
-        if counted is None:
-            return job.gpus
-        if not self.reaches(job, pool):
-            return 0
-        if job.devices:
-            return len(job.devices - self.state.slices) if pool == HOST else len(job.devices & counted)
-        goal = self.goal(job)
-        if pool == self.place(job):
-            return job.gpus
-        if not goal & counted:
-            return 0
-        if goal <= counted:
-            return job.gpus
-        if pool in self.limits:
-            return 0
-        return max(0, job.gpus - sum(1 for gpu in self.free if gpu in goal and gpu not in counted))
-
-    def drawn(self, job: WaitingJob) -> dict[str, int]:
-        """What it takes of cores and memory: only what is not nothing."""
-        if not self.supplies:
-            return {}
-        found = self.drawn_by.get(job.kind)
-        if found is None:
-            each = {pool: drawn(job, pool, self.state) for pool in self.supplies}
-            found = self.drawn_by[job.kind] = {pool: draws for pool, draws in each.items() if draws}
-        return found
-
-    def reaches(self, job: WaitingJob, pool: str) -> bool:
-        """Whether it draws on the pool at all: from that of reserved hours only if it would run into them."""
-        window = self.windows.get(pool)
-        return window is None or window.is_reached(self.now + longest(job))
-
-    def takes(self, gpus: Collection[str], pool: str, ends: float | None) -> int:
-        """What a job that has these GPUs until ``ends`` has of ``pool``."""
-        counted = self.sets.get(pool)
-        window = self.windows.get(pool)
-        if window is not None and not window.is_reached(None if ends is None else max(ends, math.nextafter(self.now, math.inf))):
-            return 0
-        return 1 if counts_jobs(pool) else len(gpus) if counted is None else len(counted.intersection(gpus))
-
-    def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
-        return bool(job.time_limit) and reservation.at is not None and self.now + job.time_limit <= reservation.at
-
-    def time_until(self, reservation: Reservation) -> float:
-        """A job that may run for longer than this is not ``in_time``; 0 where none is."""
-        return 0.0 if reservation.at is None else self.time_to(reservation.at)
-
-    def time_to(self, moment: float) -> float:
-        """A job that may run for longer than this still runs then; 0 for one that is past."""
-        return max(0.0, moment - self.now + 2 * math.ulp(max(abs(moment), abs(self.now)))) if moment > self.now else 0.0
-
-    def in_the_way(self, job: WaitingJob, pool: str) -> Reservation | None:
-        """The reservation in ``pool`` that ``job`` would delay."""
-        reservation = self.reserved.get(pool)
-        if reservation is None or not 0 < self.draws(job, pool) > reservation.extra or self.in_time(job, reservation):
-            return None
-        return reservation
-
-    def allowed(self, job: WaitingJob) -> list[str]:
-        """The free GPUs without those that somebody else insists on and would get too late."""
-        taboo: set[str] = set()
-        for first, devices in self.kept_until.values():
-            if not self.in_time(job, first):
-                taboo |= devices
-        return [gpu for gpu in self.free if gpu not in taboo]
-
     def start(self, job: WaitingJob, shared: str = "") -> None:
         """``shared``: the GPU that it joins."""
         chosen: tuple[str, ...] = (shared,) if shared else ()
@@ -633,18 +338,6 @@ class _Pass:
             self.running[-1] = replace(self.running[-1], share=job.share)
             self.shared.add(self.running[-1])
         self.starts.append(StartJob(job.id, chosen))
-
-    def choose(self, job: WaitingJob) -> tuple[str, ...]:
-        """Which of the free ones it gets; there are enough."""
-        free = self.of_goal(job)
-        bounds = self.bounds(job) if len(self.sets) > 1 else {}
-        if bounds:
-            within = self.within_bounds(job, bounds)
-            outside = [gpu for gpu in within if not any(gpu in self.sets[pool] for pool in bounds)]
-            free = outside if len(outside) >= job.gpus else within[: job.gpus]
-        if job.devices or self.goal(job) & self.state.slices:
-            return tuple(free[: job.gpus])
-        return self.pack(job.gpus, free)
 
     def occupy(self, job: WaitingJob, gpus: Collection[str], at: float, shared: str = "") -> None:
         """From ``at`` on, ``job`` has these. ``shared``: the one that it joins, which is taken only from those whom that delays."""
@@ -705,9 +398,6 @@ class _Pass:
         self.promise(job, pool, frozenset(there[: job.gpus]))
         return True
 
-    def freed(self, pool: str, ending: Iterable[RunningJob]) -> int:
-        return sum(drawn(other, pool, self.state) for other in ending)
-
     def from_borrowers(self, job: WaitingJob, wanted: frozenset[str], short: int) -> Sequence[RunningJob]:
         """The jobs that give back ``short`` of the ``wanted`` GPUs, none where they cannot yet."""
         ready = self.now - self.state.preemption.after
@@ -731,95 +421,3 @@ class _Pass:
         self.promised_to |= dict.fromkeys(gpus, job.id)
         self.free = [gpu for gpu in self.free if gpu not in gpus]
         self.occupy(job, gpus, at)
-
-    def gpus_of(self, job: RunningJob) -> frozenset[str]:
-        """Those that are free with its end: neither promised to another, nor shared with one that ends later."""
-        gpus = job.gpus
-        if self.promised_to:
-            gpus = frozenset(gpu for gpu in gpus if self.promised_to.get(gpu, job.id) == job.id)
-        return frozenset(gpu for gpu in gpus if self.shared.frees(job, gpu)) if job.share else gpus
-
-    def pack(self, count: int, whole: Sequence[str]) -> tuple[str, ...]:
-        links = self.state.links
-        distance = (lambda _, one, other: links.get((whole[one], whole[other]), FARTHEST)) if links else None
-        place = choose((Node((WHOLE,) * len(whole)),), Task(count), distance=distance)
-        return tuple(whole[gpu] for gpu in place.gpus) if place else ()
-
-    # -- keeping a place
-
-    def reserve(self, job: WaitingJob, short: str, quota: Sequence[str]) -> Reservation | None:
-        """Keep ``job``'s place in the pool that is ``short`` and, so that its place is not lost elsewhere meanwhile, in its quotas up to
-        there. Gives the reservation that stands: an earlier job's stays as it is. None where ``job`` could not start even if everything
-        ended (a quota was lowered, a GPU is in use outside): nothing is kept idle for it."""
-        if short in self.reserved and not (short in self.places and job.devices):
-            stands = self.reserved[short]
-            return stands if self.draws(job, short) <= self.most(short) else None
-        place, drawn = self.place(job) if job.gpus else JOBS, self.drawn(job)
-        # What it has of one of these is of no use to it before it has the others. Who shares a GPU may need no free one.
-        together = (place, *drawn) if short == place or (short in drawn and not job.share) else (*drawn,) if short in drawn else (short,)
-        rows = [
-            (job.gpus if pool in self.places else self.draws(job, pool), self.left(pool, job), self.ends(pool, job)) for pool in together
-        ]
-        if any(free + sum(count for _, count, _ in ends) < need for need, free, ends in rows):
-            return None
-        moments = [moment(free, need, ends, self.now) for need, free, ends in rows]
-        at, after = max(moments, key=lambda found: math.inf if found[0] is None else found[0])
-        if place in together and at is not None and self.windows:
-            at = self.after_hours(job, at)
-        for pool, (need, free, ends) in zip(together, rows, strict=True):
-            wanted = job.devices if pool in self.places else frozenset()
-            kept = Reservation(pool, job.id, need, at, left_over(free, need, ends, at, self.now), after, wanted)
-            if pool == short:
-                main = kept
-            if not wanted:
-                self.reserved.setdefault(pool, kept)
-            elif wanted not in self.kept:  # else the same GPUs are kept, until the same moment
-                self.kept[wanted] = kept
-                self.kept_until.setdefault(at, (kept, set()))[1].update(wanted)
-        for pool in quota:
-            if pool in self.reserved:
-                continue
-            if not (draws := self.draws(job, pool)):
-                continue
-            over = self.limits[pool] - self.used[pool] - draws
-            if at is not None:
-                over += sum(count for ends, count, _ in self.releases(pool) if ends is not None and ends <= at)
-            self.reserved[pool] = Reservation(pool, job.id, draws, at, max(0, over), after)
-        return main
-
-    def left(self, pool: str, job: WaitingJob) -> int:
-        """How much of the pool is free; of GPUs, of those that ``job`` could have."""
-        if pool in self.places:
-            goal = self.goal(job)
-            return sum(1 for gpu in self.free if gpu in goal)
-        return (self.state.cpu_jobs if pool == JOBS else self.limits[pool]) - self.used[pool]
-
-    def ends(self, pool: str, job: WaitingJob) -> Releases:
-        """How much of the same is free when what runs has ended."""
-        if pool not in self.places:
-            return self.releases(pool)
-        goal = self.goal(job)
-        there = ((other, len(self.gpus_of(other) & goal)) for other in self.running)
-        return [(other.ends, count, other.id) for other, count in there if count]
-
-    def most(self, pool: str) -> int:
-        """What a job could have of the pool if all others ended."""
-        return self.most_of[pool] if pool in self.most_of else self.limits[pool]
-
-    def releases(self, pool: str) -> Releases:
-        if pool in self.supplies:
-            found = ((job.ends, drawn(job, pool, self.state), job.id) for job in self.running)
-            return [row for row in found if row[1]]
-        if pool == JOBS:
-            return [(job.ends, 1, job.id) for job in self.running if not job.gpus]
-        return [(job.ends, self.takes(job.gpus, pool, job.ends), job.id) for job in self.running if pool in self.pools(job)]
-
-    def after_hours(self, job: WaitingJob, at: float) -> float:
-        """``at``, or the end of reserved hours into which it would run from then on, and for which too little would be left."""
-        for pool in self.pools(job):
-            window = self.windows.get(pool)
-            if window is None or at >= window.ends or not window.is_reached(at + longest(job)) or not self.goal(job) <= self.whole:
-                continue
-            if self.used[pool] + job.gpus > self.limits[pool]:
-                at = window.ends
-        return at
