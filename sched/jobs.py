@@ -205,6 +205,9 @@ def _check_warning(job: JobSpec) -> None:
 
 def _check_role(job: JobSpec) -> None:
     if not job.role:
+        if (job.min_failed, job.min_succeeded, job.ports) != (1, 0, ()):
+            hint = "leave out ports, min_failed and min_succeeded, or submit it together with others"
+            raise BadInput("a job without a role has what roles have", subject="role", hint=hint)
         return
     if not is_label(job.role):
         hint = "letters, digits, '-', '_', '.' and '~' make one, at most 64"

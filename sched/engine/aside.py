@@ -145,8 +145,8 @@ class Aside:
         if options.held:
             return f"held by {options.held}"
         if (at := self._not_before(job)) > time.time():
-            retry = f"retry {options.tried} of {options.retries} " if at == options.retry_at else ""
-            return f"{retry}begins at {_stamp(at)}"
+            retry = f"retry {options.tried} of {options.retries} " if options.tried else "it could not start, and "
+            return f"{retry if at == options.retry_at else ''}begins at {_stamp(at)}"
         if (found := self._after.get(job.array or job.id)) is not None:
             more = f" and {len(found.left) - 1} more" if len(found.left) > 1 else ""
             return f"waits for the end of job {next(iter(found.left))}{more}"

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from dockless.base.dataclass import dataclass, field, replace
 from dockless.base.idmaps import default_map
@@ -36,17 +37,22 @@ if TYPE_CHECKING:
 
 _OF_ALL = ("held", "begin", "after", "singleton", "retries", "retry_on", "notify", "notify_to")
 """What the first of them has for all."""
+PORTS_OF_USER = 2_500
+"""Of those on the host's network that the jobs of one user may have, all of them together: a quarter."""
+NO_PORTS = 30.0
+"""Seconds until jobs for which there were no ports may start again."""
 
 
 @dataclass(slots=True, eq=False)
 class Gang:
     """``members``: by rank. ``over``: how attempts ended, by the jobs' numbers, or the change by which one waits again; ``told``: which
-    jobs were told to end for the others' sake."""
+    jobs were told to end for the others' sake; ``apart``: their ports are those of their own network, which nobody else is in."""
 
     members: list[LiveJob]
     over: dict[int, ending.Ending | Change[Any]] = field(default_factory=dict)
     told: set[int] = field(default_factory=set)
     settling: bool = False
+    apart: bool = False
     network: SharedNetwork | None = None
     making: threading.Lock = field(default_factory=threading.Lock)
 
@@ -172,6 +178,11 @@ def start(engine: Engine, gang: Gang, gpus: Sequence[str], now: float) -> None:
 async def _start(engine: Engine, gang: Gang, leases: Sequence[Lease], now: float) -> None:
     try:
         ports = _ports(engine, gang)
+    except Exception as error:
+        gang.first.show(options=replace(gang.first.job.options, retry_at=time.time() + NO_PORTS))
+        await starting.not_begun(engine, gang.members, error)
+        return
+    try:
         options = [replace(member.job.options, ports=ports.pop(0)) for member in gang.members]
 
         def begin(db: sqlite3.Connection) -> None:
@@ -193,14 +204,22 @@ async def _start(engine: Engine, gang: Gang, leases: Sequence[Lease], now: float
 
 
 def _ports(engine: Engine, gang: Gang) -> list[tuple[int, ...]]:
-    """For each of them, those that no other job has and, where one has the host's network, that nothing there listens on. ``SchedError``"""
-    taken = {port for entry in engine.active.values() for port in entry.job.options.ports if entry.gang is not gang}
-    on_host = any(starting.asked_for(engine, member.job).network == "host" for member in gang.members)
-    free = (port for port in range(roles.FIRST_PORT, roles.LAST_PORT + 1) if port not in taken and not (on_host and _is_used(port)))
-    try:
-        return [tuple(next(free) for _ in range(roles.count_ports(member.job.options))) for member in gang.members]
-    except RuntimeError:  # what StopIteration becomes in a generator
-        raise SchedError("no ports are left for it", subject="ports") from None
+    """For each of them; on the host's network those that no other job has and that nothing there listens on. ``SchedError``, ``OSError``"""
+    gang.apart = not any(starting.asked_for(engine, member.job).network == "host" for member in gang.members)
+    others = [e for e in engine.active.values() if e.job.options.ports and e.gang is not gang and e.gang is not None and not e.gang.apart]
+    wanted = [roles.count_ports(member.job.options) for member in gang.members]
+    hers = sum(len(other.job.options.ports) for other in others if other.job.uid == gang.first.job.uid)
+    if not gang.apart and hers and hers + sum(wanted) > PORTS_OF_USER:
+        raise SchedError(
+            f"jobs of its user have {hers} of the {PORTS_OF_USER} ports that one can have on the host's network", subject="ports"
+        )
+    taken = {port for other in others for port in other.job.options.ports}
+    every = range(roles.FIRST_PORT, roles.LAST_PORT + 1)
+    free = iter(every) if gang.apart else (port for port in every if port not in taken and not _is_used(port))
+    found = [tuple(islice(free, count)) for count in wanted]
+    if len(found[-1]) < wanted[-1]:
+        raise SchedError("no ports are left for it", subject="ports")
+    return found
 
 
 def _is_used(port: int) -> bool:

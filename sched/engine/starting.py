@@ -21,7 +21,7 @@ from dockless.sched.engine import attempts, ending, gangs, numa, sharing
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import with_volumes
-from dockless.sched.engine.wants import is_the_hosts, lacks_room, waited_out
+from dockless.sched.engine.wants import AGAIN, is_the_hosts, lacks_room, waited_out
 from dockless.sched.jobs import Job, JobSpec, State
 from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease
@@ -85,16 +85,19 @@ async def _launch(engine: Engine, entry: LiveJob, lease: Lease, now: float) -> N
     await launch(engine, entry, lease)
 
 
-async def not_begun(engine: Engine, entries: Sequence[LiveJob], error: SchedError) -> None:
+async def not_begun(engine: Engine, entries: Sequence[LiveJob], error: Exception) -> None:
     """Their start could not be put down: they wait again, the first of them for all."""
-    if error.subject == "jobs.db":
+    if isinstance(error, SchedError) and error.subject == "jobs.db":
         engine.outage.begins(error)
     else:
         say(f"job {entries[0].job.id} cannot start: {describe(error)}; trying again")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(AGAIN)
     for entry in entries:
         engine.active.pop(entry.job.id, None)
         entry.show(state=State.PENDING, attempt=entry.job.attempt - 1, devices=(), started=0.0)
+    if entries[0].cancelled:
+        await ending.end_jobs(engine, [(entry, ending.Ending(State.CANCELLED, "cancelled before it ran")) for entry in entries])
+        return
     engine.line_up(entries[0])
     engine.kick()
 

@@ -18,7 +18,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import preempting, stopping
+from dockless.sched.engine import gangs, preempting, starting, stopping
 from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.store import queue
@@ -90,6 +90,13 @@ def test_a_role_of_another_name_is_refused(role):
         JobSpec(role=role)
 
 
+@pytest.mark.parametrize("fields", [{"ports": ("x" * 100_000,)}, {"min_failed": -1}, {"min_succeeded": 10**9}])
+def test_what_roles_have_is_theirs_alone(fields):
+    """Nobody would have looked at it, and each job of an array has it on disk."""
+    with pytest.raises(BadInput, match="a job without a role has what roles have"):
+        JobSpec(**fields)
+
+
 @pytest.mark.parametrize("port", ["http", "http:0", "http:-1", "http:1001", "ht tp:1", ":1", "http:1:2", "http:\u0661"])
 def test_ports_that_cannot_be_read(port):
     with pytest.raises(BadInput, match="cannot be read"):
@@ -118,8 +125,8 @@ def play(tmp_path, launcher, story, config=None):
     return asyncio.run(run())
 
 
-async def started(running, launcher, *jobs, attempt=1):
-    numbers = await running.submit(ROOT, list(jobs), None, gang=True)
+async def started(running, launcher, *jobs, attempt=1, who=ROOT):
+    numbers = await running.submit(who, list(jobs), None, gang=True)
     return numbers, await boxes(running, launcher, numbers, attempt)
 
 
@@ -202,6 +209,54 @@ def test_gpus_and_ports_are_split_in_their_order(tmp_path, launcher):
         for number in (numbers[0], others[0]):
             await running.cancel(number, "root", 0.0)
         assert {state for state, _, _ in await ended(running, [*numbers, *others])} == {"CANCELLED"}
+
+    play(tmp_path, launcher, story)
+
+
+def test_nobody_can_have_all_ports(tmp_path, launcher, monkeypatch):
+    """On the host's network a user has so many; who gets none waits aside, holds nothing and can be cancelled. In a network of their own
+    the ports of others are in nobody's way."""
+    monkeypatch.setattr(gangs, "PORTS_OF_USER", 3)
+    monkeypatch.setattr(roles, "LAST_PORT", roles.FIRST_PORT + 3)
+    ann = Caller(4321, "ann", frozenset(), True)
+    apart = differences(JobSpec(Spec(argv=("true",)), role="a"))
+
+    async def story(running):
+        numbers, _ = await started(running, launcher, plain(), plain())
+        second, last = await running.submit(ROOT, [plain(gpus="1"), plain()], None, gang=True)
+        await until(lambda: second in running.aside.entries)
+        assert running.aside.why(running.entries[second].job).startswith("it could not start, and begins at 2")
+        assert not [job for job in running.state().running if job.gpus]
+        others, _ = await started(running, launcher, plain(), who=ann)
+        assert [running.entries[n].job.options.ports[0] - roles.FIRST_PORT for n in (*numbers, *others)] == [0, 1, 2]
+        alone, _ = await started(running, launcher, apart, apart, apart, apart)
+        assert [running.entries[n].job.options.ports for n in alone] == [(roles.FIRST_PORT + rank,) for rank in range(4)]
+        await running.cancel(second, "root", 0.0)
+        assert (await ended(running, [second, last]))[0][0] == "CANCELLED"
+        for number in (numbers[0], others[0], alone[0]):
+            await running.cancel(number, "root", 0.0)
+        await ended(running, [*numbers, *others, *alone])
+
+    play(tmp_path, launcher, story)
+
+
+def test_a_start_that_fails_in_ourselves_leaves_nothing_behind(tmp_path, launcher, monkeypatch):
+    """Such as for want of a descriptor for the look at a port."""
+    monkeypatch.setattr(starting, "AGAIN", 0.0)
+    looked = []
+
+    def fails(port):
+        looked.append(port)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(gangs, "_is_used", fails)
+
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain(gpus="1"), plain()], None, gang=True)
+        await until(lambda: looked)
+        await running.cancel(numbers[0], "root", 0.0)
+        assert [state for state, _, _ in await ended(running, numbers)] == ["CANCELLED"] * 2
+        assert not running.active and not held(running.reader)
 
     play(tmp_path, launcher, story)
 
