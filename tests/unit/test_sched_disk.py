@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shlex
+from pathlib import Path
 
 import pytest
 from support.desk import ANN, BEN, play
@@ -25,6 +28,11 @@ def fill(directory, size: int, name: str = "upper/data") -> None:
     path.write_bytes(b"x" * size)
 
 
+async def look(engine) -> None:
+    for jobs in disk.running(engine).values():
+        await disk.look(engine, jobs)
+
+
 def test_what_is_measured(tmp_path):
     """What takes room in a directory: once where it has several names, and nothing of where links lead."""
     first, second, gone = tmp_path / "first\n1", tmp_path / "second", tmp_path / "gone"
@@ -33,7 +41,7 @@ def test_what_is_measured(tmp_path):
     (second / "upper/link").symlink_to(first)
     with open(second / "upper/sparse", "wb") as stream:
         stream.truncate(1 << 40)
-    found = disk.measured([first, gone, second])
+    found = asyncio.run(disk.measured([first, gone, second]))
     assert [*found] == [first, second]
     assert 5 * MIB <= found[first] < 5.5 * MIB and MIB <= found[second] < 1.5 * MIB
 
@@ -44,9 +52,9 @@ def test_a_job_that_has_written_too_much_is_ended_at_once(tmp_path):
         boxes = [await desk.runs(number) for number in (small, large)]
         await until(lambda: all(desk.engine.entries[number].pidfd >= 0 for number in (small, large)))
         fill(boxes[0].directory, MIB), fill(boxes[1].directory, 3 * MIB)
-        await disk.look(desk.engine)
+        await look(desk.engine)
         desk.engine.config = Config(disk_per_job=2 * MIB)
-        await disk.look(desk.engine)
+        await look(desk.engine)
         ended = await desk(ANN, lambda queue: queue.wait(large))
         assert ended.state is State.CANCELLED and ended.reason.startswith("ended by the daemon: it had 3")
         assert "MiB on disk, more than the 2 MiB of a job (killed by signal" in ended.reason
@@ -64,13 +72,57 @@ def test_of_a_user_with_too_much_the_largest_jobs_are_ended(tmp_path):
             fill((await desk.runs(number)).directory, size * MIB)
         await until(lambda: all(desk.engine.entries[number].pidfd >= 0 for number in numbers))
         desk.engine.config = Config(disk_per_user=5 * MIB)
-        await disk.look(desk.engine)
+        await look(desk.engine)
         ended = await desk(ANN, lambda queue: queue.wait(numbers[2]))
         assert "its user's jobs had 8" in ended.reason and "more than the 5 MiB of a user, and it is one of the largest" in ended.reason
-        await disk.look(desk.engine)
+        await look(desk.engine)
         assert sorted(desk.engine.active) == [numbers[0], numbers[1], numbers[3]]
 
     play(tmp_path, story)
+
+
+def test_a_user_with_endless_files_keeps_nobody_else_from_being_measured(tmp_path, monkeypatch):
+    """A tree that is not to be come to an end of; what du(1) says of it is as long as it likes. It ends with the daemon."""
+    programs, begun = tmp_path / "programs", tmp_path / "begun"
+    programs.mkdir()
+    (programs / "du").write_text(f"""#!/bin/sh
+        of=$(tr '\\0' '\\n')
+        if grep -q endless "$of"/upper/* 2>/dev/null; then
+            echo $$ >{shlex.quote(str(begun))}
+            exec yes >&2
+        fi
+        printf %s "$of" | exec /usr/bin/du "$@"
+    """)
+    (programs / "du").chmod(0o755)
+    monkeypatch.setitem(disk._ENVIRONMENT, "PATH", f"{programs}:{disk._ENVIRONMENT['PATH']}")
+    monkeypatch.setattr(disk, "EVERY", 0.01)
+
+    async def story(desk):
+        desk.engine.config = Config(disk_per_job=2 * MIB)
+        (endless,) = await desk.submit(ANN, JOB)
+        box = await desk.runs(endless)
+        (box.directory / "upper").mkdir()
+        (box.directory / "upper/name").write_text("endless")
+        watching = asyncio.create_task(disk.watch(desk.engine))
+        await until(begun.exists)
+        (large,) = await desk.submit(BEN, JOB)
+        fill((await desk.runs(large)).directory, 3 * MIB)
+        ended = await desk(BEN, lambda queue: queue.wait(large))
+        assert ended.state is State.CANCELLED and "MiB on disk, more than the 2 MiB of a job" in ended.reason
+        assert desk.engine.entries[endless].job.state is State.RUNNING
+        watching.cancel()
+        await until(lambda: not Path("/proc", begun.read_text().strip()).exists())
+
+    play(tmp_path, story)
+
+
+def test_what_could_not_be_measured_in_time(tmp_path, monkeypatch):
+    """What was come to before counts."""
+    (tmp_path / "du").write_text("#!/bin/sh\nprintf '7\\tfirst\\0008'; exec sleep 1000\n")
+    (tmp_path / "du").chmod(0o755)
+    monkeypatch.setitem(disk._ENVIRONMENT, "PATH", f"{tmp_path}:{disk._ENVIRONMENT['PATH']}")
+    monkeypatch.setattr(disk, "LONGEST", 0.5)
+    assert asyncio.run(disk.measured([Path("first"), Path("second")])) == {Path("first"): 7}
 
 
 def test_a_users_own_daemon_says_that_it_cannot(tmp_path, monkeypatch):
