@@ -51,6 +51,13 @@ async def ask(engine: Engine, number: int, who: str, grace: float | None) -> int
     return number
 
 
+def stands_for(engine: Engine, number: int) -> int:
+    """The first of those that the job starts together with, also where they have ended; else its own number."""
+    entry = engine.entries.get(number)
+    job = entry.job if entry is not None else queue.job(engine.reader, number)
+    return job.gang or number if job is not None else number
+
+
 async def submit(engine: Engine, number: int) -> int:
     """A job that has ended once more, as a new job of its owner: its number. It stands where jobs of now stand, and waits for nothing
     that the first one waited for. ``Refused`` where what was asked for is not kept any more, and the errors of a submit."""

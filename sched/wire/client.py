@@ -186,8 +186,9 @@ class Client:
         for start in range(0, len(once), _AT_ONCE):
             part = once[start : start + _AT_ONCE]
             answer = self._call(op, jobs=part, **fields)
-            old = dict(zip(answer.get("new", part), part, strict=True))  # of jobs that go on as others
-            found |= {old[job.id]: job for job in map(Job.from_dict, answer["jobs"])}
+            there = {job.id: job for job in map(Job.from_dict, answer["jobs"])}
+            # A job may go on as another, and those that start together as one.
+            found |= {old: there[new] for old, new in zip(part, answer.get("new", part), strict=True) if new in there}
         return _in_order(ids, found)
 
     @checked

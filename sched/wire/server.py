@@ -425,9 +425,13 @@ class Server:
         grace = _seconds(request, "grace", 3600.0)
 
         new: dict[int, int] = {}
+        asked: dict[int, asyncio.Future[int]] = {}  # by the job that stands for those that start together: once, however many are named
 
         async def work(number: int, caller: Caller) -> None:
-            new[number] = await again.ask(self.engine, number, caller.user, grace)
+            first = again.stands_for(self.engine, number)
+            if first not in asked:
+                asked[first] = asyncio.ensure_future(again.ask(self.engine, number, caller.user, grace))
+            new[number] = await asked[first]
 
         await self._each(work, caller, request)
         numbers = _job_ids(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import grp
@@ -16,11 +17,14 @@ from support.stand_in import Daemon
 
 from dockless import _pulling as pulling
 from dockless import sched
+from dockless.base.records import differences
 from dockless.cli import jobs as cli_jobs
 from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sandbox.run.process import Exit
-from dockless.sched import Client, Job, State, connect
+from dockless.sandbox.spec import Spec
+from dockless.sched import Client, Job, JobSpec, State, connect
+from dockless.sched.callers import Caller
 from dockless.sched.jobs import Attempt, AttemptState
 from dockless.sched.wire import listing
 
@@ -187,6 +191,16 @@ def test_clones(daemon, say, monkeypatch, tmp_path):
         daemon.ended(number, Exit(0, None))
     assert say("requeue", "3")[1] == ["job 3 is submitted again: job 6: PENDING, of its array 1 may run at once"]
     assert say("requeue", "6")[0] == 125
+
+
+def test_what_another_user_wrote_is_not_cloned_with_ones_own_rights(daemon, say):
+    ann = Caller(4321, "ann", frozenset(), False)
+    job = differences(JobSpec(Spec(argv=("true",)), hold=True))
+    asyncio.run_coroutine_threadsafe(daemon.engine.submit(ann, [job], None), daemon.engine.loop).result(30)
+    for words in ((), ("--edit",)):
+        code, _, err = say("clone", "1", *words)
+        assert code == 125 and err[0].startswith("dockless: job 1 belongs to ann") and stored(1).user == "ann"
+    assert [job["id"] for job in json.loads("".join(say("queue", "--json")[1]))] == [1]
 
 
 def test_cancelling(daemon, say):

@@ -8,6 +8,7 @@ import os
 import sqlite3
 
 import pytest
+from support.desk import play as play_at_desk
 from support.stand_in import StandIn, engine, until
 
 from dockless.base.records import differences
@@ -259,6 +260,21 @@ def test_a_start_that_fails_in_ourselves_leaves_nothing_behind(tmp_path, launche
         assert not running.active and not held(running.reader)
 
     play(tmp_path, launcher, story)
+
+
+def test_requeued_once_however_many_of_them_are_named(tmp_path):
+    async def story(desk):
+        specs = [JobSpec(Spec(argv=("true",), network="host"), role=role) for role in "ab"]
+        numbers = await desk(1001, lambda queue: queue.submit_gang(specs))
+        for number in numbers:
+            box = await desk.runs(number)
+            await until(lambda number=number: desk.engine.entries[number].pidfd >= 0)
+            box.end(Exit(0, None))
+        await ended(desk.engine, numbers)
+        new = await desk(1001, lambda queue: queue.requeue([*numbers, numbers[0]]))
+        assert {job.id for job in new} == {numbers[-1] + 1} and len(desk.engine.entries) == 2
+
+    play_at_desk(tmp_path, story)
 
 
 def test_what_a_job_says_itself_stays(tmp_path, launcher):

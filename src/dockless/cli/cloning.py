@@ -9,7 +9,7 @@ from dockless.cli.jobs import job_number, queue_group, submit_jobs
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.sandbox_options import keywords, sandbox_options
-from dockless.errors import BadInput
+from dockless.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from dockless.sched.formats import JobFile
@@ -42,6 +42,9 @@ def clone(options: Namespace) -> int:
     what = f"job {number}"
     with connect() as queue:
         file = file_of(queue.spec(number))
+        if not options.print and (owner := queue.job(number).user) != queue.ping().user:
+            hint = f"`dockless requeue {number}` submits one that has ended again as {owner}'s; --print shows it"
+            raise Refused(f"{what} belongs to {owner}, and its clone would have your rights", subject=str(number), hint=hint)
     said = keywords(options) | {"tty": options.tty or None, "interactive": options.interactive or None}
     file = with_options(file, said, options.command or ())
     file = replace(file, name=options.name or file.name, queue={**file.queue, **_said(options)})
