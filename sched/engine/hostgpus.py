@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
+MOST_CLASSES = 100_000
+"""Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
 
 class HostGpus:
@@ -121,6 +123,8 @@ class HostGpus:
 
     def of_classes(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """The UUIDs of each class that ``class_of`` names, slices first and of them the smallest."""
+        if len(self._classes) > MOST_CLASSES:
+            self._classes.clear()
         for name in names:
             if name not in self._classes:
                 self._classes[name] = self._of_class(name)

@@ -91,12 +91,12 @@ class _Pass(Room):
         self.looked_at: dict[int, _Parked] = {}
         self.put_off_kinds: set[Kind] = set()
         self.furthest: Place = False, -sys.maxsize, (), IN_ORDER, 0
-        self.one_queue = bool(self.supplies) and any(self.drawn(line.first()) for line in self.waiting.lines.values())
+        self.lines = self.waiting.looked_at()
+        self.one_queue = bool(self.supplies) and any(self.drawn(line.first()) for line in self.lines)
 
     def run(self) -> Decision:
-        lines = self.waiting.lines.values()
-        with_gpus = [line for line in lines if line.first().gpus]
-        without = [line for line in lines if not line.first().gpus]
+        with_gpus = [line for line in self.lines if line.first().gpus]
+        without = [line for line in self.lines if not line.first().gpus]
         short = [line.first() for line in without if self.one_queue and self.lacks(line.first())]
         short.sort(key=order, reverse=True)
         aside = {job.kind for job in short}
@@ -361,7 +361,7 @@ class _Pass(Room):
 
     def note_ranks(self, job: WaitingJob, place: Place) -> None:
         """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
-        near = [line.first() for line in self.waiting.lines.values() if line.first().gpus]
+        near = [line.first() for line in self.lines if line.first().gpus]
         near = [one for one in near if one.user == job.user or not set(job.groups).isdisjoint(one.groups)]
         before = [self.ranks.rank(one) for one in near]
         self.ranks.started(job)

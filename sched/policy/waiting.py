@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from heapq import merge
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from heapq import merge, nsmallest
 from itertools import islice
 
 from dockless.base.dataclass import dataclass, field
 
 Kind = tuple[str, int, tuple[str, ...], frozenset[str], str, int, int, int]
+
+KINDS = 250
+"""Kinds of one user's jobs that a pass looks at: who asks for something else with each of thousands of jobs delays her own alone."""
 
 PIECE = 512
 """Jobs of a line that are kept together: a job that comes or goes moves at most twice as many."""
@@ -238,6 +241,17 @@ class WaitingList:
         jobs = [job for line in self.lines.values() if not user or line.first().user == user for job in line]
         jobs.sort(key=order)
         return jobs
+
+    def looked_at(self) -> Collection[Line]:
+        """The lines that a pass looks at: of each user the first ``KINDS``, by the first job of each."""
+        if len(self.lines) <= KINDS:
+            return self.lines.values()
+        of_user: dict[str, list[Line]] = defaultdict(list)
+        for kind, line in self.lines.items():
+            of_user[kind[0]].append(line)
+        if all(len(lines) <= KINDS for lines in of_user.values()):
+            return self.lines.values()
+        return [line for lines in of_user.values() for line in nsmallest(KINDS, lines, key=lambda line: order(line.first()))]
 
     @property
     def wants_gpus(self) -> bool:

@@ -21,7 +21,8 @@ from dockless.sched.policy.policy import _Pass, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.ranks import ENTRY
 from dockless.sched.policy.state import Preemption, QueueState, RunningJob
-from dockless.sched.policy.waiting import Line, WaitingJob, WaitingList, length, longest, order, patience
+from dockless.sched.policy.supplies import CORES, Supply
+from dockless.sched.policy.waiting import KINDS, Line, WaitingJob, WaitingList, length, longest, order, patience
 from dockless.sched.store.queue import Live, ticks
 
 
@@ -192,6 +193,19 @@ def test_a_list_is_in_the_order_of_the_queue():
     assert list(found) == jobs[-1:] and len(found) == 1 and list(found.lines) == [jobs[-1].kind]
     found.remove(jobs[-1])
     assert not found and not found.wants_gpus
+
+
+def test_who_asks_for_something_else_with_each_of_thousands_of_jobs_delays_her_own_alone():
+    """A pass looks at the first of a user's kinds, wherever they stand in the list; the others' turn comes when those have gone."""
+    hers = [WaitingJob(n, "anna", cores=1000, memory=n, priority=n == 2 * KINDS) for n in range(1, 2 * KINDS + 1)]
+    one = WaitingJob(1_000_000, "ben", cores=1000)
+    there = WaitingList([*reversed(hers), one])
+    decision = decide(QueueState((), there, supplies={CORES: Supply(1000)}), 0.0)
+    assert [start.job for start in decision.starts] == [2 * KINDS]
+    assert set(decision._held) == {job.kind for job in (*hers[: KINDS - 1], one)}
+    for job in hers[: KINDS - 1]:
+        there.remove(job)
+    assert decide(QueueState((), there, supplies={CORES: Supply(1000)}), 0.0)._held.keys() >= {job.kind for job in hers[KINDS - 1 : -2]}
 
 
 def test_many_jobs_that_name_gpus_cost_no_more_each(monkeypatch):
