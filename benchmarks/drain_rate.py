@@ -23,6 +23,9 @@ from support.scheduling import DaemonProcess
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 
+MOST = 10_000
+"""Jobs of an array."""
+
 
 def spent(pid: int) -> tuple[float, float]:
     """Seconds of processor time of a process, and of those of its children that it has reaped. proc(5)"""
@@ -40,7 +43,8 @@ def measured(home: Path, jobs: int, queued: int, running: int) -> dict[str, floa
             blocker = None
             if queued:
                 blocker = queue.submit(JobSpec(Spec(argv=("sleep", "1000000")), gpus="1"))
-                queue.submit_array(JobSpec(Spec(argv=("true",)), gpus="1"), queued)
+                for left in range(queued, 0, -MOST):
+                    queue.submit_array(JobSpec(Spec(argv=("true",)), gpus="1"), min(left, MOST))
             queue.wait(queue.submit(JobSpec(Spec(argv=("true",)))), timeout=60)
             before, began = spent(daemon.process.pid), time.perf_counter()
             ids = queue.submit_array(JobSpec(Spec(argv=("true",))), jobs)
