@@ -154,6 +154,11 @@ def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
     return found
 
 
+def whole(uuids: Collection[str]) -> dict[str, int]:
+    """As ``holders``, those alone whose own name is bound: also beside shares, where somebody did not look first."""
+    return {name.decode(): uid for name, uid in _leased(uuids) if _share(name) is None}
+
+
 def shares(uuids: Collection[str]) -> tuple[Share, ...]:
     """Of these GPUs. ``GpuError`` where the kernel does not tell."""
     return tuple(share for name, uid in _leased(uuids) if (share := _share(name, uid)) is not None)

@@ -394,7 +394,7 @@ class Engine:
     def others(self) -> list[RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
         ours = {gpu for entry in self.active.values() for gpu in entry.job.devices}
-        shares = self.gpus.shares_of_others(sharing.numbers(self)) if self.config.share != "no" else ()
+        shares = self.gpus.shares_of_others(sharing.leased(self)) if self.config.share != "no" else ()
         whole = self.gpus.leased_by_others(ours.union(share.uuid for share in shares))
         found = []
         for uuid, uid, share in (*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)):

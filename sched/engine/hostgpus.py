@@ -6,6 +6,7 @@ A host without GPUs, or without a driver, is no error here: it runs jobs that as
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -227,15 +228,22 @@ class HostGpus:
             self.error = str(error)
             return {}
 
-    def shares_of_others(self, ours: Collection[str]) -> Sequence[Share]:
-        """Shares of GPUs whose numbers are not among ``ours``; none where that cannot be seen."""
+    def shares_of_others(self, ours: Collection[tuple[str, int, str]]) -> Sequence[Share]:
+        """Shares of GPUs that are not ``ours`` (GPU, MiB and number of each); none where that cannot be seen. Who has a GPU whole beside a
+        share has all of its memory."""
         from dockless.sandbox.gpus import lease
 
         try:
-            return [share for share in lease.shares(self.uuids) if share.number not in ours]
+            there = lease.shares(self.uuids)
+            beside = lease.whole({uuid for uuid, _, _ in ours}.union(share.uuid for share in there))
         except DocklessError as error:
             self.error = str(error)
             return ()
+        # Anybody may bind a name with a number of ours.
+        own = (os.geteuid(), lease.NOBODY)
+        found = [one for one in there if (one.uuid, one.memory, one.number) not in ours or one.uid not in own]
+        found += [lease.Share(uuid, self.shareable.get(uuid, 0), "user", "", uid) for uuid, uid in beside.items()]
+        return found
 
     def close(self) -> None:
         self._stack.close()

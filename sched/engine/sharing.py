@@ -107,12 +107,12 @@ def runs(entry: LiveJob, enforced_by: str | None) -> None:
         entry.show(options=replace(entry.job.options, enforced_by=enforced_by))
 
 
-def numbers(engine: Engine) -> set[str]:
-    """Those of the shares that this queue has given."""
+def leased(engine: Engine) -> set[tuple[str, int, str]]:
+    """The GPU, the MiB and the number of each share that this queue has given."""
     from dockless.sandbox.gpus.lease import share_number
 
-    jobs = (entry.job for entry in engine.active.values() if share(engine, entry.job))
-    return {share_number(engine.name(job.id, job.attempt)) for job in jobs}
+    jobs = ((entry.job, share(engine, entry.job)) for entry in engine.active.values())
+    return {(job.devices[0], memory, share_number(engine.name(job.id, job.attempt))) for job, memory in jobs if memory}
 
 
 async def watch(engine: Engine) -> None:

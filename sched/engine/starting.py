@@ -125,6 +125,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
             first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full
         )
     except NotEnoughGpus as error:
+        await asyncio.sleep(AGAIN)  # who holds a GPU in a way that no decision sees must not make this go round and round
         reason, now = str(error), time.time()
         await engine.back(entry, lambda db: queue.void_attempt(db, job.id, job.attempt, now, reason))
         return

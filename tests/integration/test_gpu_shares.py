@@ -273,6 +273,24 @@ def test_what_another_queue_has_is_left_to_it(daemon, uuids):
         assert running(queue, submit(queue, "20G")).devices == (uuids[1],)
 
 
+def test_a_name_like_one_of_ours_is_another_all_the_same(daemon, uuids):
+    """Else a job would be started there again and again."""
+    with daemon.client() as queue:
+        running(queue, submit(queue, "20G"))
+        (ours,) = lease.shares(uuids)
+        with held(take(uuids[0], 55, ours.number)):
+            found = running(queue, submit(queue, "20G"))
+            assert (found.devices, found.attempt) == ((uuids[1],), 1)
+
+
+def test_nobody_joins_a_gpu_that_somebody_took_whole_without_looking(daemon, uuids):
+    with daemon.client() as queue, contextlib.ExitStack() as bound:
+        assert running(queue, submit(queue, "20G")).devices == (uuids[0],)
+        lease._bind(uuids[0], uuids[0], bound)
+        second = running(queue, submit(queue, "20G"))
+        assert (second.devices, second.attempt) == ((uuids[1],), 1)
+
+
 def program(queue, number: int, memory: int) -> str:
     """A line of the simulated GPUs: the job's program has so many MiB of GPU 0."""
     (inside,) = seen.processes(box.get(queue.job(number).attempts[-1].sandbox))
