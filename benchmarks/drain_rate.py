@@ -53,6 +53,7 @@ def measured(home: Path, jobs: int, queued: int, running: int) -> dict[str, floa
             after = spent(daemon.process.pid)
             if blocker is not None:
                 queue.cancel(blocker, grace=0)
+                queue.wait(blocker, timeout=60)
     finally:
         daemon.process.kill()
         daemon.process.wait()
