@@ -22,6 +22,8 @@ from dockless.sched.policy.shares import Shares
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount, bare
 from dockless.sched.store.queue import NewJob, storable
 
+LEAST_SHARE = 256
+"""MiB of a GPU that a job has at least: else thousands could run on one, whatever the host's limit of jobs."""
 _NUMBER = re.compile(r"[0-9]{1,4}:[0-9]{1,7}")
 
 
@@ -71,7 +73,13 @@ class Admission:
             raise BadInput("'retry_on' without 'retries'", subject="retry_on", hint="say how often: retries = 3")
         count, wanted = self.gpus.resolve(job.gpus)
         gpu_class = self.gpus.class_of(job.gpus)
-        gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" else 0
+        gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" and not job.role else 0
+        if 0 < gpu_share < LEAST_SHARE:
+            raise Refused(
+                f"{gpu_share} MiB of a GPU are less than any program needs there",
+                subject=job.gpus,
+                hint=f"CUDA itself takes some hundred MiB of it: ask for {LEAST_SHARE}M or more",
+            )
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(
                 f"log_size {job.spec.log_size} is more than the limit of {self.config.log_size_limit} bytes",

@@ -55,6 +55,8 @@ from dockless.sched.used import By, Used
 LAUNCHERS = 4
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
+MOST_NAMED = 1_000_000
+"""Jobs that those of an array wait for, counted for each of them: each has them on disk."""
 LOOK_AGAIN = 5.0
 """Seconds until GPUs in use outside dockless are looked at again, while a job waits."""
 
@@ -246,6 +248,11 @@ class Engine:
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
             new = name_whole_arrays(self, new)
+            if array is not None and array * len(new[0].options.after) > MOST_NAMED:
+                hint = "let one job wait for them, and the array for that job"
+                raise BadInput(
+                    f"{array} jobs that each wait for {len(new[0].options.after)} others are too many", subject="after", hint=hint
+                )
             size = sum({job.spec: taken(len(job.spec), job.options) for job in new}.values())
             self.admission.refuse_too_large(caller, self.shares, size)
             if array is not None:

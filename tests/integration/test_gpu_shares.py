@@ -24,7 +24,7 @@ from support.scheduling import DaemonProcess
 import dockless
 from dockless.base.idmaps import user_name
 from dockless.cli import main
-from dockless.errors import NotEnoughGpus, SchedError
+from dockless.errors import NotEnoughGpus, Refused, SchedError
 from dockless.sandbox.gpus import gpu, lease
 from dockless.sandbox.run import box, seen
 from dockless.sandbox.spec import Spec
@@ -255,6 +255,14 @@ def test_jobs_fill_a_gpu_and_the_next_one_waits(daemon, uuids, capfd):
         assert "needs 50 GiB of a GPU, 0 free, 40 GiB left on a shared one" in queue.job(large).reason
         queue.cancel(jobs[2].id)
         assert running(queue, whole).devices == (uuids[1],)
+
+
+def test_no_share_is_so_small_that_thousands_could_run_on_a_gpu(daemon):
+    with daemon.client() as queue:
+        with pytest.raises(Refused, match="255 MiB of a GPU are less than any program needs there"):
+            submit(queue, "255M")
+        running(queue, submit(queue, "256M"))
+        running(queue, queue.submit_gang([JobSpec(FOREVER, gpus="memory=1M", role="a")])[0])
 
 
 def test_who_comes_back_finds_them(daemon, uuids):

@@ -328,6 +328,8 @@ def test_the_number_of_an_array_stands_for_all_of_it(tmp_path, launcher):
                 (first, *_) = await running.submit(ROOT, [plain(hold=True)], count)
                 if count == 1000:
                     await running.submit(ROOT, [plain(after=(f"ok:{first}",))], None)
+                    with pytest.raises(BadInput, match="1001 jobs that each wait for 1000 others are too many"):
+                        await running.submit(ROOT, [plain(after=(f"ok:{first}",))], 1001)
                     continue
                 with pytest.raises(BadInput, match=f"with all jobs of array {first} these are more than the 1000"):
                     await running.submit(ROOT, [plain(after=(f"ok:{first}",))], None)
