@@ -17,7 +17,7 @@ import contextlib
 import grp
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dockless.base.text import escaped
@@ -49,9 +49,9 @@ class Audit:
         if unwritten is None:
             return
         jobs = _numbers(answer) or _numbers(request)
+        new = sorted({*answer.get("new", ())} - {*jobs})  # submitted again
         words = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), f"uid={caller.uid}", f"user={escaped(caller.user)}", f"op={op[:40]}"]
-        if jobs:
-            words.append("jobs=" + ",".join(map(str, jobs[:_NAMED])) + (f",…{len(jobs)}" if len(jobs) > _NAMED else ""))
+        words += [f"{name}={_listed(numbers)}" for name, numbers in (("jobs", jobs), ("new", new)) if numbers]
         if unwritten:
             words.append(f"unwritten={unwritten}")
         with contextlib.suppress(OSError):
@@ -81,6 +81,10 @@ class Audit:
             os.close(fd)
         if about.st_size + len(line) >= SIZE:
             os.replace(self.path, f"{self.path}.1")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers[:_NAMED])) + (f",…{len(numbers)}" if len(numbers) > _NAMED else "")
 
 
 def _numbers(message: Mapping[str, Any]) -> list[int]:

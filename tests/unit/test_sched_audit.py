@@ -28,6 +28,7 @@ def test_who_asked_for_what(tmp_path):
         await desk(BEN, lambda queue: queue.queue())
         await desk.refused(NotPermitted, BEN, lambda queue: queue.cancel(2))
         await desk(ANN, lambda queue: queue.cancel_many([1, 2]))
+        await desk(ANN, lambda queue: queue.requeue(2))
         await desk.refused(NotPermitted, BEN, lambda queue: queue.shutdown())
 
     play(tmp_path, story)
@@ -37,6 +38,7 @@ def test_who_asked_for_what(tmp_path):
         "uid=1001 user=ann op=submit jobs=1,2 ok",
         "uid=1002 user=ben op=cancel jobs=2 not_permitted",
         "uid=1001 user=ann op=cancel jobs=1,2 ok",
+        "uid=1001 user=ann op=requeue jobs=2 new=3 ok",
         "uid=1002 user=ben op=shutdown not_permitted",
     ]
     about = os.stat(tmp_path / "audit.log")
