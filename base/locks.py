@@ -5,14 +5,26 @@ Pids can be reused and files can be left behind; a lock on an open file can be n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 
 from dockless.base.path import Path
 
 CANNOT_TELL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of us who ask, which say nothing about what is asked."""
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A descriptor of it, to lock. A link in its place is not followed. ``OSError``"""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def mark_in_use(fd: int) -> None:

@@ -12,6 +12,9 @@ from dockless.sandbox.features import Features
 from dockless.sandbox.plan.plan import Command
 from dockless.sandbox.spec import Mount, Spec
 
+DRIVER_LAYER = "driver-"
+"""How the name of the layer with the host's GPU driver begins, in the store."""
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:

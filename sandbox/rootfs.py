@@ -32,7 +32,7 @@ from dockless.sandbox.plan.builder import (
     Section,
 )
 from dockless.sandbox.plan.plan import DIRECTORY
-from dockless.sandbox.resolved import Device, HostFile, Resolved
+from dockless.sandbox.resolved import DRIVER_LAYER, Device, HostFile, Resolved
 from dockless.sandbox.spec import Mount
 
 O_PATH = 0x200000
@@ -140,7 +140,7 @@ def root_mount(b: Builder, section: Section, r: Resolved, userns: int) -> int:
 def _layer(b: Builder, section: Section, r: Resolved, layer: Layer, userns: int, attach: bool) -> int:
     path = str(layer.path)
     name = layer.path.parent.name if layer.path.name in ("fs", INDEX_FILE, MERGED_FILE) else layer.path.name
-    label = "the driver's layer" if name.startswith("driver-") else f"layer {name:.12}"
+    label = "the driver's layer" if name.startswith(DRIVER_LAYER) else f"layer {name:.12}"
     if layer.tar is not None:
         slot = _indexed(b, section, r, layer, label)
         path = str(layer.path.parent)

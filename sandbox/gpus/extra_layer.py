@@ -17,9 +17,9 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from dockless.base import json, paths
+from dockless.base import json, locks, paths
 from dockless.base.path import Path
 from dockless.errors import DocklessError, GpuError
 from dockless.images.catalog.image import Image
@@ -28,11 +28,10 @@ from dockless.images.layers.layers import Layer
 from dockless.images.layers.merged import Merged
 from dockless.images.model import digest
 from dockless.sandbox.gpus import linker_cache
-from dockless.sandbox.resolved import HostFile
+from dockless.sandbox.resolved import DRIVER_LAYER, HostFile
 
 KEPT = 64
 """Layers, and records of what was found, that are kept at most besides those that sandboxes have."""
-_LAYER = "driver-"
 _FORMAT = "2"
 """Of what is kept: another one is not read."""
 
@@ -161,7 +160,7 @@ def kept(
     layer.make(image, below)
     name = ""
     if not layer.is_empty:
-        name = f"{_LAYER}{os.urandom(8).hex()}"
+        name = f"{DRIVER_LAYER}{os.urandom(8).hex()}"
         with paths.writing("the image store", place):
             layer.write(place / name / "fs")
     listed = [[f.source, f.target, f.readonly, f.noexec, f.recursive, _stamp(f.source)] for f in layer.files]
@@ -189,17 +188,17 @@ def _make_room(place: Path) -> None:
     """Of what is kept the longest unused goes: an image says what is to be kept, and there are many images. What a sandbox has stays."""
     kept = sorted(((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in os.scandir(place)), reverse=True)
     for layers in (False, True):
-        for _, name in [one for one in kept if one[1].startswith(_LAYER) == layers][KEPT:]:
+        for _, name in [one for one in kept if one[1].startswith(DRIVER_LAYER) == layers][KEPT:]:
             with contextlib.suppress(OSError):
                 _remove(place / name)
 
 
 def _remove(path: Path) -> None:
     """``BlockingIOError`` for a layer that is pinned."""
-    if not path.name.startswith(_LAYER):
+    if not path.name.startswith(DRIVER_LAYER):
         os.unlink(path)
         return
-    with _opened(path) as fd:
+    with locks.opened(path) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove_tree(path)
 
@@ -207,23 +206,14 @@ def _remove(path: Path) -> None:
 def pin(layers: Sequence[Layer], opened: contextlib.ExitStack) -> list[int]:
     """A descriptor for the driver's layer among these, which stays as long as it is open. ``GpuError`` where it has just been removed."""
     found = []
-    for path in (layer.path.parent for layer in layers if layer.path.parent.name.startswith(_LAYER)):
+    for path in (layer.path.parent for layer in layers if layer.path.parent.name.startswith(DRIVER_LAYER)):
         try:
-            found.append(opened.enter_context(_opened(path)))
+            found.append(opened.enter_context(locks.opened(path)))
             fcntl.flock(found[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
             os.lstat(path)
         except OSError:
             raise GpuError("the driver's layer has just been removed from the store", subject=str(path), hint="try again") from None
     return found
-
-
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _stamp(path: str) -> list[int]:

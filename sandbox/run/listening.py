@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from dockless.base import paths
-from dockless.base.locks import is_locked
+from dockless.base.locks import is_locked, opened
 from dockless.base.path import Path
 from dockless.sandbox.run import documents, records
 from dockless.sandbox.run.documents import Document
-from dockless.sandbox.run.places import open_directory, root
+from dockless.sandbox.run.places import root
 from dockless.sandbox.run.process import Exit
 
 _EVENTS = "events"
@@ -80,7 +80,7 @@ class Listening:
         from dockless.sandbox.run.removal import remove_tree
 
         for name in os.listdir(self._place):
-            with contextlib.suppress(FileNotFoundError, BlockingIOError), _open(self._place / name) as fd:
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), opened(self._place / name) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that is just being made waits, and finds it gone
                 remove_tree(self._place / name)
 
@@ -117,20 +117,11 @@ class Listening:
 def _make_locked(directory: Path) -> int:
     """Our lock on a new directory; -1 where somebody has taken it for one that was left behind."""
     directory.mkdir(0o700)
-    with contextlib.suppress(FileNotFoundError), _open(directory) as fd:
+    with contextlib.suppress(FileNotFoundError), opened(directory) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         if directory.exists():
             return os.dup(fd)
     return -1
-
-
-@contextlib.contextmanager
-def _open(directory: Path) -> Iterator[int]:
-    fd = open_directory(directory)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _remove(when: Path) -> None:
