@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import StandIn, engine, until
+from support.stand_in import engine, until
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, Refused, SchedError
@@ -26,11 +26,6 @@ ROOT = Caller(0, "root", frozenset(), True)
 @pytest.fixture(autouse=True)
 def _gpus(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 def plain(**fields):

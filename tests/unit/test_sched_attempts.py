@@ -6,7 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import Box, StandIn
+from support.stand_in import Box
 
 from dockless.base.dataclass import replace
 from dockless.cgroups import Limits
@@ -17,11 +17,6 @@ from dockless.sched.engine import attempts
 from dockless.sched.engine.attempts import SETTLE, AttemptEnd
 from dockless.sched.jobs import Job, State
 from dockless.sched.store.queue import Live
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 @pytest.fixture

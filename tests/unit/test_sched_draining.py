@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.stand_in import StandIn, engine, until
+from support.stand_in import engine, until
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, NotPermitted, SchedError, UnknownGpu
@@ -24,11 +24,6 @@ ANN = Caller(1001, "ann", frozenset(), False)
 @pytest.fixture(autouse=True)
 def _gpus(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 def plain(**fields):

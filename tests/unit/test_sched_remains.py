@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from support.stand_in import DEADLINE, Box, StandIn, engine, until
+from support.stand_in import DEADLINE, Box, engine, until
 
 from dockless.base.records import differences
 from dockless.errors import SandboxGone
@@ -27,11 +27,6 @@ ME = Caller(0, "root", frozenset(), True)
 def _quick(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 async def run(running, launcher):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import StandIn, engine, until
+from support.stand_in import engine, until
 
 from dockless.base.records import differences
 from dockless.cgroups import Limits
@@ -32,11 +32,6 @@ ME = Caller(0, "root", frozenset(), True)
 @pytest.fixture(autouse=True)
 def _gpus(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 def asking(gpus: str = "", **limits) -> JobSpec:

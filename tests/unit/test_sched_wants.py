@@ -7,7 +7,7 @@ import errno
 import os
 
 import pytest
-from support.stand_in import Box, StandIn, engine, until
+from support.stand_in import Box, engine, until
 
 from dockless.base.records import differences
 from dockless.errors import LaunchFailed, Unwritable
@@ -27,11 +27,6 @@ def _quick(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     monkeypatch.setattr(wants, "AGAIN", 0.001)
     monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 def plain(**fields):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.stand_in import StandIn, engine, left_running, until
+from support.stand_in import engine, left_running, until
 
 from dockless.base.records import differences
 from dockless.sandbox.run.process import Exit
@@ -18,11 +18,6 @@ from dockless.sched.store import queue
 
 ROOT = Caller(0, "root", frozenset(), True)
 SOON = JobSpec(Spec(argv=("true",)), time_limit=3600.0, warn_signal=10, warn_before=3599.9, retries=1)
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 async def warned(running, launcher, number, attempt):
