@@ -70,6 +70,7 @@ class Setting:
 
 GPU_CLASS = "[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}"
 _DOMAIN = "[A-Za-z0-9][A-Za-z0-9.-]{0,252}"
+MAIL_ADDRESS = rf"[A-Za-z0-9_][A-Za-z0-9._+-]{{0,63}}(@{_DOMAIN})?"
 QUOTA = (
     Setting("guarantee", "count", None, "GPUs that others may borrow and have to give back; left out: none"),
     Setting("limit", "count", None, "GPUs at once; left out: no limit"),
@@ -152,7 +153,7 @@ SETTINGS = (
         None,
         "whom such mail is from; left out: dockless@ this host",
         form="an address for mail",
-        pattern=rf"[A-Za-z0-9_][A-Za-z0-9._+-]{{0,63}}(@{_DOMAIN})?",
+        pattern=MAIL_ADDRESS,
     ),
     Setting(
         "notify.domains",

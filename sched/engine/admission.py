@@ -17,8 +17,8 @@ from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.notices import check_address
+from dockless.sched.engine.per_user import PerUser
 from dockless.sched.jobs import JobOptions, JobSpec, options_of
-from dockless.sched.policy.shares import Shares
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount, bare
 from dockless.sched.store.queue import NewJob, storable
 
@@ -44,9 +44,9 @@ class Admission:
         self.check_image = check_image
         self.supplies = supplies or {}
 
-    def refuse_too_many(self, caller: Caller, shares: Shares, more: int) -> None:
+    def refuse_too_many(self, caller: Caller, queued: PerUser, more: int) -> None:
         """Refused: more jobs than one user may have in the queue."""
-        have = shares.jobs[caller.uid]
+        have = queued.jobs[caller.uid]
         if have + more > self.config.per_user:
             raise Refused(
                 f"user {caller.user} has {have} jobs in the queue; {more} more would pass the limit of {self.config.per_user}",
@@ -54,9 +54,9 @@ class Admission:
                 hint="wait for some to end, or ask the administrator to raise queue.per_user",
             )
 
-    def refuse_too_large(self, caller: Caller, shares: Shares, more: int) -> None:
+    def refuse_too_large(self, caller: Caller, queued: PerUser, more: int) -> None:
         """Refused: specs of more bytes than one user may have in the queue."""
-        have, most = shares.size[caller.uid], self.config.per_user_size
+        have, most = queued.size[caller.uid], self.config.per_user_size
         if have + more > most:
             raise Refused(
                 f"user {caller.user} has {have} bytes of jobs in the queue; {more} more would pass the limit of {most}",

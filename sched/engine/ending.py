@@ -202,7 +202,7 @@ def _let_go(engine: Engine, entry: LiveJob) -> None:
         entry.overdue.cancel()
     if entry.hurry is not None:
         entry.hurry.set()
-    engine.shares.leave(entry.live)
+    engine.per_user.leave(entry.live)
     engine.ends += 1
     engine.left_specs[job.uid] += entry.live.spec_size
     if engine.ends >= AFTER_ENDS or engine.left_specs.total() > engine.config.per_user_size:

@@ -37,14 +37,14 @@ from dockless.sched.engine.figures import Watch
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
+from dockless.sched.engine.per_user import PerUser, taken
 from dockless.sched.engine.wants import waited_out
 from dockless.sched.engine.windows import windows
 from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
-from dockless.sched.policy.shares import Shares, taken
+from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.state import QueueState, RunningJob
-from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.store import queue, usage
 from dockless.sched.store.kept import Kept
@@ -93,7 +93,7 @@ class Engine:
         self.aside = Aside(self)
         self.drained: dict[str, str] = {}
         self.active: dict[int, LiveJob] = {}
-        self.shares = Shares()
+        self.per_user = PerUser()
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
         self.notices = Notices()
@@ -102,7 +102,7 @@ class Engine:
         self.left_specs: Counter[int] = Counter()  # characters that ended jobs of each user leave, since that was looked after
         self.many_ended = asyncio.Event()
         self.decision: Decision | None = None
-        self.usage: Usage | None = None
+        self.past: PastUsage | None = None
         self._took = 0.0
         self.newest: tuple[int, Spec] = 0, Spec()
         self._kicked = False
@@ -122,8 +122,8 @@ class Engine:
         self.supplies = host_supplies.here(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image, self.supplies)
         self.decision = None
-        if self.usage is not None and self.usage.half_life != config.half_life:
-            self.usage = None  # else it stays: it has also what jobs had that are forgotten
+        if self.past is not None and self.past.half_life != config.half_life:
+            self.past = None  # else it stays: it has also what jobs had that are forgotten
         self.kick()
 
     # -- the database
@@ -229,9 +229,9 @@ class Engine:
         if self.closing:
             raise SchedError("the daemon is ending", hint="try again when it is back")
         count = len(specs) if array is None else array
-        self.admission.refuse_too_many(caller, self.shares, count)
+        self.admission.refuse_too_many(caller, self.per_user, count)
         new: list[queue.NewJob] = []
-        with self.shares.coming(caller.uid, count, 0):
+        with self.per_user.coming(caller.uid, count, 0):
             for index, plain in enumerate(specs):
                 if index % AT_A_TIME == AT_A_TIME - 1:
                     await asyncio.sleep(0)  # others have requests, too
@@ -254,11 +254,11 @@ class Engine:
                     f"{array} jobs that each wait for {len(new[0].options.after)} others are too many", subject="after", hint=hint
                 )
             size = sum({job.spec: taken(len(job.spec), job.options) for job in new}.values())
-            self.admission.refuse_too_large(caller, self.shares, size)
+            self.admission.refuse_too_large(caller, self.per_user, size)
             if array is not None:
                 new *= array
             now = time.time()
-            with self.shares.coming(caller.uid, 0, size):
+            with self.per_user.coming(caller.uid, 0, size):
                 ids: list[int] = await self.write(lambda db: queue.insert(db, new, array is not None or gang, now))
         held = True
         lives = just_submitted(ids, new, now, array is not None or gang)
@@ -279,7 +279,7 @@ class Engine:
             if job.time_limit and live.boot == self.boot:
                 entry.ends = live.ticks + job.time_limit
             self.entries[job.id] = entry
-            self.shares.enter(live)
+            self.per_user.enter(live)
             self.aside.enter(job)
         gangs.form(entries)
         return entries
@@ -340,7 +340,7 @@ class Engine:
     def state(self) -> QueueState:
         """What a decision depends on now."""
         running = [self._running(entry) for entry in self.active.values() if entry is entry.first]
-        usage = self._usage().at(queue.ticks(), running) if self.config.order == "fair" else None
+        usage = self._past_usage().at(queue.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
         shareable = self.gpus.shareable if self.config.share != "no" else {}
         if self.waiting.wants_gpus:
@@ -381,22 +381,22 @@ class Engine:
             *(entry.waiting.cores, entry.waiting.memory),
         )
 
-    def _usage(self) -> Usage:
+    def _past_usage(self) -> PastUsage:
         """What the ended jobs had; read from the queue when it is first wanted."""
-        if self.usage is None:
-            self.usage = Usage(self.config.half_life)
+        if self.past is None:
+            self.past = PastUsage(self.config.half_life)
             now, wall = queue.ticks(), time.time()
             for user, groups, ended, gpu_seconds in queue.gpu_time(self.reader, wall - 10 * self.config.half_life):
                 at = now - max(0.0, wall - ended)
-                self.usage.add(user, groups, 1, at - gpu_seconds, at)
+                self.past.add(user, groups, 1, at - gpu_seconds, at)
             for uid, ended, gpu_seconds in usage.forgotten(self.reader, wall - 10 * self.config.half_life, wall):
                 at = now - max(0.0, wall - ended)
-                self.usage.add(*self.callers.quota_of(uid), 1, at - gpu_seconds, at)
-        return self.usage
+                self.past.add(*self.callers.quota_of(uid), 1, at - gpu_seconds, at)
+        return self.past
 
     def count_usage(self, entry: LiveJob) -> None:
-        if self.usage is not None and entry.job.devices and entry.since:
-            self.usage.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, queue.ticks())
+        if self.past is not None and entry.job.devices and entry.since:
+            self.past.add(entry.job.user, entry.live.quota_groups, len(entry.job.devices), entry.since, queue.ticks())
 
     def others(self) -> list[RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""

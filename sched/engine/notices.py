@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.settings import MAIL_ADDRESS
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration
 from dockless.errors import BadInput
@@ -42,7 +43,7 @@ AGAIN = (30.0, 300.0)
 """Seconds until a message is tried again."""
 TIMEOUT = 20.0
 """Seconds that a mail program, a server or a web address may take."""
-_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
+_ADDRESS = re.compile(MAIL_ADDRESS)
 _WORDS = {"start": "started", "end": "ended", "fail": "failed", "preempt": "was ended and waits again", "idle": "does not use its GPUs"}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 
 from dockless.base.dataclass import replace
@@ -21,7 +20,6 @@ from dockless.sched.engine import stopping
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import Job, State
-from dockless.sched.store import queue
 
 if TYPE_CHECKING:
     from dockless.sandbox.gpus.lease import Company
@@ -140,17 +138,6 @@ async def look(engine: Engine) -> None:
             if program.job == entry.job.id
         )
         if used > entry.job.options.gpu_share << 20 and not entry.cancelled and entry.job.state is State.RUNNING:
-            await _end(engine, entry, used)
-
-
-async def _end(engine: Engine, entry: LiveJob, used: int) -> None:
-    job = entry.job
-    entry.cancelled = True
-    entry.verdict = (
-        f"ended by the daemon: it had {format_size(used)} of a shared GPU, of which {format_size(job.options.gpu_share << 20)} were its own"
-    )
-    say(f"job {job.id}: {entry.verdict}")
-    try:
-        await engine.write(lambda db: queue.want_cancel(db, job.id, time.time(), entry.verdict))
-    finally:  # a disk that is full is no reason to let it go on
-        stopping.stop(engine, entry, 0.0)
+            own = format_size(entry.job.options.gpu_share << 20)
+            why = f"ended by the daemon: it had {format_size(used)} of a shared GPU, of which {own} were its own"
+            await stopping.end(engine, entry, why, 0.0)

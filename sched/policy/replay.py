@@ -15,10 +15,10 @@ from heapq import heappop, heappush
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.typing import Literal
 from dockless.sched.policy.decision import Decision
+from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.state import QueueState, RunningJob
-from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList
 
 Policy = Literal["backfill", "fifo", "shortest"]
@@ -186,7 +186,7 @@ class _Run:
         self.until: dict[int, float] = {}
         self.ends: list[tuple[float, int]] = []  # also those that another moment of ``until`` has taken the place of
         self.again: float | None = None
-        self.usage = None if host.usage is None else Usage(half_life)
+        self.past = None if host.usage is None else PastUsage(half_life)
         self.possible: dict[Kind, bool] = {}
         self.decision: Decision | None = None
         self.ranks: dict[float, int] = {}
@@ -222,8 +222,8 @@ class _Run:
         del self.until[job]
         ended, number = self.running.pop(job), job - 1
         began = ended.since
-        if self.usage is not None and ended.gpus:
-            self.usage.add(ended.user, ended.groups, len(ended.gpus), began, now)
+        if self.past is not None and ended.gpus:
+            self.past.add(ended.user, ended.groups, len(ended.gpus), began, now)
         if ended.stopping and now < began + (self.jobs[number].time_limit or math.inf):
             self.lost.append((number, began, now))
             self._queue(self._waiting_job(number))
@@ -253,7 +253,7 @@ class _Run:
         self.again = None
         while self.waiting:
             running = list(self.running.values())
-            usage = None if self.usage is None else self.usage.at(now, running)
+            usage = None if self.past is None else self.past.at(now, running)
             waiting = WaitingList([self._first(usage)]) if self.strict else self.waiting
             decision = decide(replace(self.host, waiting=waiting, running=running, usage=usage), now)
             self.again = decision.again

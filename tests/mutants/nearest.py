@@ -81,7 +81,7 @@ _WORDS = {
     "sched/wire/protocol": "sched_answers sched_client",
     "sched/wire/server": "sched_answers sched_server sched_daemon",
     "sched/policy/packing": "packing policy",
-    "sched/policy/shares": "sched_retention",
+    "sched/engine/per_user": "sched_retention",
     "src/dockless/_box": "results front_door integration/test_run",
     "src/dockless/cli/signals": "cli_signals cli_run",
     "src/dockless/cli/bars": "cli_images",

@@ -153,7 +153,7 @@ def check(engine: Engine) -> None:
     assert engine.aside.entries.items() <= pending.items()
     waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.entries and entry is entry.first]
     assert sorted(waiting, key=order) == list(engine.waiting)
-    assert engine.shares.jobs == Counter(job.uid for job in jobs.values())
+    assert engine.per_user.jobs == Counter(job.uid for job in jobs.values())
     for number, job in jobs.items():
         assert bool(job.devices) == (number in engine.active and job.gpu_count > 0)
         assert bool(job.started) == (number in engine.active)

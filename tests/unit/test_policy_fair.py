@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from support.quotas import limits
 
+from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.state import Preemption, PreemptJob, QueueState, RunningJob
-from dockless.sched.policy.usage import Usage
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 FOUR = tuple(f"g{i}" for i in range(4))
@@ -78,7 +78,7 @@ def test_groups_with_a_weight_come_before_their_users():
 
 
 def test_usage_fades():
-    usage = Usage(100.0)
+    usage = PastUsage(100.0)
     usage.add("anna", ("g",), 2, 0.0, 10.0)
     short = usage.at(10.0)["user anna"]
     assert 19.0 < short < 20.0 and usage.at(10.0)["group g"] == short
@@ -93,10 +93,10 @@ def test_usage_fades():
 def test_what_runs_counts():
     """For ten minutes at least; and what runs for ever comes to no more than one half-life and a half."""
     running = [RunningJob(1, "anna", on(0, 1), since=900.0), RunningJob(2, "bob", on(2), since=0.0), RunningJob(3, "carl")]
-    found = Usage(1e9).at(1000.0, [*running, RunningJob(0, "dora", on(3))])
+    found = PastUsage(1e9).at(1000.0, [*running, RunningJob(0, "dora", on(3))])
     assert found["user anna"] == 1200.0 and found["user bob"] == pytest.approx(1000.0)
     assert set(found) == {"user anna", "user bob"}
-    assert Usage(10_000.0).at(1e9, running[1:2])["user bob"] == pytest.approx(14_427, rel=0.001)
+    assert PastUsage(10_000.0).at(1e9, running[1:2])["user bob"] == pytest.approx(14_427, rel=0.001)
 
 
 # -- guarantees

@@ -14,9 +14,9 @@ from dockless.sandbox.spec import HostDevice, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
 from dockless.sched.engine.admission import Admission
+from dockless.sched.engine.per_user import PerUser
 from dockless.sched.jobs import JobSpec
 from dockless.sched.policy.quotas import Quota
-from dockless.sched.policy.shares import Shares
 from dockless.sched.store.queue import NewJob
 
 ROOT = Caller(0, "root", frozenset(), True)
@@ -138,13 +138,13 @@ def test_more_than_a_quota_can_never_start(quotas, asked, said):
 
 
 def test_how_much_more_a_user_may_queue():
-    shares = Shares()
+    queued = PerUser()
     for uid, jobs, size in ((1001, 3, 90), (1002, 1000, 1000)):
-        shares.jobs[uid], shares.size[uid] = jobs, size
+        queued.jobs[uid], queued.size[uid] = jobs, size
     of = desk(Config(per_user=5, per_user_size=100))
-    of.refuse_too_many(ANN, shares, 2)
-    of.refuse_too_large(ANN, shares, 10)
+    of.refuse_too_many(ANN, queued, 2)
+    of.refuse_too_large(ANN, queued, 10)
     with pytest.raises(Refused, match=r"^user ann has 3 jobs in the queue; 3 more would pass the limit of 5$"):
-        of.refuse_too_many(ANN, shares, 3)
+        of.refuse_too_many(ANN, queued, 3)
     with pytest.raises(Refused, match=r"^user ann has 90 bytes of jobs in the queue; 11 more would pass the limit of 100$"):
-        of.refuse_too_large(ANN, shares, 11)
+        of.refuse_too_large(ANN, queued, 11)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from support.stand_in import StandIn, engine, until
+from support.stand_in import engine, until
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, NotPermitted, Refused, SchedError, UnknownJob
@@ -23,11 +23,6 @@ from dockless.sched.wire.answers import Answers
 
 ROOT = Caller(0, "root", frozenset(), True)
 ANN = Caller(1001, "ann", frozenset(), False, account=True)
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 def plain(**fields):
@@ -342,11 +337,11 @@ def test_dependencies_count_in_what_a_user_may_have(tmp_path, launcher):
     async def play():
         async with serving(tmp_path, launcher) as running:
             firsts = await running.submit(ROOT, [plain(hold=True)], 1000)
-            before = running.shares.size[0]
+            before = running.per_user.size[0]
             (last,) = await running.submit(ROOT, [plain(after=tuple(f"any:{number}" for number in firsts))], None)
-            assert running.shares.size[0] - before > 200_000
+            assert running.per_user.size[0] - before > 200_000
             await running.cancel(last, "root", None)
-            assert running.shares.size[0] == before
+            assert running.per_user.size[0] == before
             config = running.config
             running.configure(replace(config, per_user_size=200_000))
             with pytest.raises(Refused, match="bytes of jobs"):

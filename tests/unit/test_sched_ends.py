@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from support.stand_in import DEADLINE, StandIn, engine, until
+from support.stand_in import DEADLINE, engine, until
 
 from dockless.base.records import differences
 from dockless.errors import BadInput, CommandNotFound, NotEnoughGpus, SandboxGone, SchedError
@@ -32,11 +32,6 @@ ANN = Caller(1001, "ann", frozenset(), False)
 def _quick(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 TRUE = Spec(argv=("true",))
@@ -72,7 +67,7 @@ def test_what_is_no_submit(tmp_path, launcher):
             with pytest.raises(SchedError, match="the daemon is ending"):
                 await running.submit(ME, [plain()], None)
             running.closing = False
-            assert not running.entries and not running.shares.jobs
+            assert not running.entries and not running.per_user.jobs
 
     asyncio.run(play())
 

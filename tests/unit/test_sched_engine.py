@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support.stand_in import DEADLINE, Box, StandIn, check, engine, left_running, until
+from support.stand_in import DEADLINE, Box, check, engine, left_running, until
 
 from dockless.base.records import differences
 from dockless.errors import CommandNotFound, SchedError
@@ -30,11 +30,6 @@ ME = Caller(0, "root", frozenset(), True)
 @pytest.fixture(autouse=True)
 def _gpus(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 def plain(**fields):

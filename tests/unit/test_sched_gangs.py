@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 from support.desk import play as play_at_desk
-from support.stand_in import StandIn, engine, until
+from support.stand_in import engine, until
 
 from dockless.base.records import differences
 from dockless.cgroups import Limits
@@ -113,11 +113,6 @@ def _quick(monkeypatch):
     monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
 
 
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
-
-
 def play(tmp_path, launcher, story, config=None):
     async def run():
         async with engine(tmp_path, launcher, config) as running:
@@ -160,7 +155,7 @@ def test_what_can_never_start_is_refused_and_nothing_queued(tmp_path, launcher, 
     async def story(running):
         with pytest.raises(DocklessError, match=why):
             await running.submit(ROOT, jobs, None, gang=True)
-        assert not running.entries and not running.shares.jobs
+        assert not running.entries and not running.per_user.jobs
 
     play(tmp_path, launcher, story, Config(quotas=limit))
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from support.stand_in import StandIn, engine, left_running, until
+from support.stand_in import engine, left_running, until
 
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import GRACE
@@ -26,11 +26,6 @@ KILLED = "its keeper was killed"
 def _quick(monkeypatch):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
     monkeypatch.setattr(stopping, "KILL_AGAIN", 0.001)
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return StandIn(tmp_path / "boxes")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +109,7 @@ def test_what_waited_waits_in_its_order(tmp_path, launcher):
     async def play():
         async with engine(tmp_path, launcher) as running:
             await until(lambda: running.entries[3].job.state is State.RUNNING)
-            assert [one.id for one in running.waiting] == [1, 2] and running.shares.jobs == {0: 3}
+            assert [one.id for one in running.waiting] == [1, 2] and running.per_user.jobs == {0: 3}
 
     asyncio.run(play())
 

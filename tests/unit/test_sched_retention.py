@@ -14,8 +14,8 @@ from support.stand_in import until
 
 from dockless.sched import State
 from dockless.sched.engine import housekeeping
+from dockless.sched.engine.per_user import PerUser
 from dockless.sched.jobs import NO_OPTIONS, Filter
-from dockless.sched.policy.shares import Shares
 from dockless.sched.store import queue
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.queue import NewJob
@@ -293,23 +293,23 @@ def test_an_older_queue_keeps_its_size_where_there_is_no_room_for_a_copy(path):
     db.close()
 
 
-def test_shares(db):
-    shares = Shares()
+def test_per_user(db):
+    per_user = PerUser()
     queue.insert(db, [new(1, "x" * 100)] * 3, True, 1.0)
     queue.insert(db, [new(1, "y" * 7), new(2, "z")], False, 1.0)
     lives = queue.live(db)
     for live in lives:
-        shares.enter(live)
-    assert (shares.jobs, shares.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
-    with shares.coming(2, 10, 20):
-        assert (shares.jobs[2], shares.size[2]) == (11, 21)
-    assert (shares.jobs, shares.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
+        per_user.enter(live)
+    assert (per_user.jobs, per_user.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
+    with per_user.coming(2, 10, 20):
+        assert (per_user.jobs[2], per_user.size[2]) == (11, 21)
+    assert (per_user.jobs, per_user.size) == ({1: 4, 2: 1}, {1: 107, 2: 1})
     for live in lives[:2]:
-        shares.leave(live)
-    assert (shares.jobs[1], shares.size[1]) == (2, 107)
+        per_user.leave(live)
+    assert (per_user.jobs[1], per_user.size[1]) == (2, 107)
     for live in lives[2:]:
-        shares.leave(live)
-    assert not shares.jobs and not shares.size and not shares._of_spec
+        per_user.leave(live)
+    assert not per_user.jobs and not per_user.size and not per_user._of_spec
 
 
 def write(directory: Path, name: str, size: int, at: float) -> None:

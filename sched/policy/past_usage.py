@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dockless.sched.policy.state import RunningJob
 
 
-class Usage:
+class PastUsage:
     """GPU-seconds by pool (``user anna``, ``group vision``). ``half_life``: seconds."""
 
     def __init__(self, half_life: float) -> None:

@@ -19,7 +19,7 @@ def taken(spec_size: int, options: JobOptions) -> int:
     return spec_size + DEPENDENCY * len(options.after)
 
 
-class Shares:
+class PerUser:
     """``jobs`` and ``size`` (characters of their specs as JSON, and ``DEPENDENCY``) by user id. The jobs of an array share one spec."""
 
     def __init__(self) -> None:
