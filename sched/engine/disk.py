@@ -79,17 +79,14 @@ async def look(engine: Engine, running: Mapping[Path, LiveJob]) -> None:
     sizes = await measured([*running])
     jobs = [(sizes.get(directory, 0), entry) for directory, entry in running.items()]
     per_job, per_user = engine.config.disk_per_job, engine.config.disk_per_user
-    left = 0
+    total = 0
     for size, entry in sorted(jobs, key=lambda one: (one[0], one[1].job.id)):
-        left += size
+        total += size
         if per_job and size > per_job:
             await _end(engine, entry, f"it had {format_size(size)} on disk, more than the {format_size(per_job)} of a job")
-        elif per_user and left > per_user:
+        elif per_user and total > per_user:
             what = f"its user's jobs had {format_size(sum(size for size, _ in jobs))} on disk, more than the {format_size(per_user)}"
             await _end(engine, entry, f"{what} of a user, and it is one of the largest")
-        else:
-            continue
-        left -= size
 
 
 async def measured(directories: Sequence[Path]) -> dict[Path, int]:
