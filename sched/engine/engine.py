@@ -281,7 +281,7 @@ class Engine:
             self.entries[job.id] = entry
             self.per_user.enter(live)
             self.aside.enter(job)
-        gangs.form(entries)
+        gangs.form(entries, self.supplies)
         return entries
 
     def line_up(self, entry: LiveJob) -> None:

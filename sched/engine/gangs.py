@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from dockless.base.dataclass import dataclass, field, replace
@@ -26,6 +26,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import again, ending, remains, starting, stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.jobs import MAX_MEMBERS, MAX_PORTS, JobOptions, State
+from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.store import queue
 from dockless.sched.store.lease import Lease
 from dockless.sched.store.queue import NewJob
@@ -86,7 +87,7 @@ class Gang:
             self.network = None
 
 
-def form(entries: Iterable[LiveJob]) -> None:
+def form(entries: Iterable[LiveJob], supplies: Mapping[str, Supply]) -> None:
     """Those that belong together know each other, and the first stands for all."""
     found: dict[int, list[LiveJob]] = {}
     for entry in entries:
@@ -98,7 +99,7 @@ def form(entries: Iterable[LiveJob]) -> None:
         for member in members:
             member.gang = gang
             member.cancelled = member.cancelled or gang.first.cancelled
-            if why and why != f"failed:{member.job.id}":
+            if why:
                 gang.told.add(member.job.id)
         waiting = [member.waiting for member in members]
         limits = [one.time_limit for one in waiting]
@@ -108,9 +109,14 @@ def form(entries: Iterable[LiveJob]) -> None:
             devices=frozenset().union(*(one.devices for one in waiting)),
             time_limit=max(limits) if all(limits) else 0.0,
             gpu_class=next((one.gpu_class for one in waiting if one.gpus), ""),
-            cores=sum(one.cores for one in waiting),
-            memory=sum(one.memory for one in waiting),
+            cores=sum(_counts(supplies, CORES, one.cores, one.gpus) for one in waiting),
+            memory=sum(_counts(supplies, MEMORY, one.memory, one.gpus) for one in waiting),
         )
+
+
+def _counts(supplies: Mapping[str, Supply], pool: str, asked: int, gpus: int) -> int:
+    """What one of them counts for: without GPUs as a job alone would that does not say what it needs."""
+    return asked or (supplies[pool].per_job if pool in supplies and not gpus else 0)
 
 
 # -- submit
@@ -155,8 +161,10 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
         hint = f"this host has {there}; ask for fewer, or submit them as jobs that run one after the other"
         raise Refused(f"the jobs that start together need {total} GPUs: this could never be", subject="gpus", hint=hint)
     engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups)
-    sums = {name: sum(getattr(job.options, name) for job in new) for name in ("millicores", "memory")}
-    engine.admission.check_supplies(replace(new[0].options, gpu_class=wanted, **sums), total, tuple(named))
+    cores = sum(_counts(engine.supplies, CORES, job.options.millicores, job.gpu_count) for job in new)
+    memory = sum(_counts(engine.supplies, MEMORY, job.options.memory, job.gpu_count) for job in new)
+    options = replace(new[0].options, gpu_class=wanted, millicores=cores, memory=memory)
+    engine.admission.check_supplies(options, total, tuple(named))
 
 
 # -- start
@@ -164,10 +172,9 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
 
 def split(gang: Gang, gpus: Sequence[str]) -> Iterator[tuple[LiveJob, tuple[str, ...]]]:
     """Who of them gets which."""
-    named = {gpu for member in gang.members for gpu in member.live.wanted}
-    others = iter([gpu for gpu in gpus if gpu not in named])
+    some = iter(gpus)  # all name theirs, or none does
     for member in gang.members:
-        yield member, member.live.wanted or tuple(next(others) for _ in range(member.job.gpu_count))
+        yield member, member.live.wanted or tuple(next(some) for _ in range(member.job.gpu_count))
 
 
 def start(engine: Engine, gang: Gang, gpus: Sequence[str], now: float) -> None:

@@ -13,13 +13,13 @@ from support.stand_in import engine, until
 
 from dockless.base.records import differences
 from dockless.cgroups import Limits
-from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused
+from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import gangs, preempting, starting, stopping
+from dockless.sched.engine import ending, gangs, preempting, starting, stopping
 from dockless.sched.jobs import JobOptions, JobSpec, State
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.store import queue
@@ -28,8 +28,11 @@ from dockless.sched.store.lease import held
 ROOT = Caller(0, "root", frozenset(), True)
 
 
-def plain(role="worker", **fields):
-    return differences(JobSpec(Spec(argv=("true",), network="host"), role=role, **fields))
+TRUE = Spec(argv=("true",), network="host")
+
+
+def plain(role="worker", spec=TRUE, **fields):
+    return differences(JobSpec(spec, role=role, **fields))
 
 
 def member(number, role, state=None, **rules):
@@ -53,6 +56,7 @@ DONE, FAILED = State.COMPLETED, State.FAILED
         ([member(1, "a", FAILED, min_failed=0), member(2, "b", DONE)], "done"),
         ([member(1, "a", DONE, min_succeeded=1), member(2, "a", min_succeeded=1)], "done"),
         ([member(1, "a", DONE, min_succeeded=2), member(2, "a", min_succeeded=2)], ""),
+        ([member(1, "a", DONE, min_succeeded=2, min_failed=2), member(2, "a", FAILED), member(3, "b")], ""),
     ],
 )
 def test_when_they_all_end(members, ending):
@@ -145,7 +149,8 @@ async def ended(running, numbers):
         ([plain(gpus="device=0"), plain(gpus="1")], "some of the jobs that start together name their GPUs, others do not"),
         ([plain()] * 257, "257 jobs cannot start together"),
         ([plain(), plain("")], "a job that starts together with others needs a role"),
-        ([plain(ports=("http:500",))] * 3, "the ports of all roles are too many"),
+        ([plain(ports=("http:500",)), plain(ports=("http:501",))], "the ports of all roles are too many"),
+        ([plain(gpus="class=whole"), plain(gpus="class=simulated")], "ask for GPUs of different classes"),
         ([plain(gpus="2"), plain(gpus="1")], "the quota of user root is 2: this could never start"),
     ],
 )
@@ -188,6 +193,55 @@ def test_memory_and_cores_are_those_of_all(tmp_path, launcher):
     play(tmp_path, launcher, story)
 
 
+def test_in_line_they_are_one_wide_job(tmp_path, launcher):
+    """Also where some say nothing of their time, cores and memory. What the first has for all, such as that it is held, is its own."""
+    config = Config(cores=8, cores_per_job=2, memory_per_job=1 << 20)
+
+    async def waits(running, *fields):
+        jobs = [plain(**{"hold": True, **one}) for one in fields]
+        numbers = await running.submit(ROOT, jobs, None, gang=True)
+        assert [running.entries[number].job.options.held for number in numbers] == ["root", *[""] * (len(numbers) - 1)]
+        found = running.entries[numbers[0]].waiting
+        await running.cancel(numbers[0], "root", 0.0)
+        return found
+
+    def spec(**limits):
+        return Spec(argv=("true",), network="host", limits=Limits(**limits), best_effort=True)
+
+    async def story(running):
+        found = await waits(
+            running, {"time_limit": 60.0}, {"time_limit": 90.0, "gpus": "2,class=whole"}, {"time_limit": 30.0, "gpus": "1,class=whole"}
+        )
+        assert (found.gpus, found.gpu_class, found.time_limit, found.cores, found.memory) == (3, "whole", 90.0, 2000, 1 << 20)
+        found = await waits(running, {"time_limit": 60.0, "spec": spec(cpu_max=1.5)}, {"spec": spec(cpu_max=0.5, memory_max=1 << 30)}, {})
+        assert (found.gpus, found.time_limit, found.cores, found.memory) == (0, 0.0, 4000, (1 << 30) + (2 << 20))
+        with pytest.raises(Refused, match="needs 10 cores, and this host has 8 for such a job: this could never start"):
+            await waits(running, {}, {}, {}, {}, {})
+
+    play(tmp_path, launcher, story, config)
+
+
+def test_a_daemon_that_comes_back_ends_all_of_what_was_cancelled(tmp_path, launcher):
+    async def before(running):
+        numbers, found = await started(running, launcher, plain(), plain())
+        for box in found:
+            box.send_stop = lambda: None
+        await running.cancel(numbers[0], "root", 1000.0)
+        return numbers, found
+
+    numbers, found = play(tmp_path, launcher, before)
+    for box in found:
+        box.send_stop = lambda box=box: box.said.append("stop")
+
+    async def after(running):
+        await until(lambda: all("stop" in box.said for box in found))
+        for box in found:
+            box.end(Exit(None, 15))
+        return await ended(running, numbers)
+
+    assert [state for state, _, _ in play(tmp_path, launcher, after)] == ["CANCELLED"] * 2
+
+
 def test_gpus_and_ports_are_split_in_their_order(tmp_path, launcher):
     async def story(running):
         numbers, (_, _, three) = await started(running, launcher, plain(gpus="1"), plain(), plain(gpus="2", ports=("http:2",)))
@@ -218,20 +272,22 @@ def test_nobody_can_have_all_ports(tmp_path, launcher, monkeypatch):
     apart = differences(JobSpec(Spec(argv=("true",)), role="a"))
 
     async def story(running):
+        before, _ = await started(running, launcher, apart, apart)
+        await until(lambda: running.entries[before[0]].gang.network is None)
         numbers, _ = await started(running, launcher, plain(), plain())
         second, last = await running.submit(ROOT, [plain(gpus="1"), plain()], None, gang=True)
         await until(lambda: second in running.aside.entries)
         assert running.aside.why(running.entries[second].job).startswith("it could not start, and begins at 2")
         assert not [job for job in running.state().running if job.gpus]
-        others, _ = await started(running, launcher, plain(), who=ann)
-        assert [running.entries[n].job.options.ports[0] - roles.FIRST_PORT for n in (*numbers, *others)] == [0, 1, 2]
+        others, _ = await started(running, launcher, plain(), plain(), who=ann)
+        assert [running.entries[n].job.options.ports[0] - roles.FIRST_PORT for n in (*numbers, *others)] == [0, 1, 2, 3]
         alone, _ = await started(running, launcher, apart, apart, apart, apart)
         assert [running.entries[n].job.options.ports for n in alone] == [(roles.FIRST_PORT + rank,) for rank in range(4)]
         await running.cancel(second, "root", 0.0)
         assert (await ended(running, [second, last]))[0][0] == "CANCELLED"
-        for number in (numbers[0], others[0], alone[0]):
+        for number in (before[0], numbers[0], others[0], alone[0]):
             await running.cancel(number, "root", 0.0)
-        await ended(running, [*numbers, *others, *alone])
+        await ended(running, [*before, *numbers, *others, *alone])
 
     play(tmp_path, launcher, story)
 
@@ -341,28 +397,73 @@ def test_gpus_that_somebody_else_took_send_all_back(tmp_path, launcher):
     play(tmp_path, launcher, story)
 
 
-def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher):
+def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher, monkeypatch):
+    """What they had counts as used, and nothing of that attempt in the next."""
+    told = []
+
     async def story(running):
-        numbers, (one, two) = await started(running, launcher, plain(gpus="1"), plain(gpus="2"))
+        monkeypatch.setattr(running, "tell", lambda entry, event: told.append((entry.job.id, event)))
+        numbers, (one, two) = await started(running, launcher, plain("a", gpus="1"), plain("b", gpus="2", min_failed=0))
+        running.state()
         one.end(Exit(0, None))
         await until(lambda: running.entries[numbers[0]].job.reason)
         two.send_stop = lambda: two.said.append("stop")
         preempting.preempt(running, running.entries[numbers[0]], 99)
         await until(lambda: "stop" in two.said)
         (seen,) = running.state().running
-        assert seen.stopping
+        assert seen.stopping and not any(running.usage.at(queue.ticks(), []).values())
         two.end(Exit(0, None))
-        for box in await boxes(running, launcher, numbers, 2):
-            box.end(Exit(0, None))
-        assert await ended(running, numbers) == [("COMPLETED", "", 0)] * 2
+        one, two = await boxes(running, launcher, numbers, 2)
+        assert running.usage.at(queue.ticks(), [])["user root"] > 0
+        assert [of for of, event in told if event == "preempt"] == numbers
+        assert not any(running.entries[number].silent for number in numbers)
+        two.end(Exit(3, None))
+        await until(lambda: running.entries[numbers[1]].silent)
+        one.end(Exit(0, None))
+        assert await ended(running, numbers) == [("COMPLETED", "", 0), ("FAILED", "exit code 3", 3)]
         assert [one.reason for one in queue.job(running.reader, numbers[0]).attempts] == ["preempted for job 99", ""]
+
+    play(tmp_path, launcher, story, Config(order="fair"))
+
+
+def test_what_ended_by_itself_before_stays_as_it_was(tmp_path, launcher):
+    """And where one of them was cancelled, none is tried again."""
+
+    async def story(running):
+        some = {"role": "some", "min_failed": 0}
+        numbers, found = await started(running, launcher, plain("a", retries=1), plain(**some), plain(**some), plain("c"))
+        found[1].end(Exit(3, None))
+        await running.cancel(numbers[2], "root", 1000.0)
+        await until(lambda: all(running.entries[number].silent for number in numbers[1:3]))
+        found[3].end(Exit(4, None))
+        a, failed, cancelled, c = await ended(running, numbers)
+        assert (a, c) == (("FAILED", f"job {numbers[3]} (c 0): exit code 4", 4), ("FAILED", "exit code 4", 4))
+        assert failed == ("FAILED", "exit code 3", 3)
+        assert cancelled[0] == "CANCELLED" and str(numbers[3]) not in cancelled[1]
+
+    play(tmp_path, launcher, story)
+
+
+def test_a_cancel_that_cannot_be_written_has_changed_nothing(tmp_path, launcher, monkeypatch):
+    async def fails(*_):
+        raise SchedError("no space left on device")
+
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain(hold=True), plain()], None, gang=True)
+        with monkeypatch.context() as full:
+            full.setattr(ending, "end_jobs", fails)
+            with pytest.raises(SchedError, match="no space left"):
+                await running.cancel(numbers[0], "root", None)
+        assert [running.entries[number].cancelled for number in numbers] == [False, False] and numbers[0] in running.aside.entries
+        await running.cancel(numbers[0], "root", None)
+        assert [state for state, _, _ in await ended(running, numbers)] == ["CANCELLED"] * 2
 
     play(tmp_path, launcher, story)
 
 
 def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
     async def before(running):
-        numbers, (chief, ps) = await started(running, launcher, plain("chief", min_succeeded=1), plain("ps"))
+        numbers, (ps, chief) = await started(running, launcher, plain("ps"), plain("chief", min_succeeded=1))
         chief.end(Exit(0, None))
         await until(lambda: "stop" in ps.said)
         return numbers, ps
@@ -374,8 +475,8 @@ def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
         return await ended(running, numbers)
 
     first, second = play(tmp_path, launcher, after)
-    assert first == ("COMPLETED", "", 0)
-    assert second == ("COMPLETED", "ended when the others were done (killed by signal 15)", 143)
+    assert first == ("COMPLETED", "the others are done (killed by signal 15)", 0)
+    assert second == ("COMPLETED", "", 0)
 
 
 def test_a_daemon_that_comes_back_finds_one_that_never_ran(tmp_path, launcher):
