@@ -180,6 +180,26 @@ def test_with_whom(company, where):
     assert placed(shared(share(2, 20, "bob"), running=(had(1, "g0", 20),), company=company)) == {2: where}
 
 
+def test_nobody_joins_what_strangers_share_since_a_setting_changed():
+    running = (had(1, "g0", 20, "bob"), had(2, "g0", 20, "anna"))
+    assert placed(shared(share(3, 20), running=running)) == {3: "g1"}
+    assert placed(shared(share(3, 20), running=running, company="all")) == {3: "g0"}
+
+
+def test_nobody_joins_a_gpu_that_is_given_back_to_another():
+    running = (replace(had(1, "g0", 20, "bob"), since=-999.0),)
+    given = {"quotas": Quotas({"anna": Quota(guarantee=1)}), "preemption": Preemption(0.0, 1.0), "gpus": 1}
+    decision = shared(WaitingJob(3, "anna", 1), share(4, 20, "bob", limit=0.5), running=running, **given)
+    assert [one.job for one in decision.preempts] == [1] and placed(decision) == {}
+
+
+def test_nobody_joins_a_gpu_of_a_class_of_which_she_has_enough():
+    quotas = Quotas({"anna": Quota(classes={"A": 1})})
+    given = {"running": (had(1, "g0", 20),), "classes": {"A": ("g0",)}}
+    assert placed(shared(share(2, 20), **given)) == {2: "g0"}
+    assert placed(shared(share(2, 20), **given, quotas=quotas)) == {2: "g1"}
+
+
 def test_nobody_joins_a_gpu_that_is_out_of_service():
     assert placed(shared(share(2, 20), running=(had(1, "g0", 20),), gpus=1, out_of_service=frozenset(("g0",)))) == {}
 
@@ -196,6 +216,8 @@ def test_a_job_that_stays_no_longer_than_the_others_joins_though_the_gpu_is_wait
 def test_a_gpu_that_the_first_does_not_count_on_may_be_joined():
     running = (had(1, "g0", 20), RunningJob(2, "bob", frozenset(("g1",)), ends=10.0))
     assert placed(shared(WaitingJob(3, "bob", 1), share(4, 20), running=running)) == {4: "g0"}
+    running = (had(1, "g0", 20, ends=5.0), had(5, "g0", 20, ends=50.0), running[1])
+    assert placed(shared(WaitingJob(3, "bob", 1), share(4, 20), running=running)) == {4: "g0"}, "it is free with the end of the last"
 
 
 def test_nobody_waits_for_ever_behind_small_shares():
