@@ -411,10 +411,10 @@ def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher, monkeypatc
         preempting.preempt(running, running.entries[numbers[0]], 99)
         await until(lambda: "stop" in two.said)
         (seen,) = running.state().running
-        assert seen.stopping and not any(running.usage.at(queue.ticks(), []).values())
+        assert seen.stopping and not any(running.past.at(queue.ticks(), []).values())
         two.end(Exit(0, None))
         one, two = await boxes(running, launcher, numbers, 2)
-        assert running.usage.at(queue.ticks(), [])["user root"] > 0
+        assert running.past.at(queue.ticks(), [])["user root"] > 0
         assert [of for of, event in told if event == "preempt"] == numbers
         assert not any(running.entries[number].silent for number in numbers)
         two.end(Exit(3, None))
@@ -465,6 +465,7 @@ def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
     async def before(running):
         numbers, (ps, chief) = await started(running, launcher, plain("ps"), plain("chief", min_succeeded=1))
         chief.end(Exit(0, None))
+        chief.send_stop = lambda: None  # it has ended, whoever tells it to
         await until(lambda: "stop" in ps.said)
         return numbers, ps
 
