@@ -65,6 +65,14 @@ class Slurm:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Slurm:
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_all(self) -> None:
         _make_root(self.root)
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(REAPER, 1, 0, 0, 0)
@@ -84,7 +92,6 @@ class Slurm:
         self._until(lambda: self._works("squeue"), "slurmctld answers")
         self.start("slurmd", "-D")
         self._until(lambda: self.said("sinfo", "-h", "-o", "%t").strip() == "idle", "the node is there")
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
