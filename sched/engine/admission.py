@@ -146,8 +146,8 @@ class Admission:
                 # A path would be followed with root's rights, and the answer would tell what is there.
                 raise NotPermitted("an io limit names its disk by a path", subject="io_max", hint="give its number, MAJOR:MINOR: see lsblk")
 
-    def check_quota(self, caller: Caller, gpus: str, count: int, groups: tuple[str, ...]) -> None:
-        """``Refused`` for so many GPUs, none of them or some, that the user could never have."""
+    def check_quota(self, caller: Caller, gpus: str, count: int, groups: tuple[str, ...], width: int = 1) -> None:
+        """``Refused`` for so many GPUs, none of them or some, or so many jobs that start together, that the user could never have."""
         quotas = self.config.quotas
         for kind, name in (("user", caller.user), *(("group", name) for name in groups)):
             quota = quotas.of(kind, name)
@@ -164,6 +164,22 @@ class Admission:
                     subject=name,
                     hint=f"ask the administrator; it is {key} of the quota",
                 )
+            jobs = quota.jobs if quota.jobs is not None and width > quota.jobs else None
+            what, key = "", "jobs"
+            if jobs is None and not count and quota.cpu_jobs is not None and width > quota.cpu_jobs:
+                jobs, what, key = quota.cpu_jobs, " without GPUs", "cpu_jobs"
+            if jobs is not None:
+                raise Refused(
+                    f"{width} jobs start together, and {kind} {name} may run {jobs} jobs{what} at once: this could never start",
+                    subject=name,
+                    hint=f"ask for fewer, or ask the administrator for a larger quota ({key})",
+                )
+        if not count and 0 < self.config.cpu_jobs < width:
+            raise Refused(
+                f"{width} jobs start together, and this host runs {self.config.cpu_jobs} jobs without GPUs at once: this could never start",
+                subject="role",
+                hint="ask for fewer; the setting is host.cpu_jobs",
+            )
         if not count and self.config.cpu_jobs == 0:
             raise Refused("this host runs no jobs without GPUs", subject="gpus", hint="the setting is host.cpu_jobs")
 

@@ -378,7 +378,7 @@ class Engine:
             *(entry.job.id, entry.job.user, frozenset(entry.devices), entry.live.quota_groups),
             *(ends if stop is None else min(stop, ends or stop), entry.since, stop is not None),
             sharing.share(self, entry.job),
-            *(entry.waiting.cores, entry.waiting.memory),
+            *(entry.waiting.cores, entry.waiting.memory, entry.waiting.width),
         )
 
     def _past_usage(self) -> PastUsage:

@@ -105,8 +105,11 @@ def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
         "share": [job.options.gpu_share for job in jobs],
         "cores": [job.options.millicores for job in jobs],
         "memory": [job.options.memory for job in jobs],
+        "width": [1] * len(jobs),
     }
-    of = zip(*(columns[name] for name in ("user", "gpus", "groups", "devices", "gpu_class", "share", "cores", "memory")), strict=True)
+    of = zip(
+        *(columns[name] for name in ("user", "gpus", "groups", "devices", "gpu_class", "share", "cores", "memory", "width")), strict=True
+    )
     columns["kind"] = [kinds.setdefault(kind, kind) for kind in of]
     columns["devices"] = [kind[3] for kind in columns["kind"]]
     columns |= {"priority": [job.priority for job in jobs], "time_limit": [job.time_limit for job in jobs]}

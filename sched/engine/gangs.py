@@ -111,6 +111,7 @@ def form(entries: Iterable[LiveJob], supplies: Mapping[str, Supply]) -> None:
             gpu_class=next((one.gpu_class for one in waiting if one.gpus), ""),
             cores=sum(_counts(supplies, CORES, one.cores, one.gpus) for one in waiting),
             memory=sum(_counts(supplies, MEMORY, one.memory, one.gpus) for one in waiting),
+            width=len(waiting),
         )
 
 
@@ -160,7 +161,7 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
     if total > there and not named:
         hint = f"this host has {there}; ask for fewer, or submit them as jobs that run one after the other"
         raise Refused(f"the jobs that start together need {total} GPUs: this could never be", subject="gpus", hint=hint)
-    engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups)
+    engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups, len(new))
     cores = sum(_counts(engine.supplies, CORES, job.options.millicores, job.gpu_count) for job in new)
     memory = sum(_counts(engine.supplies, MEMORY, job.options.memory, job.gpu_count) for job in new)
     options = replace(new[0].options, gpu_class=wanted, millicores=cores, memory=memory)

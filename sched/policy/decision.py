@@ -73,8 +73,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
     quotas += [_full_of(decision, job, pool, *of) for pool, of in state.quotas.of_classes(job.user, job.groups).items() if job.gpus]
     if not job.gpus and (hold is None or (hold.pool == JOBS and hold.reservation is None)):
-        all_, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
-        return Reason("jobs", f"{all_} of {state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s")
+        return Reason("jobs", _places(decision, job))
     free = frozenset(decision._free)
     free = free.intersection(state.classes.get(job.gpu_class, ())) if job.gpu_class else free - state.slices
     parts = [f"needs {_gpus(job)}, {len(free)} free"]
@@ -87,6 +86,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     if not job.gpus:
         parts = []
     parts += [_lack(decision, job, pool) for pool in state.supplies if drawn(job, pool, state) > decision._left[pool]]
+    if not job.gpus and decision._used[JOBS] + job.width > state.cpu_jobs and job.width > 1:
+        parts.append(_places(decision, job))
     parts += filter(None, quotas)
     window = next((window for window in state.windows if hold is not None and window.pool == hold.pool), None)
     if window is not None:
@@ -122,10 +123,20 @@ def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
     used = decision._used[pool]
     if not counts_jobs(pool):
         return f"{pool} uses {used} of {limit}" if used + job.gpus > limit else ""
-    if used < limit:
+    if used + job.width <= limit:
         return ""
     what = "jobs without GPUs" if pool.startswith(CPU_JOBS_OF) else "jobs"
-    return f"{pool.removeprefix(CPU_JOBS_OF).removeprefix(JOBS_OF)} runs {used} of {limit} {what}"
+    return f"{pool.removeprefix(CPU_JOBS_OF).removeprefix(JOBS_OF)} runs {used} of {limit} {what}{_together(job)}"
+
+
+def _places(decision: Decision, job: WaitingJob) -> str:
+    """Who has the host's places for jobs without GPUs."""
+    used, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
+    return f"{used} of {decision._state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s{_together(job)}"
+
+
+def _together(job: WaitingJob) -> str:
+    return f", and {job.width} more start together" if job.width > 1 else ""
 
 
 def _full_of(decision: Decision, job: WaitingJob, pool: str, name: str, limit: int) -> str:

@@ -39,6 +39,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from dockless.base.dataclass import dataclass, replace
 from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.decision import Decision
+from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
 from dockless.sched.policy.reservations import Hold, Reservation
 from dockless.sched.policy.room import Room
@@ -237,17 +238,18 @@ class _Pass(Room):
             heappush(self.next, (self.ranks.place(job, turn=-patience(job, self.now)), job))
 
     def first_of_each_pool(self, lines: Sequence[Line]) -> Mapping[str, WaitingJob]:
-        """Of the quotas of jobs, the first job with GPUs that wants a place there. ``lines``: of those with GPUs."""
+        """Of the quotas of jobs, the first job with GPUs that wants places there and can ever have them. ``lines``: of those with GPUs."""
         first: dict[str, WaitingJob] = {}
         if self.state.quotas.limit_jobs:
             for head in sorted((line.first() for line in lines), key=order):
                 for pool in self.pools(head):
-                    first.setdefault(pool, head)
+                    if counts_jobs(pool) and head.width <= self.limits[pool]:
+                        first.setdefault(pool, head)
         return first
 
     def look_in_turn(self, job: WaitingJob, turns: Turns, first: Mapping[str, WaitingJob]) -> None:
-        """It has no GPUs, and one of the places for such jobs is free."""
-        hold = self.full(job, first)
+        """It has no GPUs, and at least one of the places for such jobs is free."""
+        hold = self.full(job, first) or self.no_place(job)
         if hold is None:
             self.start(job)
             turns.take()
@@ -262,14 +264,14 @@ class _Pass(Room):
         self.held[job.kind] = {job.time_limit: hold}
 
     def full(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> Hold | None:
-        """What holds a job without GPUs, but for want of a place. ``first``: of each quota of jobs the first job with GPUs that wants a
-        place there, which is kept for it from those that come later."""
+        """What holds a job without GPUs, but for want of places. ``first``: of each quota of jobs the first job with GPUs that wants
+        places there, which are kept for it from those that come later."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
-            over = self.limits[pool] - self.used[pool] - 1
+            over = self.limits[pool] - self.used[pool] - job.width
             ahead = first.get(pool)
-            if ahead is not None and order(ahead) < order(job) and over <= 0:
-                return Hold("quota", pool, job.priority, Reservation(pool, ahead.id, 1, None, 0, 0))
+            if ahead is not None and order(ahead) < order(job) and over < ahead.width:
+                return Hold("quota", pool, job.priority, Reservation(pool, ahead.id, ahead.width, None, 0, 0))
             if over < 0:
                 return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
             if (reservation := self.in_the_way(job, pool)) is not None:
@@ -351,13 +353,15 @@ class _Pass(Room):
             if shared and pool in self.places and reservation not in delayed:
                 continue
             if reservation is not None and not self.in_time(job, reservation):
-                reservation.extra -= drawn[pool] if pool in drawn else 1 if pool == JOBS else self.takes(gpus, pool, ends)
+                reservation.extra -= drawn[pool] if pool in drawn else job.width if pool == JOBS else self.takes(job, gpus, pool, ends)
         self.count(job, gpus, ends)
         if job.gpus and self.ranks.moving:
             self.note_ranks(job, furthest)
         for pool in pools:
             self.look_at_parked(pool, furthest)
-        self.running.append(RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory))
+        self.running.append(
+            RunningJob(job.id, job.user, frozenset(gpus), job.groups, ends, at, cores=job.cores, memory=job.memory, width=job.width)
+        )
 
     def note_ranks(self, job: WaitingJob, place: Place) -> None:
         """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""

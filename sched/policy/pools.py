@@ -84,7 +84,7 @@ class Pools:
         if pool in self.supplies:
             return self.drawn(job).get(pool, 0)
         if pool == JOBS or counts_jobs(pool):
-            return 1
+            return job.width
         counted = self.sets.get(pool)
         if counted is None:
             return job.gpus
@@ -118,21 +118,21 @@ class Pools:
         window = self.windows.get(pool)
         return window is None or window.is_reached(self.now + longest(job))
 
-    def takes(self, gpus: Collection[str], pool: str, ends: float | None) -> int:
-        """What a job that has these GPUs until ``ends`` has of ``pool``."""
+    def takes(self, job: WaitingJob | RunningJob, gpus: Collection[str], pool: str, ends: float | None) -> int:
+        """What ``job`` has of ``pool`` with these GPUs, until ``ends``."""
         counted = self.sets.get(pool)
         window = self.windows.get(pool)
         if window is not None and not window.is_reached(None if ends is None else max(ends, math.nextafter(self.now, math.inf))):
             return 0
-        return 1 if counts_jobs(pool) else len(gpus) if counted is None else len(counted.intersection(gpus))
+        return job.width if counts_jobs(pool) else len(gpus) if counted is None else len(counted.intersection(gpus))
 
     def count(self, job: WaitingJob | RunningJob, gpus: Collection[str], ends: float | None) -> None:
         """One more that runs."""
         for pool in self.pools(job):
-            self.used[pool] += self.takes(gpus, pool, ends)
+            self.used[pool] += self.takes(job, gpus, pool, ends)
         if not gpus:
-            self.used[JOBS] += 1
-            self.used[f"{JOBS}/{job.user}"] += 1
+            self.used[JOBS] += job.width
+            self.used[f"{JOBS}/{job.user}"] += job.width
         for pool in self.supplies:
             self.used[pool] += drawn(job, pool, self.state)
 
@@ -159,7 +159,7 @@ class Pools:
         if pool in self.places:
             goal = self.goal(job)
             return sum(1 for gpu in self.free if gpu in goal)
-        return (self.state.cpu_jobs if pool == JOBS else self.limits[pool]) - self.used[pool]
+        return self.most(pool) - self.used[pool]
 
     def ends(self, pool: str, job: WaitingJob) -> Releases:
         """How much of the same is free when what runs has ended."""
@@ -171,6 +171,8 @@ class Pools:
 
     def most(self, pool: str) -> int:
         """What a job could have of the pool if all others ended."""
+        if pool == JOBS:
+            return self.state.cpu_jobs
         return self.most_of[pool] if pool in self.most_of else self.limits[pool]
 
     def releases(self, pool: str) -> Releases:
@@ -178,8 +180,8 @@ class Pools:
             found = ((job.ends, drawn(job, pool, self.state), job.id) for job in self.running)
             return [row for row in found if row[1]]
         if pool == JOBS:
-            return [(job.ends, 1, job.id) for job in self.running if not job.gpus]
-        return [(job.ends, self.takes(job.gpus, pool, job.ends), job.id) for job in self.running if pool in self.pools(job)]
+            return [(job.ends, job.width, job.id) for job in self.running if not job.gpus]
+        return [(job.ends, self.takes(job, job.gpus, pool, job.ends), job.id) for job in self.running if pool in self.pools(job)]
 
     def freed(self, pool: str, ending: Iterable[RunningJob]) -> int:
         return sum(drawn(other, pool, self.state) for other in ending)

@@ -66,6 +66,12 @@ class Room(Pools):
                 return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
 
+    def no_place(self, job: WaitingJob) -> Hold | None:
+        """Whether too few of the host's places for jobs without GPUs are left for it: those that are stay free for it."""
+        if self.used[JOBS] + job.width <= self.state.cpu_jobs:
+            return None
+        return Hold("jobs", JOBS, job.priority, self.reserve(job, JOBS, self.pools(job)))
+
     def lacks(self, job: WaitingJob) -> bool:
         """Whether the host has too few cores or too little memory left for it."""
         return any(self.used[pool] + draws > self.limits[pool] for pool, draws in self.drawn(job).items())

@@ -22,7 +22,7 @@ CLASS, WINDOW = "class ", "reservation "
 class RunningJob:
     """A job that holds GPUs (starting ones too). ``ends``: the moment its time limit ends it, None without one. ``since``: when it started;
     ``stopping``: it is being ended, at ``ends`` at the latest. ``share``: MiB that it has of its one GPU, 0 where its GPUs are its own.
-    ``cores``, ``memory``: as in ``WaitingJob``."""
+    ``cores``, ``memory``, ``width``: as in ``WaitingJob``."""
 
     id: int
     user: str
@@ -34,6 +34,7 @@ class RunningJob:
     share: int = 0
     cores: int = 0
     memory: int = 0
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The jobs that wait, kept so that a pass need not look at each of them.
 
-Jobs of one *kind* (the same user, groups, GPUs, class and share of them, cores and memory) differ only in priority, age and time limit:
+Jobs of one *kind* (the same user, groups, GPUs, class and share of them, cores, memory, width) differ only in priority, age and time limit:
 where the first of a kind cannot start, of the others only one that ends sooner can. So they stand in one line a kind, in the queue's order,
 and a line is asked for its first job, and for the next one that ends soon enough. Within a line those whose time limits are about equal
 stand in one row: of them the first has waited longest. Neither this nor coming and going costs more when the queue is longer.
@@ -17,7 +17,7 @@ from itertools import islice
 
 from dockless.base.dataclass import dataclass, field
 
-Kind = tuple[str, int, tuple[str, ...], frozenset[str], str, int, int, int]
+Kind = tuple[str, int, tuple[str, ...], frozenset[str], str, int, int, int, int]
 
 KINDS = 250
 """Kinds of one user's jobs that a pass looks at: who asks for something else with each of thousands of jobs delays her own alone."""
@@ -31,7 +31,8 @@ class WaitingJob:
     """A job in the queue. ``devices``: the very GPUs it insists on (then ``gpus`` is their number); ``gpu_class``: else the class that they
     are of, one of ``QueueState.classes``, "" for any whole ones. ``time_limit``: seconds, 0 for none. ``groups``: the groups whose quota it
     counts against. ``since``: when it was submitted, on the policy's clock. ``share``: MiB of its one GPU, where it can be shared; 0 where
-    its GPUs are its own. ``cores``: so many thousandths of a core; ``memory``: bytes; 0 where it does not say."""
+    its GPUs are its own. ``cores``: so many thousandths of a core; ``memory``: bytes; 0 where it does not say. ``width``: how many jobs it
+    is, which start together and count as many wherever jobs are counted."""
 
     id: int
     user: str
@@ -45,10 +46,11 @@ class WaitingJob:
     share: int = 0
     cores: int = 0
     memory: int = 0
+    width: int = 1
     kind: Kind = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        kind = self.user, self.gpus, self.groups, self.devices, self.gpu_class, self.share, self.cores, self.memory
+        kind = self.user, self.gpus, self.groups, self.devices, self.gpu_class, self.share, self.cores, self.memory, self.width
         object.__setattr__(self, "kind", kind)
 
 

@@ -274,8 +274,8 @@ class Answers:
         for name in quotas.users:
             counts["user", name]
         held: dict[tuple[str, str], set[str]] = defaultdict(set)
-        firsts = [entry for entry in self.engine.active.values() if entry is entry.first]  # jobs that started together count as one
-        running = ((e.job.user, e.live.quota_groups, e.devices, 1) for e in firsts)
+        firsts = [entry for entry in self.engine.active.values() if entry is entry.first]
+        running = ((e.job.user, e.live.quota_groups, e.devices, e.waiting.width) for e in firsts)
         others = ((job.user, job.groups, job.gpus, 0) for job in self.engine.others())
         for user, groups, gpus, jobs in (*running, *others):
             for key in (("user", user), *(("group", group) for group in groups)):

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.policy import _Pass
-from dockless.sched.policy.state import QueueState, RunningJob
+from dockless.sched.policy.reservations import Hold
+from dockless.sched.policy.state import JOBS, QueueState, RunningJob
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.policy.waiting import Kind, WaitingJob, longest, order, patience
 
@@ -69,9 +70,9 @@ class _Plain(_Pass):
         self.later.append(job)
 
     def turn(self) -> WaitingJob | None:
-        if sum(not job.gpus for job in self.running) >= self.state.cpu_jobs:
+        if sum(job.width for job in self.running if not job.gpus) >= self.state.cpu_jobs:
             return None
-        having = Counter(job.user for job in self.running if not job.gpus)
+        having = Counter(user for job in self.running if not job.gpus for user in (job.user,) * job.width)
         left = [job for job in self.without if longest(job) <= self.aside.get(job.kind, math.inf) and job not in self.short]
         return min(left, key=lambda job: (-job.priority, having[job.user], job.id), default=None)
 
@@ -81,6 +82,8 @@ class _Plain(_Pass):
     def look_at_one_without(self, job: WaitingJob) -> None:
         self.without.remove(job)
         hold = self.full(job, self.first_ones())
+        if hold is None and sum(other.width for other in self.running if not other.gpus) + job.width > self.state.cpu_jobs:
+            hold = Hold("jobs", JOBS, job.priority, self.reserve(job, JOBS, self.pools(job)))
         if hold is None:
             self.start(job)
         else:
@@ -91,12 +94,27 @@ class _Plain(_Pass):
         for job in self.state.waiting:
             if job.gpus:
                 for pool in self.pools(job):
-                    found.setdefault(pool, job)
+                    if job.width <= self.limits[pool]:
+                        found.setdefault(pool, job)
         return found
 
 
 def decide_plainly(state: QueueState, now: float) -> Decision:
     return _Plain(state, now).run()
+
+
+def wider(given: QueueState, dice: random.Random) -> QueueState:
+    """The same where some jobs are several that start together, and some places for jobs without GPUs are taken."""
+    often = dice.choice((0.2, 0.7))
+
+    def width() -> int:
+        return dice.randint(2, 4) if dice.random() < often else 1
+
+    widths = {job.kind: width() for job in given.waiting}
+    waiting = [replace(job, width=dice.choice((widths[job.kind], widths[job.kind], 1))) for job in given.waiting]
+    more = [RunningJob(300 + n, "anna", ends=dice.choice((None, 3.0, 40.0)), width=width()) for n in range(dice.randint(0, 3))]
+    running = [replace(job, width=width()) for job in given.running] + more
+    return replace(given, waiting=waiting, running=running, cpu_jobs=dice.randint(0, 8))
 
 
 def supplied(given: QueueState, dice: random.Random) -> QueueState:

@@ -11,7 +11,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plain_policy import decide_plainly, supplied
+from support.plain_policy import decide_plainly, supplied, wider
 
 from dockless.sched.engine.entry import live_jobs
 from dockless.sched.jobs import Job, State
@@ -89,8 +89,15 @@ def test_looking_at_few_decides_as_looking_at_all_where_cores_and_memory_are_cou
         _same(number, wide=number % 3 == 0, counted=True)
 
 
-def _same(number: int, wide: bool = False, counted: bool = False) -> None:
+def test_looking_at_few_decides_as_looking_at_all_where_several_start_together():
+    for number in range(3000):
+        _same(number, wide=number % 3 == 0, counted=number % 4 == 0, several=True)
+
+
+def _same(number: int, wide: bool = False, counted: bool = False, several: bool = False) -> None:
     given = state(random.Random(number), wide)
+    if several:
+        given = wider(given, random.Random(number + 10_000))
     if counted:
         given = supplied(given, random.Random(-number))
     found, plain = decide(given, 0.0), decide_plainly(given, 0.0)

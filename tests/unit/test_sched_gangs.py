@@ -11,6 +11,7 @@ import pytest
 from support.desk import play as play_at_desk
 from support.stand_in import engine, until
 
+from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.cgroups import Limits
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused, SchedError
@@ -21,6 +22,7 @@ from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import ending, gangs, preempting, starting, stopping
 from dockless.sched.jobs import JobOptions, JobSpec, State
+from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.store import queue
 from dockless.sched.store.lease import held
@@ -152,17 +154,75 @@ async def ended(running, numbers):
         ([plain(ports=("http:500",)), plain(ports=("http:501",))], "the ports of all roles are too many"),
         ([plain(gpus="class=whole"), plain(gpus="class=simulated")], "ask for GPUs of different classes"),
         ([plain(gpus="2"), plain(gpus="1")], "the quota of user root is 2: this could never start"),
+        ([plain(gpus="1"), *[plain()] * 4], "5 jobs start together, and user root may run 4 jobs at once: this could never start"),
+        ([plain()] * 4, "4 jobs start together, and user root may run 3 jobs without GPUs at once: this could never start"),
+        ([plain()] * 9, "9 jobs start together, and this host runs 8 jobs without GPUs at once: this could never start"),
     ],
 )
 def test_what_can_never_start_is_refused_and_nothing_queued(tmp_path, launcher, jobs, why):
-    limit = Quotas(users={"root": Quota(limit=2)}) if "quota" in why else Quotas()
+    limit = Quotas()
+    if "quota" in why or "root may" in why:
+        limit = Quotas(users={"root": Quota(limit=2, jobs=4, cpu_jobs=3)})
 
     async def story(running):
         with pytest.raises(DocklessError, match=why):
             await running.submit(ROOT, jobs, None, gang=True)
         assert not running.entries and not running.per_user.jobs
 
-    play(tmp_path, launcher, story, Config(quotas=limit))
+    play(tmp_path, launcher, story, Config(quotas=limit, cpu_jobs=8))
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (Config(quotas=Quotas(users={"root": Quota(jobs=4)}), cpu_jobs=64), "user root runs 1 of 4 jobs, and 4 more start together"),
+        (Config(quotas=Quotas(users={"root": Quota(cpu_jobs=4)}), cpu_jobs=64), "runs 1 of 4 jobs without GPUs, and 4 more start together"),
+        (Config(cpu_jobs=4), "1 of 4 jobs without GPUs run already, 1 of them root's, and 4 more start together"),
+    ],
+)
+def test_each_counts_as_a_job(tmp_path, launcher, most, said):
+    """They wait for as many places, which stay free for them, and take them all."""
+    single = differences(JobSpec(Spec(argv=("true",), network="host")))
+
+    async def story(running):
+        (one,) = await running.submit(ROOT, [single], None)
+        (box,) = await boxes(running, launcher, [one])
+        four = await running.submit(ROOT, [plain()] * 4, None, gang=True)
+        (late,) = await running.submit(ROOT, [single], None)
+        decision = decide(running.state(), queue.ticks())
+        assert not decision.starts and said in decision.reason(running.entries[four[0]].waiting).text
+        assert f"job {four[0]} comes first" in decision.reason(running.entries[late].waiting).text
+        box.end(Exit(0, None))
+        together = await boxes(running, launcher, four)
+        decision = decide(running.state(), queue.ticks())
+        assert not decision.starts and "4 of 4 jobs" in decision.reason(running.entries[late].waiting).text
+        for box in together:
+            box.end(Exit(0, None))
+        (box,) = await boxes(running, launcher, [late])
+        box.end(Exit(0, None))
+        assert {state for state, _, _ in await ended(running, [one, *four, late])} == {"COMPLETED"}
+
+    play(tmp_path, launcher, story, most)
+
+
+def test_five_do_not_start_in_a_quota_of_four_jobs(tmp_path, launcher):
+    """Nor do they keep others from it, when it was lowered while they waited."""
+    single = differences(JobSpec(Spec(argv=("true",), network="host")))
+
+    async def story(running):
+        (one,) = await running.submit(ROOT, [single], None)
+        (box,) = await boxes(running, launcher, [one])
+        five = await running.submit(ROOT, [plain(gpus="1"), *[plain()] * 4], None, gang=True)
+        running.config = replace(running.config, quotas=Quotas(users={"root": Quota(jobs=4)}))
+        box.end(Exit(0, None))
+        (late,) = await running.submit(ROOT, [single], None)
+        (box,) = await boxes(running, launcher, [late])
+        assert {running.entries[number].job.state for number in five} == {State.PENDING}
+        await running.cancel(five[0], "root", 0.0)
+        box.end(Exit(0, None))
+        await ended(running, [one, late, *five])
+
+    play(tmp_path, launcher, story, Config(quotas=Quotas(users={"root": Quota(jobs=5)})))
 
 
 def test_a_role_is_for_those_that_start_together(tmp_path, launcher):
@@ -289,7 +349,7 @@ def test_nobody_can_have_all_ports(tmp_path, launcher, monkeypatch):
             await running.cancel(number, "root", 0.0)
         await ended(running, [*before, *numbers, *others, *alone])
 
-    play(tmp_path, launcher, story)
+    play(tmp_path, launcher, story, Config(cpu_jobs=16))
 
 
 def test_a_start_that_fails_in_ourselves_leaves_nothing_behind(tmp_path, launcher, monkeypatch):
