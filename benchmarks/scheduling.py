@@ -187,7 +187,7 @@ def main() -> int:
         print(f"left out: {options.traces} lacks {', '.join(counted)} (--traces, or DOCKLESS_SHARED)")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return 0 if any(result[group] for group in GROUPS) else 1
 
 
 if __name__ == "__main__":

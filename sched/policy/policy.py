@@ -77,7 +77,7 @@ class _Pass(Room):
 
     def __init__(self, state: QueueState, now: float) -> None:
         super().__init__(state, now)
-        self.shares_wait = bool(state.shareable) and any(kind[5] for kind in self.waiting.lines)
+        self.least_share = min(filter(None, (kind[5] for kind in self.waiting.lines)), default=0) if state.shareable else 0
         self.held: dict[Kind, dict[float, Hold]] = {}
         self.within: dict[Kind, float] = {}
         self.parked: dict[str, list[_Parked]] = {}
@@ -167,7 +167,7 @@ class _Pass(Room):
 
     def nothing_left(self, place: Place) -> bool:
         """Neither GPUs nor parts of any."""
-        return self.no_gpu_left(place) and not (self.shares_wait and self.shared.any_left)
+        return self.no_gpu_left(place) and not (self.least_share and self.shared.has_left(self.least_share))
 
     def no_gpu_left(self, place: Place) -> bool:
         """Nothing is free, the head has its reservation, and who comes now has no guarantee of what others borrow."""

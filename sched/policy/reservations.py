@@ -73,9 +73,3 @@ def left_over(free: int, need: int, releases: Releases, at: float | None, now: f
             over = (above & -above).bit_length() - 1
             found.append(free - need + step * (steps + over))
     return min(found, default=0)
-
-
-def shadow(free: int, need: int, releases: Releases, now: float) -> tuple[float | None, int, int]:
-    """(when ``need`` will be there at the latest, what is over then, the job whose end makes it so)."""
-    at, after = moment(free, need, releases, now)
-    return at, left_over(free, need, releases, at, now), after

@@ -34,13 +34,9 @@ class SharedGpus:
             if job.share:
                 self.add(job)
 
-    def __contains__(self, gpu: object) -> bool:
-        return gpu in self._gpus
-
-    @property
-    def any_left(self) -> bool:
-        """Whether anybody may join any."""
-        return any(shared.left > 0 and gpu not in self._closed for gpu, shared in self._gpus.items())
+    def has_left(self, share: int) -> bool:
+        """Whether somebody may join any who asks for ``share`` MiB."""
+        return any(shared.left >= share and gpu not in self._closed for gpu, shared in self._gpus.items())
 
     def add(self, job: RunningJob) -> None:
         """It has a share of its GPU, from now on."""

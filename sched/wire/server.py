@@ -434,6 +434,7 @@ class Server:
             new[number] = await asked[first]
 
         await self._each(work, caller, request)
+        await self.engine.decided()
         numbers = _job_ids(request)
         return {"jobs": self.answers.all_of(caller, [new[number] for number in numbers]), "new": [new[number] for number in numbers]}
 

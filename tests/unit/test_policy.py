@@ -10,7 +10,7 @@ from dockless.sched.policy import packing
 from dockless.sched.policy.decision import duration
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota
-from dockless.sched.policy.reservations import shadow
+from dockless.sched.policy.reservations import left_over, moment
 from dockless.sched.policy.state import QueueState, RunningJob, StartJob
 from dockless.sched.policy.waiting import WaitingJob
 
@@ -215,6 +215,12 @@ def test_held_says_when_a_pass_is_needless():
     assert not decision.held(WaitingJob(3, "c", 0))
     waiting = [WaitingJob(1, "a", 9, priority=5), WaitingJob(2, "a", 9)]
     assert decide(QueueState(EIGHT, waiting), 0).held(WaitingJob(3, "a", 9, priority=4))  # the first of its shape tells
+
+
+def shadow(free, need, releases, now):
+    """When it will be there, what is over then, the job whose end makes it so."""
+    at, after = moment(free, need, releases, now)
+    return at, left_over(free, need, releases, at, now), after
 
 
 def test_shadow():

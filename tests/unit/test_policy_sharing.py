@@ -11,7 +11,7 @@ import pytest
 from support.plain_policy import decide_plainly, supplied
 
 from dockless.sched.policy.decision import Decision
-from dockless.sched.policy.policy import decide
+from dockless.sched.policy.policy import _Pass, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.state import CLASS, HOST, Preemption, QueueState, RunningJob, Window
 from dockless.sched.policy.supplies import CORES, Supply
@@ -239,3 +239,14 @@ def test_a_shared_gpu_is_not_taken_back_for_a_guarantee():
     given = {"quotas": Quotas({"anna": Quota(guarantee=1)}), "preemption": Preemption(0.0, 1.0), "gpus": 1}
     assert shared(WaitingJob(3, "anna", 1), running=running, **given).preempts == []
     assert [one.job for one in shared(WaitingJob(3, "anna", 1), running=running[:1], **given).preempts] == [1]
+
+
+def test_what_is_too_little_for_anybody_keeps_nobody_in_the_pass(monkeypatch):
+    looks = []
+    look = _Pass.look
+    monkeypatch.setattr(_Pass, "look", lambda self, job: looks.append(job) or look(self, job))
+    on_it = [RunningJob(900, "anna", frozenset(("g0",)), ends=50.0, share=75 * GB)]
+    wants = [WaitingJob(n, "anna", 1, gpu_class="memory=20G", share=(10 + n) * GB) for n in range(1, 100)]
+    one = QueueState(("g0",), wants, on_it, classes={"memory=20G": ("g0",)}, shareable={"g0": 80 * GB}, company="user")
+    assert decide(one, 0.0).starts == [] and len(looks) == 1
+    assert decide(replace(one, shareable={"g0": 90 * GB}), 0.0).starts and len(looks) > 1
