@@ -92,7 +92,7 @@ def test_where_no_daemon_runs(home, monkeypatch, capfd):
     ("words", "what"),
     [
         (["show", "user"], "quota show takes nothing else"),
-        (["set"], "'' is no kind of quota"),
+        (["set"], "quota set: whose quota, and what of it?"),
         (["set", "anna", "limit=1"], "'anna' is no kind of quota"),
         (["set", "user", "limit=1"], "which user?"),
         (["set", "default", "limit"], "'limit' is not KEY=NUMBER"),
