@@ -49,6 +49,7 @@ def test_the_faults_are_faults(tmp_path: Path, kind: str):
             ("given", lambda: os.pwrite(held, b"x" * 4096, 0)),
             ("more", lambda: os.pwrite(held, b"x" * 4096, 1 << 20)),
             ("new", lambda: os.close(os.open(tmp_path / "new", os.O_CREAT | os.O_WRONLY))),
+            ("without a name", lambda: os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))),
             ("remove", lambda: os.unlink(tmp_path / "old")),
         ):
             try:
@@ -66,10 +67,10 @@ def test_the_faults_are_faults(tmp_path: Path, kind: str):
     finally:
         os.close(held)
     expected = {
-        "full": (0, 28, 28, 0),
-        "inodes": (0, 0, 28, 0),
-        "readonly": (30, 30, 30, 30),
-        "eio": (5, 0, 0, 0),
+        "full": (0, 28, 28, 28, 0),
+        "inodes": (0, 0, 28, 28, 0),
+        "readonly": (30, 30, 30, 30, 30),
+        "eio": (5, 0, 0, 0, 0),
     }[kind]
     assert tuple(outcome.value.values()) == expected, outcome
     assert [point.split()[0] for point in outcome.points][:3] == ["pwrite64", "pwrite64", "openat"]

@@ -71,6 +71,9 @@ _WRITING = frozenset("write pwrite64 writev pwritev pwritev2 sendfile copy_file_
     *("setxattr", "lsetxattr", "fsetxattr")
 }
 
+_UNNAMED = os.O_TMPFILE & ~os.O_DIRECTORY
+"""The bit that asks for a file without a name: it is new, though what is named is a directory that is there."""
+
 _RECV, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
 _NEW_LISTENER = 8
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -239,8 +242,9 @@ class Faulty:
         path = _path(pid, name, arguments)
         if path != self.root and not path.startswith(self.root + "/"):
             return 0
-        new = name in _CREATING or (name in ("open", "openat") and not os.path.lexists(path))
-        if name in ("open", "openat") and not new and not arguments[2 if name == "openat" else 1] & os.O_TRUNC:
+        opens, flags = name in ("open", "openat"), arguments[2 if name == "openat" else 1]
+        new = name in _CREATING or (opens and (bool(flags & _UNNAMED) or not os.path.lexists(path)))
+        if opens and not new and not flags & os.O_TRUNC:
             return 0
         self.outcome.points.append(f"{name} {path.removeprefix(self.root)}")
         at, kind = self.fault.at, self.fault.kind
@@ -313,7 +317,7 @@ def _install(names: dict[str, int]) -> int:
     last = count + 1  # where USER_NOTIF stands, counted from the first of the numbers; ALLOW is just before it
     program = step(load, 4) + step(equal, arch, 0, 4 + count) + step(load, 0)
     # An openat that makes nothing and cuts nothing off goes on without a word: there are many.
-    program += step(equal, names["openat"], 0, 2) + step(load, 32) + step(any_of, os.O_CREAT | os.O_TRUNC, last, last - 1)
+    program += step(equal, names["openat"], 0, 2) + step(load, 32) + step(any_of, os.O_CREAT | os.O_TRUNC | _UNNAMED, last, last - 1)
     for index, number in enumerate(numbers):
         program += step(equal, number, last - index - 1)
     program += step(give, 0x7FFF0000) + step(give, 0x7FC00000)
