@@ -24,7 +24,7 @@ from dockless.base.later import re
 from dockless.base.typing import Any
 from dockless.errors import BadInput
 from dockless.sched.formats.jobfile import JobFile, Role, Secret
-from dockless.sched.formats.tables import Source, Table
+from dockless.sched.formats.tables import MOST, Source, Table
 
 QUEUE = (
     "time_limit",
@@ -113,7 +113,7 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
         options,
         ports,
         _limit(table, "min_failed", "never", 1),
-        _limit(table, "min_succeeded", "all", None),
+        _limit(table, "min_succeeded", "all", None, count),
     )
     if top is not None:
         table.done((*_OF_ROLE, *keywords))
@@ -127,10 +127,10 @@ def _port(table: Table, label: str) -> int:
     return ports.whole(label, least=1, most=1000)
 
 
-def _limit(table: Table, key: str, word: str, default: int | None) -> int | None:
+def _limit(table: Table, key: str, word: str, default: int | None, most: int = MOST) -> int | None:
     if not table.has(key):
         return default
-    return None if table.value(key) == word else table.whole(key, least=1)
+    return None if table.value(key) == word else table.whole(key, least=1, most=most)
 
 
 def _command(table: Table) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ WRONG = [
     ("a.toml", "command = 'x y'", "command is one text, not a list", "script"),
     ("a.toml", "command = ['x']\nscript = 'x'", "script stands beside command", "one of them"),
     ("a.toml", "[roles.a]\ncount = 0", "roles.a.count is 0, not a whole number", "such a number"),
+    ("a.toml", "[roles.a]\ncount = 2\nmin_succeeded = 3", "roles.a.min_succeeded is 3, not a whole number from 1 to 2", "such a number"),
     ("a.toml", "[roles.a]\nmin_failed = 0", "roles.a.min_failed is 0, not a whole number", "such a number"),
     ("a.toml", "[roles.a]\nname = 'x'", "roles.a.name is unknown", ""),
     ("a.toml", "gpus = 1\ngpus = 2", "is not TOML", "--format"),
