@@ -206,10 +206,7 @@ class Admission:
             gpus = len(set(wanted) - self.gpus.slices) if wanted else count
             if options.gpu_class and not self.gpus.slices.isdisjoint(self.gpus.may_have(options.gpu_class)):
                 gpus = 0  # it may get slices, which have no part of their own
-            own = supply.per_gpu * gpus
-            if options.gpu_share:
-                own = own * options.gpu_share // max(self.gpus.shareable.values())
-            most = supply.common(self.gpus.units) + own
+            most = supply.common(self.gpus.units) + supply.own(gpus, options.gpu_share, self.gpus.shareable.values())
             if asked > most:
                 kept = f", as {bare(pool, supply.per_gpu)} stay with each GPU" if supply.per_gpu else ""
                 raise Refused(

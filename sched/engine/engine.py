@@ -200,20 +200,24 @@ class Engine:
         if entry.job.options.preempted_by:
             change = preempting.unmarked(entry, change)
         await self.write_surely(change)
+        await self.take_down(entry)
+        self.active.pop(entry.job.id, None)
+        if entry.cancelled:
+            await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
+            return
+        self.line_up(entry)
+        self.kick()
+
+    async def take_down(self, entry: LiveJob) -> None:
+        """Its attempt is over on disk, and it waits again: so it is here, and of its sandbox nothing is left."""
         self.count_usage(entry)
         if entry.job.state is State.RUNNING:
             self.tell(entry, "preempt")
         if entry.handle is not None:
             await remains.clear(self, entry.handle)
             entry.handle = None
-        self.active.pop(entry.job.id, None)
         entry.ends = None
         entry.show(state=State.PENDING, started=0.0, devices=(), reason="")
-        if entry.cancelled:
-            await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
-            return
-        self.line_up(entry)
-        self.kick()
 
     # -- submit
 

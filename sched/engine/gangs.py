@@ -23,7 +23,7 @@ from dockless.native.userns import SharedNetwork
 from dockless.sandbox.spec import Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, ending, remains, starting, stopping
+from dockless.sched.engine import again, ending, starting, stopping
 from dockless.sched.engine.entry import wake
 from dockless.sched.jobs import MAX_MEMBERS, MAX_PORTS, JobOptions, State
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
@@ -360,14 +360,8 @@ async def _back(engine: Engine, gang: Gang, reason: str, options: JobOptions) ->
 
     await engine.write_surely(change)
     for member in gang.members:
-        engine.count_usage(member)
-        if member.job.state is State.RUNNING:
-            engine.tell(member, "preempt")
-        if member.handle is not None:
-            await remains.clear(engine, member.handle)
-            member.handle = None
-        member.ends, member.silent = None, False
-        member.show(state=State.PENDING, started=0.0, devices=(), reason="")
+        await engine.take_down(member)
+        member.silent = False
     for member in gang.members:
         engine.active.pop(member.job.id, None)
     first.show(options=options)

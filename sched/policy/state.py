@@ -113,10 +113,7 @@ def drawn(job: WaitingJob | RunningJob, pool: str, state: QueueState) -> int:
         whole = len(job.devices - state.slices)
     else:
         whole = 0 if job.gpu_class and not state.slices.isdisjoint(state.classes.get(job.gpu_class, ())) else job.gpus
-    own = supply.per_gpu * whole
-    if job.share:
-        own = own * job.share // max(state.shareable.values(), default=job.share)
-    return max(0, asked - own)
+    return max(0, asked - supply.own(whole, job.share, state.shareable.values()))
 
 
 @dataclass(frozen=True, slots=True)

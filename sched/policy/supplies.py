@@ -6,6 +6,8 @@ What a job asks beyond the parts of its GPUs it draws from what is common to all
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dockless.base.dataclass import dataclass
 from dockless.base.units import format_size
 
@@ -25,6 +27,11 @@ class Supply:
     def common(self, gpus: int) -> int:
         """What is common to all on a host of so many GPUs."""
         return max(0, self.total - self.per_gpu * gpus)
+
+    def own(self, gpus: int, share: int, shareable: Collection[int]) -> int:
+        """The parts of a job's GPUs. ``share``: MiB of its one GPU, of the ``shareable`` of each; 0 where its GPUs are its own."""
+        whole = self.per_gpu * gpus
+        return whole * share // max(shareable, default=share) if share else whole
 
 
 def amount(pool: str, value: int) -> str:

@@ -74,7 +74,7 @@ def test_jobs_that_ask_too_much_together_run_one_after_the_other(tmp_path, launc
 
 
 def test_what_could_never_start_is_refused():
-    gpus = SimpleNamespace(resolve=lambda text: (int(text or 0), ()), class_of=lambda text: "", units=4, slices=frozenset())
+    gpus = SimpleNamespace(resolve=lambda text: (int(text or 0), ()), class_of=lambda text: "", units=4, slices=frozenset(), shareable={})
     supplies = {CORES: Supply(32000, 4000), MEMORY: Supply(64 << 30)}
     config = Config()
     desk = Admission(config, gpus, Callers(config), lambda image: None, supplies)
