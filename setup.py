@@ -24,6 +24,7 @@ LAUNCHER_SOURCES = [
     "door.c",
     "terminal.c",
     "restarter.c",
+    "group.c",
     "descendants.c",
     "log.c",
     "report.c",
@@ -32,10 +33,12 @@ LAUNCHER_SOURCES = [
     "plan.c",
 ]
 AGENT_SOURCES = ["agent/agent.c", "launcher/remove.c", "launcher/report.c"]
+SIMULATED_SOURCES = ["simulated_nvml.c", "simulated_slices.c", "simulated_use.c"]
 FREESTANDING = (
     "-O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables -fno-strict-aliasing"
     " -fno-tree-loop-distribute-patterns -fno-pie -no-pie -Wl,--build-id=none -Wl,-z,noexecstack"
 ).split()
+LIBRARY = "-O2 -Wall -shared -fPIC -Wl,-soname,libnvidia-ml.so.1".split()
 
 
 def compile_c(output: Path, flags: list[str], sources: list[Path]) -> None:
@@ -54,7 +57,7 @@ class BuildNative(build_ext):
         simulated = NATIVE / "simulated" / "libnvidia-ml.so.1"
         compile_c(launcher, FREESTANDING, [LAUNCHER / name for name in LAUNCHER_SOURCES])
         compile_c(agent, [*FREESTANDING, f"-I{LAUNCHER}"], [NATIVE / name for name in AGENT_SOURCES])
-        compile_c(simulated, ["-O2", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"], [NATIVE / "simulated_nvml.c"])
+        compile_c(simulated, LIBRARY, [NATIVE / name for name in SIMULATED_SOURCES])
         for extension in self.extensions:
             extension.define_macros += [("LAUNCHER_PATH", f'"{launcher.resolve()}"'), ("AGENT_PATH", f'"{agent.resolve()}"')]
             extension.depends = [str(p) for p in NATIVE.rglob("*.[ch]")] + [str(launcher), str(agent)]

@@ -68,6 +68,16 @@ class IdMap:
         assert uid is not None and gid is not None
         return uid, gid
 
+    def inside_gid(self, gid: int) -> int | None:
+        """The sandbox's number for a gid of the host; None if it has none."""
+        return next((r.inside + gid - r.outside for r in self.gids if r.outside <= gid < r.outside + r.count), None)
+
+    def with_groups(self, gids: Iterable[int]) -> IdMap:
+        """And these groups of the host: each that it does not have yet at a number behind all others."""
+        first = max(r.inside + r.count for r in self.gids)
+        missing = [gid for gid in gids if self.inside_gid(gid) is None]
+        return IdMap(self.uids, (*self.gids, *(Range(first + n, gid, 1) for n, gid in enumerate(missing))), self.single)
+
     def uid_text(self) -> str:
         """As written to /proc/PID/uid_map."""
         return _text(self.uids)

@@ -38,7 +38,7 @@ def loads(text: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any
         value, end = scan(whole, 0)
         if end == len(whole):
             return value
-    except (StopIteration, ValueError):
+    except (StopIteration, ValueError, SystemError):  # SystemError: its own error is in json.decoder, which is not imported
         pass
     import json
 

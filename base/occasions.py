@@ -11,7 +11,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.later import re
 from dockless.errors import BadInput
 
-WEEK = 7 * 86400.0
+DAY = 86400.0
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WEEKLY = re.compile(r"([A-Za-z,-]+) +([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
@@ -25,9 +25,14 @@ class Occasion:
     hour: int = 0
     minute: int = 0
 
+    @property
+    def every(self) -> float:
+        """Seconds from one to the next, at least; 0 for what takes place once."""
+        return DAY * min(((later - day) % 7 or 7 for day, later in zip(self.days, self.days[1:] + self.days[:1], strict=True)), default=0)
+
     def next(self, lasts: float, now: float) -> tuple[float, float] | None:
         """From when to when, in seconds since 1970, it takes place next, or does now; None if it never does again. ``lasts``: seconds, of
-        what takes place each week at most ``WEEK``."""
+        what takes place each week at most ``every``."""
         if not self.days:
             return (self.once, self.once + lasts) if self.once + lasts > now else None
         today = datetime.fromtimestamp(now).replace(hour=self.hour, minute=self.minute, second=0, microsecond=0, fold=0)

@@ -37,6 +37,10 @@ else:
             return f"PosixPath({self._text!r})"
 
         def __truediv__(self, other: str | os.PathLike[str]) -> Path:
+            if type(other) is str and other not in ("", ".") and "/" not in other and self._text[-1] not in "/.":
+                below = Path.__new__(Path)
+                below._text = f"{self._text}/{other}"
+                return below
             return Path(self._text, other)
 
         def __rtruediv__(self, other: str | os.PathLike[str]) -> Path:
@@ -73,6 +77,10 @@ else:
         @property
         def parent(self) -> Path:
             head, slash, _ = self._text.rpartition("/")
+            if head and head != "/":
+                above = Path.__new__(Path)
+                above._text = head
+                return above
             return Path("//" if head == "/" else head or slash or ".")  # a root may be written with two slashes
 
         def joinpath(self, *others: str | os.PathLike[str]) -> Path:

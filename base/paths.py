@@ -78,13 +78,16 @@ def state() -> Path:
     return _place("state", "/var/lib/dockless", "XDG_STATE_HOME", ".local/state")
 
 
+CONFIG_OF_ROOT = Path("/etc/dockless/dockless.toml")
+
+
 def config_file() -> Path:
     """``dockless.toml``."""
     home = _home()
     if home is not None:
         return home / "dockless.toml"
     if os.geteuid() == 0:
-        return Path("/etc/dockless/dockless.toml")
+        return CONFIG_OF_ROOT
     return _place("", "", "XDG_CONFIG_HOME", ".config") / "dockless.toml"
 
 

@@ -26,6 +26,8 @@ _VERSIONS = "it may be of another version of dockless"
 
 def plain(value: Any) -> Any:
     """Records as dicts, all the way down; tuples and sets as lists."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if is_dataclass(type(value)):
         return {name: plain(getattr(value, name)) for name, _, _ in fields_of(type(value))}
     if isinstance(value, dict):

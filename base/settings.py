@@ -16,29 +16,30 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.later import re
-from dockless.base.occasions import WEEK, parse
+from dockless.base.occasions import parse
 from dockless.base.typing import Any, Literal
-from dockless.base.units import parse_duration, parse_signal, parse_size
-from dockless.errors import BadInput
+from dockless.base.units import format_duration, parse_duration, parse_signal, parse_size
+from dockless.errors import BadInput, DocklessError
 
 Kind = Literal[
     "count", "size", "names", "path", "quota", "duration", "signal", "choice", "volume", "text", "classes", "reservation", "start"
 ]
-USER = "$USER"
-"""What stands for a name in settings of the kind ``volume``."""
+USER, GROUP = "$USER", "$GROUP"
+"""What stands for names in settings of the kind ``volume``."""
 
 _KINDS = {
     "count": "a whole number", "size": 'a size, like "200G" or bytes', "names": "a list of names", "path": "a whole path",
     "quota": "a whole number or a table like { guarantee = 2, limit = 6 }", "duration": 'a time, like "30s", "7d" or seconds',
     "signal": 'a signal, like "TERM" or "USR1"', "choice": "one of",
     "text": "a text",
-    "volume": "a whole path, in which $USER stands for a name",
+    "volume": "a whole path, in which $USER and $GROUP stand for names",
     "reservation": 'a table like { gpus = 4, groups = ["ml101"], start = "Mon,Wed 10:00", duration = "2h" }',
     "start": 'a time, like "2026-11-24T10:00" or "Mon,Wed 10:00"',
     "classes": 'a table like { "1g.10gb" = 2, H100 = 4 }',
@@ -68,7 +69,9 @@ class Setting:
         return tuple(self.key.split("."))
 
 
-GPU_CLASS = "[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}"
+DEVICE_KIND = "[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
+"""``VENDOR/CLASS``"""
+GPU_CLASS = "[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,63}"
 _DOMAIN = "[A-Za-z0-9][A-Za-z0-9.-]{0,252}"
 MAIL_ADDRESS = rf"[A-Za-z0-9_][A-Za-z0-9._+-]{{0,63}}(@{_DOMAIN})?"
 QUOTA = (
@@ -77,7 +80,9 @@ QUOTA = (
     Setting("weight", "count", None, "the part of the GPUs where queue.order is fair; left out: 1, for a group none of its own", 1),
     Setting("jobs", "count", None, "jobs that run at once, with or without GPUs; left out: no limit"),
     Setting("cpu_jobs", "count", None, "jobs without GPUs that run at once; left out: no limit"),
-    Setting("classes", "classes", {}, "GPUs at once of a class: a model, a MIG profile, or whole; left out: no limit"),
+    Setting(
+        "classes", "classes", {}, "GPUs at once of a class: a model, a MIG profile, a kind of gpus.devices, or whole; left out: no limit"
+    ),
 )
 """What a table of kind ``quota`` may say. A plain number instead of the table is its ``limit``."""
 
@@ -120,6 +125,22 @@ SETTINGS = (
         ("any", "near", "strict"),
     ),
     Setting("host.memory_per_job", "size", 0, "what a job without GPUs counts for that does not say --memory"),
+    Setting(
+        "gpus.devices",
+        "names",
+        (),
+        "kinds of devices that are leased as GPUs are, by the names of the Container Device Interface: amd.com/gpu",
+        form='a list of kinds, like ["amd.com/gpu"]; GPUs of NVIDIA need no name',
+        pattern=rf"(?!nvidia\.com/gpu$){DEVICE_KIND}",
+    ),
+    Setting(
+        "gpus.cdi",
+        "names",
+        (),
+        "directories of the files that describe devices by name; left out: /etc/cdi and /var/run/cdi",
+        form="a list of whole paths",
+        pattern=r"/[^\0]*",
+    ),
     Setting("gpus.driver_root", "path", "/", "where the NVIDIA driver is installed, if apart from the host's own files"),
     Setting(
         "gpus.share",
@@ -130,12 +151,25 @@ SETTINGS = (
         ("no", "user", "all"),
     ),
     Setting(
+        "gpus.mps",
+        "choice",
+        "no",
+        "whether those of one user who share a GPU get NVIDIA's Multi-Process Service, which limits their memory: no, yes",
+        0,
+        ("no", "yes"),
+    ),
+    Setting(
         "gpus.idle_after", "duration", 0.0, "jobs that leave all their GPUs unused for so long are ended, after a notice; 0: they are not"
     ),
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
     Setting("reservations.*", "reservation", {}, "hours for which GPUs are kept for some users"),
-    Setting("volumes.*", "volume", {}, "the directory of the host that every job has there; $USER: the name of its user"),
-    Setting("disk.per_job", "size", 0, "what a job may have written to its image and its log, measured; 0: any size"),
+    Setting(
+        "volumes.*",
+        "volume",
+        {},
+        "the directory of the host that every job has there; $USER: the name of its user, $GROUP: of each group of hers",
+    ),
+    Setting("disk.per_job", "size", 0, "what a job may have written to its image, and without project quotas to its log; 0: any size"),
     Setting("disk.per_user", "size", 0, "the same of all running jobs of a user together"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
     Setting("notify.sendmail", "path", None, "the program that sends notices of jobs by mail, as /usr/sbin/sendmail; left out: none"),
@@ -192,6 +226,15 @@ def load(path: Path | None = None) -> Mapping[str, Any]:
     return check(path, text_of(path) or "")
 
 
+def with_roots(key: str) -> list[Any]:
+    """What the caller's settings say, and what root's say where those are others. ``BadInput`` where the caller's are wrong."""
+    found = [load()[key]]
+    if not os.environ.get("DOCKLESS_HOME") and paths.config_file() != paths.CONFIG_OF_ROOT:
+        with contextlib.suppress(DocklessError):  # others' to mend
+            found.append(load(paths.CONFIG_OF_ROOT)[key])
+    return found
+
+
 def check(path: Path, text: str) -> Mapping[str, Any]:
     """As ``load`` for a file ``path`` that had this text."""
     values = dict(DEFAULTS)
@@ -207,9 +250,22 @@ def check(path: Path, text: str) -> Mapping[str, Any]:
     return values
 
 
+def check_possible(values: Mapping[str, Any]) -> None:
+    """``BadInput`` for settings with which the caller's own daemon does not start, since it takes root's."""
+    if os.geteuid() == 0:
+        return
+    if values["disk.per_job"] or values["disk.per_user"]:
+        hint = "leave disk.per_job and disk.per_user out"
+        raise BadInput("only root's daemon can measure what jobs write", subject="disk", hint=hint)
+    if any(GROUP in source for source in values["volumes"].values()):
+        hint = "leave volumes with $GROUP out"
+        raise BadInput("only root's daemon can keep the groups of a user in her jobs", subject="volumes", hint=hint)
+
+
 def unknown_names(path: Path | None = None) -> list[str]:
-    """One line for each user and group in the file that this host does not know: what is said of them has no effect. No error: an account
-    may be removed while the file stays. ``BadInput`` as ``load``."""
+    """One line for each user and group in the file that this host does not know, for each reservation that is over, and for
+    ``gpus.mps`` where no GPU is shared so: what is said of them has no effect. No error: an account may be removed while the file stays,
+    and time passes. ``BadInput`` as ``load``."""
     path = paths.config_file() if path is None else path
     values, text = load(path), text_of(path) or ""
     users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
@@ -223,10 +279,13 @@ def unknown_names(path: Path | None = None) -> list[str]:
     for name, said in values["reservations"].items():
         of = [group for group in said.get("groups", ()) if group not in values["groups"] and not is_known("group", group)]
         lines += [(("reservations", name, "groups"), "group", group) for group in of]
-    return [
-        f"{path}:{_line(text, here)}: {_dotted(here)}: there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")
-        for here, kind, name in lines
-    ]
+    found = [(here, f"there is no {kind} {name!r}" + (": write the name" if name.isdecimal() else "")) for here, kind, name in lines]
+    for name, said in values["reservations"].items():
+        if parse(said["start"]).next(said["duration"], time.time()) is None:
+            found.append((("reservations", name, "start"), f"{said['start']} is over"))
+    if values["gpus.mps"] == "yes" and values["gpus.share"] != "user":
+        found.append((("gpus", "mps"), f'is for share = "user", and gpus.share is {values["gpus.share"]!r}'))
+    return [f"{path}:{_line(text, here)}: {_dotted(here)}: {what}" for here, what in found]
 
 
 def is_known(kind: str, name: str) -> bool:
@@ -339,9 +398,12 @@ class _Reader:
             return value
         if setting.kind == "volume" and isinstance(value, str):
             return self.volume(here, setting, value)
+        shown = _shown(value)
+        if setting.kind == "names" and isinstance(value, list):
+            shown += f" with {_shown(next(item for item in value if not isinstance(item, str) or not re.fullmatch(setting.pattern, item)))}"
         least = f" from {setting.least}" if setting.kind in ("count", "size") or setting.least else ""
         least += " " + ", ".join(setting.choices) if setting.choices else ""
-        raise self.wrong(here, f"is {_shown(value)}, not {setting.form or _KINDS[setting.kind]}{least}", setting)
+        raise self.wrong(here, f"is {shown}, not {setting.form or _KINDS[setting.kind]}{least}", setting)
 
     def reservation(self, here: tuple[str, ...], setting: Setting, value: Mapping[str, Any]) -> dict[str, Any]:
         found = self.record(here, value, RESERVATION)
@@ -351,8 +413,9 @@ class _Reader:
         missing += ["users or groups"] if not (found.get("users") or found.get("groups")) else []
         if missing:
             raise self.wrong(here, f"does not say {', '.join(missing)}", setting)
-        if parse(found["start"]).days and found["duration"] > WEEK:
-            raise self.wrong((*here, "duration"), "is more than a week, and it comes each week", RESERVATION[-1])
+        every = parse(found["start"]).every
+        if every and found["duration"] > every:
+            raise self.wrong((*here, "duration"), f"is more than {format_duration(every)}, after which it begins again", RESERVATION[-1])
         return found
 
     def of_class(self, here: tuple[str, ...], setting: Setting, value: Any) -> int:
@@ -368,6 +431,10 @@ class _Reader:
             raise self.wrong(here, f"cannot be the place of a volume, which is {_KINDS['volume']}", setting)
         if not _is_template(value):
             raise self.wrong(here, f"is {_shown(value)}, not {_KINDS['volume']}", setting)
+        if (GROUP in value) != (GROUP in target):
+            raise self.wrong(here, f"is {_shown(value)}: $GROUP stands on both sides or on none", setting)
+        if USER in value.partition(GROUP)[0] and GROUP in value:
+            raise self.wrong(here, f"is {_shown(value)}: $USER cannot come before $GROUP", setting)
         return value
 
     def record(self, here: tuple[str, ...], value: Mapping[str, Any], fields: tuple[Setting, ...]) -> dict[str, Any]:
@@ -399,8 +466,8 @@ class _Reader:
 
 
 def _is_template(path: str) -> bool:
-    """Whether ``path`` is whole, normal, and has no other ``$`` than that of ``USER``."""
-    plain = re.sub(r"\$USER(?!\w)", "x", path)
+    """Whether ``path`` is whole, normal, and has no other ``$`` than those of ``USER`` and ``GROUP``."""
+    plain = re.sub(r"\$(USER|GROUP)(?!\w)", "x", path)
     return plain[:1] == "/" and plain == os.path.normpath(plain) != "/" and not set(plain) & set("$\0")
 
 

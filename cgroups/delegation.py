@@ -146,9 +146,7 @@ def enable(place: Delegation, wanted: Iterable[str]) -> frozenset[str]:
     if needed - _words(place.path / "cgroup.subtree_control") and not _step_aside(place.path, home):
         directories = [home]  # pids and cpu would be accepted even so, and turn every group below into one that can hold nobody
     for directory in directories:
-        for controller in sorted(needed - _words(directory / "cgroup.subtree_control")):
-            # One by one: a controller that cannot be had (cpu beside realtime tasks) must not take the others with it.
-            _try_write(directory / "cgroup.subtree_control", f"+{controller}")
+        switch_on(str(directory), needed)
     if "invalid" in _text(home / "cgroup.type"):
         raise CgroupError(
             f"groups below {place.path} can hold no processes: it is the root of a threaded subtree", subject=str(home), hint=_SCOPE_HINT
@@ -156,6 +154,18 @@ def enable(place: Delegation, wanted: Iterable[str]) -> frozenset[str]:
     have = _words(home / "cgroup.subtree_control")
     _enabled[key] = (asked | known[0] if known else asked, have)
     return have
+
+
+def switch_on(directory: str, controllers: frozenset[str]) -> frozenset[str]:
+    """Have a group pass these controllers on: those that groups in it now have."""
+    switch = Path(directory) / "cgroup.subtree_control"
+    have = _words(switch)
+    if controllers <= have:
+        return have
+    for controller in sorted(controllers - have):
+        # One by one: a controller that cannot be had (cpu beside realtime tasks) must not take the others with it.
+        _try_write(switch, f"+{controller}")
+    return _words(switch)
 
 
 def forget(place: Delegation) -> None:

@@ -1,20 +1,22 @@
 """One group: made, limited, watched, killed, removed.
 
 Without limits a group costs four system calls: mkdir and an open to make it, close and rmdir to remove it. Everything else is
-relative to that directory fd, so a group never turns into another one of the same name. The kernel's cgroup.kill (Linux 5.14) reaches
-every process in it, whatever they do; ``remove`` then only waits for the last of them to be gone.
+relative to that directory fd, so a group never turns into another one of the same name. ``kill`` (cgroup.kill, Linux 5.14) reaches every
+process in it, whatever they do; ``remove`` then only waits for the last of them to be gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
 from types import TracebackType
 
+from dockless.base import signal
 from dockless.base.path import Path
 from dockless.base.text import is_name
-from dockless.cgroups import devices
+from dockless.cgroups import devices, users
 from dockless.cgroups.apply import apply, present
 from dockless.cgroups.delegation import HOME, Delegation, enable, find_delegation, forget
 from dockless.cgroups.limits import Limits, Rounding, Write
@@ -23,6 +25,7 @@ from dockless.cgroups.watch import GroupWatch, wait_empty, wait_for
 from dockless.errors import BadInput, CgroupError, LimitUnavailable
 
 _UNLIMITED = Limits()
+_ROUNDS = 100  # of killing what was forked meanwhile by those that cgroup.kill does not reach
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -50,8 +53,16 @@ class Cgroup:
     # -- making ------------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, name: str, limits: Limits = _UNLIMITED, *, delegation: Delegation | None = None, best_effort: bool = False) -> Cgroup:
-        """Make ``dockless/<name>`` with its limits in force, or leave nothing behind.
+    def create(
+        cls,
+        name: str,
+        limits: Limits = _UNLIMITED,
+        *,
+        delegation: Delegation | None = None,
+        best_effort: bool = False,
+        user: int | None = None,
+    ) -> Cgroup:
+        """Make ``dockless/<name>`` with its limits in force, or leave nothing behind. ``user``: in that user's group, ``cgroups.users``.
 
         Raises ``BadInput`` (impossible limit or name), ``LimitUnavailable`` (names the controller; with ``best_effort`` a line in
         ``warnings`` instead), ``CgroupError`` (no place, the name is taken, the kernel refuses).
@@ -64,16 +75,22 @@ class Cgroup:
                 if place.path is None or write.controller not in place.controllers:
                     raise place.missing(write.controller, write.file)
         home = str(place.home)
-        have = enable(place, [write.controller for write in writes])
-        try:
-            os.mkdir(f"{home}/{name}", 0o755)
-        except FileNotFoundError:
-            forget(place)  # somebody tidied up; once more from the start
+        inside = home if user is None else f"{home}/{users.group_of(user)}"
+        path = f"{inside}/{name}"
+        for left in range(1 if user is None else users.TRIES, -1, -1):
             have = enable(place, [write.controller for write in writes])
-            _mkdir(f"{home}/{name}")
-        except OSError as error:
-            raise _mkdir_error(f"{home}/{name}", error) from error
-        return _limited(f"{home}/{name}", writes, have, place, best_effort)
+            try:
+                if user is not None:
+                    have = users.make(inside, have)
+                os.mkdir(path, 0o755)
+                break
+            except FileNotFoundError as error:
+                if not left:
+                    raise _mkdir_error(path, error) from error
+                forget(place)  # somebody tidied up; once more from the start
+            except OSError as error:
+                raise _mkdir_error(path, error) from error
+        return _limited(path, writes, have, place, best_effort)
 
     @classmethod
     def open(cls, path: str | Path) -> Cgroup:
@@ -200,11 +217,17 @@ class Cgroup:
     def kill(self) -> None:
         """SIGKILL to every process here and below, also frozen ones and those being forked. Returns before they are gone. Harmless where
         somebody has removed the group: nobody lives in it."""
-        try:
-            self._write("cgroup.kill", "1", "cgroup.kill needs Linux 5.14")
-        except CgroupError:
-            if os.path.isdir(self.path):
-                raise
+        killed: set[int] = set()
+        for _ in range(_ROUNDS):
+            try:
+                self._write("cgroup.kill", "1", "cgroup.kill needs Linux 5.14")
+            except CgroupError:
+                if os.path.isdir(self.path):
+                    raise
+            new = [pid for path in _tree(self.text) for pid in _kill_listed(path, killed)]
+            if not new:
+                return
+            killed.update(new)
 
     def allow_devices(self, rules: Iterable[devices.DeviceRule], *, flags: int = devices.ALLOW_MULTI) -> None:
         """Let the group open these devices and no others. See ``devices.attach``; a second call can only narrow the first."""
@@ -385,6 +408,25 @@ def _tree(path: str) -> list[str]:
     except OSError:
         below = []
     return [*(deeper for child in below for deeper in _tree(child)), path]
+
+
+def _kill_listed(path: str, but: set[int]) -> list[int]:
+    """cgroup.kill signals the first thread of each process; where that has ended and others go on, nobody gets it (as of Linux 6.18).
+    So what a group still lists is killed as a process. A number may be another's by now: it is held, and signalled if it is listed still.
+    """
+    held: dict[int, int] = {}
+    try:
+        for pid in _pids_in(path):
+            if pid and pid not in but:
+                with contextlib.suppress(ProcessLookupError):
+                    held[pid] = os.pidfd_open(pid)
+        for pid in held.keys() & set(_pids_in(path)) if held else ():
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # a user's own mapped ids are not hers to signal
+                signal.pidfd_send_signal(held[pid], signal.SIGKILL)
+        return list(held)
+    finally:
+        for fd in held.values():
+            os.close(fd)
 
 
 def _pids_in(path: str) -> list[int]:

@@ -80,11 +80,17 @@ def openat2(dirfd: int, path: str | bytes, flags: int, mode: int = 0, resolve: i
     return fd
 
 
-def syscall(number: int, *arguments: int | bytes) -> int:
-    """One raw system call: the result, or a negative errno. Bytes are passed as a pointer to a NUL-terminated copy. For the feature
-    probe."""
+def syscall(number: int, *arguments: int | bytes | bytearray) -> int:
+    """One raw system call: the result, or a negative errno. Bytes are passed as a pointer to a NUL-terminated copy, a bytearray as one to
+    itself."""
     native = _extension()
-    kept = [native.ffi.new("char[]", value) if isinstance(value, bytes) else value for value in arguments]
+
+    def passed(value: int | bytes | bytearray) -> object:
+        if isinstance(value, bytes):
+            return native.ffi.new("char[]", value)
+        return native.ffi.from_buffer(value) if isinstance(value, bytearray) else value
+
+    kept = [passed(value) for value in arguments]
     words = [value if isinstance(value, int) else int(native.ffi.cast("intptr_t", value)) for value in kept]
     result: int = native.lib.shim_syscall(number, *[*words, 0, 0, 0, 0, 0, 0][:6])
     return result

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dockless.base.idmaps import IdMap, Range
 from dockless.errors import BadInput, Unsupported
 from dockless.sandbox.gpus.nodes import NVIDIA_MAJOR
+from dockless.sandbox.gpus.own_nodes import named_anew
 from dockless.sandbox.resolved import STANDARD_DEVICES, Device
 from dockless.sandbox.spec import HostDevice, Spec
 
@@ -37,16 +38,21 @@ def given(
     filtered: bool,
     makes_nodes: bool,
 ) -> tuple[Device, ...]:
-    """The nodes of ``spec.devices``, and ``named``, those of the devices of ``spec.cdi``. ``filtered``: the device filter holds the sandbox
+    """The nodes of ``spec.devices``, and ``named``, those of devices by name; those that are leased can be opened inside whatever the mode
+    of the host's node, where root starts it. ``filtered``: the device filter holds the sandbox
     to what it is given. ``makes_nodes``: it has CAP_MKNOD of the host. ``BadInput``, ``Unsupported``"""
     wanted = (*spec.devices, *named)
     if not wanted:
         return ()
     found = [device for one in wanted for device in _nodes(one)]
+    leased = {one.source for one in named} if rootful and spec.leased_devices else set()
     if len(found) > _MOST:
         raise BadInput(f"{len(found)} devices are more than {_MOST}", subject="devices", hint="name the nodes that it needs")
     _check_targets(found, spec)
-    for device in found:
+    for at, device in enumerate(found):
+        if device.source in leased and _lacking(device, idmap):
+            found[at] = named_anew(device)
+            continue
         _check_rights(device, idmap, rootful=rootful)
         if not filtered or spec.profile == "privileged":
             _check_unfiltered(device, idmap, rootful=rootful)
@@ -111,8 +117,7 @@ def _check_targets(found: list[Device], spec: Spec) -> None:
 def _check_rights(device: Device, idmap: IdMap | None, *, rootful: bool) -> None:
     """Whether some id of the sandbox can open it as is asked."""
     found = os.stat(device.source)
-    allowed = _allowed(found, idmap)
-    lacking = "".join(letter for letter, bit in _BITS.items() if letter in device.access and not allowed & bit)
+    lacking = _lacking(device, idmap)
     if not lacking or (not rootful and _by_list(device, lacking, idmap)):
         return
     mode = f"{stat.filemode(found.st_mode)} {found.st_uid}:{found.st_gid}"
@@ -123,6 +128,12 @@ def _check_rights(device: Device, idmap: IdMap | None, *, rootful: bool) -> None
     else:
         hint = "you may not yourself: ask root for it"
     raise Unsupported(f"device {device.source}: nobody inside could open it for '{lacking}' ({mode})", subject="devices", hint=hint)
+
+
+def _lacking(device: Device, idmap: IdMap | None) -> str:
+    """What of its access no id of the sandbox has."""
+    allowed = _allowed(os.stat(device.source), idmap)
+    return "".join(letter for letter, bit in _BITS.items() if letter in device.access and not allowed & bit)
 
 
 def _check_unfiltered(device: Device, idmap: IdMap | None, *, rootful: bool) -> None:

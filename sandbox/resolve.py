@@ -15,7 +15,7 @@ from dockless.base.healthcheck import effective
 from dockless.base.idmaps import IdMap, default_map
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
-from dockless.errors import BadInput, Unsupported
+from dockless.errors import BadInput, SandboxError, Unsupported
 from dockless.images.files import make_private
 from dockless.images.layers.layers import Layer
 from dockless.sandbox import binds, capabilities
@@ -47,6 +47,8 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
     _refuse(spec, features, rootful, owner)
     idmap = _id_map(spec, features, owner)
     account = _account(spec, image, idmap)
+    if spec.host_groups:
+        idmap, account = _with_groups(spec, owner, idmap, account)
     for mount in spec.mounts:
         if idmap is not None and mount.kind == "tmpfs":
             idmap.require(mount.uid, mount.gid)
@@ -196,6 +198,21 @@ def _account(spec: Spec, image: Image, idmap: IdMap | None) -> Account:
     return account
 
 
+def _with_groups(spec: Spec, owner: int | None, idmap: IdMap | None, account: Account) -> tuple[IdMap, Account]:
+    """Those groups of the host that the owner is in herself, as supplementary groups of the program."""
+    user = on_behalf(owner)
+    if user is None or idmap is None:
+        raise Unsupported("groups of the host are kept for another user alone", subject="host_groups", hint="leave host_groups out")
+    strange = sorted({*spec.host_groups} - {user.gid, *user.groups})
+    if strange:
+        raise SandboxError(f"uid {user.uid} is not in group {strange[0]} of this host", subject="host_groups", hint="see id(1)")
+    idmap = idmap.with_groups(spec.host_groups)
+    if spec.profile == "untrusted":  # they are in its map, which jobs that start together share
+        return idmap, account
+    inside = (number for gid in spec.host_groups if (number := idmap.inside_gid(gid)) is not None)
+    return idmap, replace(account, groups=tuple(dict.fromkeys((*account.groups, *inside))))
+
+
 def on_behalf(uid: int | None) -> Owner | None:
     """The host user for whom root starts a sandbox, with her groups as they are now."""
     if not uid:
@@ -320,28 +337,31 @@ def _devices(
 
 
 def _gpus(spec: Spec, image: Image) -> tuple[tuple[Device, ...], dict[str, str], Injection | None]:
-    if not spec.gpus:
-        return (), environment(()), None
+    uuids, devices = spec.uuids, spec.leased_devices
+    if not uuids:
+        return (), environment((), devices), None
     from dockless.sandbox.gpus import gpu, injection
 
     with gpu.session():
-        leased = gpu.find(spec.gpus, gpu.inventory(processes=False, links=False))
+        leased = gpu.find(uuids, gpu.inventory(processes=False, links=False))
         nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
         driver = injection.inject(image, dict((*image.config.env, *spec.env)), leased)
-    return nodes, environment(leased), driver
+    return nodes, environment(leased, devices), driver
 
 
 def _named(spec: Spec, image: Image, owner: int | None, below: tuple[Layer, ...]) -> Given | None:
-    """What the devices of ``spec.cdi`` bring. ``BadInput``, ``Unsupported`` for a sandbox that can have no devices, and asks for some."""
+    """What devices by names bring, those that are leased and those of ``spec.cdi``. ``BadInput``, ``Unsupported`` for a sandbox that can
+    have no devices, and asks for some."""
     if spec.cdi or spec.devices:
         from dockless.sandbox.devices import refuse
 
         refuse(spec, owner)
-    if not spec.cdi:
+    names = (*spec.leased_devices, *spec.cdi)
+    if not names:
         return None
     from dockless.sandbox.gpus import cdi
 
-    return cdi.given(spec.cdi, image, below)
+    return cdi.given(names, image, below)
 
 
 def _own_layers(*found: Injection | Given | None) -> tuple[Layer, ...]:

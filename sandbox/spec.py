@@ -33,12 +33,12 @@ RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
 
 GRACE = 10.0
 """Seconds between the stop signal of whoever ends it and SIGKILL, where neither they nor its spec say."""
-_CDI_NAME = r"[A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_.-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*\Z"
+CDI_NAME = r"[A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_.-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*\Z"
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
 _UNITS = {
-    **dict.fromkeys(("shm_size", "log_size", "root_size", "size of a tmpfs"), " bytes"),
+    **dict.fromkeys(("shm_size", "log_size", "root_size", "disk", "size of a tmpfs"), " bytes"),
     **dict.fromkeys(("timeout", "grace", "time_offset", "idle_timeout", "ttl"), " seconds"),
 }
 
@@ -105,6 +105,7 @@ class HostDevice:
         hint = "write /dev/SOURCE, /dev/SOURCE:/dev/TARGET or /dev/SOURCE:/dev/TARGET:rw"
         shown = f"device {self.source[:60]!r}"
         if not self.source.startswith("/"):
+            hint += "; a described device is VENDOR/CLASS=NAME, a number of leased ones VENDOR/CLASS:NUMBER"
             raise BadInput(f"{shown} is not an absolute path", subject="devices", hint=hint)
         if not self.target.startswith("/dev/") or posixpath.normpath(self.target) != self.target:
             raise BadInput(f"{shown}: {self.target[:60]!r} is not below /dev", subject="devices", hint=hint)
@@ -147,11 +148,14 @@ class Spec:
     ``argv`` empty: the image's Entrypoint and Cmd. ``env`` is added to the image's. ``user``: ``name|uid[:group|gid]``, looked up
     inside the image; empty: the image's. ``timeout``: seconds of wall time after which the whole tree is killed, 0 for none;
     ``stop_signal``: asks the program to end, 0 for the image's; ``grace``: seconds between it and SIGKILL. ``gpus``: UUIDs of leased
-    GPUs, never a wish. ``cdi``: devices by their names of the Container Device Interface, ``amd.com/gpu=0``.
+    GPUs, and the names of leased devices, ``amd.com/gpu=0``, never a wish. ``cdi``: other devices by their names of the Container
+    Device Interface.
     ``time_offset``: seconds added to the monotonic and boot clocks of a new time namespace. ``seccomp``: path of a
     profile in the format that Docker and Podman share, ``unconfined``, or empty for dockless's own.
+    ``host_groups``: of the host's groups, by their numbers, those that it keeps of the user for whom root starts it.
     ``hosts``: names and addresses of /etc/hosts besides its own, ``host-gateway`` for the host itself. ``sysctls``: settings of the kernel
     that are its own namespaces'.
+    ``disk``: how many bytes its private layer may take on disk, 0 for any number (``run.project``).
     ``log_size``: how many bytes of a detached sandbox's output are kept, the newest; 0 for 128 MiB, or for the setting
     ``logs.size`` on the command line and in the queue. ``keep_log`` False: none of it is. ``tty``: its standard streams are a
     pseudo-terminal of its own, pty(7).
@@ -167,6 +171,7 @@ class Spec:
     workdir: str = ""
     user: str = ""
     groups: tuple[int | str, ...] = ()
+    host_groups: tuple[int, ...] = ()
     hostname: str = ""
     domainname: str = ""
     hosts: tuple[tuple[str, str], ...] = ()
@@ -174,6 +179,7 @@ class Spec:
     profile: Profile = "default"
     root: RootMode = "disk"
     root_size: int = 0
+    disk: int = 0
     mounts: tuple[Mount, ...] = ()
     shm_size: int = 0
     devices: tuple[HostDevice, ...] = ()
@@ -206,6 +212,14 @@ class Spec:
         check_record(self)
         _check(self)
 
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        return tuple(name for name in self.gpus if "=" not in name)
+
+    @property
+    def leased_devices(self) -> tuple[str, ...]:
+        return tuple(name for name in self.gpus if "=" in name)
+
 
 def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: float) -> None:
     """Of a sandbox's own program and of any other: its variables, its directory, its time. ``BadInput``"""
@@ -220,7 +234,7 @@ def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: flo
 def _check(spec: Spec) -> None:
     check_beginning(spec.env, spec.workdir, spec.timeout)
     for name in spec.cdi:
-        if not re.match(_CDI_NAME, name):
+        if not re.match(CDI_NAME, name):
             raise BadInput(
                 f"device {name[:60]!r} is not VENDOR/CLASS=NAME", subject="devices", hint="write amd.com/gpu=0, or a path below /dev"
             )
@@ -261,11 +275,13 @@ def _check_numbers(spec: Spec) -> None:
         ("shm_size", spec.shm_size, 0, _MAX_BYTES),
         ("log_size", spec.log_size, 0, _MAX_BYTES),
         ("root_size", spec.root_size, 0, _MAX_BYTES),
+        ("disk", spec.disk, 0, _MAX_BYTES),
         ("grace", spec.grace, 0, _MAX_SECONDS),
         ("idle_timeout", spec.idle_timeout, 0, _MAX_SECONDS),
         ("ttl", spec.ttl, 0, _MAX_SECONDS),
         ("stop_signal", spec.stop_signal, 0, signal.SIGRTMAX),
         ("time_offset", spec.time_offset, -_MAX_SECONDS, _MAX_SECONDS),
+        *(("host_groups", group, 1, _MAX_ID) for group in spec.host_groups),
         *(("groups", group, 0, _MAX_ID) for group in spec.groups if isinstance(group, int)),
         *(("size of a tmpfs", mount.size, 0, _MAX_BYTES) for mount in spec.mounts),
         *(("mode of a tmpfs", mount.mode, 0, 0o7777) for mount in spec.mounts),

@@ -70,6 +70,8 @@ class Config:
     preempt_signal: int = DEFAULTS["preempt.signal"]
     notify: Ways = field(default_factory=Ways)
     share: str = DEFAULTS["gpus.share"]
+    devices: tuple[str, ...] = DEFAULTS["gpus.devices"]
+    mps: str = DEFAULTS["gpus.mps"]
     reservations: tuple[Reserved, ...] = ()
     cores: int | None = None
     memory: int | None = None
@@ -78,6 +80,11 @@ class Config:
     cores_per_job: int = DEFAULTS["host.cores_per_job"]
     memory_per_job: int = DEFAULTS["host.memory_per_job"]
     numa: str = DEFAULTS["host.numa"]
+
+    @property
+    def has_mps(self) -> bool:
+        """Whether jobs that share a GPU get NVIDIA's Multi-Process Service."""
+        return self.mps == "yes" and self.share == "user"
 
     def kept_since(self) -> float:
         """Output of before this moment is removed, in seconds since 1970."""
@@ -115,6 +122,8 @@ def load(path: Path) -> Config:
         found["preempt.signal"],
         Ways(*(found[f"notify.{name}"] for name in ("sendmail", "smtp", "sender", "domains", "webhook"))),
         found["gpus.share"],
+        tuple(dict.fromkeys(found["gpus.devices"])),
+        found["gpus.mps"],
         tuple(_reserved(name, said) for name, said in found["reservations"].items()),
         *(
             found[f"host.{name}"]

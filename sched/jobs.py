@@ -48,6 +48,8 @@ MAX_MOMENT = 253402300799.0
 """The last second of the year 9999."""
 MAX_AFTER = 1000
 """Jobs that one may wait for."""
+MAX_ARRAY = 10_000
+"""Jobs of an array."""
 MAX_MEMBERS = 256
 """Jobs that start together."""
 MAX_PORTS = 1000
@@ -285,6 +287,9 @@ def parse_array(value: str | int) -> ArrayCount:
     if all(number.isascii() and number.isdecimal() and len(number) < 19 for number in numbers):
         found = ArrayCount(int(numbers[0]) + count.startswith("0-"))
         found.limit = int(numbers[1])
+        if found > MAX_ARRAY:
+            hint = f"an array has {MAX_ARRAY} at most; submit several"
+            raise BadInput(f"array {str(value)[:60]!r} is {found} jobs, which are too many", subject="array", hint=hint)
         if found and found.limit:
             found.limit *= bool(sign)
             return found
@@ -308,8 +313,9 @@ class JobOptions:
     for another, empty for none; ``preempted_by``: the job for which it is just giving back its GPUs, 0 for none. ``gpu_class``: what its
     GPUs are, as ``HostGpus.class_of`` says it.
     ``gpu_share``: MiB that it has of a GPU that can be shared; 0 where its GPUs are its own. ``enforced_by``: what has kept it to the
-    memory of a GPU that it asked for since it last started: ``slice`` (MIG), ``driver`` (a limit of its control group) or ``watchdog`` (it
-    is ended when it has more); empty where it has whole GPUs.
+    memory of a GPU that it asked for since it last started: ``slice`` (MIG), ``driver`` (a limit of its control group), ``mps`` (a limit
+    that its programs can leave; it is ended then) or ``watchdog`` (it is ended when it has more); empty where it has whole GPUs.
+    ``shared_place``: of jobs that start together, which of the GPUs that they share it is on, counted from 1; 0 where it has its own.
     ``millicores``: that its limits say, in thousandths of a core, and ``memory``, in bytes; 0 where they do not.
 
     Of jobs that start together: ``role``, and ``role_index``: its place in it; ``members``: how many they are; ``min_failed``,
@@ -336,6 +342,7 @@ class JobOptions:
     notify_to: str = ""
     gpu_class: str = ""
     gpu_share: int = 0
+    shared_place: int = 0
     enforced_by: str = ""
     millicores: int = 0
     memory: int = 0

@@ -158,6 +158,18 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         residue.remove_tree(place)
 
 
+@pytest.fixture
+def own_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """``own_host("2x80G")``: simulated GPUs of a host of the test's own, for leases are the host's. What names them for other programs."""
+
+    def simulate(gpus: str) -> str:
+        text = f"{gpus},host=t{os.getpid()}"
+        monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", text)
+        return text
+
+    return simulate
+
+
 @pytest.fixture(autouse=True)
 def _no_residue(request: pytest.FixtureRequest, home: Path) -> Iterator[None]:
     """Integration and attack tests leave the machine as they found it; the others leave no descriptor open."""

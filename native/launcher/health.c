@@ -202,10 +202,7 @@ void health_tick(struct plan_header *plan) {
 }
 
 static void remove_group(void) {
-    sysret fd = sys(NR_openat, SLOT_CGROUP, "health/cgroup.kill", O_WRONLY_ | O_CLOEXEC_, 0);
-    if (fd < 0) return;
-    sys(NR_write, fd, "1", 1);
-    sys(NR_close, fd);
+    if (!kill_group(group_name)) return;
     for (int i = 0; i < 100 && sys(NR_unlinkat, SLOT_CGROUP, group_name, 0x200 /* REMOVEDIR */) == -E_BUSY; i++) pause_for(1000);
 }
 

@@ -16,17 +16,9 @@ enum { SECONDS_OF_A_TERMINAL = 2 /* until its last output has come, at the end o
 
 char buffer[RECORD_ROOM];
 
-static int kill_group(void) {
-    sysret fd = sys(NR_openat, SLOT_CGROUP, "cgroup.kill", O_WRONLY_ | O_CLOEXEC_, 0);
-    if (fd < 0) return 0;
-    sysret done = sys(NR_write, fd, "1", 1);
-    sys(NR_close, fd);
-    return done == 1;
-}
-
 /* init takes all of its PID namespace with it. What entered has none of its own. */
 static void kill_tree(struct plan_header *plan) {
-    if (!kill_group() && (plan->flags & PLAN_ENTER)) kill_descendants(plan->init_pid);
+    if (!kill_group(".") && (plan->flags & PLAN_ENTER)) kill_descendants(plan->init_pid);
     sys(NR_pidfd_send_signal, SLOT_INIT, SIG_KILL, 0, 0);
 }
 
@@ -79,17 +71,19 @@ static int room_may_come(sysret error, int tries) {
 }
 
 /* Visible first and durable after it: whoever started the sandbox waits for the file, and even a torn one says that there was a start. */
-static int write_started(struct plan_header *plan) {
+static sysret write_started(struct plan_header *plan) {
     uint64_t at = line(0, "keeper", (uint64_t)sys(NR_getpid));
     uint64_t length = end_mark(line(at, "init", (uint64_t)plan->init_pid));
-    sysret fd;
-    for (int tries = 0; (fd = fill(SLOT_STATE, "started.tmp", O_CREAT_, length)) < 0; tries++)
-        if (!room_may_come(fd, tries)) return 0;
-    sysret error = sys(NR_renameat, SLOT_STATE, "started.tmp", SLOT_STATE, "started");
-    sys(NR_fsync, fd);
-    sys(NR_close, fd);
+    sysret error;
+    for (int tries = 0;; tries++) {
+        sysret fd = fill(SLOT_STATE, "started.tmp", O_CREAT_, length);
+        error = fd < 0 ? fd : sys(NR_renameat, SLOT_STATE, "started.tmp", SLOT_STATE, "started");
+        if (fd >= 0 && !error) sys(NR_fsync, fd);
+        if (fd >= 0) sys(NR_close, fd);
+        if (!error || !room_may_come(error, tries)) break;
+    }
     sys(NR_fsync, SLOT_STATE);
-    return error == 0;
+    return error;
 }
 
 static uint64_t describe_exit(struct plan_header *plan) {
@@ -193,7 +187,7 @@ static void account(struct plan_header *plan, int init_pid) {
     struct rusage_ usage;
     int status = 0;
     while (sys(NR_wait4, init_pid, &status, 0x40000000 /* __WALL */, &usage) == -E_INTR) {}
-    if (plan->outcome || !(plan->flags & PLAN_ENTER)) kill_group(); /* what a program that entered leaves behind lives on in the sandbox */
+    if (plan->outcome || !(plan->flags & PLAN_ENTER)) kill_group("."); /* what a program that entered leaves behind lives on in the sandbox */
     int killed = plan->outcome || plan->phase != PHASE_EXITED;
     if (killed && plan->flags & PLAN_ENTER) door_collect(100); /* its program, if that outlived the one who waited for it */
     if (plan->phase != PHASE_EXITED) {
@@ -275,7 +269,8 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     if (plan->flags & PLAN_DETACHED) never_wait(SLOT_STDOUT), never_wait(SLOT_STDERR);
     health_start(plan); /* its record is there when `started` is */
     /* What could not be found again must not run. */
-    if ((plan->flags & PLAN_DETACHED) && !write_started(plan)) {
+    sysret unrecorded = plan->flags & PLAN_DETACHED ? write_started(plan) : 0;
+    if (unrecorded) {
         plan->outcome |= OUTCOME_KILLED;
         kill_tree(plan);
     }
@@ -292,7 +287,7 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     account(plan, init_pid);
     health_stop();
     if (plan->phase < PHASE_READY) {
-        if (!plan->error) report(REPORT_FAILED, (uint16_t)plan->pc, 0, 0);
+        if (!plan->error) report(REPORT_FAILED, (uint16_t)plan->pc, (int32_t)-unrecorded, 0);
         clean_up(plan);
         if (!(plan->flags & PLAN_ENTER)) door_collect(1000);
         die(1);

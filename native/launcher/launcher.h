@@ -61,6 +61,9 @@ int door_busy(void);
 int lift(int32_t *fds, int count);
 int settle(const int32_t *fds, const int32_t *slots, int count);
 
+/* group.c */
+int kill_group(const char *name);
+
 /* descendants.c */
 void kill_descendants(int above);
 

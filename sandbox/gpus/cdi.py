@@ -17,7 +17,7 @@ import platform
 import stat
 from collections.abc import Iterator, Sequence
 
-from dockless.base import yaml
+from dockless.base import settings, yaml
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput, DocklessError, Unsupported
 from dockless.images.catalog.image import Image
@@ -30,7 +30,7 @@ from dockless.sandbox.resolved import HostFile
 from dockless.sandbox.spec import HostDevice
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
-"""Those of a later one go before those of an earlier one."""
+"""Where no setting says others. Files of a later one go before those of an earlier one."""
 _SUFFIXES = (".json", ".yaml", ".yml")
 _MOST_LIBRARIES = 1000
 _FLAGS = linker_cache.LIBC6 | {"x86_64": linker_cache.X86_64, "aarch64": linker_cache.AARCH64}.get(platform.machine(), 0)
@@ -48,6 +48,11 @@ class Given:
     files: tuple[HostFile, ...] = ()
 
 
+def directories() -> tuple[str, ...]:
+    """Where the files are, by the caller's settings or else by root's. ``BadInput`` where the caller's are wrong."""
+    return next(filter(None, settings.with_roots("gpus.cdi")), DIRECTORIES)
+
+
 def find(names: Sequence[str]) -> list[tuple[DeviceFile, tuple[str, ...]]]:
     """The file of each of these devices, with those of its names that are asked for. ``BadInput``"""
     found: dict[str, tuple[DeviceFile, list[str]]] = {}
@@ -61,10 +66,38 @@ def find(names: Sequence[str]) -> list[tuple[DeviceFile, tuple[str, ...]]]:
 def listed() -> list[DeviceFile]:
     """All files that are sound, those that go before others first."""
     found = []
-    for directory in reversed(DIRECTORIES):
+    for directory in reversed(directories()):
         for path, text in _texts(directory):
             with contextlib.suppress(DocklessError):
                 found.append(parse(path, text))
+    return found
+
+
+def of_kind(kind: str) -> dict[str, DeviceFile]:
+    """The file of each device of a kind, those alone of which one file may speak."""
+    found: dict[str, DeviceFile] = {}
+    for directory in reversed(directories()):
+        here: dict[str, list[DeviceFile]] = {}
+        for path, text in _texts(directory):
+            with contextlib.suppress(DocklessError):
+                check_owner(path, "a description of devices", _HINT)
+                file = parse(path, text)
+                for name in file.devices if file.kind == kind else ():
+                    here.setdefault(name, []).append(file)
+        found |= {name: files[0] for name, files in here.items() if len(files) == 1 and name not in found}
+    return found
+
+
+def unsound() -> list[str]:
+    """What is wrong with each file that cannot be used."""
+    found = []
+    for directory in directories():
+        for path, text in _texts(directory):
+            try:
+                check_owner(path, "a description of devices", _HINT)
+                parse(path, text)
+            except DocklessError as error:
+                found.append(str(error))
     return found
 
 
@@ -104,7 +137,7 @@ def _file_with(kind: str, device: str) -> DeviceFile:
     has it."""
     known: list[str] = []
     unsound: DocklessError | None = None
-    for directory in reversed(DIRECTORIES):
+    for directory in reversed(directories()):
         having: list[DeviceFile] = []
         for path, text in _texts(directory):
             if kind not in text.replace("\\/", "/"):
@@ -125,7 +158,7 @@ def _file_with(kind: str, device: str) -> DeviceFile:
             return having[0]
     if unsound is not None:
         raise unsound
-    hint = f"its devices are {', '.join(dict.fromkeys(known))}" if known else f"no file in {' or '.join(DIRECTORIES)} has this kind"
+    hint = f"its devices are {', '.join(dict.fromkeys(known))}" if known else f"no file in {' or '.join(directories())} has this kind"
     raise BadInput(f"there is no device {kind}={device} on this host", subject=f"{kind}={device}", hint=hint)
 
 

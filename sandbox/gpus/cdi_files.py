@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from dockless.base import json, yaml
 from dockless.base.dataclass import dataclass, field
+from dockless.base.settings import DEVICE_KIND
 from dockless.base.text import escaped
 from dockless.base.typing import Any, NoReturn, TypeVar
 from dockless.errors import BadInput
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-KIND = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?\Z")
+KIND = re.compile(rf"{DEVICE_KIND}\Z")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")
 
 _TOP = {"cdiVersion": "", "kind": "", "annotations": "0.6.0", "devices": "", "containerEdits": ""}

@@ -114,10 +114,17 @@ class GpuLease:
 def lease(request: GpuRequest) -> GpuLease:
     """Choose free GPUs for a request and hold them. Errors: ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``, ``GpuError`` where the
     kernel does not tell what is leased."""
-    gpus = inventory()
+    if request.of_devices:
+        from dockless.sandbox.gpus import handed_out
+
+        known_kinds = handed_out.kinds()
+        request, gpus = handed_out.meant(request, known_kinds), handed_out.inventory(known_kinds)
+    else:
+        gpus = inventory()
     known = {gpu.uuid for gpu in (*gpus, *units(gpus))}
+    nodes = {name: uuid for uuid in known for name in names_of_nodes(uuid)}
     for attempt in range(_TRIES):
-        chosen = choose(request, gpus, holders(known))
+        chosen = choose(request, gpus, {nodes.get(name, name) for name in holders({*known, *nodes})})
         with contextlib.suppress(_Taken):
             return GpuLease(chosen, _bind_all(gpu.uuid for gpu in chosen))
         time.sleep(random.random() * 0.001 * (attempt + 1))
@@ -140,6 +147,15 @@ def take_share(wanted: Share, capacity: int) -> list[socket.socket]:
 def share_number(text: str) -> str:
     """The number of a share that its holder finds again by ``text``."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def names_of_nodes(uuid: str) -> list[str]:
+    """The names that are bound beside that of a device: of its nodes, for another name may have the same ones by another's settings."""
+    if "=" not in uuid:
+        return []
+    from dockless.sandbox.gpus import handed_out
+
+    return sorted(f"node/{number}" for number in handed_out.nodes(uuid))
 
 
 def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
@@ -249,7 +265,10 @@ def _told() -> Iterator[None]:
     try:
         yield
     except _Taken as taken:
-        raise NotEnoughGpus(f"GPU {taken.uuid} is leased{taken.how}", subject=taken.uuid, hint="wait for it, or ask for another") from None
+        what = "device" if "=" in taken.uuid else "GPU"
+        raise NotEnoughGpus(
+            f"{what} {taken.uuid} is leased{taken.how}", subject=taken.uuid, hint="wait for it, or ask for another"
+        ) from None
 
 
 def _patiently(bind: Callable[[], list[socket.socket]]) -> list[socket.socket]:
@@ -268,7 +287,7 @@ def _bind_all(uuids: Iterable[str]) -> list[socket.socket]:
     """All of them or none; in the same order whoever asks, so that one of two who want the same gets on. ``_Taken``, ``Unwritable``"""
     wanted = sorted(uuids)
     with contextlib.ExitStack() as opened:
-        bound = [_bind(uuid, uuid, opened) for uuid in wanted]
+        bound = [_bind(uuid, name, opened) for uuid in wanted for name in (uuid, *names_of_nodes(uuid))]
         for share in shares(wanted):
             raise _Taken(share.uuid, " in part", seen=True)
         opened.pop_all()

@@ -7,6 +7,8 @@ The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, w
     GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID
     memory=20G                    each has at least so much; of one GPU a MIG slice that has it will do
     class=H100  class=1g.10gb     each is of that class: a model, a MIG profile, or 'whole' (no slice)
+    class=amd.com/gpu             each is a device of that kind, see ``handed_out``
+    amd.com/gpu=0,amd.com/gpu=1   these, by their names
     capabilities=compute,utility  driver=nvidia  options=key=value     checked and kept
 
 Two differences, on purpose. **N means N free GPUs**: Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
@@ -32,11 +34,13 @@ from dockless.base.units import format_size, parse_size
 from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.gpus.topology import FARTHEST, best_set
+from dockless.sandbox.spec import CDI_NAME
 
 ALL = -1
 CAPABILITIES = frozenset({"gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display", "ngx", "all"})
 
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_DEVICE = re.compile(CDI_NAME)
 _NAME = re.compile(rf"(?:(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,6}\Z")
 _MORE_DEVICES = re.compile(r"(?!all\Z)")
@@ -64,12 +68,17 @@ class GpuRequest:
     memory: int = 0
     gpu_class: str = ""
 
+    @property
+    def of_devices(self) -> bool:
+        """Whether it is one for devices that are no GPUs of NVIDIA."""
+        return "/" in self.gpu_class or any("=" in name for name in self.devices)
+
     def __str__(self) -> str:
         """``2 GPUs``, ``all GPUs``, ``GPU 0, 2``, ``1 GPU with 20G``, ``2 GPUs of class H100``: for reasons and reports."""
         least = f" of class {self.gpu_class}" if self.gpu_class else ""
         least += f" with {format_size(self.memory)}" if self.memory else ""
         if self.devices:
-            return "GPU " + ", ".join(self.devices) + least
+            return ("device " if self.of_devices else "GPU ") + ", ".join(self.devices) + least
         return f"all GPUs{least}" if self.count == ALL else f"{self.count} GPU{'s' if self.count != 1 else ''}{least}"
 
 
@@ -95,6 +104,8 @@ def parse_request(text: str | int) -> GpuRequest:
     driver = found.get("driver", [""])[0]
     if driver not in ("", "nvidia"):
         raise _bad(text, f"asks for driver {driver[:40]!r}; only 'nvidia' is known")
+    if len({"=" in name for name in devices}) > 1:
+        raise _bad(text, "names GPUs, and devices of another kind")
     memory = parse_size(found["memory"][0], "memory of a GPU") if "memory" in found else 0
     if "memory" in found and (not memory or count == ALL):
         raise _bad(text, "asks for no memory" if not memory else "asks for all GPUs, and for memory")
@@ -209,7 +220,7 @@ def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str
     taken = {gpu.uuid: why for gpu in pool if (why := why_not_free(gpu, busy))}
     free = [gpu for gpu in pool if gpu.uuid not in taken]
     if len(free) < wanted:
-        names = {gpu.uuid: f"GPU {gpu.index}" if not gpu.parent else gpu.uuid for gpu in pool}
+        names = {gpu.uuid: gpu.uuid if gpu.parent or request.of_devices else f"GPU {gpu.index}" for gpu in pool}
         held = "; ".join(f"{names[uuid]} {why}" for uuid, why in taken.items())
         raise NotEnoughGpus(
             f"{request} asked for, {len(free)} of {len(pool)} free{_simulated(inventory)}",
@@ -301,7 +312,11 @@ def _fields(text: str) -> Iterable[tuple[str, list[str]]]:
     continues = _NEVER  # what a bare cell must look like to belong to the list before it
     for cell in (raw.strip() for raw in cells):
         key, equals, value = cell.partition("=")
-        if equals:
+        if equals and _DEVICE.match(cell):
+            grouped += [] if grouped and grouped[-1][0] == "device" else [("device", [])]
+            grouped[-1][1].append(cell)
+            continues = _NEVER
+        elif equals:
             if key not in _KEYS:
                 raise _bad(text, f"has an unknown key {key[:40]!r}")
             many = key in ("device", "capabilities", "options")
@@ -335,6 +350,8 @@ def _device(text: str | int, item: str) -> str:
         return "all"
     if _INDEX.match(item):
         return ":".join(str(int(part)) for part in item.split(":"))
+    if _DEVICE.match(item):
+        return item
     if not _NAME.match(item):
         raise _bad(text, f"names {item[:60]!r}, which is neither an index nor a GPU UUID")
     return item[:3].upper() + (item[3:].lower() if item[4:7].upper() != "GPU" else "-GPU" + item[7:].lower())

@@ -278,7 +278,12 @@ class Box:
         if group is None:
             return False
         with contextlib.closing(group):
-            return group.frozen
+            try:
+                return group.frozen
+            except CgroupError:
+                if os.path.isdir(group.path):
+                    raise
+                return False  # it has ended since
 
     def exit(self) -> Exit | None:
         """How it ended, from the record; None without a sound one."""

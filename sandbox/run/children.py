@@ -35,16 +35,17 @@ def collect_ended() -> None:
             return None
         if ended.si_pid not in _children:  # it is not for us to wait for, and hides others
             return _look_at_each()
-        _collect_if_ended(ended.si_pid)
+        collect_if_ended(ended.si_pid)
     return None
 
 
 def _look_at_each() -> None:
     for pid in tuple(_children):
-        _collect_if_ended(pid)
+        collect_if_ended(pid)
 
 
-def _collect_if_ended(pid: int) -> None:
+def collect_if_ended(pid: int) -> None:
+    """One of ours; nothing happens where it goes on, or somebody has waited for it."""
     try:
         if os.waitid(os.P_PID, pid, _NOW) is not None:
             _children.discard(pid)

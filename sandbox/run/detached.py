@@ -27,6 +27,7 @@ from dockless.sandbox.run.host_names import group_name, keeper_name
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, root, taken
 from dockless.sandbox.run.start import (
     Place,
+    bound_disk,
     carry_out,
     collect,
     document_of,
@@ -77,7 +78,7 @@ def create(
     try:
         with contextlib.ExitStack() as opened:
             pins(image, opened)
-            warnings = _keep_image(image, made.directory)
+            warnings = bound_disk(spec, made.directory) + _keep_image(image, made.directory)
         asked = Document(spec, "", time.time(), os.geteuid(), "", dict(labels or {}), warnings, image.digest)
         documents.write(made.directory, replace(asked, removed=remove, gpus=gpus, restart=restart))
     except BaseException:
@@ -97,15 +98,16 @@ def start(
     restart: Restart = NEVER,
     leased: Sequence[socket] = (),
     network: SharedNetwork | None = None,
+    user: int | None = None,
 ) -> Box:
     """Start a sandbox that goes on without us. Returns when its program has been exec'd; on an error nothing is left behind.
 
     Reads no settings: 128 MiB of output are kept where the spec does not say. ``owner``: the host user it runs for (root only).
     ``remove``: nothing of it is kept at its end. ``restart``: its restart policy. ``leased``: the lease of its GPUs, where there is one
-    already. ``network``: what it enters instead of a network of its own, if it does not have the host's. Errors: ``BadInput`` if the id is
-    taken, and all of ``Sandbox``'s."""
+    already. ``network``: what it enters instead of a network of its own, if it does not have the host's. ``user``: in
+    whose group its cgroup lies, ``cgroups.users``. Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s."""
     id = check_id(id) if id else new_id()
-    spec = replace(spec, log_size=spec.log_size or settings.DEFAULTS["logs.size"])
+    spec = _with_log_size(spec)
     image = find_image(spec.image)
     probe()  # before anything is made that a process would be needed to remove
     made = Box(id, root(DETACHED, state_root) / id)
@@ -118,7 +120,7 @@ def start(
             raise taken(id)
         try:
             opened.enter_context(chosen(made.directory))
-            _start(asked, made, image, place, owner, opened, leased=leased, network=network)
+            _start(asked, made, image, place, owner, opened, leased=leased, network=network, user=user)
         except BaseException as error:
             opened.close()  # the lock, or it would be taken for one that lives
             try:
@@ -192,7 +194,7 @@ def set_restart(box: Box, policy: Restart) -> None:
 def _begin(asked: Document, box: Box, lock: int = -1, leased: Sequence[socket] = ()) -> None:
     probe()  # before anything is made that a process would be needed to remove
     image = find_image(asked.image if asked.spec.image != "host" else "host")
-    asked = replace(asked, spec=replace(asked.spec, log_size=asked.spec.log_size or settings.DEFAULTS["logs.size"]))
+    asked = replace(asked, spec=_with_log_size(asked.spec))
     ending.clear(box)
     with _put_back_on_failure(box), contextlib.ExitStack() as opened:
         place = hold(box.directory, opened, kept=True, removed=asked.removed)
@@ -228,6 +230,7 @@ def _start(
     lock: int = -1,
     leased: Sequence[socket] = (),
     network: SharedNetwork | None = None,
+    user: int | None = None,
 ) -> None:
     """``asked``: what is known before it is resolved. ``lock``: of the restarter that calls us."""
     spec = asked.spec
@@ -237,7 +240,9 @@ def _start(
             orders = restarting.orders(asked.restart, asked.restarts)
             restarting.set_when(made.directory, asked.restart, asked.restarts)
             place.slots.update(restarting.slots(orders, made.directory, opened, lock))
-    group = make_cgroup(spec, group_name(made.directory))
+    unbounded = bound_disk(spec, made.directory)
+    name = group_name(made.directory)
+    group = make_cgroup(spec, name, user)
     if group is not None:
         opened.callback(group.close)
     stdin = _standard_input(spec, made.directory)
@@ -245,7 +250,7 @@ def _start(
     (out_reader, out), (err_reader, err) = _pipe(opened), _pipe(opened)
     start = collect(spec, image, place, group, (stdin, out, err), opened, owner=owner, leased=leased, network=network)
     start.slots.update({SLOT_STDOUT: out_reader, SLOT_STDERR: err_reader})
-    warnings = warnings_of(spec, group) + start.ready.resolved.warnings + _keep_image(image, made.directory)
+    warnings = warnings_of(spec, group) + unbounded + start.ready.resolved.warnings + _keep_image(image, made.directory)
     known = document_of(asked, image, start, group, warnings)
     documents.write(made.directory, known)
     with paths.writing("the records of a sandbox", made.directory):
@@ -254,13 +259,17 @@ def _start(
             records.reserve(made.directory, records.HEALTH_ROOM)
     removed_group = group.path.name if group is not None and place.removed else ""
     with listening.told(made.directory, lambda: documents.written(known)) if place.removed else contextlib.nullcontext():
-        running = carry_out(start, keeper_name(made.directory), cgroup=removed_group, detached=True)
+        running = carry_out(start, keeper_name(name), cgroup=removed_group, detached=True)
     try:
         _await_started(made, running, removed=bool(place.removed))
     finally:
         collect_ended()
         collect_later(running.keeper_pid)
         running.release()
+
+
+def _with_log_size(spec: Spec) -> Spec:
+    return spec if spec.log_size else replace(spec, log_size=settings.DEFAULTS["logs.size"])
 
 
 def _standard_input(spec: Spec, directory: Path) -> int:

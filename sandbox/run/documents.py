@@ -96,10 +96,14 @@ def write(directory: Path, document: Document, plan: bytes = b"") -> None:
     """Whole or not at all, and durable. ``plan``: of a foreground sandbox. ``Unwritable``"""
     temporary = directory / "spec.tmp"
     with paths.writing("the records of a sandbox", directory):
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as stream:
-            stream.write(written(document, plan))
-            stream.flush()
-            os.fsync(stream.fileno())
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            rest = memoryview(written(document, plan))
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         os.rename(temporary, directory / NAME)
 
 

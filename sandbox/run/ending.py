@@ -23,6 +23,7 @@ from dockless.sandbox.run.choosing import FILES, choose
 from dockless.sandbox.run.marks import KILL, STOP, mark
 from dockless.sandbox.run.places import DOOR, names_stay
 from dockless.sandbox.run.process import gone
+from dockless.sandbox.run.project import LAYER, given_back
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree, unnamed_cgroup
 from dockless.sandbox.spec import GRACE
 from dockless.sandbox.state import RUNNING
@@ -164,8 +165,9 @@ def lighten(box: Box) -> None:
     """See ``Box.lighten``."""
     if box.alive:
         raise SandboxError(f"sandbox {box.id} still runs", subject=box.id, hint=f"dockless stop {box.id}")
-    for name in ("upper", "work"):
-        remove_tree(box.directory / name)
+    with given_back(box.directory):
+        for name in LAYER:
+            remove_tree(box.directory / name)
 
 
 def clear(box: Box) -> None:
@@ -183,7 +185,7 @@ def clear(box: Box) -> None:
 
 def remove(box: Box) -> None:
     """See ``Box.remove``."""
-    while True:
+    while not _removed_ended(box):
         _give_up(box)
         keeper = box.keeper()
         end(box)
@@ -194,6 +196,23 @@ def remove(box: Box) -> None:
             if not box.alive:
                 return _remove(box)
         # Somebody has started it meanwhile: once more.
+
+
+def _removed_ended(box: Box) -> bool:
+    """Whether nothing of it lives; then it is removed. That is said by its lock, where it has no restart policy, and not by its records."""
+    if box.foreground or _may_live(box):
+        return False
+    with _nobody_starts(box):
+        if _may_live(box):
+            return False
+        box.collect(box.keeper())
+        collect_ended()  # the keepers of its starts before
+        _remove(box)
+        return True
+
+
+def _may_live(box: Box) -> bool:
+    return is_locked(box.lock) or restarting.holds(box.directory)
 
 
 @contextlib.contextmanager
@@ -216,5 +235,5 @@ def _remove(box: Box) -> None:
     if group is not None:
         with group:
             remove_cgroup(group)
-    with contextlib.suppress(FileNotFoundError), names_stay(box.present.directory.parent):
+    with contextlib.suppress(FileNotFoundError), names_stay(box.present.directory.parent), given_back(box.present.directory):
         remove_tree(box.present.directory)

@@ -27,7 +27,18 @@ from dockless.sandbox.run import documents, listening
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root, taken
 from dockless.sandbox.run.process import Exit, Process, with_usage
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree
-from dockless.sandbox.run.start import Place, StartInputs, carry_out, collect, find_image, make_cgroup, new_id, occupy, warnings_of
+from dockless.sandbox.run.start import (
+    Place,
+    StartInputs,
+    bound_disk,
+    carry_out,
+    collect,
+    find_image,
+    make_cgroup,
+    new_id,
+    occupy,
+    warnings_of,
+)
 from dockless.sandbox.spec import Spec
 
 if TYPE_CHECKING:
@@ -110,13 +121,14 @@ class ForegroundSandbox:
         self.image_digest = image.digest
         with contextlib.ExitStack() as opened:
             place = self._place(image, opened)
+            unbounded = bound_disk(self.spec, place.directory)
             self._claim(self._make_group)
             if self._cgroup is not None:
                 self._stack.callback(remove_cgroup, self._cgroup)
                 mark_in_use(self._cgroup.fd)
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened, leased=self._leased)
             self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
-            self.warnings = warnings_of(self.spec, self._cgroup) + start.ready.resolved.warnings
+            self.warnings = warnings_of(self.spec, self._cgroup) + unbounded + start.ready.resolved.warnings
             group = GROUP + self.id if self._cgroup else ""
             with listening.told(place.directory, lambda: self._document(start, image).encode("ascii")):
                 self._process = carry_out(start, f"dockless {self.id}", cgroup=group, times=self._times, size=self._size)

@@ -32,9 +32,9 @@ def directory_of(group: str, parent: Path) -> int:
     return int(number, 16) if number and place == _place(parent) and not number.strip("0123456789abcdef") else 0
 
 
-def keeper_name(directory: Path) -> str:
-    """What the host shows as the keeper's command line. ``FileNotFoundError`` where the directory is gone."""
-    return f"dockless {group_name(directory)}"
+def keeper_name(group: str) -> str:
+    """What the host shows as the command line of the keeper of a sandbox whose ``group_name`` that is."""
+    return f"dockless {group}"
 
 
 def is_keeper(command: bytes, directory: Path) -> bool:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+from itertools import islice
+from operator import attrgetter
 
 from dockless.base.dataclass import replace
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd
 from dockless.sandbox import binds, features
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
 
-_KEPT = 64
+_KEPT, _COMMANDS = 64, 8
+"""Plans that differ in more than their command, and commands of each."""
 _HOST_FILES = ("/", "/etc", "/etc/subuid", "/etc/subgid", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
 _OF_THE_COMMAND = ("argv", "entrypoint", "env")
-_OTHERS = tuple(name for name in Spec.__slots__ if name not in _OF_THE_COMMAND)
+_others_of = attrgetter(*(name for name in Spec.__slots__ if name not in _OF_THE_COMMAND))
 
 
 class Prepared:
@@ -44,11 +47,17 @@ class Prepared:
         self._raw: dict[tuple[bool, bool], bytes] = {}
         self.noted = ""
         """What every record of a sandbox with this plan has in it, once it was written: ``documents.members``."""
-        self._userns, self._network = (
-            next((slot for slot, label in self.plan.slots.items() if label == wanted), -1) for wanted in (USERNS_LABEL, NETWORK_LABEL)
-        )
+        labelled = {label: slot for slot, label in self.plan.slots.items()} if like is None else {}
+        self._userns: int = labelled.get(USERNS_LABEL, -1) if like is None else like._userns
+        self._network: int = labelled.get(NETWORK_LABEL, -1) if like is None else like._network
+        self.rules: tuple[DeviceRule, ...] = self._rules() if like is None else like.rules
+
+    def _rules(self) -> tuple[DeviceRule, ...]:
+        resolved = self.resolved
+        if not resolved.rootful or resolved.spec.profile == "privileged":
+            return ()
         extra = [DeviceRule("b" if device.block else "c", device.major, device.minor, device.access) for device in resolved.devices]
-        self.rules = tuple(dict.fromkeys([*STANDARD_DEVICES, *extra])) if resolved.rootful and resolved.spec.profile != "privileged" else ()
+        return tuple(dict.fromkeys([*STANDARD_DEVICES, *extra]))
 
     def raw(self, *, times: bool = False, detached: bool = False) -> bytes:
         """The plan as the launcher reads it."""
@@ -87,8 +96,8 @@ class Prepared:
         return fds
 
 
-_cache: dict[Hashable, Prepared] = {}
-_alike: dict[Hashable, Prepared] = {}
+_kept: dict[Hashable, dict[Hashable, Prepared]] = {}
+"""By what a plan depends on besides its command, and then by that. The first one of each is the one that the others are like."""
 _lock = _thread.allocate_lock()
 
 
@@ -99,27 +108,30 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
         resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
         return Prepared(replace(resolved, shared_network=shared_network))
     place = (image.digest, image.layers, image.merged, on_behalf(owner), has_cgroup, os.geteuid(), *map(_stamp, _HOST_FILES))
-    shared = (*(getattr(spec, name) for name in _OTHERS), *place, binds.grants(spec, owner))
-    key = (spec.argv, spec.entrypoint, spec.env, shared)
-    found = _cache.get(key)
-    if found is None:
-        like = _alike.get(shared)
-        if like is None:
-            like = found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
-        elif like.plan.health is None:
-            found = Prepared(with_command(like.resolved, spec, image), like)
-        else:
-            found = Prepared(with_command(like.resolved, spec, image))
-        _keep(_alike, shared, like)
-        _keep(_cache, key, found)
+    shared = (_others_of(spec), place, binds.grants(spec, owner))
+    command = (spec.argv, spec.entrypoint, spec.env)
+    alike = _kept.get(shared)
+    if alike is None:
+        found = Prepared(resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup))
+        with _lock:
+            _put(_kept, shared, {command: found}, _KEPT)
+        return found
+    known = alike.get(command)
+    if known is not None:
+        return known
+    with _lock:
+        like = next(iter(alike.values()))
+    found = Prepared(with_command(like.resolved, spec, image), like if like.plan.health is None else None)
+    with _lock:
+        _put(alike, command, found, _COMMANDS)
     return found
 
 
-def _keep(cache: dict[Hashable, Prepared], key: Hashable, one: Prepared) -> None:
-    with _lock:
-        while len(cache) >= _KEPT:
-            cache.pop(next(iter(cache)))
-        cache[key] = one
+def _put(kept: dict[Hashable, Any], key: Hashable, one: Any, most: int) -> None:
+    """``most``: how many are kept, among them always the first of a spec's commands."""
+    if len(kept) >= most:
+        del kept[next(islice(kept, 1, None))]
+    kept[key] = one
 
 
 def _keepable(spec: Spec) -> bool:

@@ -14,7 +14,7 @@ import os
 import time
 
 from dockless.base.path import Path
-from dockless.cgroups import Cgroup, find_delegation
+from dockless.cgroups import Cgroup, find_delegation, users
 from dockless.errors import CgroupError, DocklessError
 from dockless.sandbox.run.host_names import directory_of
 from dockless.sandbox.run.places import DETACHED, FOREGROUND, GROUP, root
@@ -65,15 +65,26 @@ def _groups() -> list[str]:
         except CgroupError:
             continue
         removed.append(path.name)
+    for above in filter(_settled, users.all_of(os.fspath(place.home))):
+        if users.remove_empty(above):
+            removed.append(os.path.basename(above))
     return removed
 
 
 def _without_directory(home: Path) -> list[Path]:
     """Cgroups of detached sandboxes of this state directory of which nothing else is left."""
     kept = root(DETACHED)
-    groups = [path for path in home.iterdir() if _settled(path)]
+    places = (home, *map(Path, users.all_of(os.fspath(home))))
+    groups = [path for place in places for path in _inside(place) if _settled(path)]
     there = _numbers(kept)  # after them: a group is made after its directory
     return [path for path in groups if (number := directory_of(path.name, kept)) and number not in there]
+
+
+def _inside(place: Path) -> list[Path]:
+    try:
+        return list(place.iterdir())
+    except FileNotFoundError:  # a user's group, whose last sandbox has gone
+        return []
 
 
 def _numbers(place: Path) -> set[int]:

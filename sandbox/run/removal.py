@@ -6,7 +6,7 @@ import os
 
 from dockless.base.idmaps import default_map
 from dockless.base.path import Path
-from dockless.cgroups import Cgroup, find_delegation
+from dockless.cgroups import Cgroup, find_delegation, users
 from dockless.errors import CgroupError
 from dockless.native.userns import namespace_fd
 from dockless.sandbox.plan.builder import NEW_NS, Section
@@ -50,12 +50,15 @@ def _removed_flat(directory: Path) -> bool:
 
 
 def remove_cgroup(group: Cgroup) -> None:
-    """Remove a sandbox's cgroup. What still lives in it, in a shared PID namespace, is killed first."""
+    """Remove a sandbox's cgroup, and its user's if nothing is left in that. What still lives in it, in a shared PID namespace, is killed
+    first."""
     try:
         group.remove(0)
     except CgroupError:
         group.kill()
         group.remove()
+    if users_group := users.above(group.text):
+        users.remove_empty(users_group)
 
 
 def unnamed_cgroup(directory: Path) -> Cgroup | None:
@@ -63,5 +66,6 @@ def unnamed_cgroup(directory: Path) -> Cgroup | None:
     place = find_delegation(ask_systemd=False)
     if place.path is None or not directory.is_dir():
         return None
-    path = place.home / group_name(directory)
-    return Cgroup.open(path) if path.is_dir() else None
+    name, home = group_name(directory), os.fspath(place.home)
+    found = next((path for above in (home, *users.all_of(home)) if os.path.isdir(path := f"{above}/{name}")), "")
+    return Cgroup.open(found) if found else None

@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dockless import native
@@ -24,7 +24,7 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_duration
-from dockless.cgroups import Cgroup, Delegation, Limits, find_delegation
+from dockless.cgroups import Cgroup, Delegation, Limits, find_delegation, users
 from dockless.errors import LimitUnavailable, Unsupported
 from dockless.sandbox.plan.plan import SLOT_DOOR, SLOT_HELD, SLOT_LOCK, SLOT_RESTART, SLOT_STATE, filled_in
 from dockless.sandbox.resolve import UNTRUSTED_PIDS
@@ -71,6 +71,7 @@ class StartInputs:
     place: Place
     ready: Prepared
     slots: dict[int, int]
+    group: Cgroup | None = None
 
 
 def occupy(directory: Path, opened: contextlib.ExitStack, *, kept: bool, removed: bool = False) -> Place | None:
@@ -131,8 +132,13 @@ def collect(
         from dockless.sandbox.gpus.extra_layer import pin
 
         held += pin(ready.resolved.layers, opened)
+    if spec.leased_devices:
+        from dockless.sandbox.gpus import own_nodes
+
+        for device in ready.resolved.devices:
+            own_nodes.make(device, opened)
     slots = dict(enumerate(stdio)) | place.slots | held_open(held, opened)
-    return StartInputs(place, ready, slots | ready.slots(group, opened, network))
+    return StartInputs(place, ready, slots | ready.slots(group, opened, network), group)
 
 
 def carry_out(
@@ -145,7 +151,15 @@ def carry_out(
     filled = filled_in(
         raw, directory=str(place.directory), removed=place.removed, cgroup=cgroup, terminal=size, restarts=SLOT_RESTART in start.slots
     )
-    return process.start(start.ready.plan, filled, start.slots, partial(native.launch, name=name), detached=detached)
+    users_group = users.above(start.group.text) if start.group is not None else ""
+    return process.start(start.ready.plan, filled, start.slots, partial(_launch, users_group, name), detached=detached)
+
+
+def _launch(users_group: str, name: str, fds: Mapping[int, int]) -> native.Launched:
+    """The keeper, in the group of the user's keepers, where its sandbox lies in a user's group: what it does is done for her."""
+    if not users_group:
+        return native.launch(fds, name=name)
+    return users.launch_keeper(users_group, lambda group: native.launch(fds, name=name, cgroup_fd=group))
 
 
 def pins(image: Image, opened: contextlib.ExitStack) -> list[int]:
@@ -191,8 +205,9 @@ def document_of(asked: Document, image: Image, start: StartInputs, group: Cgroup
     )
 
 
-def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
-    """The cgroup of a sandbox with its limits, or None where there is no place and nothing was asked for. ``LimitUnavailable``"""
+def make_cgroup(spec: Spec, name: str, user: int | None = None) -> Cgroup | None:
+    """The cgroup of a sandbox with its limits, or None where there is no place and nothing was asked for. ``user``: in whose group it lies.
+    ``LimitUnavailable``"""
     asked = spec.limits != Limits()
     place = find_delegation(ask_systemd=asked)
     limits = _limits(spec, place)
@@ -205,7 +220,7 @@ def make_cgroup(spec: Spec, name: str) -> Cgroup | None:
                 "a shared PID namespace needs a cgroup, to end what is left", subject="pid namespace", hint=place.hint or place.why
             )
         return None
-    return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort)
+    return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort, user=user)
 
 
 def _limits(spec: Spec, place: Delegation) -> Limits:
@@ -213,6 +228,15 @@ def _limits(spec: Spec, place: Delegation) -> Limits:
     if spec.profile == "untrusted" and spec.limits.pids_max is None and "pids" in place.controllers:
         return replace(spec.limits, pids_max=UNTRUSTED_PIDS)
     return spec.limits
+
+
+def bound_disk(spec: Spec, directory: Path) -> tuple[str, ...]:
+    """See ``project.bound``."""
+    if not spec.disk:
+        return ()
+    from dockless.sandbox.run import project
+
+    return project.bound(spec, directory)
 
 
 def warnings_of(spec: Spec, cgroup: Cgroup | None) -> tuple[str, ...]:

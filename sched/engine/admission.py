@@ -7,10 +7,12 @@ settings, the caller's uid from the kernel.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from dockless.base.dataclass import replace
 from dockless.base.records import differences
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers
@@ -66,6 +68,7 @@ class Admission:
 
     def admit(self, caller: Caller, job: JobSpec, array: bool = False) -> NewJob:
         """The job, or all of an array, as it will be queued. Raises what is wrong with it."""
+        job = self._devices(job)
         self._rights(caller, job)
         if job.array_limit and not array:
             raise BadInput("a limit of how many run at once is for arrays", subject="array_limit", hint="submit an array")
@@ -73,7 +76,7 @@ class Admission:
             raise BadInput("'retry_on' without 'retries'", subject="retry_on", hint="say how often: retries = 3")
         count, wanted = self.gpus.resolve(job.gpus)
         gpu_class = self.gpus.class_of(job.gpus)
-        gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" and not job.role else 0
+        gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" else 0
         if 0 < gpu_share < LEAST_SHARE:
             raise Refused(
                 f"{gpu_share} MiB of a GPU are less than any program needs there",
@@ -86,6 +89,8 @@ class Admission:
                 subject="log_size",
                 hint="ask for less, or write to a file; the setting is logs.size_limit",
             )
+        if job.spec.disk and os.geteuid() != 0 and not job.spec.best_effort:
+            raise Refused("only root's daemon can limit what jobs write to their disk", subject="disk", hint="leave --disk out")
         if job.notify and not self.config.notify.any:
             raise Refused("this host sends no notices", subject="notify", hint="leave it out; the settings are notify.sendmail and others")
         if job.notify_to:
@@ -116,6 +121,15 @@ class Admission:
             options=options,
         )
 
+    def _devices(self, job: JobSpec) -> JobSpec:
+        """The job, in which named devices that are leased here are asked for as GPUs are. ``BadInput`` where it asks for others, too."""
+        if not job.spec.cdi:
+            return job
+        from dockless.sandbox.gpus import handed_out
+
+        spec, leased = handed_out.taken_out(job.spec, self.config.devices, bool(job.gpus))
+        return replace(job, spec=spec, gpus=leased) if leased else job
+
     def _rights(self, caller: Caller, job: JobSpec) -> None:
         spec = job.spec
         if job.priority > 0 and not caller.admin:
@@ -132,12 +146,13 @@ class Admission:
             raise NotPermitted(
                 f"uid {caller.uid} has no account on this host, so nothing can run as it", subject=caller.user, hint="see `getent passwd`"
             )
+        unleased = (*spec.cdi, *(device.source for device in spec.devices))
         for wrong, what in (
             (spec.profile == "privileged", "the profile 'privileged'"),
             (spec.namespaces.user == "host", "the host's user namespace"),
             (spec.oom_score_adj is not None and spec.oom_score_adj < 0, f"oom_score_adj {spec.oom_score_adj}"),
             (any(mount.idmap for mount in spec.mounts), "an id-mapped bind mount"),
-            (bool(spec.devices or spec.cdi), "a device of the host that is no GPU"),
+            (bool(unleased), f"device {''.join(unleased[:1])}, which is not leased,"),
         ):
             if wrong:
                 raise NotPermitted(f"{what} is for root", subject=caller.user, hint="leave it out")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from dockless.base.dataclass import dataclass, field, replace
@@ -51,27 +52,30 @@ class _Array:
 
 
 class Aside:
-    """``entries``: the jobs that are kept aside, by number."""
+    """``kept``: the numbers of the jobs that are kept aside."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.entries: dict[int, LiveJob] = {}
+        self.kept: set[int] = set()
         self._times: list[tuple[float, int]] = []  # a heap
         self._timer: asyncio.TimerHandle | None = None
         self._after: dict[int, _After] = {}  # by the array's number or the job's
         self._newest = 0, _After({})  # the same, of one that nothing is left of: an array's jobs come one after the other
         self._waited_for: dict[int, set[int]] = {}  # numbers of jobs, and the keys above that wait for them
-        self._named: dict[
-            tuple[int, str], dict[int, None]
-        ] = {}  # jobs of a user's that have this name and have not ended, the oldest first
+        self._named: dict[tuple[int, str], list[int]] = {}  # jobs of a user's that have this name and have not ended, the oldest first
         self._arrays: dict[int, _Array] = {}
 
     def enter(self, job: Job) -> None:
         """A job that has not ended, before anything else is asked of it."""
-        if job.name:
-            self._named.setdefault((job.uid, job.name), {})[job.id] = None
+        self.enter_names([job.id], [job.uid], [job.name])
         if job.options.array_limit and job.state is not State.PENDING:
             self._arrays.setdefault(job.array, _Array()).inside.add(job.id)
+
+    def enter_names(self, ids: Iterable[int], uids: Iterable[int], names: Iterable[str]) -> None:
+        """The same of jobs that wait and are not named otherwise."""
+        for number, uid, name in zip(ids, uids, names, strict=True):
+            if name:
+                insort(self._named.setdefault((uid, name), []), number)
 
     def keeps(self, entry: LiveJob) -> bool:
         """Whether it is kept aside, from now on; else it may stand in line."""
@@ -80,8 +84,8 @@ class Aside:
         if (at := self._not_before(job)) > time.time():
             if at != entry.alarm:
                 entry.alarm = at
-                if len(self._times) > 2 * len(self.entries) + AT_ONCE:  # most are of jobs that have been cancelled
-                    self._times = sorted({one for one in self._times if one[1] in self.entries})
+                if len(self._times) > 2 * len(self.kept) + AT_ONCE:  # most are of jobs that have been cancelled
+                    self._times = sorted({one for one in self._times if one[1] in self.kept})
                 heapq.heappush(self._times, (at, job.id))
                 self._arm()
             kept = True
@@ -89,20 +93,36 @@ class Aside:
             kept = True
         kept = kept or (options.singleton and self._oldest(job) != job.id)
         if options.array_limit:
-            kept = self._array_keeps(job, kept)
+            if kept and job.id in self._arrays.get(job.array, _Array()).inside:
+                self.leaves(job)
+            kept = kept or self.limit_keeps(job.id, job.array, options.array_limit)
         if kept:
-            self.entries[job.id] = entry
+            self.kept.add(job.id)
         return kept
+
+    def limit_keeps(self, number: int, of: int, limit: int) -> bool:
+        """Whether the limit of its array keeps it aside, from now on."""
+        array = self._arrays.setdefault(of, _Array())
+        if number in array.inside or len(array.inside) < limit:
+            array.inside.add(number)
+            return False
+        if number not in array.outside:
+            array.outside.add(number)
+            heapq.heappush(array.next, number)
+        self.kept.add(number)
+        return True
 
     def drop(self, entry: LiveJob) -> bool:
         """It is no more kept aside; whether it was."""
-        return self.entries.pop(entry.job.id, None) is not None
+        was = entry.job.id in self.kept
+        self.kept.discard(entry.job.id)
+        return was
 
     def again(self, number: int) -> None:
         """What kept this job aside may be over."""
-        entry = self.entries.pop(number, None)
-        if entry is not None:
-            self.engine.line_up(entry)
+        if number in self.kept:
+            self.kept.remove(number)
+            self.engine.line_up(self.engine.entries[number])
 
     def leaves(self, job: Job) -> None:
         """It neither runs nor stands in line any more: the next of its array may."""
@@ -133,7 +153,7 @@ class Aside:
                     self.again(number)
         if job.name:
             named = self._named[job.uid, job.name]
-            del named[job.id]
+            del named[bisect_left(named, job.id)]
             if named:
                 self.again(self._oldest(job))
             else:
@@ -176,8 +196,8 @@ class Aside:
             if not self._times or self._times[0][0] > now:
                 break
             number = heapq.heappop(self._times)[1]
-            if number in self.entries:
-                self.entries[number].alarm = 0.0
+            if number in self.kept:
+                self.engine.entries[number].alarm = 0.0
                 self.again(number)
         self._arm()
         self.engine.kick()
@@ -236,26 +256,12 @@ class Aside:
 
     async def _never(self, entries: Sequence[LiveJob], why: str) -> None:
         for start in range(0, len(entries), AT_ONCE):
-            part = [entry for entry in entries[start : start + AT_ONCE] if entry.job.id in self.entries and not entry.cancelled]
+            part = [entry for entry in entries[start : start + AT_ONCE] if entry.job.id in self.kept and not entry.cancelled]
             await asyncio.gather(*(self.engine.withdraw(entry, f"dependency failed: {why}") for entry in part))
 
     def _oldest(self, job: Job) -> int:
         """Of the jobs of its user that have its name and have not ended."""
-        return next(iter(self._named[job.uid, job.name]))
-
-    def _array_keeps(self, job: Job, kept: bool) -> bool:
-        array = self._arrays.setdefault(job.array, _Array())
-        if kept:
-            if job.id in array.inside:
-                self.leaves(job)
-            return True
-        if job.id in array.inside or len(array.inside) < job.options.array_limit:
-            array.inside.add(job.id)
-            return False
-        if job.id not in array.outside:
-            array.outside.add(job.id)
-            heapq.heappush(array.next, job.id)
-        return True
+        return self._named[job.uid, job.name][0]
 
 
 async def refuse_unknown(engine: Engine, caller: Caller, after: Collection[str]) -> None:

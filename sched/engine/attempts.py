@@ -22,19 +22,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dockless.base.dataclass import dataclass, replace
+from dockless.base.dataclass import copied, dataclass, replace
 from dockless.base.records import plain
-from dockless.base.typing import Any, Protocol
+from dockless.base.typing import TYPE_CHECKING, Any, Protocol
+from dockless.cgroups.users import WEIGHT
 from dockless.errors import SandboxGone
+from dockless.sandbox.run import children
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.spec import Spec
 from dockless.sandbox.state import RUNNING
 from dockless.sched.store.queue import Live
 
-_WALL = 0x40000000  # __WALL, wait(2): children that were cloned without an exit signal too
+if TYPE_CHECKING:
+    from dockless.cgroups import Cgroup
 
-WEIGHT = 100
-"""cpu.weight of a core, which is also that of a group that says nothing; cgroup-v2, Weights."""
 SETTLE = 30.0
 """Seconds a sandbox that a dead daemon was just starting gets to be up; its keeper needs milliseconds."""
 
@@ -56,6 +57,7 @@ class Handle(Protocol):
     def pidfd(self) -> int: ...
     def entrance(self) -> Entrance: ...
     def stdin(self) -> int: ...
+    def cgroup(self) -> Cgroup | None: ...
     def send_stop(self) -> None: ...
     def send_signal(self, number: int) -> None: ...
     def kill(self) -> None: ...
@@ -66,7 +68,7 @@ class Handle(Protocol):
 class Launcher(Protocol):
     """What starts sandboxes and finds them again; the module ``dockless.sandbox.run.detached``."""
 
-    def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = ...) -> Handle: ...
+    def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = ..., user: int | None = None) -> Handle: ...
     def find(self, id: str) -> Handle | None: ...
     def list_all(self) -> list[Any]: ...
 
@@ -113,7 +115,10 @@ def complete(spec: Spec, live: Live, attempt: int, gpus: tuple[str, ...], queue_
     wanted = spec.limits
     if wanted.cpu_max is not None and wanted.cpu_weight is None:
         wanted = replace(wanted, cpu_weight=max(1, min(10_000, round(wanted.cpu_max * WEIGHT))))
-    return replace(spec, gpus=gpus, env=env, timeout=min(limits, default=0.0), limits=wanted)
+    timeout = min(limits, default=0.0)
+    if (gpus, timeout, wanted) != (spec.gpus, spec.timeout, spec.limits):
+        spec = replace(spec, gpus=gpus, timeout=timeout, limits=wanted)
+    return copied(spec, env=env)
 
 
 def recover(launcher: Launcher, name: str, was_running: bool, same_boot: bool) -> AttemptEnd:
@@ -186,8 +191,7 @@ def reaped(handle: Handle) -> Any:
     that adopted it is not."""
     pid = handle.pid
     if pid > 0:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG | _WALL)
+        children.collect_if_ended(pid)
     return handle.exit()
 
 

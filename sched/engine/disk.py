@@ -1,29 +1,39 @@
 """How much of the host's disk the jobs that run have written: ``disk.per_job`` and ``disk.per_user``, and the end of who passes them.
 
-It is measured: by du(1), apart from the daemon and behind all others, of the changes to their images and of their logs. What a job
-writes into directories of the host is not its own. Of a file that is deleted and still open nothing is
-seen. Measuring takes a twentieth of the time at most for each user; between two measures a job can pass its limit by what the disk takes
-in that time.
+Where the disk has project quotas the kernel refuses what passes a job's own limit (``sandbox.run.project``) and knows what each job takes;
+only who passes the limit of a user is ended. Elsewhere it is measured: by du(1), apart from the daemon and behind all others, of the
+changes to their images and of their logs, with deleted files that a process still has open (``deleted_files``). Measuring takes a
+twentieth of the time at most for each user; between two measures a job can pass its limit by what the disk takes in that time.
+
+What a job writes into directories of the host is not its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import subprocess
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from dockless.base import paths
+from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_size
+from dockless.errors import DocklessError
+from dockless.sandbox.run import project
 from dockless.sched.engine import stopping
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.jobs import State
 
 if TYPE_CHECKING:
+    from dockless.sandbox.spec import Spec
+    from dockless.sched.engine.attempts import Handle
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
 
@@ -33,7 +43,9 @@ SHARE = 20
 """How many times as long as it took the next measure is waited for."""
 LONGEST = 1800.0
 """Seconds after which a measure is given up: of what it has not come to nothing is known."""
-_DU = ("nice", "-n", "19", "du", "-s", "-x", "-0", "--block-size=1", "--files0-from=-")
+_NICE = ("nice", "-n", "19")
+_DU = (*_NICE, "du", "-s", "-x", "-0", "--block-size=1", "--files0-from=-")
+_DELETED = (*_NICE, sys.executable, "-IS", os.path.join(os.path.dirname(__file__), "deleted_files.py"))
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"}
 
 
@@ -56,7 +68,7 @@ async def watch(engine: Engine) -> None:
     try:
         while True:
             await asyncio.sleep(EVERY)
-            of_user = running(engine) if engine.config.disk_per_job or engine.config.disk_per_user else {}
+            of_user = running(engine)
             due = {uid: at for uid, at in due.items() if at > time.monotonic()}
             for uid in of_user.keys() - due.keys() - measuring.keys():
                 measuring[uid] = asyncio.create_task(measure(uid, of_user[uid]))
@@ -65,10 +77,35 @@ async def watch(engine: Engine) -> None:
             task.cancel()
 
 
+def smallest(*limits: int) -> int:
+    """Of some limits, of which 0 is none."""
+    return min(filter(None, limits), default=0)
+
+
+def bounded(engine: Engine, spec: Spec) -> Spec:
+    """``spec`` with the limit that the kernel is to hold; with none where it cannot."""
+    limit = smallest(spec.disk, engine.config.disk_per_job, engine.config.disk_per_user)
+    held = limit if limit and not project.unenforced(spec, paths.state()) else 0
+    return spec if spec.disk == held else replace(spec, disk=held)
+
+
+def limits(engine: Engine) -> str:
+    """What jobs may write to their disk, and who holds that, in words; empty where there is no limit."""
+    per_job, per_user = engine.config.disk_per_job, engine.config.disk_per_user
+    said = [f"{format_size(size)} {of}" for size, of in ((per_job, "a job"), (per_user, "a user")) if size]
+    if not said:
+        return ""
+    why = project.lacking(paths.state())
+    return f"{', '.join(said)}: " + (f"measured, for {why}" if why else "held by the kernel, by project quotas")
+
+
 def running(engine: Engine) -> dict[int, dict[Path, LiveJob]]:
-    """The jobs of each user that run, by what they write to."""
+    """The jobs of each user that run and have a limit, by what they write to."""
     found: dict[int, dict[Path, LiveJob]] = defaultdict(dict)
+    all_of_them = engine.config.disk_per_job or engine.config.disk_per_user
     for entry in engine.active.values():
+        if not all_of_them and not entry.disk:
+            continue
         if entry.handle is not None and entry.job.state is State.RUNNING and not entry.cancelled:
             found[entry.job.uid][entry.handle.directory] = entry
     return found
@@ -76,46 +113,90 @@ def running(engine: Engine) -> dict[int, dict[Path, LiveJob]]:
 
 async def look(engine: Engine, running: Mapping[Path, LiveJob]) -> None:
     """Once, at these jobs of one user."""
-    sizes = await measured([*running])
-    jobs = [(sizes.get(directory, 0), entry) for directory, entry in running.items()]
-    per_job, per_user = engine.config.disk_per_job, engine.config.disk_per_user
+    sizes = {directory: size for directory in running if (size := counted(directory)) is not None}
+    held = set(sizes)
+    if len(held) < len(running):
+        others = {directory: entry.handle for directory, entry in running.items() if directory not in held and entry.handle is not None}
+        sizes |= await measured([*others])
+        for directory, size in (await deleted(await engine.looked_at(groups_of, [*others.values()]))).items():
+            sizes[directory] = sizes.get(directory, 0) + size
+    jobs = [(sizes.get(directory, 0), directory in held, entry) for directory, entry in running.items()]
+    per_user = engine.config.disk_per_user
     total = 0
-    for size, entry in sorted(jobs, key=lambda one: (one[0], one[1].job.id)):
+    for size, is_held, entry in sorted(jobs, key=lambda one: (one[0], one[2].job.id)):
         total += size
-        if per_job and size > per_job:
+        per_job = smallest(engine.config.disk_per_job, entry.disk)
+        if per_job and size > per_job and not is_held:
             await _end(engine, entry, f"it had {format_size(size)} on disk, more than the {format_size(per_job)} of a job")
         elif per_user and total > per_user:
-            what = f"its user's jobs had {format_size(sum(size for size, _ in jobs))} on disk, more than the {format_size(per_user)}"
+            what = f"its user's jobs had {format_size(sum(size for size, *_ in jobs))} on disk, more than the {format_size(per_user)}"
             await _end(engine, entry, f"{what} of a user, and it is one of the largest")
+
+
+def counted(directory: Path) -> int | None:
+    """Bytes that a job takes on its disk, as the kernel counts them, with its log; None where it does not."""
+    try:
+        account = project.account(directory)
+    except OSError:
+        return None
+    if account is None:
+        return None
+    size = account.size
+    for name in ("log", "log.1"):
+        with contextlib.suppress(OSError):
+            size += 512 * os.lstat(directory / name).st_blocks
+    return size
 
 
 async def measured(directories: Sequence[Path]) -> dict[Path, int]:
     """Bytes that they take on their disk, by directory; those that are gone are left out. Links are not followed, other file systems not
     entered. ``OSError``"""
-    du = await asyncio.create_subprocess_exec(
-        *_DU, env=_ENVIRONMENT, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    lines = [line.partition(b"\t") for line in (await _told(_DU, map(os.fsencode, directories))).split(b"\0")[:-1]]
+    return {Path(os.fsdecode(name)): int(size) for size, _, name in lines}
+
+
+async def deleted(groups: Mapping[Path, bytes]) -> dict[Path, int]:
+    """Bytes of the files that the processes of these cgroups have deleted and still have open, by directory. ``OSError``"""
+    said = await _told(_DELETED, groups.values()) if groups else b""
+    return dict(zip(groups, map(int, said.splitlines()), strict=False))
+
+
+def groups_of(handles: Iterable[Handle]) -> dict[Path, bytes]:
+    """The cgroups of those that have one, by their directories."""
+    groups = {}
+    for handle in handles:
+        with contextlib.suppress(DocklessError):  # it is just ending
+            if (group := handle.cgroup()) is not None:
+                with contextlib.closing(group):
+                    groups[handle.directory] = os.fsencode(group.path)
+    return groups
+
+
+async def _told(program: Sequence[str], about: Iterable[bytes]) -> bytes:
+    """What a program says that gets these on its standard input. ``OSError``"""
+    measuring = await asyncio.create_subprocess_exec(
+        *program, env=_ENVIRONMENT, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )  # what it says of files that go while it looks is as much as a job likes
     said = bytearray()
 
     async def listen() -> None:
-        assert du.stdin is not None and du.stdout is not None
-        du.stdin.write(b"\0".join(map(os.fsencode, directories)))
-        du.stdin.close()
-        while part := await du.stdout.read(1 << 16):
+        assert measuring.stdin is not None and measuring.stdout is not None
+        measuring.stdin.write(b"".join(one + b"\0" for one in about))
+        measuring.stdin.close()
+        while part := await measuring.stdout.read(1 << 16):
             said.extend(part)
-        if await du.wait() in (126, 127):
-            raise OSError(errno.ENOENT, "there is no du(1)")
+        if await measuring.wait() in (126, 127):
+            raise OSError(errno.ENOENT, f"there is no {program[3]}")
 
     try:
         await asyncio.wait_for(listen(), LONGEST)
     except TimeoutError:
         say(f"the disk that jobs use: some have more files than can be measured in {LONGEST:g} seconds; going on")
     finally:
-        if du.returncode is None:
-            du.kill()
-            await du.wait()
-    lines = [line.partition(b"\t") for line in bytes(said).split(b"\0")[:-1]]
-    return {Path(os.fsdecode(name)): int(size) for size, _, name in lines}
+        if measuring.returncode is None:
+            measuring.kill()
+            await measuring.wait()
+    return bytes(said)
 
 
 async def _end(engine: Engine, entry: LiveJob, why: str) -> None:

@@ -44,7 +44,7 @@ def take_over(engine: Engine, drained: dict[str, str]) -> None:
 
 
 def _named(engine: Engine, names: Sequence[str]) -> list[str]:
-    uuids = {str(gpu.index): gpu.uuid for gpu in engine.gpus.gpus if not gpu.parent} | {uuid: uuid for uuid in engine.gpus.uuids}
+    uuids = {str(gpu.index): gpu.uuid for gpu in engine.gpus.everything if not gpu.parent} | {uuid: uuid for uuid in engine.gpus.uuids}
     for name in names:
         if name not in uuids:
             raise UnknownGpu(f"there is no GPU {name[:60]}", subject=name[:60], hint="`dockless info` lists them")

@@ -12,7 +12,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import again, attempts, gangs, preempting, remains, stopping, warning
+from dockless.sched.engine import again, attempts, gangs, preempting, remains, sharing, stopping, warning, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.housekeeping import AFTER_ENDS
@@ -175,6 +175,7 @@ async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> N
             if entry.handle is not None:
                 await remains.lighten(engine, entry.handle)
 
+    await sharing.end_services(engine)
     await engine.write_surely(change, meanwhile)
     for entry, how in ended:
         signal = how.record.get("signal") if how.record else None
@@ -197,6 +198,7 @@ def _let_go(engine: Engine, entry: LiveJob) -> None:
     failed = job.state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
     engine.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
     engine.active.pop(job.id, None)
+    weights.weigh(engine, job.uid)
     engine.entries.pop(job.id, None)
     if entry.overdue is not None:
         entry.overdue.cancel()

@@ -27,10 +27,11 @@ from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import draining, ending, gangs, host_supplies, preempting, remains, sharing, starting, stopping
+from dockless.sched.engine import draining, ending, gangs, host_supplies, mps, preempting, remains, sharing, starting, stopping, weights
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
+from dockless.sched.engine.entries import Entries, outlines
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.figures import Watch
@@ -45,7 +46,7 @@ from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.state import QueueState, RunningJob
-from dockless.sched.policy.waiting import WaitingList
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
 from dockless.sched.store import queue, usage
 from dockless.sched.store.kept import Kept
 from dockless.sched.store.queue import Live
@@ -72,7 +73,8 @@ class Engine:
         database = directory / "jobs.db"
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
-        usage.know(writing, {unit.uuid: unit.model for unit in gpus.gpus})
+        gpus.hand_out(config.devices)
+        usage.know(writing, {unit.uuid: unit.model for unit in gpus.everything})
         self.database = database
         self.shutdown = queue.shutdown(writing)
         self.reader = queue.connect(database)
@@ -88,7 +90,7 @@ class Engine:
         self._reporting = ThreadPoolExecutor(2, "dockless-report")
         self._tasks: set[asyncio.Task[None]] = set()
         self.boot = queue.boot_id()
-        self.entries: dict[int, LiveJob] = {}
+        self.entries = Entries(self._whole)
         self.waiting = WaitingList()
         self.aside = Aside(self)
         self.drained: dict[str, str] = {}
@@ -96,6 +98,7 @@ class Engine:
         self.per_user = PerUser()
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
+        self.mps = mps.ControlDaemons(launcher, self.queue_id)
         self.notices = Notices()
         self.left: list[Handle] = []
         self.ends = 0
@@ -118,6 +121,7 @@ class Engine:
         """Take new settings; quotas bind what starts from now on."""
         self.config = config
         self.notices.ways = config.notify
+        self.gpus.keep_back(mps.OWN if config.has_mps else 0)
         self.callers = Callers(config)
         self.supplies = host_supplies.here(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image, self.supplies)
@@ -168,20 +172,25 @@ class Engine:
     async def recover(self) -> None:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
         draining.take_over(self, queue.drained(self.reader))
-        unsettled: list[LiveJob] = []
         with quiet_collector():
-            for entry in self._enter(queue.live(self.reader)):
-                if entry.job.state is State.PENDING:
-                    self.line_up(entry)
-                else:
-                    self.active[entry.job.id] = entry
-                    unsettled.append(entry)
+            others, limited = outlines(self)
+            entries = self._enter(queue.live(self.reader, others))
+            unsettled = [entry for entry in entries if entry.job.state is not State.PENDING]
+            self.active |= {entry.job.id: entry for entry in unsettled}
+            back = {entry.job.id: entry for entry in entries if entry.job.state is State.PENDING}
+            limits = {number: (array, limit) for number, array, limit in limited}
+            for number in sorted([*back, *limits]):  # of an array the first come first
+                if number in back:
+                    self.line_up(back[number])
+                elif not self.aside.limit_keeps(number, *limits[number]) and (waiting := self.entries.seen(number)) is not None:
+                    self.waiting.add(waiting)
         for entry, error in zip(
             unsettled, await asyncio.gather(*(starting.take_up(self, entry) for entry in unsettled), return_exceptions=True), strict=True
         ):
             if error is not None:
                 self.spawn(ending.give_up(self, entry, error))
         await remains.sweep(self)
+        await sharing.take_up(self)
         # Not a moment earlier: what starts while the above looks around would be taken for something left behind.
         self._settled = True
         self.kick()
@@ -202,6 +211,7 @@ class Engine:
         await self.write_surely(change)
         await self.take_down(entry)
         self.active.pop(entry.job.id, None)
+        weights.weigh(self, entry.job.uid)
         if entry.cancelled:
             await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
@@ -269,12 +279,21 @@ class Engine:
         for entry in self._enter(lives):
             self.line_up(entry)
             entry = entry.first
-            held = held and (entry.job.id in self.aside.entries or (self.decision is not None and self.decision.held(entry.waiting)))
+            held = held and (entry.job.id in self.aside.kept or (self.decision is not None and self.decision.held(entry.waiting)))
         if not held:
             self.kick()
         return ids
 
     def _enter(self, lives: Sequence[Live]) -> list[LiveJob]:
+        entries = self._made(lives)
+        for entry in entries:
+            self.entries[entry.job.id] = entry
+            self.per_user.enter(entry.live)
+            self.aside.enter(entry.job)
+        gangs.form(entries, self.supplies)
+        return entries
+
+    def _made(self, lives: Sequence[Live]) -> list[LiveJob]:
         entries = live_jobs(lives)
         for entry in entries:
             live, job = entry.live, entry.live.job
@@ -282,11 +301,13 @@ class Engine:
                 entry.since = live.ticks
             if job.time_limit and live.boot == self.boot:
                 entry.ends = live.ticks + job.time_limit
-            self.entries[job.id] = entry
-            self.per_user.enter(live)
-            self.aside.enter(job)
-        gangs.form(entries, self.supplies)
         return entries
+
+    def _whole(self, waiting: WaitingJob) -> LiveJob:
+        """Of a job that waits, by what the policy sees of it."""
+        (entry,) = self._made(queue.live(self.reader, [waiting.id]))
+        entry.waiting = waiting
+        return entry
 
     def line_up(self, entry: LiveJob) -> None:
         """It waits: in line, or aside while it may not start. The first of a gang does it for all."""
@@ -327,7 +348,7 @@ class Engine:
             self._time_comes = None
         if decision.again is not None:
             self._time_comes = self.loop.call_later(max(0.0, decision.again - now), self.kick)
-        if self.waiting and (decision._state.outside or any(not job.id for job in decision._state.running)) and self._look_again is None:
+        if self.waiting and decision.others_have_gpus and self._look_again is None:
             self._look_again = self.loop.call_later(LOOK_AGAIN, self._looked)
 
     async def decided(self) -> None:
@@ -363,7 +384,7 @@ class Engine:
             usage,
             self.config.preemption,
             self.gpus.out_of_service,
-            self.gpus.of_classes({kind[4] for kind in self.waiting.lines if kind[4]} | self.config.quotas.classes),
+            self.gpus.of_classes(self.waiting.classes | self.config.quotas.classes),
             shareable,
             self.config.share,
             self.supplies,
@@ -381,7 +402,7 @@ class Engine:
         return RunningJob(
             *(entry.job.id, entry.job.user, frozenset(entry.devices), entry.live.quota_groups),
             *(ends if stop is None else min(stop, ends or stop), entry.since, stop is not None),
-            sharing.share(self, entry.job),
+            0 if entry.gang is not None else sharing.share(self, entry.job),  # what they share is theirs alone
             *(entry.waiting.cores, entry.waiting.memory, entry.waiting.width),
         )
 
@@ -432,7 +453,7 @@ class Engine:
         with_it = entry.ended_with
         if entry.job.state is State.PENDING and first:
             await self.withdraw(entry, f"cancelled by {who}")
-        elif with_it and not entry.job.state.ended:
+        elif (with_it or (entry.gang is not None and entry.gang.settling)) and not entry.job.state.ended:
             for one in (entry, *with_it):
                 one.cancelled = True
             try:
@@ -470,8 +491,12 @@ class Engine:
             with contextlib.closing(queue.connect(self.database)) as db:
                 return usage.report(db, since, until, time.time(), by)
 
-        found: list[Used] = await self.in_thread(self._reporting, read)
+        found: list[Used] = await self.reported(read)
         return found
+
+    async def reported(self, work: Callable[..., Any], *args: Any) -> Any:
+        """``work``, which may read all that is remembered, with a connection of its own."""
+        return await self.in_thread(self._reporting, work, *args)
 
     def tell(self, entry: LiveJob, event: str) -> None:
         """Its owner, who asked to be told of such events."""
@@ -497,6 +522,7 @@ class Engine:
         under_way = [task for task in self._tasks if not task.done()]
         if under_way:
             await asyncio.wait(under_way, timeout=GRACE)
+        await sharing.end_services(self)
         self.notices.close()
         self.outage.close()
         await self.loop.run_in_executor(None, self._writer.close)

@@ -8,8 +8,9 @@ import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from operator import itemgetter
 
-from dockless.base.dataclass import dataclass, field, many, replace
+from dockless.base.dataclass import copied, dataclass, field, many
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.sandbox.spec import GRACE
 from dockless.sched.engine.attempts import Handle
@@ -36,7 +37,8 @@ class LiveJob:
     runs then. ``idle_since``: since when none of its GPUs is used, on the policy's clock; ``warned``: when it was told that
     it will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``: when it started, on the policy's clock.
     ``kept``: the output of its newest attempt is. ``alarm``: the moment at which it is looked at again because it could not start before;
-    ``met``: what it waited for has ended (``aside``). ``gang``: those that it starts together with."""
+    ``met``: what it waited for has ended (``aside``). ``disk``: what it asked for
+    itself that it may write to its disk, in bytes, 0 for any size. ``gang``: those that it starts together with."""
 
     live: Live
     waiting: WaitingJob
@@ -60,6 +62,7 @@ class LiveJob:
     alarm: float = 0.0
     kept: bool = False
     met: bool = False
+    disk: int = 0
     gang: Gang | None = None
 
     @property
@@ -81,45 +84,44 @@ class LiveJob:
     def devices(self) -> tuple[str, ...]:
         """The GPUs that it has, or all of its gang."""
         members = [self] if self.gang is None else self.gang.members
-        return tuple(gpu for member in members for gpu in member.job.devices)
+        return tuple(dict.fromkeys(gpu for member in members for gpu in member.job.devices))
 
     @property
     def job(self) -> Job:
         return self.live.job
 
     def show(self, **changes: Any) -> None:
-        self.live = replace(self.live, job=replace(self.live.job, **changes))
+        self.live = copied(self.live, job=copied(self.live.job, **changes))
 
 
 def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
     """Jobs that have not ended, as nobody has looked after them yet."""
     jobs = [live.job for live in lives]
-    kinds: dict[Kind, Kind] = {}
-    columns: dict[str, Sequence[Any]] = {
-        "id": [job.id for job in jobs],
-        "user": [job.user for job in jobs],
-        "gpus": [job.gpu_count for job in jobs],
-        "groups": [live.quota_groups for live in lives],
-        "devices": [frozenset(live.wanted) for live in lives],
-        "gpu_class": [job.options.gpu_class for job in jobs],
-        "share": [job.options.gpu_share for job in jobs],
-        "cores": [job.options.millicores for job in jobs],
-        "memory": [job.options.memory for job in jobs],
-        "width": [1] * len(jobs),
-    }
-    of = zip(
-        *(columns[name] for name in ("user", "gpus", "groups", "devices", "gpu_class", "share", "cores", "memory", "width")), strict=True
+    known: dict[Kind, Kind] = {}
+    kinds: list[Kind] = []
+    for live, job in zip(lives, jobs, strict=True):
+        options = job.options
+        kind = Kind(
+            *(job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), options.gpu_class, options.gpu_share),
+            *(options.millicores, options.memory, 1),
+        )
+        kinds.append(known.setdefault(kind, kind))
+    waiting = waiting_jobs(
+        *([job.id for job in jobs], kinds, [job.priority for job in jobs], [job.time_limit for job in jobs]),
+        [job.submitted for job in jobs],
     )
-    columns["kind"] = [kinds.setdefault(kind, kind) for kind in of]
-    columns["devices"] = [kind[3] for kind in columns["kind"]]
-    columns |= {"priority": [job.priority for job in jobs], "time_limit": [job.time_limit for job in jobs]}
+    return many(LiveJob, len(lives), {"live": lives, "waiting": waiting, "cancelled": [live.cancelled for live in lives]})
+
+
+def waiting_jobs(
+    ids: Sequence[int], kinds: Sequence[Kind], priorities: Sequence[int], time_limits: Sequence[float], submitted: Sequence[float]
+) -> list[WaitingJob]:
+    """What the policy sees. ``submitted``: seconds since 1970."""
+    columns: dict[str, Iterable[Any]] = {name: map(itemgetter(place), kinds) for place, name in enumerate(Kind._fields)}
     now, wall = queue.ticks(), time.time()
-    columns["since"] = [now - max(0.0, wall - job.submitted) for job in jobs]
-    return many(
-        LiveJob,
-        len(lives),
-        {"live": lives, "waiting": many(WaitingJob, len(lives), columns), "cancelled": [live.cancelled for live in lives]},
-    )
+    since = {at: now - max(0.0, wall - at) for at in set(submitted)}
+    columns |= {"id": ids, "kind": kinds, "priority": priorities, "time_limit": time_limits, "since": map(since.__getitem__, submitted)}
+    return many(WaitingJob, len(ids), columns)
 
 
 def just_submitted(ids: Sequence[int], jobs: Sequence[queue.NewJob], now: float, array: bool) -> list[Live]:

@@ -23,7 +23,7 @@ from dockless.native.userns import SharedNetwork
 from dockless.sandbox.spec import Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, ending, starting, stopping
+from dockless.sched.engine import again, ending, starting, stopping, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.jobs import MAX_MEMBERS, MAX_PORTS, JobOptions, State
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
@@ -78,7 +78,7 @@ class Gang:
             return start(spec, owner=owner, **how)
         with self.making:
             if self.network is None:
-                self.network = SharedNetwork(default_map(owner))
+                self.network = SharedNetwork(default_map(owner).with_groups(spec.host_groups))
         return start(spec, owner=owner, network=self.network, **how)
 
     def close(self) -> None:
@@ -105,7 +105,8 @@ def form(entries: Iterable[LiveJob], supplies: Mapping[str, Supply]) -> None:
         limits = [one.time_limit for one in waiting]
         gang.first.waiting = replace(
             gang.first.waiting,
-            gpus=sum(one.gpus for one in waiting),
+            gpus=_gpus((member.job.gpu_count, member.job.options) for member in gang.members),
+            share=0,
             devices=frozenset().union(*(one.devices for one in waiting)),
             time_limit=max(limits) if all(limits) else 0.0,
             gpu_class=next((one.gpu_class for one in waiting if one.gpus), ""),
@@ -113,6 +114,12 @@ def form(entries: Iterable[LiveJob], supplies: Mapping[str, Supply]) -> None:
             memory=sum(_counts(supplies, MEMORY, one.memory, one.gpus) for one in waiting),
             width=len(waiting),
         )
+
+
+def _gpus(members: Iterable[tuple[int, JobOptions]]) -> int:
+    """How many they have together. ``members``: the GPUs and the options of each."""
+    found = [(count, options.shared_place) for count, options in members]
+    return sum(count for count, place in found if not place) + len({place for _, place in found if place})
 
 
 def _counts(supplies: Mapping[str, Supply], pool: str, asked: int, gpus: int) -> int:
@@ -131,21 +138,42 @@ def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJ
         raise BadInput("a job that starts together with others needs a role", subject="role", hint="give each its role")
     if sum(map(roles.count_ports, (job.options for job in new))) > MAX_PORTS + len(new):
         raise BadInput("the ports of all roles are too many", subject="ports", hint=f"jobs that start together have at most {MAX_PORTS}")
+    new = _seated(new, min(engine.gpus.shareable.values(), default=0)) if any(job.options.gpu_share for job in new) else new
     _check_gpus(engine, caller, new)
     found: list[NewJob] = []
     counts: dict[str, int] = {}
     nothing = {name: getattr(JobOptions(), name) for name in _OF_ALL}
     for job in new:
         index = counts[job.options.role] = counts.get(job.options.role, -1) + 1
-        # Each has GPUs of its own.
-        options = replace(job.options, role_index=index, members=len(new), gpu_share=0, **(nothing if found else {}))
+        options = replace(job.options, role_index=index, members=len(new), **(nothing if found else {}))
         found.append(replace(job, options=options, priority=new[0].priority))
     return found
 
 
+def _seated(new: Sequence[NewJob], capacity: int) -> list[NewJob]:
+    """Those that ask for some memory of a GPU share GPUs with each other, each the first that has room for it; nobody else is there.
+    ``capacity``: the MiB of a GPU. Where no two fit on one each has its own."""
+    left: list[int] = []
+    places = []
+    for job in new:
+        share = job.options.gpu_share
+        at = next((at for at, room in enumerate(left) if share <= room), len(left))
+        if share and at == len(left):
+            left.append(capacity)
+        if share:
+            left[at] -= share
+        places.append(at + 1 if share else 0)
+    if len(left) == sum(1 for place in places if place):
+        return [replace(job, options=replace(job.options, gpu_share=0)) for job in new]
+    return [
+        replace(job, options=replace(job.options, shared_place=place, gpu_class="" if place else job.options.gpu_class))
+        for job, place in zip(new, places, strict=True)
+    ]
+
+
 def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
     named = [gpu for job in new for gpu in job.wanted]
-    total = sum(job.gpu_count for job in new)
+    total = _gpus((job.gpu_count, job.options) for job in new)
     if len(set(named)) < len(named):
         twice = next(gpu for gpu in named if named.count(gpu) > 1)
         raise Refused(f"two of the jobs that start together want GPU {twice}", subject="gpus", hint="give each GPUs of its own")
@@ -164,7 +192,7 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
     engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups, len(new))
     cores = sum(_counts(engine.supplies, CORES, job.options.millicores, job.gpu_count) for job in new)
     memory = sum(_counts(engine.supplies, MEMORY, job.options.memory, job.gpu_count) for job in new)
-    options = replace(new[0].options, gpu_class=wanted, millicores=cores, memory=memory)
+    options = replace(new[0].options, gpu_class=wanted, gpu_share=0, millicores=cores, memory=memory)
     engine.admission.check_supplies(options, total, tuple(named))
 
 
@@ -174,8 +202,12 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
 def split(gang: Gang, gpus: Sequence[str]) -> Iterator[tuple[LiveJob, tuple[str, ...]]]:
     """Who of them gets which."""
     some = iter(gpus)  # all name theirs, or none does
+    shared: dict[int, str] = {}
     for member in gang.members:
-        yield member, member.live.wanted or tuple(next(some) for _ in range(member.job.gpu_count))
+        place = member.job.options.shared_place
+        if place and place not in shared:
+            shared[place] = next(some)
+        yield member, (shared[place],) if place else member.live.wanted or tuple(next(some) for _ in range(member.job.gpu_count))
 
 
 def start(engine: Engine, gang: Gang, gpus: Sequence[str], now: float) -> None:
@@ -364,11 +396,12 @@ async def _back(engine: Engine, gang: Gang, reason: str, options: JobOptions) ->
         member.silent = False
     for member in gang.members:
         engine.active.pop(member.job.id, None)
+    weights.weigh(engine, first.job.uid)
     first.show(options=options)
     gang.over.clear()
     gang.told.clear()
     gang.settling = False
-    if first.cancelled:
+    if any(member.cancelled for member in gang.members):
         await ending.end_jobs(engine, [(member, ending.Ending(State.CANCELLED, "cancelled before it ran")) for member in gang.members])
         return
     engine.line_up(first)

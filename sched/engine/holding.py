@@ -29,7 +29,7 @@ async def hold(engine: Engine, number: int, caller: Caller) -> None:
     try:
         await engine.write(lambda db: queue.set_options(db, number, options, now, "hold", f"by {caller.user}"))
     except SchedError:
-        if entry.job.id in engine.aside.entries:
+        if entry.job.id in engine.aside.kept:
             _reconsider(engine, entry, before)
         raise
 
@@ -45,7 +45,7 @@ async def release(engine: Engine, number: int, caller: Caller) -> None:
         return
     options, now = replace(before, held="", held_by_admin=False), time.time()
     await engine.write(lambda db: queue.set_options(db, number, options, now, "release", f"by {caller.user}"))
-    if entry.job.id in engine.aside.entries:
+    if entry.job.id in engine.aside.kept:
         _reconsider(engine, entry, options)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.config import Config
+from dockless.sched.engine import sharing
+from dockless.sched.jobs import Job
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 
 if TYPE_CHECKING:
@@ -29,13 +31,15 @@ def here(config: Config) -> Mapping[str, Supply]:
 
 def in_use(engine: Engine, pool: str) -> tuple[int, int]:
     """What there is, and what running jobs have: what they asked, or, where they did not say, what they count for."""
-    supply, slices, used = engine.supplies[pool], engine.gpus.slices, 0
-    for entry in engine.active.values():
-        options = entry.job.options
-        asked = options.millicores if pool == CORES else options.memory
-        part = supply.per_gpu * len(set(entry.job.devices) - slices) if entry.job.gpu_count else supply.per_job
-        used += asked or (0 if options.gpu_share else part)
-    return supply.total, used
+    return engine.supplies[pool].total, sum(had(engine, entry.job, pool) for entry in engine.active.values())
+
+
+def had(engine: Engine, job: Job, pool: str) -> int:
+    """What a running job has: what it asked, or, where it did not say, what it counts for."""
+    supply, options = engine.supplies[pool], job.options
+    asked = options.millicores if pool == CORES else options.memory
+    own = supply.own(len(set(job.devices) - engine.gpus.slices), sharing.share(engine, job), engine.gpus.shareable.values())
+    return asked or (own if job.gpu_count else supply.per_job)
 
 
 def cores_here() -> int:

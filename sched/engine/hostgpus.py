@@ -14,7 +14,6 @@ from functools import cached_property
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
-from dockless.base.units import parse_size
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
 
@@ -29,12 +28,17 @@ MOST_CLASSES = 100_000
 
 
 class HostGpus:
-    """``uuids`` in index order, ``distances`` between them, and which are in use by something else."""
+    """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
+    which are leased as GPUs are, by their names."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self.error = ""
         self.gpus: tuple[Gpu, ...] = ()
+        self.devices: tuple[Gpu, ...] = ()
+        self.kinds: tuple[str, ...] = ()
+        self._nodes: dict[str, list[str]] = {}
+        self.kept = 0
         try:
             from dockless.sandbox.gpus import gpu
 
@@ -52,9 +56,29 @@ class HostGpus:
         self.gpus = gpus
         self._classes: dict[str, tuple[str, ...]] = {}
         self.__dict__.pop("shareable", None)
-        self.uuids = tuple(unit.uuid for unit in gpus)
-        self.slices = frozenset(unit.uuid for unit in gpus if unit.parent)
+        self.uuids = tuple(unit.uuid for unit in self.everything)
+        self.slices = frozenset(unit.uuid for unit in gpus if unit.parent).union(unit.uuid for unit in self.devices)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in gpus for link in unit.links}
+
+    @property
+    def everything(self) -> tuple[Gpu, ...]:
+        return self.gpus + self.devices
+
+    def hand_out(self, kinds: tuple[str, ...]) -> None:
+        """The devices of these kinds, too, as their files say now. The log is told of a kind that has none."""
+        if not kinds and not self.kinds:
+            return
+        from dockless.sandbox.gpus import handed_out, lease
+
+        self.kinds = kinds
+        self.devices = handed_out.inventory(kinds, handed_out.number_after(self.gpus))
+        if self.devices and not self.gpus:
+            self.error = ""  # it is a host without NVIDIA's driver
+        for line in handed_out.missing(kinds, self.devices):
+            say(line)
+        self._nodes = {unit.uuid: lease.names_of_nodes(unit.uuid) for unit in self.devices}
+        self._list(self.gpus)
+        self._show(self.gpus)
 
     def list_again(self) -> None:
         """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
@@ -95,17 +119,21 @@ class HostGpus:
             return 0, ()
         from dockless.sandbox.gpus import gpu
 
-        request = gpu.parse_request(text)
-        if not self.gpus:
+        request, there = gpu.parse_request(text), self.gpus
+        if request.of_devices:
+            from dockless.sandbox.gpus import handed_out
+
+            request, there = handed_out.meant(request, self.kinds), self.devices
+        elif not self.gpus:
             raise NotEnoughGpus(
                 f"{request} asked for, this host has none" + (f" ({self.error})" if self.error else ""),
                 subject=text,
                 hint="leave out the GPUs, or see `dockless doctor`",
             )
-        count = gpu.possible(request, self.gpus)
+        count = gpu.possible(request, there)
         if not request.devices and (request.gpu_class or request.count != gpu.ALL or not self.slices):
             return count, ()
-        idle = tuple(replace(unit, processes=()) for unit in self.gpus)
+        idle = tuple(replace(unit, processes=()) for unit in there)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
 
     def class_of(self, text: str) -> str:
@@ -134,9 +162,8 @@ class HostGpus:
     def _of_class(self, name: str) -> tuple[str, ...]:
         from dockless.sandbox.gpus import gpu
 
-        *gpu_class, memory = name.split(",") if "memory=" in name else (name, "")
-        request = gpu.GpuRequest(1, memory=parse_size(memory.removeprefix("memory=") or 0), gpu_class="".join(gpu_class))
-        there = gpu.candidates(request, self.gpus)
+        request = gpu.parse_request(name if name.startswith("memory=") else f"class={name}")
+        there = gpu.candidates(request, self.devices if "/" in name else self.gpus)
         return tuple(unit.uuid for unit in sorted(there, key=lambda unit: (not unit.parent, unit.memory if unit.parent else 0)))
 
     @cached_property
@@ -145,32 +172,44 @@ class HostGpus:
         from dockless.sandbox.gpus import gpu
 
         try:
-            return gpu.shareable(self.gpus)
+            found = gpu.shareable(self.gpus) if self.gpus else {}
+            return {uuid: max(0, memory - self.kept) for uuid, memory in found.items()}
         except DocklessError as error:
             self.error = str(error)
             return {}
 
+    def keep_back(self, memory: int) -> None:
+        """So many MiB of each GPU that jobs share are not theirs."""
+        self.kept = memory
+        self.__dict__.pop("shareable", None)
+
     def share_of(self, text: str) -> int:
         """The MiB that a job with such a wish has of a GPU where others have the rest; 0 where it has GPUs of its own."""
-        if "memory=" not in text:
-            return 0
         from dockless.sandbox.gpus import gpu
 
-        request = gpu.parse_request(text)
+        request = gpu.parse_request(text) if text else gpu.GpuRequest()
         share = -(-request.memory >> 20)
+        if not share or request.count != 1:
+            return 0
         whole = [self.shareable.get(uuid, 0) for uuid in self.may_have(self.class_of(text)) if uuid not in self.slices]
-        return share if request.count == 1 and share <= min(whole, default=0) else 0
+        return share if share <= min(whole, default=0) else 0
+
+    def memory_of(self, text: str) -> int:
+        """The bytes that each GPU of such a wish has at least; 0 where it does not say."""
+        from dockless.sandbox.gpus import gpu
+
+        return gpu.parse_request(text).memory if text else 0
 
     def look(self) -> None:
         """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each
         that goes out of service or comes back."""
-        if not self.gpus or time.monotonic() - self._read <= FRESH:
+        if not self.everything or time.monotonic() - self._read <= FRESH:
             return
         from dockless.sandbox.gpus import gpu
 
         before, now = self.gpus, self.gpus
         try:
-            now, self.error = gpu.refresh(before), ""
+            now, self.error = (gpu.refresh(before), "") if before else ((), self.error)
         except DocklessError as error:
             self.error = str(error)
         self._read = time.monotonic()
@@ -193,37 +232,41 @@ class HostGpus:
         self.look()
 
     def _show(self, gpus: tuple[Gpu, ...]) -> None:
-        before = self.gpus
+        before = self.everything
+        self.devices = tuple(replace(unit, trouble=self._drained.get(unit.uuid, "")) for unit in self.devices)
         found = []
         for unit in gpus:
             names = (unit.uuid, unit.parent or unit.uuid)
             why = next((all[name] for all in (self._failed, self._drained) for name in names if name in all), unit.trouble)
             found.append(replace(unit, trouble=why))
         self.gpus = tuple(found)
-        for old, new in zip(before, self.gpus, strict=True):
+        for old, new in zip(before, self.everything, strict=True):
             if old.trouble != new.trouble:
-                say(f"GPU {new.uuid} is out of service: {new.trouble}" if new.trouble else f"GPU {new.uuid} is in service again")
+                name = f"device {new.uuid}" if "=" in new.uuid else f"GPU {new.uuid}"
+                say(f"{name} is out of service: {new.trouble}" if new.trouble else f"{name} is in service again")
 
     @property
     def out_of_service(self) -> frozenset[str]:
         """As of the last look."""
-        return frozenset(unit.uuid for unit in self.gpus if unit.trouble)
+        return frozenset(unit.uuid for unit in self.everything if unit.trouble)
 
     def unusable(self, leased: Collection[str]) -> frozenset[str]:
         """GPUs that nobody has leased, and on which something computes all the same, or that are out of service."""
         self.look()
-        return frozenset(unit.uuid for unit in self.gpus if unit.processes or unit.trouble) - frozenset(leased)
+        return frozenset(unit.uuid for unit in self.everything if unit.processes or unit.trouble) - frozenset(leased)
 
     def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
         """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that
         wants them fails then, and its job waits on."""
-        if not self.gpus:
+        if not self.uuids:
             return {}
         from dockless.sandbox.gpus import lease
 
         try:
             # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.
-            return lease.holders(set(self.uuids).difference(leased))
+            free = set(self.uuids).difference(leased)
+            nodes = {name: uuid for uuid, names in self._nodes.items() if uuid in free for name in names}
+            return {nodes.get(name, name): uid for name, uid in lease.holders(free.union(nodes)).items()}
         except DocklessError as error:
             self.error = str(error)
             return {}

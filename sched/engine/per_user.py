@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from dockless.sched.jobs import JobOptions
 from dockless.sched.store.queue import Live
@@ -33,6 +33,18 @@ class PerUser:
         self._of_spec[key] += 1
         if self._of_spec[key] == 1:
             self.size[job.uid] += taken(live.spec_size, job.options)
+
+    def enter_many(
+        self, uids: Iterable[int], keys: Sequence[int], specs: Iterable[int], sizes: Callable[[Collection[int]], Mapping[int, int]]
+    ) -> None:
+        """Jobs that wait for no others. ``keys``: the same for those that share a spec; ``sizes``: of specs by their number."""
+        uids = [*uids]
+        self.jobs.update(uids)
+        new = {key: (uid, spec) for uid, key, spec in zip(uids, keys, specs, strict=True) if key not in self._of_spec}
+        self._of_spec.update(keys)
+        size = sizes({spec for _, spec in new.values()})
+        for uid, spec in new.values():
+            self.size[uid] += size.get(spec, 0)
 
     def leave(self, live: Live) -> None:
         job, key = live.job, _key(live)

@@ -9,7 +9,7 @@ import os
 from functools import partial
 
 from dockless.base.typing import TYPE_CHECKING
-from dockless.sched.engine import attempts
+from dockless.sched.engine import attempts, sharing
 from dockless.sched.engine.attempts import Handle
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.store import queue
@@ -80,7 +80,7 @@ def _is_old(engine: Engine, handle: Handle) -> bool:
 
 async def sweep(engine: Engine) -> None:
     """What an earlier daemon left of attempts that are over."""
-    alive = {engine.name(entry.job.id, entry.job.attempt) for entry in engine.active.values()}
+    alive = {engine.name(entry.job.id, entry.job.attempt) for entry in engine.active.values()} | sharing.services(engine)
     known = partial(queue.has_sandbox, engine.reader)
     for handle in await engine.looked_at(attempts.orphans, engine.launcher, engine.queue_id, alive.__contains__, known):
         await clear(engine, handle)

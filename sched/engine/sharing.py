@@ -1,15 +1,18 @@
 """Jobs that share a GPU by memory: how they start, and what keeps each to its share.
 
-Where it can be had the driver's own limit does (``limits``); an allocation beyond the share fails then. Everywhere the memory of each job's
-processes is looked at once a second, and a job that has more than its share is ended. The driver tells it for each process, contexts of
-CUDA included. A look can be too late for a neighbour that wants its memory at that moment.
+Where it can be had the driver's own limit does (``limits``), or that of its Multi-Process Service where the settings want it (``mps``); an
+allocation beyond the share fails then. Everywhere the memory of each job's processes is looked at once a second, and a job that has more
+than its share is ended. The driver tells it for each process, contexts of CUDA included. A look can be too late for a neighbour that wants
+its memory at that moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
+from functools import partial
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
@@ -19,12 +22,15 @@ from dockless.sandbox.spec import Spec
 from dockless.sched.engine import stopping
 from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.mps import OWN, has_limit
 from dockless.sched.jobs import Job, State
+from dockless.sched.store import queue
 
 if TYPE_CHECKING:
     from dockless.sandbox.gpus.lease import Company
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
+    from dockless.sched.engine.mps import ControlDaemons
 
 _NONE: dict[str, str] = {}
 EVERY = 1.0
@@ -32,15 +38,18 @@ EVERY = 1.0
 
 
 class SharingLauncher:
-    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``enforced_by``:
-    what keeps the last one to it."""
+    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``mps``: where
+    they have the Multi-Process Service of user ``uid``. ``enforced_by``: what keeps the last one to it."""
 
-    def __init__(self, launcher: Launcher, memory: int, capacity: int, company: Company) -> None:
+    def __init__(
+        self, launcher: Launcher, memory: int, capacity: int, company: Company, mps: ControlDaemons | None = None, uid: int = -1
+    ) -> None:
         self.launcher = launcher
+        self.mps, self.uid = mps, uid
         self.memory, self.capacity, self.company = memory, capacity, company
         self.enforced_by = ""
 
-    def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = _NONE) -> Handle:
+    def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = _NONE, **how: Any) -> Handle:
         """As ``Launcher.start``."""
         from dockless.sandbox.gpus import lease
 
@@ -50,9 +59,11 @@ class SharingLauncher:
             sockets = lease.take_share(share, self.capacity)
             for socket in sockets:
                 held.enter_context(socket)  # its keeper has it once it runs
-            how: Mapping[str, Any] = {"leased": sockets}
-            handle = self.launcher.start(spec, id=id, owner=owner, labels=labels, **how)
-        self.enforced_by = "driver" if _limited(handle, uuid, self.memory) else "watchdog"
+            more: Mapping[str, Any] = {**how, "leased": sockets}
+            limited = self.mps.join(spec, self.uid, uuid, self.memory, self.capacity, how.get("user")) if self.mps else spec
+            handle = self.launcher.start(limited, id=id, owner=owner, labels=labels, **more)
+        otherwise = "watchdog" if limited is spec else "mps"
+        self.enforced_by = "driver" if _limited(handle, uuid, self.memory) else otherwise
         return handle
 
     def find(self, id: str) -> Handle | None:
@@ -84,17 +95,29 @@ def launcher(engine: Engine, job: Job) -> Launcher:
     if not memory:
         return engine.launcher
     company: Company = "all" if engine.config.share == "all" else "user"
-    return SharingLauncher(engine.launcher, memory, engine.gpus.shareable.get(job.devices[0], 0), company)
+    capacity = engine.gpus.shareable.get(job.devices[0], 0) + engine.gpus.kept
+    return SharingLauncher(engine.launcher, memory, capacity, company, engine.mps if engine.config.has_mps else None, job.uid)
 
 
 def enforced_by(engine: Engine, job: Job, launcher: Launcher | None = None) -> str | None:
     """What keeps a job that runs now to its memory of a GPU, as in ``JobOptions``; None where its record says so already. ``launcher``:
-    what started it, None where nobody knows what the driver was told."""
+    what started it, None where the driver keeps nobody."""
     how = "watchdog" if share(engine, job) else ""
     if isinstance(launcher, SharingLauncher):
         how = launcher.enforced_by
-    if "memory=" in job.gpus and engine.gpus.slices.issuperset(job.devices):
+    if job.devices and engine.gpus.slices.issuperset(job.devices) and engine.gpus.memory_of(job.gpus):
         how = "slice"
+    return how if how != job.options.enforced_by else None
+
+
+def taken_over(engine: Engine, job: Job, handle: Any) -> str | None:
+    """``enforced_by`` of a job that an earlier daemon was just starting: whether its limit was set nobody knows, so it is set again.
+    Blocking."""
+    memory = share(engine, job)
+    if not memory:
+        return enforced_by(engine, job)
+    otherwise = "mps" if has_limit(handle.document.spec) else "watchdog"
+    how = "driver" if _limited(handle, job.devices[0], memory) else otherwise
     return how if how != job.options.enforced_by else None
 
 
@@ -106,11 +129,55 @@ def runs(entry: LiveJob, enforced_by: str | None) -> None:
 
 
 def leased(engine: Engine) -> set[tuple[str, int, str]]:
-    """The GPU, the MiB and the number of each share that this queue has given."""
+    """The GPU, the MiB and the number of each share that this queue has given, those of the Multi-Process Service with them."""
     from dockless.sandbox.gpus.lease import share_number
 
-    jobs = ((entry.job, share(engine, entry.job)) for entry in engine.active.values())
-    return {(job.devices[0], memory, share_number(engine.name(job.id, job.attempt))) for job, memory in jobs if memory}
+    jobs = [(entry.job, memory) for entry in engine.active.values() if (memory := share(engine, entry.job))]
+    found = {(job.devices[0], memory, share_number(engine.name(job.id, job.attempt))) for job, memory in jobs}
+    names = {(job.devices[0], engine.mps.name(job.uid, job.devices[0])) for job, _ in jobs}
+    return found | {(uuid, OWN, share_number(name)) for uuid, name in names if name in engine.mps.known}
+
+
+def services(engine: Engine) -> set[str]:
+    """The control daemons that the jobs that run are for, if they are there; without jobs whose end is being written down."""
+    jobs = (entry.job for entry in engine.active.values() if not entry.silent and share(engine, entry.job))
+    return {engine.mps.name(job.uid, job.devices[0]) for job in jobs}
+
+
+async def take_up(engine: Engine) -> None:
+    """What an earlier daemon left of the Multi-Process Service: that of jobs that run goes on."""
+    try:
+        await engine.in_thread(engine.removing, engine.mps.take_up, services(engine))
+    except Exception as error:
+        say(f"MPS is not looked after: {describe(error)}; trying again")
+
+
+async def end_services(engine: Engine) -> None:
+    """End what no job has of the Multi-Process Service any more. Jobs that end wait for it, so that others can have their GPU then."""
+    if not engine.mps.known:
+        return
+    try:
+        await engine.in_thread(engine.removing, engine.mps.keep, services(engine), engine.mps.starts)
+    except Exception as error:
+        say(f"MPS is not ended: {describe(error)}; trying again")
+
+
+async def look_after_services(engine: Engine) -> None:
+    """Once: end those that nobody needs, and take note of those that have ended before their jobs. A program that used one gets errors of
+    CUDA then; one that begins after that has no limit but the watchdog's."""
+    await end_services(engine)
+    if not engine.mps.known:
+        return
+    for name in await engine.in_thread(engine.looking, engine.mps.lost, services(engine)):
+        say(f"{name} has ended: its jobs get errors of CUDA, and are watched")
+        for entry in list(engine.active.values()):
+            job = entry.job
+            if job.options.enforced_by == "mps" and engine.mps.name(job.uid, job.devices[0]) == name:
+                options = replace(job.options, enforced_by="watchdog")
+                entry.show(options=options)
+                await engine.write(
+                    partial(queue.set_options, job=job.id, options=options, now=time.time(), what="mps", detail="it has ended")
+                )
 
 
 async def watch(engine: Engine) -> None:
@@ -118,6 +185,7 @@ async def watch(engine: Engine) -> None:
     while True:
         await asyncio.sleep(EVERY)
         try:
+            await look_after_services(engine)
             await look(engine)
         except Exception as error:
             say(f"shared GPUs: {describe(error)}; going on")

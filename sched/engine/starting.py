@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from dockless.base import exit_codes
-from dockless.base.dataclass import replace
+from dockless.base.dataclass import copied
 from dockless.base.records import read
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.settings import GROUP
+from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError, NotEnoughGpus, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import attempts, ending, gangs, numa, sharing
+from dockless.sched.engine import attempts, disk, ending, gangs, numa, sharing, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.volumes import with_volumes
@@ -56,15 +57,24 @@ def occupy(engine: Engine, entry: LiveJob, gpus: tuple[str, ...], now: float) ->
 def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -> Spec:
     """What is launched; notes what of it concerns the end."""
     submitted = asked_for(engine, entry.job)
-    submitted = replace(submitted, log_size=submitted.log_size or engine.config.log_size)
-    submitted = with_volumes(submitted, engine.config.volumes, entry.job.user)
+    submitted = copied(submitted, log_size=submitted.log_size or engine.config.log_size)
+    submitted = with_volumes(submitted, engine.config.volumes, entry.job.user, _groups(engine, entry))
     if entry.gang is not None:
         submitted = gangs.told_of_the_others(entry.gang, entry, submitted)
+    entry.disk = submitted.disk
+    submitted = disk.bounded(engine, submitted)
     submitted = numa.near(submitted, [unit for unit in engine.gpus.gpus if unit.uuid in gpus], engine.config.numa)
     spec = attempts.complete(submitted, entry.live, attempt, gpus, entry.job.time_limit)
     entry.grace = spec.grace or GRACE
     entry.limit = spec.timeout + spec.grace if spec.timeout else None
     return spec
+
+
+def _groups(engine: Engine, entry: LiveJob) -> frozenset[str]:
+    """Those of the host that its user is in, where something depends on it; of root's own jobs none, which may mount what they want."""
+    if entry.job.uid == os.geteuid() or not any(GROUP in source for source in engine.config.volumes.values()):
+        return frozenset()
+    return engine.callers.caller(entry.job.uid).groups
 
 
 def asked_for(engine: Engine, job: Job) -> Spec:
@@ -112,10 +122,10 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
     launcher = sharing.launcher(engine, job)
     try:
         spec = _spec(engine, entry, lease.attempt, lease.gpus)
-        owner = job.uid if os.geteuid() == 0 and job.uid != 0 else None
+        how: dict[str, Any] = {"owner": job.uid or None, "user": job.uid} if os.geteuid() == 0 else {"owner": None}
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         first, again = (
-            partial(engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, owner=owner, labels=labels))
+            partial(engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, labels=labels, **how))
             for begin in (
                 begin if gang is None else partial(gang.start, begin)
                 for begin in (launcher.start, partial(attempts.launch_again, launcher))
@@ -152,6 +162,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
             os.close(pidfd)
         raise
     sharing.runs(entry, enforced_by)
+    weights.weigh(engine, job.uid)
     engine.tell(entry, "start")
     wake(entry.up)
     await ending.watch(engine, entry, pidfd)
@@ -169,7 +180,8 @@ async def take_up(engine: Engine, entry: LiveJob) -> None:
     now = time.time()
     if found.what == "running":
         if not was_running:
-            enforced_by = sharing.enforced_by(engine, job)
+            assert found.handle is not None
+            enforced_by = await engine.looked_at(sharing.taken_over, engine, job, found.handle)
             await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted", enforced_by))
             sharing.runs(entry, enforced_by)
         await ending.watch(engine, entry)

@@ -1,27 +1,68 @@
 """The directories that the administrator gives to every job: ``[volumes]`` in the settings.
 
 They are binds like those that a user asks for. The launcher finds and mounts them with her own rights, so nobody comes to what she could
-not open herself; and where one is missing the job fails, since what it writes there would be lost.
+not open herself; and where one is missing the job fails, since what it writes there would be lost. Only of the directories of her groups
+those are left out that are not there; the job is in the groups of the others, so that it may do in them what she may.
 """
 
 from __future__ import annotations
 
+import grp
+import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dockless.base.dataclass import replace
-from dockless.base.settings import USER
+from dockless.base.settings import GROUP, USER
 from dockless.errors import BadInput
-from dockless.sandbox.spec import Bind, Spec
+from dockless.sandbox.spec import Bind, Mount, Spec
 
 
-def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str) -> Spec:
-    """``spec`` with the volumes of a job of ``user``. What it mounts at the same place itself stays; what nobody trusts gets none.
-    ``BadInput`` for a name that is no part of a path."""
+def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str, groups: Collection[str] = ()) -> Spec:
+    """``spec`` with the volumes of a job of ``user``, who is in these groups of the host. What it mounts at the same place itself stays;
+    what nobody trusts gets none. ``BadInput`` for a name that is no part of a path."""
+    of_groups = _of_groups(volumes, groups)
+    if spec.host_groups or of_groups:  # what the user says there does not count
+        spec = replace(spec, host_groups=tuple(of_groups.values()))
     if not volumes or spec.profile == "untrusted":
         return spec
-    if "/" in user or user in (".", ".."):
+    if not _is_part(user):
         raise BadInput(f"the name {user} cannot be part of a path", subject=user, hint="[volumes] in the settings is not for this user")
     taken = {posixpath.normpath(mount.target) for mount in spec.mounts}
-    binds = [Bind(source.replace(USER, user), target.replace(USER, user)) for target, source in volumes.items()]
-    return replace(spec, mounts=(*(bind for bind in binds if bind.target not in taken), *spec.mounts))
+    binds: list[Mount] = []
+    for target, source in volumes.items():
+        for group in of_groups if GROUP in source else ("",):
+            if GROUP not in source or _is_there(source, group):
+                here, there = (path.replace(USER, user).replace(GROUP, group) for path in (source, target))
+                binds += [Bind(here, there)] if there not in taken else []
+    return replace(spec, mounts=(*binds, *spec.mounts))
+
+
+def _of_groups(volumes: Mapping[str, str], names: Collection[str]) -> dict[str, int]:
+    """The groups of which a directory is there, with their numbers."""
+    found = {}
+    for source in volumes.values():
+        for name in sorted(names) if GROUP in source else ():
+            if _is_part(name) and name not in found and _is_there(source, name):
+                number = _number(name)
+                if number:
+                    found[name] = number
+    return found
+
+
+def _is_part(name: str) -> bool:
+    return bool(name) and "/" not in name and name not in (".", "..")
+
+
+def _is_there(source: str, group: str) -> bool:
+    """Whether the part of the path that the group's name ends is there: the administrator's own, and nothing that a user could change."""
+    before, _, after = source.partition(GROUP)
+    return os.path.lexists(before + group + after.partition("/")[0])
+
+
+def _number(group: str) -> int:
+    """0 for one that this host does not know, and for root's: none that a job could be in."""
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dockless.base.later import re
 from dockless.base.typing import Any
 from dockless.errors import BadInput
-from dockless.sched.formats.jobfile import JobFile, Role
+from dockless.sched.formats.jobfile import JobFile, Role, host_path, mounts_of
 from dockless.sched.formats.tables import Source, Table
 
 _KINDS = ("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "ElasticBatchJob", "RayJob", "SlurmJob", "DataJuicerJob", "ReplicaJob", "Custom")
@@ -21,7 +21,7 @@ _OF_ONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23456", "RANK": "0", "WOR
 _OF_A_CLUSTER = {
     **dict.fromkeys(("workspace_id", "resource_id", "node_names", "vpc_id", "switch_id", "security_group_id", "region", "endpoint"),
                     "it names something of a cluster"),
-    **dict.fromkeys(("data_sources", "code_source", "code_branch", "code_commit", "config"),
+    **dict.fromkeys(("code_source", "code_branch", "code_commit", "config"),
                     "nothing is fetched or mounted for it: mount a directory of this host, or put it into the image"),
     **dict.fromkeys(("thirdparty_libs", "thirdparty_lib_dir"), "nothing is installed for it: install it in the command, or in the image"),
     **dict.fromkeys(("oversold_type", "tags", "description", "user_vpc", "job_file", "params_file", "access_key", "protocol"),
@@ -65,8 +65,9 @@ def parse(text: str, source: Source) -> JobFile:
     policy = top.text("success_policy")
     if policy not in ("", "AllWorkers", "ChiefWorker"):
         top.wrong("success_policy", f"is {policy[:40]!r}", "it is ChiefWorker or AllWorkers")
+    mounts = _data_sources(top)
     alone = kind == "PyTorchJob" and sum(_count(top, name) for name in _ROLES) == 1
-    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, alone=alone)) is not None)
+    roles = tuple(role for name in _ROLES if (role := _role(top, name, command, env, policy, mounts, alone=alone)) is not None)
     if not roles:
         top.wrong("worker_count", "is missing", "say how many workers there are: worker_count=1")
     queue: dict[str, Any] = {}
@@ -101,7 +102,18 @@ def _count(top: Table, name: str) -> int:
     return sum(_number(top, key) for key in (f"{name}_count", f"{name}s") if top.has(key))
 
 
-def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, *, alone: bool) -> Role | None:
+def _data_sources(top: Table) -> list[str]:
+    """Directories of this host, written to, too; what names something of the cloud is noted."""
+    said = [one.strip() for one in top.text("data_sources").split(",") if one.strip()]
+    found = [path for one in said if (path := host_path(one))]
+    if len(found) < len(said):
+        top.note("data_sources", "nothing is fetched for it: give the paths of directories of this host")
+    return mounts_of((), found)
+
+
+def _role(
+    top: Table, name: str, command: tuple[str, ...], env: dict[str, str], policy: str, mounts: list[str], *, alone: bool
+) -> Role | None:
     said = [key for key in top.values if key.startswith(f"{name}_") or key in (f"{name}s", name)]
     counts = [key for key in (f"{name}_count", f"{name}s") if top.has(key)]
     if not said:
@@ -120,6 +132,8 @@ def _role(top: Table, name: str, command: tuple[str, ...], env: dict[str, str], 
     if count == 1 and alone:
         env = env | _OF_ONE
     options: dict[str, Any] = {"env": env} if env else {}
+    if mounts:
+        options["mounts"] = mounts
     if cores := of("cpu"):
         options["cpus"] = top.number(f"{name}_cpu" if top.has(f"{name}_cpu") else "cpu") if cores != "0" else None
     for key, keyword in (("memory", "memory"), ("shared_memory", "shm_size")):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Iterable, Mapping
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.typing import Any
@@ -44,3 +45,17 @@ class JobFile:
     queue: Mapping[str, Any] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def host_path(address: str) -> str:
+    """The path of a directory of this host, whole or as ``file:///path``; empty for what is none, or cannot be mounted there."""
+    path = address.removeprefix("file://")
+    whole = path.startswith("/") and not {":", "$", "<", "\0"} & set(path)
+    return posixpath.normpath(path) if whole and path.strip("/.") else ""
+
+
+def mounts_of(read: Iterable[str], written: Iterable[str] = ()) -> list[str]:
+    """These directories of the host at the same places, as ``mounts`` takes them: first those that others lie in. What is written, too, is
+    not read-only. They are found and opened with the rights of the job's user, like all that she mounts."""
+    both = set(written)
+    return [f"{path}:{path}" + ("" if path in both else ":ro") for path in sorted({*read, *both})]

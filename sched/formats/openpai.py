@@ -1,7 +1,8 @@
 """Jobs of Microsoft's OpenPAI: version 1, JSON with comments, and version 2, YAML.
 
 https://github.com/microsoft/pai/blob/v0.14.0/docs/job_tutorial.md, https://github.com/microsoft/openpai-protocol (schemas/v2).
-What both give a program are the variables ``PAI_*``. Directories on HDFS are named to it, and nothing of them is fetched.
+What both give a program are the variables ``PAI_*``. Directories of this host are mounted at the same place; those on HDFS are named to
+it, and nothing of them is fetched.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 
 from dockless.base.later import re
 from dockless.base.typing import Any
-from dockless.sched.formats.jobfile import JobFile, Role, Secret
+from dockless.sched.formats.jobfile import JobFile, Role, Secret, host_path, mounts_of
 from dockless.sched.formats.tables import Source, Table
 from dockless.sched.formats.templates import filled, secrets_in
 
@@ -44,14 +45,20 @@ def parse_1(values: Any, source: Source) -> JobFile:
     name = top.text("jobName", like=_NAME_1, hint="letters, digits, '-', '_', '.' and '~' make a name")
     image = top.text("image")
     env = top.variables("jobEnvs")
+    read: list[str] = []
+    written: list[str] = []
     for key, variable in (("dataDir", "PAI_DATA_DIR"), ("outputDir", "PAI_OUTPUT_DIR"), ("codeDir", "PAI_CODE_DIR")):
         if directory := top.text(key):
+            if path := host_path(directory):
+                env[variable] = path
+                (written if key == "outputDir" else read).append(path)
+                continue
             env[variable] = directory
             top.note(
                 key,
-                f"{_NOT_FETCHED}; mount a directory of this host instead"
+                f"{_NOT_FETCHED}; give the path of a directory of this host"
                 if key != "codeDir"
-                else "the code is not copied in: mount it, or put it into the image",
+                else "the code is not copied in: give the path of a directory of this host, or put it into the image",
             )
     if top.text("authFile"):
         top.note("authFile", "it is not read; log in with: dockless login REGISTRY")
@@ -62,7 +69,8 @@ def parse_1(values: Any, source: Source) -> JobFile:
     if top.has("extras") and top.value("extras") != {}:
         top.note("extras", "it has no effect")
     retries = top.whole("retryCount")
-    roles = tuple(_role_1(entry, image, env) for entry in top.entries("taskRoles"))
+    mounts = mounts_of(read, written)
+    roles = tuple(_role_1(entry, image, env, mounts) for entry in top.entries("taskRoles"))
     if not roles:
         top.wrong("taskRoles", "is empty", "give one role at least")
     _refuse_twins(roles, top)
@@ -71,7 +79,7 @@ def parse_1(values: Any, source: Source) -> JobFile:
     return _with_variables(job)
 
 
-def _role_1(table: Table, image: str, env: Mapping[str, str]) -> Role:
+def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str]) -> Role:
     table.required("name", "taskNumber", "cpuNumber", "memoryMB", "gpuNumber", "command")
     memory = table.whole("memoryMB", least=100)
     shm = table.whole("shmMB", min(_SHM, memory), least=1)
@@ -96,13 +104,17 @@ def _role_1(table: Table, image: str, env: Mapping[str, str]) -> Role:
         image,
         ("bash", "-c", command),
         str(table.whole("gpuNumber", most=10_000) or ""),
-        {"cpus": table.whole("cpuNumber", least=1), "memory": f"{memory}M", "shm_size": f"{shm}M", "env": dict(env)},
+        {"cpus": table.whole("cpuNumber", least=1), "memory": f"{memory}M", "shm_size": f"{shm}M", "env": dict(env), **_mounted(mounts)},
         ports,
         None if never else table.whole("minFailedTaskCount", 1, least=1),
         table.whole("minSucceededTaskCount", least=1) if table.has("minSucceededTaskCount") else None,
     )
     table.done()
     return found
+
+
+def _mounted(mounts: list[str]) -> dict[str, Any]:
+    return {"mounts": mounts} if mounts else {}
 
 
 def _refuse_twins(roles: tuple[Role, ...], top: Table) -> None:
@@ -217,9 +229,14 @@ def _role_2(
             table.wrong(key, f"is {component!r}, of which there is no {kind}", f"prerequisites has {', '.join(components[kind]) or 'none'}")
         if component and kind != "dockerimage":
             scope[kind] = dict(components[kind][component])
+    used = {kind: [name] for kind, name in chosen.items() if name}
     for at, prerequisite in enumerate(table.texts("prerequisites")):
+        for kind, of in components.items():
+            if prerequisite in of:
+                used.setdefault(kind, []).append(prerequisite)
         if not any(prerequisite in of for of in components.values()):
             table.source.wrong((*table.path, "prerequisites", at), "is not among the prerequisites", "write it down there")
+    read, written = ([path for name in used.get(kind, ()) for path in _paths(components[kind][name])] for kind in ("data", "output"))
     resources, extra = table.table("resourcePerInstance"), table.table("extraContainerOptions")
     resources.required("cpu", "memoryMB", "gpu")
     memory = resources.whole("memoryMB", least=1)
@@ -245,6 +262,7 @@ def _role_2(
             "cpus": resources.whole("cpu", least=1),
             "memory": f"{memory}M",
             "shm_size": f"{extra.whole('shmMB', min(_SHM, memory), least=1)}M",
+            **_mounted(mounts_of(read, written)),
         },
         {label: ports.whole(label, least=1, most=1000) for label in ports.values},
         _or_all(completion, "minFailedInstances", 1),
@@ -253,6 +271,12 @@ def _role_2(
     for one in (resources, extra, completion, table):
         one.done()
     return found
+
+
+def _paths(component: Mapping[str, Any]) -> list[str]:
+    """The directories of this host that it names."""
+    said = component["uri"]
+    return [path for address in (said if isinstance(said, list) else [said]) if (path := host_path(str(address)))]
 
 
 def _or_all(table: Table, key: str, default: int | None) -> int | None:

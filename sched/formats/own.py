@@ -43,6 +43,8 @@ QUEUE = (
     "notify_to",
 )
 _OF_ROLE = ("image", "command", "script", "gpus", "count", "ports", "min_failed", "min_succeeded")
+_OF_EACH = ("ports", "min_failed", "min_succeeded")
+"""What of these is never for all roles."""
 _BARE = r"[A-Za-z0-9_-]{1,200}"
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
@@ -57,6 +59,9 @@ def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
     roles = tuple(_role(table, role, top, keywords) for role, table in top.tables("roles"))
     if top.has("roles") and not roles:
         top.wrong("roles", "is empty", "leave it out for a job of one role")
+    for key in _OF_EACH if roles else ():
+        if top.has(key):
+            top.wrong(key, "stands beside the roles", "write it into the role that it is for")
     if not roles:
         roles = (_role(top, "main", None, keywords),)
     top.done(known)
@@ -98,10 +103,11 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
         options |= {key: one.value(key) for key in keywords if one.has(key) and key not in _OF_ROLE}
 
     def of(key: str) -> Table:
-        return table if top is None or table.has(key) or not top.has(key) else top
+        return top if top is not None and top.has(key) and not table.has(key) else table
 
     source, count = of("image"), of("count").whole("count", 1, least=1, most=10_000)
-    command = _command(table) or (_command(top) if top is not None else ())
+    common = () if top is None else _command(top)
+    command = _command(table) or common
     gpus = of("gpus").text("gpus")
     ports = {label: _port(table, label) for label in table.table("ports").values}
     found = Role(

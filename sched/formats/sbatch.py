@@ -143,7 +143,7 @@ def parse(text: str, source: Source, arguments: Sequence[str] = ()) -> JobFile:
     _one_task(said)
     options: dict[str, Any] = {}
     env = _environment(said)
-    gpus = _gpus(said)
+    gpus, gpu_class = _gpus(said)
     _limits(said, options, gpus, env)
     queue, indices = _queue(said)
     if "container-mounts" in said.values:
@@ -153,6 +153,8 @@ def parse(text: str, source: Source, arguments: Sequence[str] = ()) -> JobFile:
         options["workdir"] = workdir
     if gpus:
         env["SLURM_GPUS"] = gpus
+    if gpu_class:
+        options["gpu_class"] = gpu_class
     name = said.values.get("job-name", "")
     if name:
         env["SLURM_JOB_NAME"] = name
@@ -222,13 +224,14 @@ def _one_task(said: _Options) -> None:
             said.wrong(name, f"is {said.values[name][:20]}, and a script has one task on one host", hint)
 
 
-def _gpus(said: _Options) -> str:
+def _gpus(said: _Options) -> tuple[str, str]:
+    """How many, and of which class; "" for none."""
     found: dict[str, int] = {}
+    kinds: dict[str, str] = {}
     for name in ("gpus", "gpus-per-node", "gpus-per-task"):
         if (match := said.like(name, _GPUS, "write --gpus=2")) is not None:
             found[name] = int(match[2])
-            if match[1]:
-                said.note(name, f"any GPU of this host is taken, not {match[1]} alone")
+            kinds |= {_class(match[1]): name}
     for one in filter(None, said.values.get("gres", "").split(",")):
         kind, _, rest = one.partition(":")
         match = re.fullmatch(_GPUS, rest or "1")
@@ -237,11 +240,22 @@ def _gpus(said: _Options) -> str:
         if kind.removeprefix("gres/") != "gpu" or match is None:
             said.wrong("gres", f"{shown(one)} cannot be read", "GPUs are what there is: --gres=gpu:2")
         found["gres"] = found.get("gres", 0) + int(match[2])
-        if match[1]:
-            said.note("gres", f"any GPU of this host is taken, not {match[1]} alone")
+        kinds |= {_class(match[1]): "gres"}
     if len(set(found.values())) > 1:
         said.wrong(list(found)[1], f"and --{next(iter(found))} do not agree", "give one of them")
-    return str(next(iter(found.values()), 0) or "")
+    kinds.pop("", None)
+    if len(kinds) > 1:
+        first, second = list(kinds)[:2]
+        said.wrong(kinds[second], f"asks for GPUs of {first} and of {second}", "the GPUs of a job are of one class")
+    count = str(next(iter(found.values()), 0) or "")
+    return count, next(iter(kinds), "") if count else ""
+
+
+def _class(kind: str | None) -> str:
+    """A type of GPUs as we call it: a model, or the MIG profile behind one, of ``a100_1g.5gb``."""
+    name = (kind or "").lstrip("_.-")
+    profile = re.search(r"(?:\A|_)([0-9]g\.[0-9]{1,4}gb)\Z", name)
+    return profile[1] if profile else name
 
 
 def _limits(said: _Options, options: dict[str, Any], gpus: str, env: dict[str, str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.units import format_size
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, counts_jobs
 from dockless.sched.policy.reservations import Hold, Reservation
-from dockless.sched.policy.sharing import SharedGpus
-from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, QueueState, StartJob, drawn
+from dockless.sched.policy.room import Room
+from dockless.sched.policy.state import CLASS, HOST, JOBS, PreemptJob, StartJob, drawn
 from dockless.sched.policy.supplies import CORES, amount, bare
 from dockless.sched.policy.waiting import Kind, WaitingJob, longest
 
@@ -35,15 +34,18 @@ class Decision:
     again: float | None
     now: float
     reservations: list[Reservation]
+    _room: Room
     _held: dict[Kind, dict[float, Hold]]
+    _resting: dict[Kind, int]  # the kinds that were not looked at, as a pool was used up, and the priority of the first of each
     _promised: dict[int, Hold]
-    _used: Counter[str]
-    _free: list[str]
-    _left: dict[str, int]
-    _state: QueueState
-    _shared: SharedGpus
     _closed: int | None = None  # no GPU is left for jobs of this priority or less that come later
     _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
+
+    @property
+    def others_have_gpus(self) -> bool:
+        """Whether something that is none of the queue's has some: nobody tells when they are free."""
+        state = self._room.state
+        return bool(state.outside) or any(not job.id for job in state.running)
 
     def held(self, job: WaitingJob) -> bool:
         """Whether a pass over the same state plus ``job`` at the end would leave it waiting: nothing was freed since."""
@@ -65,28 +67,36 @@ class Decision:
     def _hold(self, job: WaitingJob) -> Hold | None:
         holds = self._held.get(job.kind, {})
         found = holds.get(job.time_limit)
-        return found if found is not None else next((hold for hold in holds.values() if longest(job) > hold.within), None)
+        if found is None:
+            found = next((hold for hold in holds.values() if longest(job) > hold.within), None)
+        if found is None and job.kind in self._resting and (found := self._room.hold(job)) is not None:
+            found.priority = self._resting[job.kind]
+            self._held.setdefault(job.kind, {})[job.time_limit] = found
+        return found
 
 
 def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
-    state = decision._state
+    state = decision._room.state
     quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
     quotas += [_full_of(decision, job, pool, *of) for pool, of in state.quotas.of_classes(job.user, job.groups).items() if job.gpus]
     if not job.gpus and (hold is None or (hold.pool == JOBS and hold.reservation is None)):
         return Reason("jobs", _places(decision, job))
-    free = frozenset(decision._free)
-    free = free.intersection(state.classes.get(job.gpu_class, ())) if job.gpu_class else free - state.slices
+    free = frozenset(decision._room.free)
+    if job.devices:
+        free &= job.devices
+    else:
+        free = free.intersection(state.classes.get(job.gpu_class, ())) if job.gpu_class else free - state.slices
     parts = [f"needs {_gpus(job)}, {len(free)} free"]
     if used := len(state.outside - state.out_of_service):
         parts[0] += f" ({used} in use outside dockless)"
     if others := sum(len(other.gpus) for other in state.running if not other.id):
         parts[0] += f" ({others} leased outside the queue)"
-    if job.share and (left := decision._shared.most_left(job)) > 0:
+    if job.share and (left := decision._room.shared.most_left(job)) > 0:
         parts[0] += f", {format_size(left << 20)} left on a shared one"
     if not job.gpus:
         parts = []
-    parts += [_lack(decision, job, pool) for pool in state.supplies if drawn(job, pool, state) > decision._left[pool]]
-    if not job.gpus and decision._used[JOBS] + job.width > state.cpu_jobs and job.width > 1:
+    parts += [_lack(decision, job, pool) for pool in state.supplies if drawn(job, pool, state) > decision._room.left(pool, job)]
+    if not job.gpus and decision._room.used[JOBS] + job.width > state.cpu_jobs and job.width > 1:
         parts.append(_places(decision, job))
     parts += filter(None, quotas)
     window = next((window for window in state.windows if hold is not None and window.pool == hold.pool), None)
@@ -120,7 +130,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
 
 def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
     """That there is not enough for ``job`` in one of its quotas; empty where there is."""
-    used = decision._used[pool]
+    used = decision._room.used[pool]
     if not counts_jobs(pool):
         return f"{pool} uses {used} of {limit}" if used + job.gpus > limit else ""
     if used + job.width <= limit:
@@ -131,8 +141,8 @@ def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
 
 def _places(decision: Decision, job: WaitingJob) -> str:
     """Who has the host's places for jobs without GPUs."""
-    used, hers = decision._used[JOBS], decision._used[f"{JOBS}/{job.user}"]
-    return f"{used} of {decision._state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s{_together(job)}"
+    used, hers = decision._room.used[JOBS], decision._room.used[f"{JOBS}/{job.user}"]
+    return f"{used} of {decision._room.state.cpu_jobs} jobs without GPUs run already, {hers} of them {job.user}'s{_together(job)}"
 
 
 def _together(job: WaitingJob) -> str:
@@ -141,18 +151,18 @@ def _together(job: WaitingJob) -> str:
 
 def _full_of(decision: Decision, job: WaitingJob, pool: str, name: str, limit: int) -> str:
     """The same of a quota of a class."""
-    state = decision._state
+    state = decision._room.state
     counted = frozenset(state.classes.get(name, ()))
     goal = job.devices or (frozenset(state.classes.get(job.gpu_class, ())) if job.gpu_class else frozenset(state.gpus) - state.slices)
-    used, wants = decision._used[pool], job.gpus if goal <= counted else 1
+    used, wants = decision._room.used[pool], job.gpus if goal <= counted else 1
     return f"{pool.removeprefix(f'{name} of ')} uses {used} of {limit} of class {name}" if goal & counted and used + wants > limit else ""
 
 
 def _lack(decision: Decision, job: WaitingJob, pool: str) -> str:
-    supply = decision._state.supplies[pool]
+    supply = decision._room.state.supplies[pool]
     asked = (job.cores if pool == CORES else job.memory) or supply.per_job
-    own = asked - drawn(job, pool, decision._state)
-    return f"needs {amount(pool, asked)}, {bare(pool, max(0, decision._left[pool]) + own)} free"
+    own = asked - drawn(job, pool, decision._room.state)
+    return f"needs {amount(pool, asked)}, {bare(pool, max(0, decision._room.left(pool, job)) + own)} free"
 
 
 def _gpus(job: WaitingJob) -> str:

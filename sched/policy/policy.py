@@ -33,14 +33,17 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush
+from itertools import chain, count
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.sched.policy.borrowing import borrowers, fewest
 from dockless.sched.policy.decision import Decision
+from dockless.sched.policy.lined_up import LinedUp, Turn
 from dockless.sched.policy.quotas import counts_jobs
-from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranks
+from dockless.sched.policy.ranks import IN_ORDER, Place, Rank, Ranked, Ranks
 from dockless.sched.policy.reservations import Hold, Reservation
 from dockless.sched.policy.room import Room
 from dockless.sched.policy.state import HOST, JOBS, PreemptJob, QueueState, RunningJob, StartJob
@@ -77,37 +80,41 @@ class _Pass(Room):
 
     def __init__(self, state: QueueState, now: float) -> None:
         super().__init__(state, now)
-        self.least_share = min(filter(None, (kind[5] for kind in self.waiting.lines)), default=0) if state.shareable else 0
+        self.least_share = min(filter(None, (kind.share for kind in self.waiting.lines)), default=0) if state.shareable else 0
         self.held: dict[Kind, dict[float, Hold]] = {}
         self.within: dict[Kind, float] = {}
-        self.parked: dict[str, list[_Parked]] = {}
+        self.parked: dict[str, list[tuple[float, int, _Parked | WaitingJob]]] = defaultdict(list)
+        self.rested: list[tuple[WaitingJob, str]] = []
+        self.numbers = count()
+        self.resting: dict[Kind, int] = {}
         self.starts: list[StartJob] = []
         self.ranks = Ranks(state.quotas, state.running, state.usage)
-        self.past: dict[Kind, list[tuple[Rank, Place]]] = {}
+        self.ranked: dict[Ranked, WaitingJob] = {}
+        self.past: dict[Ranked, list[tuple[Rank, Place]]] = {}
         self.preempts: list[PreemptJob] = []
         self.promised: dict[int, Hold] = {}
         self.again: float | None = None
         self.closed: int | None = None
-        self.next: list[tuple[Place, WaitingJob]] = []
+        self.next = LinedUp()
+        self.lined_up = False
         self.looked_at: dict[int, _Parked] = {}
         self.put_off_kinds: set[Kind] = set()
         self.furthest: Place = False, -sys.maxsize, (), IN_ORDER, 0
-        self.lines = self.waiting.looked_at()
-        self.one_queue = bool(self.supplies) and any(self.drawn(line.first()) for line in self.lines)
+        heads = [line.first() for line in self.waiting.looked_at()]
+        self.with_gpus = [job for job in heads if job.gpus]
+        self.without = [job for job in heads if not job.gpus]
+        self.one_queue = bool(self.supplies) and any(map(self.drawn, heads))
 
     def run(self) -> Decision:
-        with_gpus = [line for line in self.lines if line.first().gpus]
-        without = [line for line in self.lines if not line.first().gpus]
-        short = [line.first() for line in without if self.one_queue and self.lacks(line.first())]
-        short.sort(key=order, reverse=True)
-        aside = {job.kind for job in short}
-        turns = Turns([line for line in without if line.first().kind not in aside], lambda user: self.used[f"{JOBS}/{user}"])
-        first = self.first_of_each_pool(with_gpus)
-        self.next = [(self.ranks.place(job), job) for job in (line.first() for line in with_gpus)]
-        heapify(self.next)
+        aside = [job for job in self.without if self.one_queue and self.lacks(job)]
+        aside.sort(key=order, reverse=True)
+        kinds = {job.kind for job in aside}
+        lines = [self.waiting.lines[job.kind] for job in self.without if job.kind not in kinds]
+        turns = Turns(lines, lambda user: self.used[f"{JOBS}/{user}"])
+        first = self.first_of_each_pool()
         while True:
             turn = turns.next() if self.used[JOBS] < self.state.cpu_jobs else None
-            heads = [job for job in (short[-1] if short else None, turn) if job is not None]
+            heads = [job for job in (aside[-1] if aside else None, turn) if job is not None]
             job = min(heads, key=self.ranks.place) if len(heads) > 1 else heads[0] if heads else None
             if (not heads or self.one_queue) and self.look_at_next(job):
                 continue
@@ -116,30 +123,44 @@ class _Pass(Room):
             if job is turn:
                 self.look_in_turn(job, turns, first)
             else:
-                self.hold_without_gpus(short.pop(), first)
+                self.hold_without_gpus(aside.pop(), first)
         for job in turns:
             self.held.setdefault(job.kind, {})[job.time_limit] = Hold("jobs", JOBS, job.priority)
         return self.decision()
 
     def look_at_next(self, other: WaitingJob | None) -> bool:
         """Look at the first of those with GPUs, unless ``other`` comes before it; whether there was one."""
+        if not self.lined_up:
+            self.lined_up, self.next = True, LinedUp(map(self.line_up, self.with_gpus))
         while self.next:
-            was, job = self.next[0]
-            place = self.ranks.place(job, turn=was[3])
+            was, job, _ = self.next.first()
+            place = self.ranks.place(job, turn=was[3]) if self.ranks.moving else was
             if place == was:
                 break
-            heapreplace(self.next, (place, job))  # something that started has made it later
-        if not self.next or (other is not None and self.ranks.place(other) < place):
+            self.next.put_back(place)  # something that started has made it later
+        before = None if other is None else self.ranks.place(other)
+        if not self.next or (before is not None and before < place):
+            if before is not None and self.one_queue:
+                self.furthest = max(self.furthest, before)
             return False
-        heappop(self.next)
+        pool = self.next.take()[2]
+        if pool in self.reserved:
+            others = self.next.disband(pool)
+            for one in others if pool in self.windows else ():
+                self.next.add(self.ranks.place(one), one)
         if self.nothing_left(place):
-            self.next = []
+            self.next.clear()
             return True
         if self.closed is not None and not job.share:
             return True
-        self.furthest = place
+        self.furthest = max(self.furthest, place)
+        short = self.short_of(job)
         if was[3] != IN_ORDER:
-            self.look_again(job)
+            if not short or short in self.windows:
+                self.look_again(job)
+        elif short in self.reserved:
+            self.resting.setdefault(job.kind, job.priority)
+            self.park(_Parked(self.waiting.lines[job.kind], job, 0.0, math.inf), short)
         elif job.kind in self.put_off_kinds and self.late(job):
             self.looked_at.pop(job.id, None)
         else:
@@ -148,6 +169,22 @@ class _Pass(Room):
             self.closed = job.priority
         return True
 
+    def line_up(self, job: WaitingJob) -> Turn:
+        """The first of its kind. Where too little of a pool is left, it and all of its kind are held, and need be looked at only as long as
+        nobody has a place there, and when there is too little of a pool that is asked before."""
+        pool = self.short_of(job)
+        if pool and pool not in self.windows:
+            self.resting[job.kind] = job.priority
+            self.rested.append((job, pool))
+        return self.ranks.place(job), job, pool
+
+    def short_of(self, job: WaitingJob) -> str:
+        """The first pool of which too little is left for any job of its kind, empty where that does not hold it."""
+        pool = self.short(job)
+        if pool and self.ranks.guarantee_any and (pool in self.places or pool in self.supplies) and not self.ranks.rank(job)[0]:
+            return ""  # it may get what others have borrowed
+        return pool
+
     def decision(self) -> Decision:
         return Decision(
             starts=self.starts,
@@ -155,13 +192,10 @@ class _Pass(Room):
             again=min((moment for moment in (self.again, *(window.ends for window in self.state.windows)) if moment), default=None),
             now=self.now,
             reservations=[*self.reserved.values(), *self.kept.values()],
+            _room=self,
             _held=self.held,
+            _resting=self.resting,
             _promised=self.promised,
-            _used=self.used,
-            _free=list(self.free),
-            _left={pool: self.limits[pool] - self.used[pool] for pool in self.supplies},
-            _state=self.state,
-            _shared=self.shared,
             _closed=self.closed,
         )
 
@@ -186,7 +220,7 @@ class _Pass(Room):
                 for pool in self.windows:
                     if pool in self.pools(job) and not self.reaches(job, pool):
                         self.look_at_longer(parked, self.time_to(self.windows[pool].starts))
-            self.park(parked, hold)
+            self.park(parked, hold.pool)
         elif parked is None:
             self.follow(job)
 
@@ -214,7 +248,9 @@ class _Pass(Room):
             return hold
         if hold is None and not self.enough(job, self.free) and self.take_back(job):
             return None
-        hold = hold or self.no_room(job, keep=not put_off)
+        if hold is None and (hold := self.no_room(job, keep=not put_off)) and self.ranks.guarantee_any and self.ranks.guarantee(job):
+            late = [kept for pool in self.places if (kept := self.in_the_way(job, pool)) is not None]
+            hold.within = max([hold.within, *map(self.time_until, late)])  # who ends by then may get what others have borrowed
         if hold is None:
             if put_off or not self.late(job) or (self.ranks.guarantee_any and self.ranks.guarantee(job)):
                 self.start(job)
@@ -235,13 +271,13 @@ class _Pass(Room):
 
     def put_off_until_patience(self, job: WaitingJob | None) -> None:
         if job is not None:
-            heappush(self.next, (self.ranks.place(job, turn=-patience(job, self.now)), job))
+            self.next.add(self.ranks.place(job, turn=-patience(job, self.now)), job)
 
-    def first_of_each_pool(self, lines: Sequence[Line]) -> Mapping[str, WaitingJob]:
-        """Of the quotas of jobs, the first job with GPUs that wants places there and can ever have them. ``lines``: of those with GPUs."""
+    def first_of_each_pool(self) -> Mapping[str, WaitingJob]:
+        """Of the quotas of jobs, the first job with GPUs that wants places there and can ever have them."""
         first: dict[str, WaitingJob] = {}
         if self.state.quotas.limit_jobs:
-            for head in sorted((line.first() for line in lines), key=order):
+            for head in sorted(self.with_gpus, key=order):
                 for pool in self.pools(head):
                     if counts_jobs(pool) and head.width <= self.limits[pool]:
                         first.setdefault(pool, head)
@@ -249,6 +285,11 @@ class _Pass(Room):
 
     def look_in_turn(self, job: WaitingJob, turns: Turns, first: Mapping[str, WaitingJob]) -> None:
         """It has no GPUs, and at least one of the places for such jobs is free."""
+        short = self.short(job)
+        if short in self.reserved:
+            self.resting.setdefault(job.kind, job.priority)
+            turns.put_aside(0.0)
+            return
         hold = self.full(job, first) or self.no_place(job)
         if hold is None:
             self.start(job)
@@ -259,26 +300,12 @@ class _Pass(Room):
 
     def hold_without_gpus(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> None:
         """What it asks of cores and memory is not there, so it waits, whoever's turn it is; it keeps its place among those."""
+        if self.short(job) in self.reserved:
+            self.resting.setdefault(job.kind, job.priority)
+            return
         hold = self.full(job, first)
         assert hold is not None
         self.held[job.kind] = {job.time_limit: hold}
-
-    def full(self, job: WaitingJob, first: Mapping[str, WaitingJob]) -> Hold | None:
-        """What holds a job without GPUs, but for want of places. ``first``: of each quota of jobs the first job with GPUs that wants
-        places there, which are kept for it from those that come later."""
-        quota = self.pools(job)
-        for level, pool in enumerate(quota):
-            over = self.limits[pool] - self.used[pool] - job.width
-            ahead = first.get(pool)
-            if ahead is not None and order(ahead) < order(job) and over < ahead.width:
-                return Hold("quota", pool, job.priority, Reservation(pool, ahead.id, ahead.width, None, 0, 0))
-            if over < 0:
-                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]))
-            if (reservation := self.in_the_way(job, pool)) is not None:
-                return Hold("reserved", pool, job.priority, reservation)
-        if (reservation := self.in_the_way(job, JOBS)) is not None:
-            return Hold("reserved", JOBS, job.priority, reservation, self.time_until(reservation))
-        return self.no_supply(job, keep=True)
 
     def follow(self, job: WaitingJob) -> None:
         """The next one of its line that may start in order."""
@@ -290,18 +317,30 @@ class _Pass(Room):
             self.wait_in_order(following)
 
     def wait_in_order(self, job: WaitingJob) -> None:
-        heappush(self.next, (self.ranks.place(job), job))
+        self.next.add(self.ranks.place(job), job)
 
-    def park(self, parked: _Parked, hold: Hold) -> None:
-        """They may keep a place in these pools, once something else has started from them."""
+    def park(self, parked: _Parked, short: str) -> None:
+        """They may keep a place in the pools that are asked before ``short``, and in that, once something else has started from them."""
         job = parked.job
         if len(parked.line.limits) == 1:
             return
-        for pool in (*self.pools(job), self.place(job), *self.supplies):
+        for pool in (*self.pools(job), self.place(job), *self.drawn(job)):
+            draws = self.draws_at_most(job, pool)  # 0 of a pool that counts some of the GPUs that it may have
             if pool not in self.reserved or (pool == HOST and job.devices):
-                self.parked.setdefault(pool, []).append(parked)
-            if pool == hold.pool:
+                least = math.inf if job.devices else draws or math.inf
+                heappush(self.parked[pool], (-least, next(self.numbers), parked))
+            if pool == short and draws:
                 break  # they come no further either
+
+    def park_rested(self) -> None:
+        """The same of those that had not been looked at; put off until something starts."""
+        for job, short in self.rested:
+            for pool, needs in self.asked(job):
+                if pool == short:
+                    break
+                if pool not in self.reserved:
+                    heappush(self.parked[pool], (-needs, next(self.numbers), job))
+        self.rested.clear()
 
     def look_at_longer(self, parked: _Parked, above: float) -> None:
         """The first of them that runs into reserved hours which the held job does not reach: it keeps its place among those that do."""
@@ -311,9 +350,21 @@ class _Pass(Room):
             self.wait_in_order(job)
 
     def look_at_parked(self, pool: str, furthest: Place) -> None:
-        for parked in self.parked.pop(pool, ()):
-            held = {parked.job.time_limit}
-            for job in parked.line.behind(parked.job):
+        """Those for which too little is left of it now."""
+        if self.rested:
+            self.park_rested()
+        if pool not in self.parked:
+            return
+        waiting, left, found = self.parked[pool], self.free_of[pool], []
+        while waiting and -waiting[0][0] > left:
+            found.append(heappop(waiting)[-1])
+        for one in found:
+            if isinstance(one, WaitingJob):
+                parked = _Parked(self.waiting.lines[one.kind], one, 0.0, math.inf)
+                held, jobs = set[float](), chain((one,), parked.line.behind(one))
+            else:
+                parked, held, jobs = one, {one.job.time_limit}, chain(one.line.behind(one.job))
+            for job in jobs:
                 if job.time_limit in held or not parked.above < longest(job) <= parked.below:
                     continue
                 if job.kind in self.put_off_kinds and self.late(job):
@@ -327,14 +378,16 @@ class _Pass(Room):
 
     def passed(self, job: WaitingJob, place: Place) -> bool:
         """Whether its turn has come before ``place``, the furthest that anybody has come to."""
-        return self.ranks.place(job) < place or any(self.ranks.place(job, rank) < until for rank, until in self.past.get(job.kind, ()))
+        return self.ranks.place(job) < place or any(
+            self.ranks.place(job, rank) < until for rank, until in self.past.get(self.ranks.ranked(job), ())
+        )
 
     def start(self, job: WaitingJob, shared: str = "") -> None:
         """``shared``: the GPU that it joins."""
         chosen: tuple[str, ...] = (shared,) if shared else ()
         if job.gpus and not shared:
             chosen = self.choose(job)
-            self.free = [gpu for gpu in self.free if gpu not in chosen]
+            self.leave_free([gpu for gpu in self.free if gpu not in chosen])
         self.occupy(job, chosen, self.now, shared)
         if job.share and chosen[0] in self.state.shareable:
             self.running[-1] = replace(self.running[-1], share=job.share)
@@ -365,13 +418,14 @@ class _Pass(Room):
 
     def note_ranks(self, job: WaitingJob, place: Place) -> None:
         """Those who share a quota with ``job`` come later from now on: how far they had come is kept."""
-        near = [line.first() for line in self.lines if line.first().gpus]
-        near = [one for one in near if one.user == job.user or not set(job.groups).isdisjoint(one.groups)]
+        if not self.ranked:
+            self.ranked = {self.ranks.ranked(one): one for one in self.with_gpus}
+        near = [one for one in self.ranked.values() if one.user == job.user or not set(job.groups).isdisjoint(one.groups)]
         before = [self.ranks.rank(one) for one in near]
         self.ranks.started(job)
         for one, rank in zip(near, before, strict=True):
             if self.ranks.rank(one) != rank:
-                self.past.setdefault(one.kind, []).append((rank, place))
+                self.past.setdefault(self.ranks.ranked(one), []).append((rank, place))
 
     def take_back(self, job: WaitingJob) -> bool:
         """Promise ``job``, which stays within a guarantee, the GPUs that are free, those that are just coming free, and what others have
@@ -423,5 +477,5 @@ class _Pass(Room):
             "guarantee", pool, job.priority, Reservation(self.place(job), job.id, job.gpus, at, 0, last.id if last else 0)
         )
         self.promised_to |= dict.fromkeys(gpus, job.id)
-        self.free = [gpu for gpu in self.free if gpu not in gpus]
+        self.leave_free([gpu for gpu in self.free if gpu not in gpus])
         self.occupy(job, gpus, at)

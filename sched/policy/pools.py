@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.reservations import Releases, Reservation
 from dockless.sched.policy.sharing import SharedGpus
 from dockless.sched.policy.state import CLASS, HOST, JOBS, QueueState, RunningJob, drawn
-from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList, longest
+from dockless.sched.policy.waiting import WaitingJob, WaitingList, longest
 
 
 class Pools:
@@ -23,40 +23,59 @@ class Pools:
         held = frozenset().union(*(job.gpus for job in state.running)) if state.running else frozenset()
         usable = [gpu for gpu in state.gpus if gpu not in state.outside]
         self.whole = frozenset(usable) - state.slices
-        self.free = [gpu for gpu in usable if gpu not in held]
+        free = [gpu for gpu in usable if gpu not in held]
         self.shared = SharedGpus(state)
         self.running = list(state.running)
         self.promised_to: dict[str, int] = {}
-        self.used: Counter[str] = Counter()
+        self.used: dict[str, int] = defaultdict(int)
         self.limits: dict[str, int] = {}
         self.sets: dict[str, frozenset[str]] = {HOST: self.whole}  # the GPUs that a pool counts, where it counts certain ones
         self.pool_of_class = self.pools_of_classes(usable)
         self.places = list(self.sets)  # the host and its classes: where a job that needs GPUs keeps its place
-        there = held.union(self.free)
+        self.free_of: dict[str, int] = {}  # of what somebody asks for, how much nobody has
+        self.leave_free(free)
+        there = held.union(free)
         self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
         self.windows = {window.pool: window for window in state.windows}
         self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
         self.supplies = state.supplies
-        self.limits |= {pool: supply.common(len(state.gpus) - len(state.slices)) for pool, supply in self.supplies.items()}
-        self.drawn_by: dict[Kind, dict[str, int]] = {}
+        for pool, supply in self.supplies.items():
+            self.limits[pool] = self.free_of[pool] = supply.common(len(state.gpus) - len(state.slices))
+        hours = [(window.name, window.users, window.groups) for window in state.windows]
+        host = tuple(state.supplies.items()), tuple(state.classes.items()), tuple(state.shareable.values()), tuple(usable), state.slices
+        self.reckoned = self.waiting.reckoned((state.quotas, self.waiting.classes, hours, host))
         for job in state.running:
             self.count(job, job.gpus, job.ends)
+        for whose in self.waiting.whose:
+            self.pools_of_user(*whose)
+
+    def leave_free(self, gpus: list[str]) -> None:
+        """These are the GPUs that nobody has."""
+        self.free = gpus
+        for place in self.places:
+            there = self.sets[place]
+            self.free_of[place] = sum(1 for gpu in gpus if gpu in there)
 
     def pools(self, job: WaitingJob | RunningJob) -> list[str]:
         """The limited quota pools that ``job`` draws on, nearest first."""
-        key = job.user, job.groups, bool(job.gpus), bool(job.id)
+        return self.pools_of_user(job.user, job.groups, bool(job.gpus), bool(job.id))
+
+    def pools_of_user(self, user: str, groups: tuple[str, ...], gpus: bool, job: bool = True) -> list[str]:
+        key = user, groups, gpus, job
         found = self.pools_of.get(key)
         if found is None:
             quotas = self.state.quotas
-            limits = quotas.pools(job.user, job.groups, gpus=bool(job.gpus), job=bool(job.id))
-            for pool, (name, limit) in quotas.of_classes(job.user, job.groups).items() if job.gpus else ():
+            limits = quotas.pools(user, groups, gpus=gpus, job=job)
+            for pool, (name, limit) in quotas.of_classes(user, groups).items() if gpus else ():
                 limits[pool] = limit
                 self.sets[pool] = frozenset(self.state.classes.get(name, ()))
-            for window in self.state.windows if job.gpus else ():
-                if not window.has(job.user, job.groups):
+            for window in self.state.windows if gpus else ():
+                if not window.has(user, groups):
                     limits[window.pool] = max(0, self.most_of[HOST] - window.gpus)
                     self.sets[window.pool] = self.whole
-            self.limits |= limits
+            for pool in limits:
+                if pool not in self.limits:
+                    self.limits[pool] = self.free_of[pool] = limits[pool]
             found = self.pools_of[key] = list(limits)
         return found
 
@@ -64,7 +83,7 @@ class Pools:
         """The pool of each class that somebody waits for: classes of the same GPUs have one."""
         pools = {self.whole: HOST}
         found = {}
-        for name in sorted({kind[4] for kind in self.waiting.lines if kind[4]}):
+        for name in sorted(self.waiting.classes):
             gpus = frozenset(self.state.classes.get(name, ())).intersection(usable)
             found[name] = pools.setdefault(gpus, CLASS + name)
             self.sets[found[name]] = gpus
@@ -81,6 +100,10 @@ class Pools:
     def draws(self, job: WaitingJob, pool: str) -> int:
         """How much of ``pool`` the job takes. Where it may have GPUs that this counts and others (``bounds``): of a place what it cannot do
         without, of a quota nothing. A named MIG slice is none of the host's whole GPUs, but it counts in a quota."""
+        return self.draws_at_most(job, pool) if self.reaches(job, pool) else 0
+
+    def draws_at_most(self, job: WaitingJob, pool: str) -> int:
+        """The same of any job of its kind, however long it may run."""
         if pool in self.supplies:
             return self.drawn(job).get(pool, 0)
         if pool == JOBS or counts_jobs(pool):
@@ -88,8 +111,6 @@ class Pools:
         counted = self.sets.get(pool)
         if counted is None:
             return job.gpus
-        if not self.reaches(job, pool):
-            return 0
         if job.devices:
             return len(job.devices - self.state.slices) if pool == HOST else len(job.devices & counted)
         goal = self.goal(job)
@@ -107,10 +128,24 @@ class Pools:
         """What it takes of cores and memory: only what is not nothing."""
         if not self.supplies:
             return {}
-        found = self.drawn_by.get(job.kind)
+        found = self.reckoned.drawn.get(job.kind)
         if found is None:
             each = {pool: drawn(job, pool, self.state) for pool in self.supplies}
-            found = self.drawn_by[job.kind] = {pool: draws for pool, draws in each.items() if draws}
+            found = {pool: draws for pool, draws in each.items() if draws}
+            if job.kind in self.waiting.lines:
+                self.reckoned.drawn[job.kind] = found
+        return found
+
+    def asked(self, job: WaitingJob) -> tuple[tuple[str, int], ...]:
+        """The pools that all of its kind need, in the order in which they are looked at, and how much of each."""
+        found = self.reckoned.asked.get(job.kind)
+        if found is None:
+            draws = {pool: self.draws_at_most(job, pool) for pool in self.pools(job)}
+            if not job.devices and not job.share:  # which may get others than those that nobody has
+                draws |= {self.place(job): job.gpus, **self.drawn(job)} if job.gpus else self.drawn(job)
+            found = tuple((pool, needs) for pool, needs in draws.items() if needs)
+            if job.kind in self.waiting.lines:
+                self.reckoned.asked[job.kind] = found
         return found
 
     def reaches(self, job: WaitingJob, pool: str) -> bool:
@@ -129,12 +164,16 @@ class Pools:
     def count(self, job: WaitingJob | RunningJob, gpus: Collection[str], ends: float | None) -> None:
         """One more that runs."""
         for pool in self.pools(job):
-            self.used[pool] += self.takes(job, gpus, pool, ends)
+            takes = self.takes(job, gpus, pool, ends)
+            self.used[pool] += takes
+            self.free_of[pool] -= takes
         if not gpus:
             self.used[JOBS] += job.width
             self.used[f"{JOBS}/{job.user}"] += job.width
         for pool in self.supplies:
-            self.used[pool] += drawn(job, pool, self.state)
+            draws = drawn(job, pool, self.state)
+            self.used[pool] += draws
+            self.free_of[pool] -= draws
 
     def in_time(self, job: WaitingJob, reservation: Reservation) -> bool:
         return bool(job.time_limit) and reservation.at is not None and self.now + job.time_limit <= reservation.at

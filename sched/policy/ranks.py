@@ -12,13 +12,18 @@ from collections.abc import Iterable, Mapping
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.sched.policy.quotas import Quotas
-from dockless.sched.policy.waiting import WaitingJob, WaitingList
+from dockless.sched.policy.waiting import Line, WaitingJob
 
 if TYPE_CHECKING:
     from dockless.sched.policy.state import RunningJob
 
 Rank = tuple[bool, tuple[float, ...]]
 Place = tuple[bool, int, tuple[float, ...], float, int]
+
+Ranked = tuple[str, tuple[str, ...], int]
+
+IN_NO_ORDER: Rank = False, ()
+"""The rank of all where it is the same."""
 
 IN_ORDER = -math.inf
 """The turn of a job that has not been put off."""
@@ -37,6 +42,7 @@ class Ranks:
         self._spent: dict[str, float] | None = None if usage is None else defaultdict(float, usage)
         self._holds: Counter[str] = Counter()
         self._guarantees: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+        self._ranks: dict[Ranked, Rank] = {}
         if self.guarantee_any:
             for job in running:
                 self._count(job, len(job.gpus))
@@ -45,13 +51,13 @@ class Ranks:
         borrows, shares = self.rank(job) if rank is None else rank
         return borrows, -job.priority, shares, turn, job.id
 
-    def before(self, waiting: WaitingList, job: WaitingJob) -> int:
-        """How many stand before ``job`` as things are now."""
+    def before(self, lines: Iterable[Line], job: WaitingJob) -> int:
+        """How many of these lines stand before ``job`` as things are now."""
         if not self.moving:
-            return sum(line.before((-job.priority, job.id)) for line in waiting.lines.values())
+            return sum(line.before((-job.priority, job.id)) for line in lines)
         borrows, shares = self.rank(job)
         count = 0
-        for line in waiting.lines.values():
+        for line in lines:
             others_borrow, others_shares = self.rank(line.first())
             if others_borrow == borrows:
                 count += line.before((-job.priority, job.id if others_shares == shares else math.inf if others_shares < shares else 0))
@@ -60,8 +66,20 @@ class Ranks:
         return count
 
     def rank(self, job: WaitingJob) -> Rank:
-        """The part of its place that may get later in a pass, which the jobs of one kind have in common."""
-        return self.guarantee_any and not self.guarantee(job), self._shares(job) if self._spent is not None else ()
+        """The part of its place that may get later in a pass, which jobs that are ranked together have in common."""
+        if not self.moving:
+            return IN_NO_ORDER
+        ranked = self.ranked(job)
+        found = self._ranks.get(ranked)
+        if found is None:
+            borrows = self.guarantee_any and not self.guarantee(job)
+            found = self._ranks[ranked] = borrows, self._shares(job) if self._spent is not None else ()
+        return found
+
+    @staticmethod
+    def ranked(job: WaitingJob) -> Ranked:
+        """Jobs that are ranked together."""
+        return job.user, job.groups, job.gpus
 
     def guarantee(self, job: WaitingJob) -> str:
         """The pool within whose guarantee ``job`` stays, empty for none."""
@@ -69,6 +87,7 @@ class Ranks:
         return next((pool for pool, count in guarantees.items() if self._holds[pool] + job.gpus <= count), "")
 
     def started(self, job: WaitingJob) -> None:
+        self._ranks.clear()
         if self.guarantee_any:
             self._count(job, job.gpus)
         if self._spent is not None:

@@ -10,7 +10,7 @@ from dockless.sched.policy.packing import WHOLE, Node, Task, choose
 from dockless.sched.policy.pools import Pools
 from dockless.sched.policy.reservations import Hold, Reservation, left_over, moment
 from dockless.sched.policy.state import HOST, JOBS, QueueState
-from dockless.sched.policy.waiting import WaitingJob, longest
+from dockless.sched.policy.waiting import WaitingJob, longest, order
 
 
 class Room(Pools):
@@ -22,16 +22,22 @@ class Room(Pools):
         self.kept: dict[frozenset[str], Reservation] = {}  # for jobs that insist on certain GPUs
         self.kept_until: dict[float | None, tuple[Reservation, set[str]]] = {}  # the first of them for each moment, and all GPUs
 
+    def hold(self, job: WaitingJob) -> Hold | None:
+        """What holds a job, as things are; nothing is kept for it."""
+        if not job.gpus:
+            return self.full(job, {}, keep=False)
+        return self.over_quota(job, keep=False) or self.no_room(job, keep=False)
+
     def over_quota(self, job: WaitingJob, keep: bool) -> Hold | None:
         """What of its quotas holds ``job``. ``keep``: it makes reservations where it is the first to be held."""
         quota = self.pools(job)
         for level, pool in enumerate(quota):
             if (draws := self.draws(job, pool)) and self.used[pool] + draws > self.limits[pool]:
                 if (window := self.windows.get(pool)) is not None:
-                    kept = self.reserve(job, pool, quota[: level + 1]) if keep else None
+                    kept = self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool)
                     return Hold("reserved", pool, job.priority, kept, self.time_to(window.starts))
                 # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
-                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else None)
+                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool))
             if (reservation := self.in_the_way(job, pool)) is not None:
                 return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
@@ -66,11 +72,36 @@ class Room(Pools):
                 return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
 
+    def full(self, job: WaitingJob, first: Mapping[str, WaitingJob], keep: bool = True) -> Hold | None:
+        """What holds a job without GPUs, but for want of places. ``first``: of each quota of jobs the first job with GPUs that wants
+        places there, which are kept for it from those that come later."""
+        quota = self.pools(job)
+        for level, pool in enumerate(quota):
+            over = self.limits[pool] - self.used[pool] - job.width
+            ahead = first.get(pool)
+            if ahead is not None and order(ahead) < order(job) and over < ahead.width:
+                return Hold("quota", pool, job.priority, Reservation(pool, ahead.id, ahead.width, None, 0, 0))
+            if over < 0:
+                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool))
+            if (reservation := self.in_the_way(job, pool)) is not None:
+                return Hold("reserved", pool, job.priority, reservation)
+        if (reservation := self.in_the_way(job, JOBS)) is not None:
+            return Hold("reserved", JOBS, job.priority, reservation, self.time_until(reservation))
+        return self.no_supply(job, keep)
+
     def no_place(self, job: WaitingJob) -> Hold | None:
         """Whether too few of the host's places for jobs without GPUs are left for it: those that are stay free for it."""
         if self.used[JOBS] + job.width <= self.state.cpu_jobs:
             return None
         return Hold("jobs", JOBS, job.priority, self.reserve(job, JOBS, self.pools(job)))
+
+    def short(self, job: WaitingJob) -> str:
+        """The first pool of which too little is left for any job of its kind, empty where there is none. Of reserved hours only those where
+        nobody has a place yet: who ends before is not held by them."""
+        for pool, needs in self.asked(job):
+            if needs > self.free_of[pool] and not (pool in self.windows and pool in self.reserved):
+                return pool
+        return ""
 
     def lacks(self, job: WaitingJob) -> bool:
         """Whether the host has too few cores or too little memory left for it."""
@@ -86,11 +117,15 @@ class Room(Pools):
     def enough(self, job: WaitingJob, free: Sequence[str]) -> bool:
         if job.devices:
             return job.devices <= set(free)
+        if free is self.free:
+            return job.gpus <= self.free_of[self.place(job)]
         goal = self.goal(job)
         return job.gpus <= sum(1 for gpu in free if gpu in goal)
 
     def allowed(self, job: WaitingJob) -> list[str]:
         """The free GPUs without those that somebody else insists on and would get too late."""
+        if not self.kept_until:
+            return self.free
         taboo: set[str] = set()
         for first, devices in self.kept_until.values():
             if not self.in_time(job, first):

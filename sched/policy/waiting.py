@@ -11,13 +11,30 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge, nsmallest
 from itertools import islice
+from typing import NamedTuple
 
 from dockless.base.dataclass import dataclass, field
+from dockless.base.typing import TypeVar
 
-Kind = tuple[str, int, tuple[str, ...], frozenset[str], str, int, int, int, int]
+K = TypeVar("K")
+
+
+class Kind(NamedTuple):
+    """What jobs of one kind have in common; as in ``WaitingJob``."""
+
+    user: str
+    gpus: int
+    groups: tuple[str, ...]
+    devices: frozenset[str]
+    gpu_class: str
+    share: int
+    cores: int
+    memory: int
+    width: int
+
 
 KINDS = 250
 """Kinds of one user's jobs that a pass looks at: who asks for something else with each of thousands of jobs delays her own alone."""
@@ -50,8 +67,8 @@ class WaitingJob:
     kind: Kind = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        kind = self.user, self.gpus, self.groups, self.devices, self.gpu_class, self.share, self.cores, self.memory, self.width
-        object.__setattr__(self, "kind", kind)
+        of = self.user, self.gpus, self.groups, self.devices, self.gpu_class, self.share, self.cores, self.memory, self.width
+        object.__setattr__(self, "kind", Kind._make(of))
 
 
 def order(job: WaitingJob) -> tuple[int, int]:
@@ -117,6 +134,12 @@ class Row:
             self._parts[at : at + 1] = halves = [part[:PIECE], part[PIECE:]]
             self._places[at : at + 1] = [order(half[-1]) for half in halves]
             self._least[at : at + 1] = [min(map(longest, half)) for half in halves]
+
+    def add_all(self, jobs: Iterable[WaitingJob]) -> None:
+        every = sorted([*self, *jobs], key=order)
+        self._parts = [every[start : start + PIECE] for start in range(0, len(every), PIECE)]
+        self._places = [order(part[-1]) for part in self._parts]
+        self._least = [min(map(longest, part)) for part in self._parts]
 
     def remove(self, job: WaitingJob) -> None:
         at, index = self._find(order(job))
@@ -189,6 +212,15 @@ class Line:
             row = self.rows[length(job)] = Row()
         row.add(job)
 
+    def add_all(self, jobs: Sequence[WaitingJob]) -> None:
+        self._first = None
+        self.limits.update([job.time_limit for job in jobs])
+        rows: defaultdict[float, list[WaitingJob]] = defaultdict(list)
+        for of_limit in _grouped(jobs, [job.time_limit for job in jobs]).values():
+            rows[length(of_limit[0])] += of_limit
+        for about, of_row in rows.items():
+            self.rows.setdefault(about, Row()).add_all(of_row)
+
     def remove(self, job: WaitingJob) -> None:
         self._first = None
         row = self.rows[length(job)]
@@ -223,14 +255,29 @@ class Line:
         return sum(row.before(place) for row in self.rows.values())
 
 
+class Reckoned:
+    """What jobs of each kind need on one ``host``, from pass to pass. ``drawn``: of its supplies; ``asked``: of all pools, in the order in
+    which they are looked at."""
+
+    __slots__ = ("asked", "drawn", "host")
+
+    def __init__(self, host: object) -> None:
+        self.host = host
+        self.drawn: dict[Kind, dict[str, int]] = {}
+        self.asked: dict[Kind, tuple[tuple[str, int], ...]] = {}
+
+
 class WaitingList:
-    """All that wait; iterated, in the queue's order."""
+    """All that wait; iterated, in the queue's order. ``whose``: how many kinds there are of a user with these groups, with or without
+    GPUs."""
 
     def __init__(self, jobs: Iterable[WaitingJob] = ()) -> None:
         self.lines: dict[Kind, Line] = {}
         self._count = 0
-        for job in jobs:
-            self.add(job)
+        self._kinds: Counter[str] = Counter()
+        self.whose: Counter[tuple[str, tuple[str, ...], bool]] = Counter()
+        self._reckoned: Reckoned | None = None
+        self.add_all([*jobs])
 
     def __len__(self) -> int:
         return self._count
@@ -246,25 +293,48 @@ class WaitingList:
 
     def looked_at(self) -> Collection[Line]:
         """The lines that a pass looks at: of each user the first ``KINDS``, by the first job of each."""
-        if len(self.lines) <= KINDS:
+        if all(count <= KINDS for count in self._kinds.values()):
             return self.lines.values()
         of_user: dict[str, list[Line]] = defaultdict(list)
         for kind, line in self.lines.items():
-            of_user[kind[0]].append(line)
-        if all(len(lines) <= KINDS for lines in of_user.values()):
-            return self.lines.values()
+            of_user[kind.user].append(line)
         return [line for lines in of_user.values() for line in nsmallest(KINDS, lines, key=lambda line: order(line.first()))]
 
     @property
     def wants_gpus(self) -> bool:
-        return any(kind[1] for kind in self.lines)
+        return any(kind.gpus for kind in self.lines)
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """Those of which somebody wants GPUs."""
+        return frozenset(kind.gpu_class for kind in self.lines if kind.gpu_class)
+
+    def reckoned(self, host: object) -> Reckoned:
+        """What has been reckoned on an equal ``host``, to be filled by whoever reckons more; empty where it was another."""
+        if self._reckoned is None or self._reckoned.host != host:
+            self._reckoned = Reckoned(host)
+        return self._reckoned
 
     def add(self, job: WaitingJob) -> None:
-        line = self.lines.get(job.kind)
-        if line is None:
-            line = self.lines[job.kind] = Line()
-        line.add(job)
+        self._line(job.kind).add(job)
         self._count += 1
+
+    def add_all(self, jobs: Sequence[WaitingJob]) -> None:
+        """As ``add`` of each, in a fraction of the time where there are many."""
+        kinds: defaultdict[Kind, list[WaitingJob]] = defaultdict(list)
+        for same in _grouped(jobs, [id(job.kind) for job in jobs]).values():  # many have the very same, which saves comparing
+            kinds[same[0].kind] += same
+        for kind, of_kind in kinds.items():
+            self._line(kind).add_all(of_kind)
+        self._count += len(jobs)
+
+    def _line(self, kind: Kind) -> Line:
+        line = self.lines.get(kind)
+        if line is None:
+            line = self.lines[kind] = Line()
+            self._kinds[kind.user] += 1
+            self.whose[kind.user, kind.groups, bool(kind.gpus)] += 1
+        return line
 
     def remove(self, job: WaitingJob) -> None:
         line = self.lines[job.kind]
@@ -272,3 +342,21 @@ class WaitingList:
         self._count -= 1
         if not line.limits:
             del self.lines[job.kind]
+            if self._reckoned is not None:
+                self._reckoned.drawn.pop(job.kind, None)
+                self._reckoned.asked.pop(job.kind, None)
+            _one_less(self._kinds, job.user)
+            _one_less(self.whose, (job.user, job.groups, bool(job.gpus)))
+
+
+def _one_less(counts: Counter[K], key: K) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+def _grouped(jobs: Iterable[WaitingJob], keys: Iterable[K]) -> dict[K, list[WaitingJob]]:
+    found: defaultdict[K, list[WaitingJob]] = defaultdict(list)
+    for job, key in zip(jobs, keys, strict=True):
+        found[key].append(job)
+    return found

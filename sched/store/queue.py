@@ -19,6 +19,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, repeat
 from pathlib import Path
 
@@ -73,7 +74,8 @@ _FIELDS = (*_COLUMNS.replace("grp", "group").replace("idx", "index").split(", ")
 _PAGE = 200
 _PART = 5_000
 """Rows of jobs that a daemon which comes back makes jobs of together."""
-_LIVE = "state IN ('PENDING','STARTING','RUNNING')"
+LIVE = "state IN ('PENDING','STARTING','RUNNING')"
+"""As the index has it, which SQLite uses where it finds these very words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,10 @@ def _upgrade_1(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN spec_id INTEGER NOT NULL DEFAULT 0")
     for statement in SINCE_2:
         db.execute(statement)
-    shared = f"SELECT MIN(id), array FROM jobs WHERE {_LIVE} GROUP BY CASE WHEN array > 0 THEN -array ELSE id END"
+    shared = f"SELECT MIN(id), array FROM jobs WHERE {LIVE} GROUP BY CASE WHEN array > 0 THEN -array ELSE id END"
     for first, array in db.execute(shared).fetchall():
         db.execute("INSERT INTO specs(id, size, body) SELECT id, length(spec), spec FROM jobs WHERE id=?", (first,))
-        db.execute(f"UPDATE jobs SET spec_id=? WHERE {_LIVE} AND (id=? OR (array=? AND array > 0))", (first, first, array))
+        db.execute(f"UPDATE jobs SET spec_id=? WHERE {LIVE} AND (id=? OR (array=? AND array > 0))", (first, first, array))
     db.execute("ALTER TABLE jobs DROP COLUMN spec")
     db.execute("PRAGMA user_version=2")
     db.execute("COMMIT")
@@ -426,27 +428,38 @@ def _move(db: sqlite3.Connection, job: int, old: State, new: State, reason: str,
 
 
 def live(db: sqlite3.Connection, ids: Iterable[int] | None = None) -> list[Live]:
-    """Jobs that have not ended, oldest first: what a daemon starts from."""
-    where = _LIVE if ids is None else f"id IN ({','.join(str(int(i)) for i in ids)})"
+    """Jobs that have not ended, or those of ``ids``, oldest first: with what only the daemon needs."""
+    where = LIVE if ids is None else "id IN (SELECT value FROM json_each(?))"
     rows = db.execute(
         f"SELECT {_COLUMNS}, wanted, quota_groups, cancelled,"
         " (SELECT boot FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
         " (SELECT ticks FROM attempts a WHERE a.job=jobs.id AND a.number=jobs.attempt),"
         " (SELECT size FROM specs WHERE specs.id=jobs.spec_id)"
-        f" FROM jobs WHERE {where} ORDER BY id"
+        f" FROM jobs WHERE {where} ORDER BY id",
+        () if ids is None else (json.dumps([*ids]),),
     )
     found: list[Live] = []
     while part := rows.fetchmany(_PART):
         columns = list(zip(*part, strict=True))
-        shown: dict[str, Iterable[Any]] = dict(zip(_FIELDS, columns, strict=False))
-        shown |= {"state": map(State, columns[3]), "devices": _tuples(columns[11]), "options": _all_options(columns[23])}
         rest = {
-            "job": many(Job, len(part), shown), "wanted": _tuples(columns[24]), "quota_groups": _tuples(columns[25]),
+            "job": many(Job, len(part), _shown(columns)), "wanted": _tuples(columns[24]), "quota_groups": _tuples(columns[25]),
             "cancelled": map(bool, columns[26]), "boot": (boot or "" for boot in columns[27]), "ticks": (at or 0.0 for at in columns[28]),
             "spec_size": (size or 0 for size in columns[29]),
         }  # fmt: skip
         found += many(Live, len(part), rest)
     return found
+
+
+def jobs(db: sqlite3.Connection, numbers: Iterable[int]) -> list[Job]:
+    """Those of them that are remembered, without their attempts."""
+    rows = db.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id IN (SELECT value FROM json_each(?))", (json.dumps([*numbers]),)).fetchall()
+    return many(Job, len(rows), _shown(list(zip(*rows, strict=True)))) if rows else []
+
+
+def _shown(columns: Sequence[tuple[Any, ...]]) -> dict[str, Iterable[Any]]:
+    """Those of ``_COLUMNS`` as a job has them."""
+    shown: dict[str, Iterable[Any]] = dict(zip(_FIELDS, columns, strict=False))
+    return shown | {"state": map(State, columns[3]), "devices": _tuples(columns[11]), "options": _all_options(columns[23])}
 
 
 def _tuples(texts: Iterable[str]) -> Iterator[tuple[str, ...]]:
@@ -457,6 +470,7 @@ def _tuples(texts: Iterable[str]) -> Iterator[tuple[str, ...]]:
         yield known.setdefault(text, tuple(json.loads(text))) if found is None else found
 
 
+@lru_cache(1000)
 def _options(text: str) -> JobOptions:
     return NO_OPTIONS if text == "{}" else read_options(json.loads(text))
 
@@ -508,10 +522,11 @@ def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
     )
 
 
-def ended(db: sqlite3.Connection, wanted: Filter, limit: int) -> Iterator[Job]:
-    """Jobs that have ended, newest first. Read in pages: no transaction stays open between them."""
+def ended(db: sqlite3.Connection, wanted: Filter, limit: int, before: tuple[float, int] = (math.inf, 0)) -> Iterator[Job]:
+    """Jobs that have ended, newest first. Read in pages: no transaction stays open between them. ``before``: when the job before the first
+    of them ended, and its number."""
     where, values = _where(wanted)
-    at, number = math.inf, 0
+    at, number = before
     while limit > 0:
         rows = db.execute(
             f"SELECT {_COLUMNS} FROM jobs WHERE (ended, id) < (?, ?) AND {where} ORDER BY ended DESC, id DESC LIMIT ?",
@@ -522,6 +537,13 @@ def ended(db: sqlite3.Connection, wanted: Filter, limit: int) -> Iterator[Job]:
             at, number = found.ended, found.id
             yield found
         limit = limit - len(rows) if len(rows) == _PAGE else 0
+
+
+def live_numbers(db: sqlite3.Connection, wanted: Filter) -> set[int]:
+    """Of the jobs that have not ended those of that group and submitted until then: neither changes."""
+    until = math.inf if wanted.until is None else wanted.until
+    rows = db.execute(f"SELECT id FROM jobs WHERE {LIVE} AND (?1 = '' OR grp = ?1) AND submitted <= ?2", (wanted.group, until))
+    return {row[0] for row in rows}
 
 
 def count_ended(db: sqlite3.Connection, wanted: Filter) -> int:

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
 
 from dockless.base.dataclass import replace
 from dockless.base.records import plain
 from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
-from dockless.sched.engine import host_supplies, sharing
+from dockless.sched.engine import disk, host_supplies, sharing
 from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.engine.windows import windows
-from dockless.sched.jobs import NO_OPTIONS, Filter, Job, State
+from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.decision import duration
 from dockless.sched.policy.ranks import Ranks
-from dockless.sched.policy.supplies import CORES, MEMORY
+from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
+from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.policy.whatif import Sooner, sooner
 from dockless.sched.store import queue
-from dockless.sched.wire.listing import pages
+from dockless.sched.wire.listing import page
 from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 KINDS = 2000
 """Kinds of waiting jobs beyond which nobody is told what would start sooner: that takes several decisions, and others wait meanwhile."""
+LINES = 500
+"""Lines of waiting jobs that are looked at before somebody else's turn."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -74,49 +75,63 @@ class Answers:
     def view(self, caller: Caller, job: Job) -> Job:
         """The job as ``caller`` may see it, with the reason it waits. Why another's job ended can hold words of its command."""
         if job.state is State.PENDING and not job.reason:
-            job = replace(job, reason=self._why(job.id))
+            job = replace(job, reason=self._why(job.id, job))
         if not caller.may_manage(job.uid):
             job = replace(job, name="", image="", command="", options=NO_OPTIONS, reason=job.reason if job.state is State.PENDING else "")
         return job
 
-    def why(self, caller: Caller, number: int) -> Why:
-        """Raises UnknownJob, NotPermitted."""
+    async def why(self, caller: Caller, number: int, turn: Callable[[], Awaitable[None]]) -> Why:
+        """``turn``: awaited between pieces of work. Raises UnknownJob, NotPermitted."""
+        engine = self.engine
         job = self.own(caller, number)
-        entry, engine = self.engine.entries.get(number), self.engine
+        entry, place = engine.entries.get(number), 0
+        if entry is not None and job.state is State.PENDING and entry.first.job.id not in engine.aside.kept:
+            place = await self._place(entry.first.waiting, turn)
+            job = self.own(caller, number)  # it may have started meanwhile
         if job.state is not State.PENDING or entry is None or entry.cancelled:
             return Why(number, str(job.state), job.reason)
-        entry = entry.first
-        if entry.job.id in engine.aside.entries:
+        entry, now, decision = entry.first, queue.ticks(), engine.decision
+        if entry.job.id in engine.aside.kept:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
-        place, now, decision = self.ranks().before(engine.waiting, entry.waiting) + 1, queue.ticks(), engine.decision
         if engine.outage.text or HOST in engine.drained or decision is None or not decision.held(entry.waiting):
             return Why(number, str(job.state), job.reason, place, len(engine.waiting))
         starts_at = decision.reason(entry.waiting).starts_at
         starts_in = None if starts_at is None else max(0.0, starts_at - now)
-        asked = entry.waiting.gpus and entry.gang is None and len(engine.waiting.lines) <= KINDS
+        asks = entry.waiting.gpus or entry.waiting.cores or entry.waiting.memory
+        asked = asks and entry.gang is None and len(engine.waiting.lines) <= KINDS
         found = sooner(engine.state(), entry.waiting, now) if asked else Sooner()
         return Why(number, str(job.state), job.reason, place, len(engine.waiting), starts_in, tuple(_words(found, job)))
+
+    async def _place(self, job: WaitingJob, turn: Callable[[], Awaitable[None]]) -> int:
+        """1 for the first in line. Of many kinds, each as it is when it is looked at."""
+        ranks, place = self.ranks(), 1
+        lines = [*self.engine.waiting.lines.values()]
+        for start in range(0, len(lines), LINES):
+            if start:
+                await turn()
+            place += ranks.before((line for line in lines[start : start + LINES] if line.rows), job)
+        return place
 
     def ranks(self) -> Ranks:
         """The order in which jobs are looked at now."""
         state = self.engine.state()
         return Ranks(state.quotas, state.running, state.usage)
 
-    def _why(self, number: int) -> str:
+    def _why(self, number: int, job: Job | None = None) -> str:
+        """``job``: the same, where it is there already."""
         if self.engine.outage.text:
             return f"nothing can be started: {self.engine.outage.text}"
         if HOST in self.engine.drained:
             return f"nothing is started: the host was {self.engine.drained[HOST]}"
-        entry = self.engine.entries.get(number)
-        if entry is not None:
-            entry, number = entry.first, entry.first.job.id
-        if number in self.engine.aside.entries:
-            return self.engine.aside.why(self.engine.entries[number].job)
-        if entry is None or self.engine.decision is None:
+        waiting = self.engine.entries.seen(number)
+        if waiting is not None and waiting.id in self.engine.aside.kept:
+            first = job if job is not None and waiting.id == number else self.engine.entries[waiting.id].job
+            return self.engine.aside.why(first)
+        if waiting is None or self.engine.decision is None:
             return "just submitted"
-        text = self.engine.decision.reason(entry.waiting).text
-        if entry.waiting.gpus:
-            text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.gpus if gpu.trouble)
+        text = self.engine.decision.reason(waiting).text
+        if waiting.gpus:
+            text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.everything if gpu.trouble)
         return self._shown(text)
 
     def _by_index(self, text: str) -> str:
@@ -125,30 +140,9 @@ class Answers:
                 text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
         return text
 
-    def listing(self, wanted: Filter, ended: bool, limit: int) -> tuple[Iterator[Job], int]:
-        """Running jobs, waiting ones in their order, those that may not start yet, and (``ended``) the newest of those that have ended; and
-        how many more wait or have ended. ``limit``: of waiting and of ended ones, 0 for none."""
-        entries = self.engine.entries
-        running = (entry.job for entry in sorted(self.engine.active.values(), key=lambda entry: entry.job.id))
-        numbers = chain((job.id for job in self.engine.waiting.of(wanted.user)), sorted(self.engine.aside.entries))
-        waiting = (entries[member].job for number in numbers for member in self._members(number))
-        found = [*filter(wanted.keeps, running)]
-        held = [*filter(wanted.keeps, waiting)]
-        more = max(0, len(held) - limit) if limit else 0
-        found += held[:limit] if limit else held
-        if ended and limit:
-            more += max(0, queue.count_ended(self.engine.reader, wanted) - limit)
-        past = queue.ended(self.engine.reader, wanted, limit or sys.maxsize) if ended else iter(())
-        return chain(found, past), more
-
-    def _members(self, number: int) -> list[int]:
-        """It, or all of the gang of which it is the first."""
-        gang = self.engine.entries[number].gang
-        return [number] if gang is None else [member.job.id for member in gang.members]
-
-    def pages(self, caller: Caller, jobs: Iterator[Job]) -> Iterator[dict[str, Any]]:
+    def page(self, caller: Caller, jobs: Sequence[Job]) -> dict[str, Any]:
         """The same as ``view`` shows them."""
-        return pages(jobs, lambda job: self._why(job.id), lambda job: not caller.may_manage(job.uid))
+        return page(jobs, lambda job: self._why(job.id, job), lambda job: not caller.may_manage(job.uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,
@@ -176,9 +170,10 @@ class Answers:
         entries = self.engine.entries
         for part in (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE)):
             await turn()
-            owners = queue.owners(self.engine.reader, [number for number in part if number not in entries])
+            whole = {number: entries[number].job.uid for number in part if number in entries and not entries.is_outline(number)}
+            owners = whole | queue.owners(self.engine.reader, [number for number in part if number not in whole])
             for number in part:
-                if (entries[number].job.uid if number in entries else owners.get(number)) != caller.uid:
+                if owners.get(number) != caller.uid:
                     self.own(caller, number)
 
     def all_of(self, caller: Caller, numbers: Sequence[int]) -> Iterator[Job]:
@@ -220,7 +215,7 @@ class Answers:
         user_of = {gpu: job.user for job in others for gpu in job.gpus}
         self.engine.gpus.look()
         rows = []
-        for gpu in self.engine.gpus.gpus:
+        for gpu in self.engine.gpus.everything:
             row = GpuInfo(
                 gpu.index,
                 gpu.uuid,
@@ -237,7 +232,8 @@ class Answers:
                 row = replace(row, job=entry.job.id, attempt=entry.job.attempt, user=entry.job.user, since=entry.job.started)
             rows.append(row)
         used: dict[tuple[str, str], int] = {}
-        holdings = [(entry.job.user, entry.live.quota_groups, len(entry.job.devices)) for entry in self.engine.active.values()]
+        firsts = [entry for entry in self.engine.active.values() if entry is entry.first]
+        holdings = [(entry.job.user, entry.live.quota_groups, len(entry.devices)) for entry in firsts]
         for user, groups, count in (*holdings, *((job.user, job.groups, len(job.gpus)) for job in others)):
             for key in (("user", user), *(("group", name) for name in groups)):
                 used[key] = used.get(key, 0) + count
@@ -249,7 +245,7 @@ class Answers:
         memory, memory_used = host_supplies.in_use(self.engine, MEMORY)
         return HostInfo(
             tuple(rows),
-            len(self.engine.waiting) + len(self.engine.aside.entries),
+            len(self.engine.waiting) + len(self.engine.aside.kept),
             len(self.engine.active),
             self.engine.config.cpu_jobs,
             self.engine.gpus.error,
@@ -260,6 +256,7 @@ class Answers:
             cores_used=cores_used / 1000,
             memory=memory,
             memory_used=memory_used,
+            disk=disk.limits(self.engine),
         )
 
     def _reservations(self) -> Iterator[ReservationInfo]:
@@ -285,7 +282,7 @@ class Answers:
         for line in self.engine.waiting.lines.values():
             first = line.first()
             for key in (("user", first.user), *(("group", group) for group in first.groups)):
-                counts[key]["waiting"] += sum(line.limits.values())
+                counts[key]["waiting"] += len(line)
         for name in quotas.groups:
             counts["group", name]
         found = []
@@ -303,5 +300,8 @@ def _words(found: Sooner, job: Job) -> Iterator[str]:
         yield f"with {found.gpus} GPU{'' if found.gpus == 1 else 's'} instead of {job.gpu_count}"
     if found.any_gpus:
         yield f"with any {job.gpu_count} GPUs instead of these" if job.gpu_count > 1 else "with any GPU instead of this one"
+    for pool, less, asked in ((CORES, found.cores, job.options.millicores), (MEMORY, found.memory, job.options.memory)):
+        if less is not None:
+            yield f"with {amount(pool, less)} instead of {bare(pool, asked)}"
     if found.time_limit is not None:
         yield f"with a time limit of {duration(found.time_limit)} or less"

@@ -5,17 +5,14 @@ A page is ``{"count": 500, "same": {"user": "ann", â€¦}, "each": {"id": [1, 2, â
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice, repeat
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from operator import attrgetter
 
 from dockless.base.dataclass import many
 from dockless.base.records import differences
 from dockless.base.typing import Any
 from dockless.sched.jobs import NO_OPTIONS, Job, State, read_options
-
-PAGE = 500
-"""Jobs of a page: the daemon serves others between two."""
 
 _FIELDS = tuple(name for name in Job.__slots__ if name != "attempts")
 _VALUES: Callable[[Job], tuple[Any, ...]] = attrgetter(*_FIELDS)
@@ -28,27 +25,28 @@ class Listing(list[Job]):
     more: int = 0
 
 
-def pages(jobs: Iterator[Job], reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> Iterator[dict[str, Any]]:
+def page(jobs: Sequence[Job], reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> dict[str, Any]:
     """``reason``: why a job waits; ``hidden``: whether its words are not the caller's to see."""
     state, why, options = map(_FIELDS.index, ("state", "reason", "options"))
     words = [_FIELDS.index(name) for name in ("name", "image", "command")]
-    while part := list(islice(jobs, PAGE)):
-        columns = [list(column) for column in zip(*map(_VALUES, part), strict=True)]
-        for place, job in enumerate(part):
-            if columns[state][place] == State.PENDING:
-                columns[why][place] = columns[why][place] or reason(job)
-            if hidden(job):
-                for column in words if columns[state][place] == State.PENDING else (*words, why):
-                    columns[column][place] = ""
-                columns[options][place] = NO_OPTIONS
-        columns[options] = [{} if found is NO_OPTIONS else differences(found) for found in columns[options]]
-        page: dict[str, Any] = {"count": len(part), "same": {}, "each": {}}
-        for name, values in zip(_FIELDS, columns, strict=True):
-            if values.count(values[0]) == len(values):
-                page["same"][name] = values[0]
-            else:
-                page["each"][name] = values
-        yield page
+    columns = [list(column) for column in zip(*map(_VALUES, jobs), strict=True)]
+    for place, job in enumerate(jobs):
+        if columns[state][place] == State.PENDING:
+            columns[why][place] = columns[why][place] or reason(job)
+        if hidden(job):
+            for column in words if columns[state][place] == State.PENDING else (*words, why):
+                columns[column][place] = ""
+            columns[options][place] = NO_OPTIONS
+    asked = {id(found): found for found in columns[options]}  # most share theirs
+    said = {key: {} if found is NO_OPTIONS else differences(found) for key, found in asked.items()}
+    columns[options] = [said[id(found)] for found in columns[options]]
+    found: dict[str, Any] = {"count": len(jobs), "same": {}, "each": {}}
+    for name, values in zip(_FIELDS, columns, strict=True):
+        if values.count(values[0]) == len(values):
+            found["same"][name] = values[0]
+        else:
+            found["each"][name] = values
+    return found
 
 
 def read_page(page: dict[str, Any]) -> list[Job]:

@@ -17,6 +17,10 @@ HELP = {
     "dockless_daemon_up": "Whether a daemon answers.",
     "dockless_jobs_waiting": "Jobs that wait.",
     "dockless_jobs_running": "Jobs that have been started and have not ended.",
+    "dockless_cores": "Cores that jobs may have together.",
+    "dockless_cores_asked": "Cores that running jobs have asked for.",
+    "dockless_memory_bytes": "Memory that jobs may have together.",
+    "dockless_memory_asked_bytes": "Memory that running jobs have asked for.",
     "dockless_quota_gpus_used": "GPUs that count in a quota.",
     "dockless_quota_gpus_limit": "GPUs that a quota allows.",
     "dockless_user_jobs_waiting": "Jobs of a user that wait.",
@@ -60,6 +64,11 @@ def _queue(host: HostInfo | None) -> Iterable[Sample]:
         return
     yield "dockless_jobs_waiting", {}, host.waiting
     yield "dockless_jobs_running", {}, host.running
+    if host.cores:  # an older daemon does not say
+        yield "dockless_cores", {}, host.cores
+        yield "dockless_cores_asked", {}, host.cores_used
+        yield "dockless_memory_bytes", {}, host.memory
+        yield "dockless_memory_asked_bytes", {}, host.memory_used
     for kind, name, used, limit in host.quotas:
         yield "dockless_quota_gpus_used", {"kind": kind, "name": name}, used
         yield "dockless_quota_gpus_limit", {"kind": kind, "name": name}, limit

@@ -96,7 +96,7 @@ class Picture:
 
     def _job(self, entry: LiveJob) -> JobUse:
         job = entry.job
-        index = {gpu.uuid: gpu.index for gpu in self.engine.gpus.gpus}
+        index = {gpu.uuid: gpu.index for gpu in self.engine.gpus.everything}
         figures = [found for uuid in job.devices if (found := self.engine.watch.figures.get(uuid)) is not None]
         busy = [figure.reading.busy for figure in figures if figure.reading.busy is not None]
         used = [program.memory for figure in figures for program in figure.programs if program.job == job.id]
@@ -125,7 +125,7 @@ class Picture:
         next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
         ranks = self.answers.ranks()
         most = min(PLACES, LOOKS // max(1, len(self.engine.waiting.lines)))
-        places = {user: ranks.before(self.engine.waiting, job) + 1 for user, job in list(next_ones.items())[:most]}
+        places = {user: ranks.before(self.engine.waiting.lines.values(), job) + 1 for user, job in list(next_ones.items())[:most]}
         now, decision = queue.ticks(), self.engine.decision
         found = []
         for user in {*running, *held, *waiting}:

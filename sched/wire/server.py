@@ -29,13 +29,14 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import again, draining, holding, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.jobs import Filter, Job, State
+from dockless.sched.jobs import MAX_ARRAY, Filter, Job, State
 from dockless.sched.store import queue
 from dockless.sched.used import BY
 from dockless.sched.wire import logs, metrics
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.audit import Audit
 from dockless.sched.wire.entering import Entering
+from dockless.sched.wire.listed import Listed
 from dockless.sched.wire.picture import Picture
 from dockless.sched.wire.protocol import (
     MAX_JOBS_PER_REQUEST,
@@ -71,6 +72,8 @@ MAX_GPUS = 1000
 """GPUs that one request may name."""
 MOST_SECONDS = 1e11
 """A moment of long after, as seconds since 1970 that ``date`` knows."""
+PATIENCE = 60.0
+"""Seconds in which a client takes some of an answer, or is dropped; not those who read logs, maybe page by page."""
 _HEADERS = 100
 """Lines of a request over HTTP that are passed over."""
 
@@ -161,7 +164,9 @@ class Server:
             await self._serve(uid, reader, writer)
         except DocklessError as error:
             writer.write(encode(error_message(error)))
-        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+        except TimeoutError:
+            writer.transport.abort()
+        except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._connections[uid] -= 1
@@ -211,7 +216,7 @@ class Server:
                     job = self.answers.enterable(caller, _job_id(request.get("job")))
                     self.audit.note(caller, request, {})
                     await self.entering.attach(caller, job, writer)
-                    await writer.drain()
+                    await _taken(writer)
                     continue
                 verb = self._verbs.get(str(request.get("op")))
                 if verb is None:
@@ -219,10 +224,10 @@ class Server:
                 work = verb(caller, request)
                 answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
                 self.audit.note(caller, request, answer)
-                if isinstance(jobs := answer.get("jobs"), Iterator):
+                if isinstance(listed := answer.get("listed"), Listed):
+                    await self._send_pages(caller, writer, listed)
+                elif isinstance(jobs := answer.get("jobs"), AsyncIterator):
                     await self._send_jobs(uid, writer, jobs, {name: value for name, value in answer.items() if value is not jobs})
-                elif isinstance(pages := answer.get("pages"), Iterator):
-                    await self._send_pages(uid, writer, pages, answer["more"])
                 else:
                     writer.write(encode({"ok": True, **answer}))
             except DocklessError as error:
@@ -237,7 +242,7 @@ class Server:
                 say(f"unexpected error in {what} of uid {uid}: {describe(error)}")
                 failed = SchedError(f"the daemon failed: {describe(error)}", hint="this is a bug in dockless; please report it")
                 writer.write(encode(error_message(failed)))
-            await writer.drain()
+            await _taken(writer)
 
     async def _over_http(self, uid: int, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """``curl --unix-socket daemon.sock http://dockless/metrics``: a request of RFC 9112, and no more than this one."""
@@ -254,7 +259,7 @@ class Server:
         data = body.encode()
         head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + data)
-        await writer.drain()
+        await _taken(writer)
 
     def _refuse_too_many(self, caller: Caller, descriptor: int) -> None:
         """Refused: too many connections. Whatever one user has, the others can have a few; root can always call."""
@@ -322,30 +327,31 @@ class Server:
             for _ in range(rounds):
                 await asyncio.sleep(0)
 
-    async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: Iterator[Job], rest: dict[str, Any]) -> None:
+    async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: AsyncIterator[list[Job]], rest: dict[str, Any]) -> None:
         """One line, however long, that is never in memory as a whole. ``rest``: its other fields."""
         writer.write(b'{"ok":true,"jobs":[')
         between = b""
         try:
-            while part := list(islice(jobs, AT_ONCE)):
+            async for part in jobs:
                 writer.write(between + b",".join(encode(job.as_dict())[:-1] for job in part))
                 between = b","
-                await writer.drain()
+                await _taken(writer)
                 await self._turn(uid)
         except DocklessError as error:
             raise ConnectionError("half an answer") from error
         writer.write(b"]," + encode(rest)[1:] if rest else b"]}\n")
 
-    async def _send_pages(self, uid: int, writer: asyncio.StreamWriter, pages: Iterator[dict[str, Any]], more: int) -> None:
+    async def _send_pages(self, caller: Caller, writer: asyncio.StreamWriter, listed: Listed) -> None:
         """A line for each, and one that says how many jobs more there are than were asked for."""
         try:
-            for page in pages:
-                writer.write(encode({"ok": True, **page}))
-                await writer.drain()
-                await self._turn(uid)
+            async with contextlib.aclosing(listed.parts()) as parts:
+                async for part in parts:
+                    if part:
+                        writer.write(encode({"ok": True, **self.answers.page(caller, part)}))
+                        await _taken(writer)
         except DocklessError as error:
             raise ConnectionError("half an answer") from error
-        writer.write(encode({"ok": True, "end": True, "more": more}))
+        writer.write(encode({"ok": True, "end": True, "more": listed.more}))
 
     async def _short(self, work: Awaitable[T]) -> T:
         self._busy += 1
@@ -377,22 +383,28 @@ class Server:
         jobs = request.get("jobs")
         if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
             raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}", subject="jobs", hint="submit in parts")
-        array = _integer(request, "array", 1, MAX_JOBS_PER_SUBMIT)
+        array = _integer(request, "array", 1, MAX_ARRAY)
         ids = await self.engine.submit(caller, jobs, array, gang=request.get("gang") is True)
         return {"first": ids[0]} if array is not None else {"ids": ids}
 
     async def _queue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         limit = _integer(request, "limit", 0, MAX_LISTED) or 0
-        jobs, more = self.answers.listing(_filter(request), bool(request.get("ended")), limit)
+        listed = Listed(self.engine, _filter(request), bool(request.get("ended")), limit, partial(self._turn, caller.uid))
         if request.get("pages"):
-            return {"pages": self.answers.pages(caller, jobs), "more": more}
-        return {"jobs": (self.answers.view(caller, job) for job in jobs)}
+            return {"listed": listed}
+
+        async def viewed() -> AsyncIterator[list[Job]]:
+            async for part in listed.parts():
+                yield [self.answers.view(caller, job) for job in part]
+
+        return {"jobs": viewed()}
 
     async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
 
     async def _why(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"why": self.answers.why(caller, _job_id(request.get("job"))).as_dict()}
+        found = await self.answers.why(caller, _job_id(request.get("job")), partial(self._turn, caller.uid))
+        return {"why": found.as_dict()}
 
     async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         grace = _seconds(request, "grace", 3600.0)
@@ -436,7 +448,10 @@ class Server:
         await self._each(work, caller, request)
         await self.engine.decided()
         numbers = _job_ids(request)
-        return {"jobs": self.answers.all_of(caller, [new[number] for number in numbers]), "new": [new[number] for number in numbers]}
+        return {
+            "jobs": _in_parts(self.answers.all_of(caller, [new[number] for number in numbers])),
+            "new": [new[number] for number in numbers],
+        }
 
     async def _spec(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         """What was asked for, with its variables: for those alone who could enter it."""
@@ -453,13 +468,13 @@ class Server:
         numbers, turn = _job_ids(request), partial(self._turn, caller.uid)
         await self.answers.all_own(caller, numbers, turn)
         await self.engine.each(numbers, lambda number: work(number, caller), turn)
-        return {"jobs": self.answers.all_of(caller, numbers)}
+        return {"jobs": _in_parts(self.answers.all_of(caller, numbers))}
 
     async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         numbers, timeout = _job_ids(request), _seconds(request, "timeout", 1e9)
         request.clear()  # a waiting client costs the daemon these numbers and no more
         left = await self.answers.wait(caller, numbers, timeout, partial(self._turn, caller.uid))
-        return {"timeout": True, "left": left} if left else {"jobs": self.answers.all_of(caller, numbers)}
+        return {"timeout": True, "left": left} if left else {"jobs": _in_parts(self.answers.all_of(caller, numbers))}
 
     async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
         return {"info": self.answers.info().as_dict()}
@@ -537,6 +552,17 @@ class Server:
         job = self.answers.enterable(caller, _job_id(request.get("job")))
         self.audit.note(caller, request, {})
         await self.entering.serve(caller, job, request, line, writer)
+
+
+async def _in_parts(jobs: Iterator[Job]) -> AsyncIterator[list[Job]]:
+    while part := list(islice(jobs, AT_ONCE)):
+        yield part
+
+
+async def _taken(writer: asyncio.StreamWriter) -> None:
+    """Until no more than a buffer of what was written is left. ``TimeoutError``: the client takes nothing."""
+    async with asyncio.timeout(PATIENCE):
+        await writer.drain()
 
 
 async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:

@@ -31,8 +31,8 @@ def file_of(job: JobSpec) -> JobFile:
     """``job`` as a file that says the same, but for what it waited for and the limit of its array. ``BadInput`` where only Python can, and
     for one that started together with others."""
     if job.role:
-        hint = "dockless requeue ID submits them again together; with changes: dockless submit FILE"
-        raise BadInput("it is one of several jobs that start together", subject=job.role, hint=hint)
+        hint = "`dockless requeue` submits them again together; with changes: dockless submit FILE"
+        raise BadInput("a job that starts together with others has no clone of its own", subject=job.role, hint=hint)
     queue = {
         name: plain(getattr(job, name))
         for name, default in defaults_of(JobSpec).items()

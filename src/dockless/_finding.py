@@ -45,6 +45,10 @@ def create(
 
     spec, labels, policy = _asked(image, args, restart, remove, progress, options)
     gpus = gpus_wanted(options)
+    if gpus is not None or spec.cdi:
+        from dockless import _gpus
+
+        spec, gpus = _gpus.with_devices(spec, gpus)
     if gpus is not None:
         from dockless.sandbox.gpus.gpu import parse_request
 

@@ -57,6 +57,10 @@ def image_and_args(image: str | Sequence[Argument] | None, args: Sequence[Argume
     return image or "host", tuple(os.fsdecode(argument) for argument in arguments)
 
 
+_COUNTED = r"([A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_.-]*):([0-9]{1,6}|all)\Z"
+"""``VENDOR/CLASS:COUNT``"""
+
+
 def given_items(value: object) -> Any:
     """An iterator's items as a tuple, to be looked at more than once; anything else as it is. ``BadInput`` if it does not end."""
     if not isinstance(value, Iterator):
@@ -117,6 +121,14 @@ def gpus_wanted(options: Mapping[str, Any]) -> str | int | None:
     """What ``gpus``, ``gpu_memory`` and ``gpu_class`` say together, in the grammar of ``gpus``. ``BadInput``"""
     gpus: str | int | None = options.get("gpus")
     memory, gpu_class = options.get("gpu_memory"), options.get("gpu_class")
+    if counted := [found for text in options.get("devices") or () if (found := re.match(_COUNTED, text))]:
+        kind, count = counted[0][1], counted[0][2]
+        beside = [repr(found[0]) for found in counted[1:]]
+        beside += [f"{name} {options[name]}" for name in ("gpus", "gpu_memory", "gpu_class") if options.get(name) is not None]
+        if beside:
+            hint = "ask for devices of one kind, by one number, and for nothing else of GPUs; or submit two jobs"
+            raise BadInput(f"devices: {counted[0][0]!r} and {beside[0]} together", subject="devices", hint=hint)
+        return count if kind == "nvidia.com/gpu" else f"{count},class={kind}"
     if memory is None and gpu_class is None:
         return gpus
     from dockless.sandbox.gpus.request import parse_request
@@ -137,6 +149,9 @@ def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
     if options.get("root_size") is not None and options.get("root") != "tmpfs" and (image != "host" or options.get("root") == "readonly"):
         hint = 'ask for one, --root tmpfs (root="tmpfs"), or leave the size out'
         raise BadInput("root_size is the size of a root in memory", subject="root_size", hint=hint)
+    if options.get("disk") is not None and (image == "host" or options.get("root") == "tmpfs"):
+        hint = "leave it out, or bound the root by its size: --root-size (root_size)"
+        raise BadInput("disk bounds nothing of a root in memory, as the image host and root tmpfs have it", subject="disk", hint=hint)
     if options.get("profile") == "untrusted":
         for name, value in (("network", "host"), ("root", "disk")):
             if options.get(name) == value:
@@ -218,12 +233,12 @@ def _assignment(entry: str, name: str) -> tuple[str, str]:
 
 
 def _named_devices(value: Iterable[str], name: str) -> tuple[str, ...]:
-    """``VENDOR/CLASS=NAME``."""
-    return tuple(text for text in value if _is_name(text))
+    """``VENDOR/CLASS=NAME``. Those that are asked for by number are in ``gpus_wanted``."""
+    return tuple(text for text in value if _is_name(text) and not re.match(_COUNTED, text))
 
 
 def _is_name(text: str) -> bool:
-    return text[:1] != "/" and "=" in text
+    return text[:1] != "/" and ("=" in text or bool(re.match(_COUNTED, text)))
 
 
 def _devices(value: Iterable[str], name: str) -> tuple[HostDevice, ...]:
@@ -343,6 +358,7 @@ KEYWORDS = (
     Keyword("profile", "profile", as_it_is),
     Keyword("root", "root", as_it_is),
     Keyword("root_size", "root_size", _size),
+    Keyword("disk", "disk", _size),
     Keyword("mounts", "mounts", _mounts),
     Keyword("tmpfs", "mounts", _tmpfs),
     Keyword("shm_size", "shm_size", _size),

@@ -84,11 +84,16 @@ def leased(spec: Spec, image: str, gpus: str | int | None) -> Iterator[tuple[Spe
         from dockless.base.dataclass import replace
 
         spec = replace(spec, image=image)
-    if gpus is None:
+    if gpus is None and not spec.cdi:
         yield spec, None
         return
     from dockless import _gpus
     from dockless.base.dataclass import replace
+
+    spec, gpus = _gpus.with_devices(spec, gpus)
+    if gpus is None:
+        yield spec, None
+        return
 
     with _gpus.lease(gpus) as lease:
         yield replace(spec, gpus=lease.uuids), lease

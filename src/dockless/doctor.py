@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
 from dockless.base.typing import Literal
 from dockless.base.units import format_size
 from dockless.errors import DocklessError
@@ -211,6 +212,18 @@ def _idmapped() -> tuple[Status, str, str]:
     return "note", "this kernel has none", "boot Linux 5.12 or newer (5.19 for overlay layers)"
 
 
+def _disk() -> tuple[Status, str, str]:
+    from dockless.sandbox.run import project
+
+    if os.geteuid() != 0:
+        return "ok", "only root can limit what is written to it", ""
+    why = project.lacking(_existing(paths.state()))
+    if not why:
+        return "ok", "the kernel holds limits on it, by project quotas", ""
+    step = "mount it with prjquota (docs/queue.md); until then limits of jobs are measured, and `run --disk` is an error"
+    return "note", why, step
+
+
 def _gpus() -> tuple[Status, str, str]:
     from dockless.sandbox.gpus import gpu
 
@@ -246,15 +259,26 @@ def _settings() -> tuple[Status, str, str]:
     path = paths.config_file()
     unknown = settings.unknown_names(path)
     if unknown:
-        return "note", "; ".join(unknown), "correct or remove these names: they have no effect"
+        return "note", "; ".join(unknown), "correct or remove these: they have no effect"
+    kinds = settings.load(path)["gpus.devices"]
+    if kinds:
+        from dockless.sandbox.gpus import handed_out
+
+        if missing := handed_out.missing(kinds, handed_out.inventory(kinds)):
+            return "note", "; ".join(missing), "have the vendor's tool write its file anew, or leave the kind out of gpus.devices"
     return "ok", str(path) if path.exists() else f"{path} is not there: the defaults hold", ""
+
+
+def _existing(place: Path) -> Path:
+    """It, or where it is going to be made."""
+    return next(parent for parent in (place, *place.parents) if parent.exists())
 
 
 def _store() -> tuple[Status, str, str]:
     import shutil
 
     place = paths.store()
-    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    there = _existing(place)
     if not os.access(there, os.W_OK | os.X_OK):
         return "fail", f"{there} cannot be written", "set DOCKLESS_HOME to a directory of yours"
     free = shutil.disk_usage(there).free
@@ -326,6 +350,7 @@ CHECKS: tuple[tuple[str, Callable[[], tuple[Status, str, str]]], ...] = (
     ("device filter", _device_filter),
     ("overlay", _overlay),
     ("idmapped mounts", _idmapped),
+    ("disk limits", _disk),
     ("GPUs", _gpus),
     ("settings", _settings),
     ("daemon", _daemon),

@@ -87,10 +87,10 @@ def registry(server: LyingServer, **options) -> Registry:
     return Registry(Endpoint(server.netloc, "team/app", schemes=("http",)), **options)
 
 
-def told(error: RegistryError, server: LyingServer, step: str) -> None:
-    """It gave up by itself, and says of whom, of what, and what to do."""
+def told(error: RegistryError, server: LyingServer, *steps: str) -> None:
+    """It gave up by itself, and says of whom, of what (one of these steps), and what to do."""
     assert server.left_alone()
-    assert server.netloc in str(error) and step in str(error) and error.hint
+    assert server.netloc in str(error) and any(step in str(error) for step in steps) and error.hint
     assert "\n" not in str(error)
 
 
@@ -110,7 +110,7 @@ def test_a_document_without_end(row):
     with LyingServer(talk) as server, registry(server, **patience(row)) as client:
         with pytest.raises(RegistryError) as caught:
             RemoteRepository(client).document("1")
-        told(caught.value, server, step)
+        told(caught.value, server, step, "the document is not complete")  # its time may be over at any step of a further try
 
 
 @pytest.mark.parametrize("row", ["no answer", "slow head", "slow 100 Continue", "slow body", "slow trailers", "slow refusal", "empty gzip"])

@@ -9,7 +9,7 @@ import pwd
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -309,7 +309,8 @@ def test_descriptors_are_kept_back_for_root(daemon):
     def sixty(queue: Client) -> bytes:
         held = [dial() for _ in range(60)]
         for connection in held[:-1]:
-            ask(connection, op="ping")
+            with suppress(ConnectionError):  # one that is refused may be closed by now
+                ask(connection, op="ping")
         os.write(told, b"x")
         os.read(hold, 1)
         with held[-1].makefile("rb") as answer:

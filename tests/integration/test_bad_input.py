@@ -211,6 +211,7 @@ def test_machine_that_nobody_has():
     "fields",
     [
         {"umask": -1}, {"umask": 0o7777777}, {"oom_score_adj": 5000}, {"oom_score_adj": -1001}, {"shm_size": -1}, {"root_size": -1},
+        {"disk": -1},
         {"rlimits": (Rlimit("nofile", 2000, 1000),)}, {"rlimits": (Rlimit("nofile", -2, -2),)},
         {"rlimits": (Rlimit("no-such-limit", 1, 1),)}, {"cpus": (-1,)}, {"cpus": (100_000,)}, {"groups": (-1,)}, {"groups": (1 << 32,)},
         {"stop_signal": 65}, {"stop_signal": -1}, {"timeout": -1.0}, {"grace": float("nan")}, {"timeout": float("inf")},
@@ -299,3 +300,16 @@ def test_error_documents():
         pass
     document = caught.value.as_dict()
     assert document["error"] == "command_not_found" and document["subject"] == "there-is-no-such-program" and document["hint"]
+
+
+@requires("user", "overlay")
+def test_a_user_cannot_limit_her_disk(tmp_path):
+    """Only root can set project quotas: an error, or a warning."""
+    spec = Spec(argv=("/bin/true",), image=load(tmp_path), disk=1 << 20)
+    with pytest.raises(LimitUnavailable, match="only root can set project quotas") as caught:
+        detached.start(spec)
+    assert caught.value.hint == "leave the limit out, or say --best-effort"
+    box = detached.start(replace(spec, best_effort=True))
+    box.wait(30)
+    assert "no limit on its disk is enforced: only root can set project quotas" in box.document.warnings
+    box.remove()

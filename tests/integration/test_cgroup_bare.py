@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.boxes import DEADLINE
@@ -31,6 +33,7 @@ from dockless.cgroups import (
     release,
 )
 from dockless.errors import BadInput, CgroupError, LimitUnavailable
+from dockless.sandbox.run import box
 
 pytestmark = requires("cgroup2")
 
@@ -142,6 +145,24 @@ def test_kill_reaches_everything(group):
     assert group.wait_empty(DEADLINE)
     assert ended(process) == -signal.SIGKILL
     assert group.pids() == ()
+
+
+def test_kill_reaches_a_process_whose_first_thread_has_ended(group):
+    """The kernel's cgroup.kill does not."""
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); ctypes.CDLL(None).pthread_exit(None)"
+    process = start(group, sys.executable, "-c", code)
+    deadline = time.monotonic() + DEADLINE
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    group.kill()
+    assert group.wait_empty(DEADLINE)
+    assert ended(process) == -signal.SIGKILL
+
+
+def test_a_sandbox_that_ends_while_it_is_asked_is_not_paused(group):
+    group.path.rmdir()
+    assert box.Box.paused(SimpleNamespace(cgroup=lambda known: group)) is False
 
 
 def test_kill_of_one_that_somebody_removed(group):

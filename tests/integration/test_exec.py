@@ -347,6 +347,43 @@ def test_a_time_limit_ends_what_forks_all_the_time(box):
     until(lambda: _sleepers(box, 778) == 0, "nothing of it is left")
 
 
+_RABBIT = """
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+static void *stay(void *none) { pause(); return none; }
+int main(void) {
+    signal(SIGCHLD, SIG_IGN);
+    if (!fork()) { /* a first thread that has ended, and one that goes on */
+        pthread_t thread;
+        pthread_create(&thread, 0, stay, 0);
+        pthread_exit(0);
+    }
+    if (!fork()) /* each only starts the next one, and is gone */
+        for (setsid();;)
+            if (fork()) _exit(0);
+    pause();
+}
+"""
+
+
+@requires("gcc")
+def test_a_time_limit_ends_what_is_gone_whenever_it_is_looked_at(tmp_path):
+    (tmp_path / "rabbit.c").write_text(_RABBIT)
+    subprocess.run(["gcc", "-O1", "-static", "-o", tmp_path / "rabbit", tmp_path / "rabbit.c"], check=True)
+    with Sandbox("host", FOREVER, stdin=DEVNULL, mounts=[f"{tmp_path / 'rabbit'}:/mnt/rabbit:ro"]) as box:
+        for _ in range(5):
+            assert box.exec("/mnt/rabbit", timeout=0.3).timed_out
+            until(lambda: "(rabbit)" not in shown(box, "cat /proc/[0-9]*/stat 2>/dev/null || true"), "nothing of it is left")
+            before = _last_number(box)
+            assert _last_number(box) - before == 1, "only what looks is started"
+
+
+def _last_number(box: Sandbox[Any]) -> int:
+    """The highest process number given so far. proc_loadavg(5)"""
+    return int(box.exec("cat", "/proc/loadavg").stdout.split()[-1])
+
+
 def test_what_it_leaves_running_goes_on(box):
     """After a normal end, as with a shell; it ends with the sandbox."""
     with box.spawn("sh", "-c", "sleep 779 >/dev/null 2>&1 & exit 3", stdin=DEVNULL) as command:

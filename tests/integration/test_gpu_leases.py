@@ -36,11 +36,8 @@ FOREVER = ["sleep", "1000"]
 
 
 @pytest.fixture
-def four(monkeypatch, home) -> str:
-    """Four simulated GPUs of a host of the test's own, which all see who name it."""
-    simulation = f"4x80G,host=t{os.getpid()}"
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulation)
-    return simulation
+def four(own_host) -> str:
+    return own_host("4x80G")
 
 
 @pytest.fixture
@@ -249,9 +246,9 @@ def test_what_is_leased_without_the_queue_counts_in_it(daemon, capfd):
         until(lambda: queue.job(large).state is State.RUNNING, "its quota has room")
 
 
-def test_one_that_is_out_of_service(home, monkeypatch, capfd):
+def test_one_that_is_out_of_service(home, own_host, capfd):
     """It is given to nobody, and whoever waits for it is told why."""
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulation := f"2x80G,ecc=1,host=t{os.getpid()}")
+    simulation = own_host("2x80G,ecc=1")
     broken = "GPU 1 is out of service: 2 uncorrectable errors of its memory since its driver was loaded"
     assert main(["info"]) == 0 and f"{broken}." in capfd.readouterr().out.splitlines()
     daemon = DaemonProcess(home, gpus=simulation).start()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from support.requires import requires
 
@@ -9,7 +12,9 @@ import dockless
 from dockless._options import gpus_wanted
 from dockless.cli import main
 from dockless.errors import BadInput, NotEnoughGpus
+from dockless.sched.engine import sharing
 from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.jobs import NO_OPTIONS
 
 pytestmark = requires("userns")
 
@@ -85,5 +90,20 @@ def test_the_queue_gives_a_slice_or_a_whole_gpu(simulated):
         assert gpus.resolve(f"device={slices[0]},memory=20G") == (1, (slices[0],)) and gpus.class_of(f"device={slices[0]},memory=20G") == ""
         with pytest.raises(NotEnoughGpus, match="the largest of this host has 80"):
             gpus.resolve("memory=81G")
+    finally:
+        gpus.close()
+
+
+def test_only_what_asks_for_memory_is_kept_to_it_by_a_slice(simulated):
+    gpus = HostGpus()
+    try:
+        slices = tuple(unit.uuid for unit in gpus.gpus if unit.parent)[:1]
+        for wish, how in (
+            ("memory=20G", "slice"),
+            (f"device={slices[0]}, memory=5", "slice"),
+            (f"device={slices[0]},options=memory=5", None),
+        ):
+            job: Any = SimpleNamespace(options=NO_OPTIONS, gpus=wish, devices=slices)
+            assert sharing.enforced_by(cast(Any, SimpleNamespace(gpus=gpus)), job) == how
     finally:
         gpus.close()

@@ -22,6 +22,7 @@ from support.requires import requires
 from support.scheduling import DaemonProcess
 
 import dockless
+from dockless.base.dataclass import replace
 from dockless.base.idmaps import user_name
 from dockless.cli import main
 from dockless.errors import NotEnoughGpus, Refused, SchedError
@@ -42,10 +43,8 @@ FOREVER = Spec(argv=("sleep", "1000"))
 
 
 @pytest.fixture
-def simulation(monkeypatch, home) -> str:
-    text = f"2x80G,host=s{os.getpid()}"
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", text)
-    return text
+def simulation(own_host) -> str:
+    return own_host("2x80G")
 
 
 @pytest.fixture
@@ -262,7 +261,36 @@ def test_no_share_is_so_small_that_thousands_could_run_on_a_gpu(daemon):
         with pytest.raises(Refused, match="255 MiB of a GPU are less than any program needs there"):
             submit(queue, "255M")
         running(queue, submit(queue, "256M"))
-        running(queue, queue.submit_gang([JobSpec(FOREVER, gpus="memory=1M", role="a")])[0])
+        with pytest.raises(Refused, match="1 MiB of a GPU are less than any program needs there"):
+            queue.submit_gang([JobSpec(FOREVER, gpus="memory=1M", role="a")])
+
+
+def test_those_that_start_together_share_gpus_with_each_other_alone(daemon, uuids):
+    """They are one job with as many GPUs as they fill."""
+    with daemon.client() as queue:
+        gang = queue.submit_gang([JobSpec(FOREVER, gpus=f"memory={size}", role="r") for size in ("30G", "20G", "25G")])
+        jobs = [running(queue, job) for job in gang]
+        assert {job.devices for job in jobs} == {(uuids[0],)} and {job.options.enforced_by for job in jobs} == {"watchdog"}
+        assert sorted(one.memory for one in lease.shares(uuids)) == [20 * GB, 25 * GB, 30 * GB]
+        assert running(queue, submit(queue, "1G")).devices == (uuids[1],), "nobody joins them"
+        assert queue.info().quotas[0][2] == 2
+    daemon.kill9()
+    daemon.start()
+    with daemon.client() as queue:
+        late = queue.submit(JobSpec(FOREVER, gpus="1"))
+        assert [queue.job(job).devices for job in gang] == [(uuids[0],)] * 3
+        queue.cancel(gang[0])
+        assert running(queue, late).devices == (uuids[0],)
+
+
+def test_those_that_start_together_and_fill_more_than_one(daemon, uuids):
+    with daemon.client() as queue:
+        gang = queue.submit_gang([JobSpec(FOREVER, gpus=text, role="r") for text in ("memory=30G", "1", "memory=30G")])
+        had = [running(queue, job).devices[0] for job in gang]
+        assert had[0] == had[2] != had[1] and set(had) == set(uuids)
+        alone = [JobSpec(FOREVER, gpus="memory=50G", role="r") for _ in range(3)]
+        with pytest.raises(Refused, match="need 3 GPUs: this could never be"):
+            queue.submit_gang(alone)
 
 
 def test_who_comes_back_finds_them(daemon, uuids):
@@ -329,6 +357,47 @@ def test_the_drivers_limit_where_it_has_one(simulation, now, home):
             assert (word, which, int(memory)) == ("limit", "0", 20 << 30) and job.attempts[-1].sandbox in group
 
 
+@requires("root")
+def test_the_drivers_limit_is_set_again_for_one_that_was_just_starting(simulation, now, home):
+    """A daemon that comes back cannot know whether it was set."""
+    for daemon in served(home, f"{simulation},limits", now):
+        with daemon.client() as queue:
+            number = submit(queue, "20G")
+            if running(queue, number).options.enforced_by == "watchdog":
+                pytest.skip("no cgroup can be made here")
+        daemon.kill9()
+        before = now.read_text()
+        now.write_text("")
+        with contextlib.closing(queue_store.connect(next(home.rglob("jobs.db")))) as db, db:
+            found = replace(queue_store.options(db, number), enforced_by="")
+            queue_store.set_options(db, number, found, 0.0, "test", "")
+            db.execute("UPDATE jobs SET state='STARTING' WHERE id=?", (number,))
+            db.execute("UPDATE attempts SET state='STARTING' WHERE job=?", (number,))
+        daemon.start()
+        with daemon.client() as queue:
+            assert running(queue, number).options.enforced_by == "driver"
+            assert now.read_text() == before
+
+
+def test_a_share_has_its_part_of_the_cores_of_its_gpu(simulation, now, home):
+    process = DaemonProcess(home, gpus=simulation, settings='[gpus]\nshare = "user"\n[host]\ncores = 16\ncores_per_gpu = 4\n').start()
+    with process.client() as queue:
+        running(queue, submit(queue, "40G"))
+        assert queue.info().cores_used == pytest.approx(4 * 40 * GB / gpu_capacity(), abs=0.01)
+        running(queue, queue.submit(JobSpec(FOREVER, gpus="1")))
+        assert queue.info().cores_used == pytest.approx(4 + 4 * 40 * GB / gpu_capacity(), abs=0.01)
+    process.end()
+
+
+def gpu_capacity() -> int:
+    """MiB that those who share one have together."""
+    gpus = HostGpus()
+    try:
+        return max(gpus.shareable.values())
+    finally:
+        gpus.close()
+
+
 def test_not_shared_unless_the_settings_say_so(simulation, now, home, uuids):
     for daemon in served(home, simulation, now, "no"):
         with daemon.client() as queue:
@@ -387,11 +456,9 @@ def test_the_database_gives_no_gpu_whole_and_in_shares(tmp_path):
     db.close()
 
 
-def test_a_slice_is_better_than_a_share(now, home, monkeypatch):
+def test_a_slice_is_better_than_a_share(now, home, own_host):
     """A slice has a part of the GPU to itself. The next job, too large for a slice, has a share at once."""
-    simulation = f"2x80G,mig=4,host=s{os.getpid()}"
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", simulation)
-    for daemon in served(home, simulation, now):
+    for daemon in served(home, own_host("2x80G,mig=4"), now):
         with daemon.client() as queue:
             jobs = [running(queue, submit(queue, memory)) for memory in ("20G", "20G", "30G", "30G", "20G", "20G", "20G")]
             assert [job.options.enforced_by for job in jobs] == ["slice", "slice", "watchdog", "watchdog", "slice", "slice", "watchdog"]

@@ -19,8 +19,7 @@ pytestmark = pytest.mark.requires("userns")
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(module, "_cache", {})
-    monkeypatch.setattr(module, "_alike", {})
+    monkeypatch.setattr(module, "_kept", {})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import dockless
 from dockless import aio
 
 pytestmark = requires("userns")
-ROUNDS = 10
+ROUNDS = int(os.environ.get("DOCKLESS_TEST_ROUNDS", "10"))
 
 
 @pytest.fixture

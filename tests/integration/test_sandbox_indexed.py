@@ -43,7 +43,7 @@ def forget_clones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel before 6.15: a mount that is nowhere attached cannot be cloned."""
     now = features.probe()
     monkeypatch.setattr(features, "probe", lambda: replace(now, detached_clones=False))
-    prepared._cache.clear()
+    prepared._kept.clear()
 
 
 def test_a_program_runs_from_a_tar(tmp_path):

@@ -71,6 +71,12 @@ def up(daemon: DaemonProcess, number: int) -> None:
             return
 
 
+def group_of(uid: int, number: int) -> Path:
+    """The cgroup of a job's first attempt."""
+    (group,) = find_delegation().home.glob(f"user-{uid}/job-{number}-1-*")
+    return group
+
+
 def ended(daemon: DaemonProcess, numbers: list[int]) -> list[tuple[State, int | None]]:
     with daemon.client() as queue:
         return [(job.state, job.exit_code) for job in queue.wait_many(numbers, timeout=120)]
@@ -162,16 +168,58 @@ def test_what_one_wastes_is_not_the_others(daemon: DaemonProcess, go: Path):
 
 @requires("cgroup2:cpu")
 def test_each_job_weighs_as_many_cores_as_it_named(daemon: DaemonProcess, go: Path):
-    """When processors are short, what one has named is not what the other takes. One core where none is named."""
-    weights = {Limits(cpu_max=0.25): 25, Limits(cpu_max=0.5): 50, Limits(cpu_max=0.5, cpu_weight=7): 7, Limits(pids_max=50): 100}
-    for limits, weight in weights.items():
+    """When processors are short, what one has named is not what the other takes: within a user's jobs, and between users."""
+    weights = {
+        Limits(cpu_max=0.25): (25, 25),
+        Limits(cpu_max=0.5): (50, 50),
+        Limits(cpu_max=0.5, cpu_weight=7): (7, 50),
+        Limits(pids_max=50): (100, 10),
+    }
+    for limits, (weight, of_all) in weights.items():
         (number,) = submitted(ANNA, daemon, WAITS, go, limits=limits)
         up(daemon, number)
-        (group,) = find_delegation().home.glob(f"job-{number}-1-*")
+        group = group_of(ANNA, number)
         assert int((group / "cpu.weight").read_text()) == weight, limits
+        until(lambda group=group, of_all=of_all: int((group.parent / "cpu.weight").read_text()) == of_all, f"hers weighs {of_all}")
         with daemon.client() as queue:  # the next finds its cores free, however few there are
             queue.cancel(number, grace=0)
             queue.wait(number, timeout=60)
+    both = [submitted(ANNA, daemon, WAITS, go, limits=limits)[0] for limits in (Limits(cpu_max=0.25), Limits(pids_max=50))]
+    for number in both:
+        up(daemon, number)
+    hers = group_of(ANNA, both[0]).parent
+    until(lambda: int((hers / "cpu.weight").read_text()) == 35, "hers weighs what both do")
+    with daemon.client() as queue:
+        queue.cancel(both[0], grace=0)
+        queue.wait(both[0], timeout=60)
+    until(lambda: int((hers / "cpu.weight").read_text()) == 10, "hers weighs what is left")
+
+
+@requires("cgroup2")
+def test_each_users_jobs_lie_in_a_group_of_hers(daemon: DaemonProcess, go: Path):
+    """With their keepers, which write down what they say. It is gone when nothing is left in it."""
+    home = find_delegation().home
+    (first,), (second,) = (submitted(ANNA, daemon, WAITS, go) for _ in range(2))
+    (his,) = submitted(BEN, daemon, WAITS, go)
+    for number in (first, second, his):
+        up(daemon, number)
+    groups = {number: group_of(uid, number) for number, uid in ((first, ANNA), (second, ANNA), (his, BEN))}
+    assert all((group / "cgroup.procs").read_text() for group in groups.values())
+    for uid, count in ((ANNA, 2), (BEN, 1)):
+        keepers = (home / f"user-{uid}" / "_keepers" / "cgroup.procs").read_text().split()
+        assert len(keepers) == count and all("job-" in Path(f"/proc/{pid}/cmdline").read_text() for pid in keepers), keepers
+    with daemon.client() as queue:
+        queue.cancel_many([first, his], grace=0)
+        queue.wait_many([first, his], timeout=60)
+    until(lambda: not (home / f"user-{BEN}").exists(), "his group goes with his last job")
+    assert groups[second].exists()
+    daemon.kill9()
+    daemon.start()
+    with daemon.client() as queue:
+        assert queue.job(second).state is State.RUNNING
+    (go / "now").touch()
+    assert ended(daemon, [second]) == [(State.COMPLETED, 0)]
+    until(lambda: not (home / f"user-{ANNA}").exists(), "hers, too, also when another daemon than the one that made it removes it")
 
 
 def _group(process: Path) -> str:

@@ -21,7 +21,7 @@ def end(pid: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
         time.sleep(0.02)
-    for group in groups:
+    for group in (*groups, *{group.parent for group in groups}):  # a user's group goes when all in it have
         with contextlib.suppress(OSError):
             group.rmdir()
 

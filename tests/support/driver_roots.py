@@ -20,6 +20,7 @@ _NAMES = "libcuda1 libnvidia-ml1 nvidia-smi libnvidia-ptxjitcompiler1 libnvidia-
 _FAMILIES = {
     "535": ("bookworm", _NAMES),
     "550": ("trixie", _NAMES),
+    "mps": ("bookworm", "libcuda1 libnvidia-ml1 nvidia-cuda-mps"),
     "470": ("bookworm", "libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ml1 nvidia-tesla-470-smi libnvidia-tesla-470-ptxjitcompiler1"),
 }
 CUDA = {"535": 12020, "550": 12040, "470": 11040}

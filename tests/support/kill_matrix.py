@@ -272,7 +272,9 @@ def _groups(home: Path) -> list[str]:
     from dockless.cgroups import find_delegation
 
     place = find_delegation(ask_systemd=False)
-    return [path.name for path in place.home.glob("job-*") if _is_ours(path.name, home)] if place.path is not None else []
+    if place.path is None:
+        return []
+    return [path.name for where in ("job-*", "user-*/job-*") for path in place.home.glob(where) if _is_ours(path.name, home)]
 
 
 def _keepers(home: Path) -> list[str]:

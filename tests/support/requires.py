@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.disks import MKFS, with_quotas
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
 CONTROLLERS = ("cpu", "cpuset", "dmem", "hugetlb", "io", "memory", "misc", "pids", "rdma")
@@ -303,6 +304,25 @@ def _loop() -> str:
     return "" if os.path.exists("/dev/loop-control") else "no loop devices"
 
 
+def _project_quotas(kind: str) -> str:
+    """Disks of this file system can be made, and mounted with project quotas."""
+    import tempfile
+
+    if os.geteuid() != 0:
+        return "needs root"
+    lacking = _loop() or _program(f"mkfs.{kind}")
+    if lacking:
+        return lacking
+
+    def body() -> None:
+        _private_mounts()
+        with tempfile.TemporaryDirectory() as place, with_quotas(Path(place) / "disk", kind):
+            pass
+
+    said = _in_child(body)
+    return said and f"no {kind} with project quotas can be mounted: {said}"
+
+
 def _module(name: str) -> str:
     return "" if find_spec(name) else f"the Python module {name} is not installed"
 
@@ -362,6 +382,7 @@ WORDS: dict[str, Callable[[], str] | Callable[[str], str]] = {
     "shared": _shared,
     "loop": _loop,
     "ipv6": _ipv6,
+    "project-quotas:": _project_quotas,
     "package:": _package,
     "program:": _program,
     "module:": _module,
@@ -385,6 +406,7 @@ def _split(word: str) -> tuple[str, str]:
     key, parameter = match[1] + (match[2] or ""), match[3] or ""
     wrong = key not in WORDS
     wrong |= key == "cgroup2:" and parameter not in CONTROLLERS
+    wrong |= key == "project-quotas:" and parameter not in MKFS
     wrong |= key.endswith(">=") and re.fullmatch(r"\d+(\.\d+)*", parameter) is None
     if wrong:
         raise UnknownWord(word)

@@ -63,6 +63,9 @@ class Box:
     def why_vanished(self) -> str:
         return "its keeper was killed"
 
+    def cgroup(self) -> None:
+        """It has none."""
+
     def send_signal(self, number: int) -> None:
         self.said.append(f"signal {number}")
 
@@ -89,7 +92,16 @@ class StandIn:
         self.boxes: dict[str, Box] = {}
         self.started = threading.Event()
 
-    def start(self, spec: Any, *, id: str, owner: int | None = None, labels: dict[str, str] | None = None, network: Any = None) -> Box:
+    def start(
+        self,
+        spec: Any,
+        *,
+        id: str,
+        owner: int | None = None,
+        labels: dict[str, str] | None = None,
+        network: Any = None,
+        user: int | None = None,
+    ) -> Box:
         box = self.boxes[id] = Box(id, self.place / id, labels or {}, spec)
         self.started.set()
         return box
@@ -150,8 +162,8 @@ def check(engine: Engine) -> None:
     jobs = {number: entry.job for number, entry in engine.entries.items()}
     assert {number for number, job in jobs.items() if job.state in (State.STARTING, State.RUNNING)} == set(engine.active)
     pending = {number: entry for number, entry in engine.entries.items() if entry.job.state is State.PENDING}
-    assert engine.aside.entries.items() <= pending.items()
-    waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.entries and entry is entry.first]
+    assert engine.aside.kept <= pending.keys()
+    waiting = [entry.waiting for number, entry in pending.items() if number not in engine.aside.kept and entry is entry.first]
     assert sorted(waiting, key=order) == list(engine.waiting)
     assert engine.per_user.jobs == Counter(job.uid for job in jobs.values())
     for number, job in jobs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -51,6 +52,17 @@ def test_one_that_is_wrong(say, home, text, said):
     for action in ("check", "show"):
         code, out, err = say(action)
         assert (code, out) == (125, "") and said in err and "\n  hint: " in err
+
+
+@pytest.mark.parametrize("text", ["[disk]\nper_user = '1G'\n", "[volumes]\n'/mnt/$GROUP' = '/srv/$GROUP'\n"])
+def test_what_only_roots_daemon_can_do(say, home, monkeypatch, text):
+    """Of the file that is in use: a user may look at root's, too."""
+    (home / "dockless.toml").write_text(text)
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    code, out, err = say("check")
+    assert (code, out) == (125, "") and err.startswith("dockless: only root's daemon can") and "\n  hint: leave " in err
+    assert say("check", str(home / "dockless.toml")) == (0, "HOME/dockless.toml is right.\n", "")
+    assert say("show")[0] == 0
 
 
 def test_a_file_that_is_not_there(say):

@@ -36,7 +36,7 @@ GPU  MODEL  MEMORY  UUID   HOLDER          USER  SINCE
 QUOTAS = """\
 quota       user ann: 1 of 4 GPUs in use
 quota       user bob: 0 of 0 GPUs in use
-quota       group lab: 2 of any number GPUs in use
+quota       group lab: 2 GPUs in use, no limit
 """
 OUTAGE = "  hint: make room on the disk of the daemon's directory; until then no job is started, and no end is recorded\n"
 

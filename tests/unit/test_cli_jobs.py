@@ -26,7 +26,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import Client, Job, JobSpec, State, connect
 from dockless.sched.callers import Caller
 from dockless.sched.jobs import Attempt, AttemptState
-from dockless.sched.wire import listing
+from dockless.sched.wire import listed
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -223,7 +223,7 @@ def test_cancelling(daemon, say):
 
 
 def test_a_listing_is_whole_or_says_that_it_is_not(daemon, say, monkeypatch):
-    monkeypatch.setattr(listing, "PAGE", 2)
+    monkeypatch.setattr(listed, "PART", 2)
     say("submit", "--array", "5", "--gpus", "2", "--", "true")
     daemon.running(1)
     assert say("queue", "-q") == (0, [*"12345"], [])
@@ -313,7 +313,11 @@ def test_listings(daemon, say):
     assert say("queue", "-q") == (0, ["1", "2"], [])
     assert say("queue", "-q", "-a") == (0, ["1", "2", "3"], [])
     assert say("queue", "-q", "-a", "--limit", "1") == (0, ["1", "2", "3"], [])
-    assert say("queue", "-q", "-a", "--user", "nobody-here") == (0, [], [])
+    unknown = ["dockless: this host has no user 'not-here', and the queue no job of such a user"]
+    assert say("queue", "-q", "-a", "--user", "not-here") == (0, [], unknown)
+    assert say("queue", "-q", "--user", "root", "--state", "lost") == (0, [], [])
+    code, _, err = say("queue", "--state", "running,bAnana")
+    assert code == 125 and "'bAnana' is no state of a job" in err[0] and "running" in " ".join(err)
     assert say("queue", "-q", "3", "1") == (0, ["3", "1"], [])
     code, out, _ = say("queue", "-a", "--json")
     assert [(row["id"], row["simulated"]) for row in json.loads("".join(out))] == [(1, True), (2, True), (3, False)]
@@ -479,6 +483,8 @@ def test_what_keeps_a_job_waiting(daemon, say):
     assert say("release", "3")[0] == 125 and "does not wait" in say("release", "3")[2][0]
     for array in ("0", "1-5", "5%0", "5%", "x"):
         assert f"array '{array}' is not a whole number of jobs" in say("submit", "--array", array, "--", "true")[2][0]
+    for array in ("0-10000", "99999999%3"):
+        assert "which are too many: an array has 10000 at most" in say("submit", "--array", array, "--", "true")[2][0]
     assert say("submit", "--retry-on", "75", "--", "true")[2][0] == "dockless: --retry-on without --retries"
     assert say("submit", "missing.toml")[2][0] == "dockless: there is no file missing.toml"
     assert say("submit", "--after", "12", "--", "true")[2][0].startswith("dockless: after '12' cannot be read")

@@ -54,6 +54,15 @@ def test_the_queue_and_its_quotas(shown):
     ]
 
 
+def test_cores_and_memory(shown):
+    assert shown(HostInfo(cores=60.0, cores_used=2.5, memory=480 << 30, memory_used=0))[3:] == [
+        "dockless_cores 60",
+        "dockless_cores_asked 2.5",
+        f"dockless_memory_bytes {480 << 30}",
+        "dockless_memory_asked_bytes 0",
+    ]
+
+
 def test_gpus(shown, monkeypatch):
     """What a slice does not tell is left out; numbers are whole."""
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G,mig=1,busy=0")

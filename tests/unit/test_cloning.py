@@ -30,6 +30,7 @@ OPTIONS = {
     "profile": "untrusted",
     "root": "tmpfs",
     "root_size": "1G",
+    "disk": "10G",
     "mounts": ["/data:/data:ro", "/a:/b:norecursive", "cache:/cache", "/c:/d:idmap"],
     "tmpfs": ["/t:size=64M,mode=700,uid=3,gid=4,noexec", "/u"],
     "shm_size": "64M",
@@ -111,7 +112,7 @@ def test_what_the_queue_was_told_comes_back_but_not_what_the_job_waited_for():
 
 
 def test_one_of_several_that_start_together_is_not_cloned_alone():
-    with pytest.raises(BadInput, match="one of several jobs that start together"):
+    with pytest.raises(BadInput, match="a job that starts together with others has no clone of its own"):
         file_of(JobSpec(Spec(("true",)), role="worker"))
 
 

@@ -367,10 +367,11 @@ def test_signals_of_the_image():
 def test_what_a_sandbox_is_when_nothing_is_said():
     said = {name: getattr(Spec(argv=("x",)), name) for name in Spec.__dataclass_fields__}
     assert said == {
-        "argv": ("x",), "image": "host", "entrypoint": None, "env": (), "workdir": "", "user": "", "groups": (), "hostname": "",
+        "argv": ("x",), "image": "host", "entrypoint": None, "env": (), "workdir": "", "user": "", "groups": (), "host_groups": (),
+        "hostname": "",
         "domainname": "", "hosts": (), "sysctls": (), "devices": (), "cdi": (),
         "profile": "default",
-        "root": "disk", "root_size": 0, "mounts": (), "shm_size": 0, "network": "none",
+        "root": "disk", "root_size": 0, "disk": 0, "mounts": (), "shm_size": 0, "network": "none",
         "namespaces": Namespaces("new", "new", "new", "new", "new", "new", "host"), "limits": Limits(), "best_effort": False, "cap_add": (),
         "cap_drop": (), "seccomp": "", "rlimits": (), "umask": None, "oom_score_adj": None, "cpus": (), "time_offset": 0, "stop_signal": 0,
         "timeout": 0.0, "grace": 0.0, "gpus": (), "log_size": 0, "keep_log": True,

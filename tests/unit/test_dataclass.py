@@ -145,3 +145,11 @@ def test_many_are_as_made_one_by_one():
     assert (one.label, one.count, two.label, two.seen, two.later) == ("a", 0, "b", [], 6)
     with pytest.raises(TypeError, match="no column 'x' for Point"):
         ours.many(Point, 1, {"name": ["p"]})
+
+
+def test_a_copy_of_sound_values_is_not_checked_again():
+    point = classes(ours)[0](1, tags=("t",))
+    changed = ours.copied(point, x=-1, name="q")
+    assert (changed.x, changed.name, changed.tags, changed.more) == (-1, "q", ("t",), {}) and point.x == 1
+    with pytest.raises(TypeError, match="colour"):
+        ours.copied(point, colour="red")

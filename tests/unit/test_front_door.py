@@ -16,7 +16,7 @@ import dockless
 from dockless import _async_files, aio
 from dockless._exchange import PipeWriter, Reader, exchange
 from dockless._mounts import parse_mount
-from dockless._options import image_and_args, make_spec
+from dockless._options import gpus_wanted, image_and_args, make_spec
 from dockless._result import Result
 from dockless._stdio import PIPE, STDOUT, Stdio, Text
 from dockless.base.units import parse_signal
@@ -205,7 +205,7 @@ def test_none_means_not_said():
         {"ulimits": {"nofile": "x"}}, {"ulimits": ["nofile=5:4"]}, {"umask": "99"}, {"umask": 0o1777}, {"stop_signal": "NOPE"},
         {"stop_signal": "99"}, {"workdir": "relative"}, {"mounts": ["/a"]}, {"mounts": ["/a:b"]}, {"tmpfs": ["/x:color=red"]},
         {"cpu_affinity": "a-b"}, {"limits": dockless.Limits(), "memory": "1G"}, {"env": {"A": "\0"}}, {"tmpfs": ["/x:size=0"]},
-        {"shm_size": 0}, {"log_size": "0K"}, {"root_size": "0", "root": "tmpfs"},
+        {"shm_size": 0}, {"log_size": "0K"}, {"disk": 0}, {"root_size": "0", "root": "tmpfs"},
     ],
 )  # fmt: skip
 def test_impossible_values_are_bad_input_before_anything_happens(keywords):
@@ -220,6 +220,8 @@ def test_impossible_values_are_bad_input_before_anything_happens(keywords):
         ("img", {"root_size": "1M"}),
         ("img", {"root_size": "1M", "root": "disk"}),
         ("host", {"root_size": "1M", "root": "readonly"}),
+        ("host", {"disk": "1M"}),
+        ("img", {"disk": "1M", "root": "tmpfs"}),
         ("host", {"profile": "untrusted", "network": "host"}),
         ("img", {"profile": "untrusted", "root": "disk"}),
         ("host", {"hostname": "h", "namespaces": {"uts": "host"}}),
@@ -229,6 +231,25 @@ def test_what_would_have_no_effect_is_refused(image, keywords):
     with pytest.raises(BadInput) as caught:
         make_spec(image, ["true"], **keywords)
     assert caught.value.subject in keywords and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"devices": ["amd.com/gpu:2", "amd.com/gpu:1"]}, "'amd.com/gpu:2' and 'amd.com/gpu:1' together"),
+        ({"devices": ["amd.com/gpu:2"], "gpu_memory": "2G"}, "'amd.com/gpu:2' and gpu_memory 2G together"),
+    ],
+)
+def test_a_number_of_devices_says_what_stands_beside_it(keywords, words):
+    with pytest.raises(BadInput, match=words):
+        gpus_wanted(keywords)
+
+
+@pytest.mark.parametrize("text", ["amd.com/gpu", "amd.com/gpu:x", "amd.com/gpu:-1"])
+def test_half_a_name_of_devices_is_told_how_to_go_on(text):
+    with pytest.raises(BadInput) as caught:
+        make_spec("host", devices=[text])
+    assert "VENDOR/CLASS=NAME, a number of leased ones VENDOR/CLASS:NUMBER" in caught.value.hint
 
 
 def test_a_root_in_memory_has_a_size():

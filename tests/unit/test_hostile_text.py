@@ -134,8 +134,8 @@ def test_nothing_of_the_command_line_prints_past_the_output_module():
 
 
 def test_nothing_of_the_daemon_prints_past_its_log():
-    """``daemon.py`` prints why it does not begin."""
-    assert printing(Path(sched.__file__).parent.rglob("*.py")) == ["daemon.py: print", "faults.py: print"]
+    """``daemon.py`` prints why it does not begin, a process of the daemon's own its answers."""
+    assert printing(Path(sched.__file__).parent.rglob("*.py")) == ["daemon.py: print", "deleted_files.py: print", "faults.py: print"]
 
 
 def test_the_daemons_log_is_escaped(capsys):

@@ -61,6 +61,9 @@ WRONG = [
     ("a.toml", "[roles.a]\ncount = 2\nmin_succeeded = 3", "roles.a.min_succeeded is 3, not a whole number from 1 to 2", "such a number"),
     ("a.toml", "[roles.a]\nmin_failed = 0", "roles.a.min_failed is 0, not a whole number", "such a number"),
     ("a.toml", "[roles.a]\nname = 'x'", "roles.a.name is unknown", ""),
+    ("a.toml", "ports = {a = 1}\n[roles.a]", "a.toml: ports stands beside the roles", "the role that it is for"),
+    ("a.toml", "min_failed = 2\n[roles.a]", "a.toml: min_failed stands beside the roles", "the role that it is for"),
+    ("a.toml", "command = 3\n[roles.a]\ncommand = ['b']", "a.toml: command is 3, not a list", "a list"),
     ("a.toml", "gpus = 1\ngpus = 2", "is not TOML", "--format"),
     ("a.json", '{"name": "a",\n "name": "b"}', "'name' is there twice", "remove"),
     ("a.json", '{"name": "a",\n b}', "a.json:2 is not JSON", "that line"),
@@ -81,6 +84,7 @@ WRONG = [
     ("a.sh", "#!/bin/sh\n#SBATCH --nodes=2", "--nodes is 2, and a script has one task", "one host"),
     ("a.sh", "#!/bin/sh\n#SBATCH --time=soon", "--time 'soon' cannot be read", "minutes"),
     ("a.sh", "#!/bin/sh\n#SBATCH --gpus=2 --gres=gpu:1", "do not agree", "one of them"),
+    ("a.sh", "#!/bin/sh\n#SBATCH --gres=gpu:a100:1,gpu:h100:1", "--gres asks for GPUs of a100 and of h100", "of one class"),
     ("a.sh", "#!/bin/sh\n#SBATCH --licenses=x", "--licenses is not possible here", "leave it out"),
 ]  # fmt: skip
 
@@ -108,7 +112,11 @@ def test_what_is_wrong_is_said_with_its_place(name, text, said, hint):
         ("--mem-per-cpu=2G", "", {}, {"memory": "2G"}),
         ("-G 2 --cpus-per-gpu=3 --mem-per-gpu=5", "2", {},
          {"cpus": 6, "memory": "10M", "env": {"SLURM_CPUS_PER_TASK": "6", "SLURM_GPUS": "2"}}),
-        ("--gres=gpu:1,gpu:a100:2", "3", {}, {"env": {"SLURM_GPUS": "3"}}),
+        ("--gres=gpu:1,gpu:a100:2", "3", {}, {"env": {"SLURM_GPUS": "3"}, "gpu_class": "a100"}),
+        ("--gpus=nvidia_a100-sxm4-80gb:2", "2", {}, {"env": {"SLURM_GPUS": "2"}, "gpu_class": "nvidia_a100-sxm4-80gb"}),
+        ("--gres=gpu:a100_1g.5gb:2 --gpus=2", "2", {}, {"env": {"SLURM_GPUS": "2"}, "gpu_class": "1g.5gb"}),
+        ("--gres=gpu:3g.20gb:1", "1", {}, {"env": {"SLURM_GPUS": "1"}, "gpu_class": "3g.20gb"}),
+        ("--gres=gpu:h100:0", "", {}, {}),
     ],
 )  # fmt: skip
 def test_what_lines_of_a_batch_script_ask_for(said, gpus, queue, options):
@@ -232,6 +240,15 @@ def test_a_file_of_several_instances_becomes_jobs_that_start_together():
         make_job_of(file, "stack.yaml")
     assert start_together(file)
     assert [job.role for job in make_gang_of(file, "stack.yaml")] == ["train", "train", "train", "all"]
+
+
+def test_what_stands_above_the_roles_is_for_those_that_do_not_say_it():
+    above = "command = ['above']\nimage = 'x'\ngpus = 2\ncount = 3\n"
+    own = "[roles.a]\ncommand = ['a']\nimage = 'y'\ngpus = 1\ncount = 4\n"
+    (a,) = read_text(above + own, "a.toml").roles
+    assert (a.command, a.image, a.gpus, a.count) == (("a",), "y", "1", 4)
+    _, b = read_text(above + own + "[roles.b]\n", "a.toml").roles
+    assert (b.command, b.image, b.gpus, b.count) == (("above",), "x", "2", 3)
 
 
 @pytest.mark.parametrize("name", ["openpai-2-two-roles.yaml", "openpai-distributed.json", "own-roles.json", "dlc-cluster.params"])

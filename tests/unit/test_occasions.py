@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from dockless.base.occasions import WEEK, Occasion, parse
+from dockless.base.occasions import Occasion, parse
 from dockless.errors import BadInput
 
 
@@ -39,6 +39,13 @@ def test_each_week(text, occasion):
     assert parse(text) == occasion
 
 
+@pytest.mark.parametrize(
+    ("text", "days"), [("Mon 10:00", 7), ("daily 10:00", 1), ("Mon,Wed 10:00", 2), ("Sun,Mon 10:00", 1), ("2026-11-24T10:00", 0)]
+)
+def test_how_long_it_is_to_the_next(text, days):
+    assert parse(text).every == days * 86400.0
+
+
 def test_once():
     assert parse("2026-11-24T10:00").once == parse("2026-11-24 10:00:00").once == parse("2026-11-24T09:00+00:00").once
     assert parse("2026-11-24T10:00").next(60.0, at("2026-11-24T10:00:59")) == (at("2026-11-24T10:00"), at("2026-11-24T10:01"))
@@ -62,8 +69,8 @@ def test_what_is_no_time(text):
         ("Mon,Wed 10:00", 7200, "2026-11-23T12:00", "2026-11-25T10:00"),
         ("Mon,Wed 10:00", 7200, "2026-11-28T12:00", "2026-11-30T10:00"),
         ("Sun 22:00", 86400, "2026-11-23T21:59", "2026-11-22T22:00"),
-        ("Mon 10:00", WEEK, "2026-11-30T09:59", "2026-11-23T10:00"),
-        ("Mon 10:00", WEEK, "2026-11-30T10:00", "2026-11-30T10:00"),
+        ("Mon 10:00", 7 * 86400, "2026-11-30T09:59", "2026-11-23T10:00"),
+        ("Mon 10:00", 7 * 86400, "2026-11-30T10:00", "2026-11-30T10:00"),
         ("Fri 10:00", 3600, "2026-10-24T10:00", "2026-10-30T10:00"),  # the same time of day on the other side of the change
         ("Sun 02:30", 3600, "2026-03-28T10:00", "2026-03-29T03:30"),  # there is no 2:30 that day
         ("Sun 02:30", 600, "2026-10-24T10:00", "2026-10-25T02:30+02:00"),  # there are two

@@ -112,7 +112,7 @@ def test_named_devices():
     wants, any_one, six = WaitingJob(2, "b", 2, devices=on(0, 1)), WaitingJob(3, "c", 1), WaitingJob(4, "c", 6)
     decision = decide(QueueState(EIGHT, [wants, any_one, six], running), 0)
     assert decision.starts == [StartJob(3, ("g2",))]  # GPU 1 is kept for job 2
-    assert decision.reason(wants).text == "needs g0, g1, 6 free; starts in about 50 s when job 1 ends"
+    assert decision.reason(wants).text == "needs g0, g1, 1 free; starts in about 50 s when job 1 ends"
     brief = WaitingJob(5, "c", 7, time_limit=50)
     assert decide(QueueState(EIGHT, [wants, brief], running), 0).starts == [StartJob(5, EIGHT[1:])]
 
@@ -380,7 +380,7 @@ def test_only_the_named_devices_are_waited_for():
     job = WaitingJob(3, "a", 1, devices=on(0))
     for ends, text in ((50.0, "starts in about 50 s when job 2 ends"), (None, "waits for job 2, which has no time limit")):
         running = [RunningJob(1, "x", on(1), ends=ends and ends - 40), RunningJob(2, "x", on(0), ends=ends)]
-        assert decide(QueueState(EIGHT, [job], running), 0).reason(job).text == f"needs g0, 6 free; {text}"
+        assert decide(QueueState(EIGHT, [job], running), 0).reason(job).text == f"needs g0, 0 free; {text}"
     assert started(decide(QueueState(EIGHT[:2], [WaitingJob(1, "a", 2, devices=on(0, 1))]), 0)) == {1: EIGHT[:2]}  # all there are
 
 
@@ -469,7 +469,8 @@ def test_when_nothing_is_left_nobody_else_is_looked_at():
     decision = decide(QueueState(EIGHT, [head, behind], full, cpu_jobs=0), 0)
     assert decision.reason(head).starts_at == 100.0
     reason = decision.reason(behind)
-    assert (reason.code, reason.text) == ("order", "needs 1 GPU, 0 free; other jobs come first")
+    first = "job 1 comes first: it needs 4 and starts in about 2 min when job 9 ends"
+    assert (reason.code, reason.text) == ("resources", f"needs 1 GPU, 0 free; {first}")
     assert list(
         started(
             decide(QueueState(EIGHT, [WaitingJob(1, "a", 6), WaitingJob(2, "b", 2)], [RunningJob(9, "x", on(0, 1, 2, 3))], cpu_jobs=0), 0)

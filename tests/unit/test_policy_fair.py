@@ -41,7 +41,7 @@ def test_how_many_come_before_one():
 
     def places(usage, quotas=None, running=()):
         ranks = Ranks(quotas or limits(), running, usage)
-        found = {job.id: ranks.before(WaitingList(jobs), job) for job in jobs}
+        found = {job.id: ranks.before(WaitingList(jobs).lines.values(), job) for job in jobs}
         assert sorted(jobs, key=ranks.place) == sorted(jobs, key=lambda job: found[job.id])
         return sorted(found, key=found.__getitem__)
 

@@ -21,7 +21,7 @@ from dockless.sched.policy.policy import _Pass, decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.ranks import ENTRY
 from dockless.sched.policy.state import Preemption, QueueState, RunningJob
-from dockless.sched.policy.supplies import CORES, Supply
+from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.policy.waiting import KINDS, Line, WaitingJob, WaitingList, length, longest, order, patience
 from dockless.sched.store.queue import Live, ticks
 
@@ -70,7 +70,7 @@ def state(dice: random.Random, wide: bool = False) -> QueueState:
     return QueueState(gpus, sorted(jobs, key=order), running, quotas, {}, outside, slices, dice.randint(0, 3), usage, preemption)
 
 
-RARE = (2154, 7465)
+RARE = (2154, 7465, 23010)
 """States that a wrong step changes which few others do: each of these was one."""
 
 
@@ -147,6 +147,14 @@ def done(given: QueueState, decision: Decision, more: WaitingJob) -> QueueState:
     return replace(given, waiting=sorted([*jobs.values(), more], key=order), running=running, usage=usage)
 
 
+def test_many_are_put_in_order_once(monkeypatch):
+    """Also where each has a kind of its own that is equal to the others', as jobs have that differ in what the policy does not see."""
+    sorted_rows, add_all = [], waiting.Row.add_all
+    monkeypatch.setattr(waiting.Row, "add_all", lambda row, jobs: sorted_rows.append(row) or add_all(row, jobs))
+    jobs = [WaitingJob(number, "anna", 1 + number % 2) for number in range(1, 9)]
+    assert [*WaitingList(jobs)] == jobs and len(sorted_rows) == 2
+
+
 LIMITS = st.sampled_from((0.0, 1.0, 2.0, 3.0))
 
 
@@ -157,6 +165,10 @@ def test_a_line_is_a_sorted_list(rows, data):
         patch.setattr(waiting, "PIECE", 4)
         jobs = [WaitingJob(number, "anna", 1, priority=priority, time_limit=limit) for number, (priority, limit) in enumerate(rows)]
         line, model = Line(), []
+        for _ in range(2):
+            together = [jobs.pop(0) for _ in range(data.draw(st.integers(0, len(jobs))))]
+            line.add_all(together)
+            model += together
         for job in data.draw(st.permutations(jobs)):
             line.add(job)
             model.append(job)
@@ -209,10 +221,29 @@ def test_who_asks_for_something_else_with_each_of_thousands_of_jobs_delays_her_o
     there = WaitingList([*reversed(hers), one])
     decision = decide(QueueState((), there, supplies={CORES: Supply(1000)}), 0.0)
     assert [start.job for start in decision.starts] == [2 * KINDS]
-    assert set(decision._held) == {job.kind for job in (*hers[: KINDS - 1], one)}
+    assert {job.id for job in there if decision.reason(job).code != "jobs"} == {job.id for job in (*hers[: KINDS - 1], one)}
     for job in hers[: KINDS - 1]:
         there.remove(job)
-    assert decide(QueueState((), there, supplies={CORES: Supply(1000)}), 0.0)._held.keys() >= {job.kind for job in hers[KINDS - 1 : -2]}
+    later = decide(QueueState((), there, supplies={CORES: Supply(1000)}), 0.0)
+    assert all(later.reason(job).code != "jobs" for job in hers[KINDS - 1 : -2])
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize("quotas", [Quotas(), Quotas(groups={"lab": Quota(limit=3, jobs=3)})])
+def test_kinds_for_which_too_little_is_left_are_not_looked_at(monkeypatch, gpus, quotas):
+    """Only the first of them, which keeps a place there; and after each start those that are short of something else now."""
+    looks = []
+    asked = _Pass.no_supply
+    monkeypatch.setattr(_Pass, "no_supply", lambda self, job, keep: looks.append(job.id) or asked(self, job, keep))
+    jobs = [WaitingJob(number, f"user {number % 7}", gpus, ("lab",), cores=1000, memory=number) for number in range(1, 400)]
+    supplies = {CORES: Supply(8000), MEMORY: Supply(1 << 30)}
+    given = QueueState(("g0", "g1", "g2", "g3"), jobs, [RunningJob(500, "anna", cores=8000, ends=50.0)], quotas, supplies=supplies)
+    decision = decide(given, 0.0)
+    assert not decision.starts and looks == [1]
+    assert "needs 1 core, 0 free; job 1 comes first" in decision.reason(jobs[-1]).text and decision.held(jobs[-1])
+    looks.clear()
+    some = decide(replace(given, running=[RunningJob(500, "anna", cores=6000, ends=50.0)]), 0.0)
+    assert [start.job for start in some.starts] == [1, 2] and len(looks) < 6
 
 
 def test_many_jobs_that_name_gpus_cost_no_more_each(monkeypatch):

@@ -18,6 +18,7 @@ def test_every_word_has_an_answer():
         "cgroup2:": "memory",
         "kernel>=": "5.14",
         "cpus>=": "1",
+        "project-quotas:": "ext4",
         "program:": "sh",
         "package:": "bash",
         "module:": "os",

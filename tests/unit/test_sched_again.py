@@ -65,7 +65,7 @@ def test_a_job_that_fails_is_tried_again(tmp_path, launcher, monkeypatch):
                     assert Answers(running)._why(number).startswith(f"retry {attempt} of 2 begins at 2")
                     clock[0] += attempt - 0.01
                     await asyncio.sleep(0.01)
-                    assert number in running.aside.entries
+                    assert number in running.aside.kept
                     clock[0] += 0.02
             job = await ended(running, number)
             assert (job.state, job.reason, job.exit_code, job.attempt) == (State.FAILED, "exit code 7", 7, 3)

@@ -24,7 +24,7 @@ from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.jobs import Filter
 from dockless.sched.store import queue as queue_store
-from dockless.sched.wire import answers, client, listing, protocol, server
+from dockless.sched.wire import answers, client, listed, protocol, server
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
@@ -125,7 +125,7 @@ def test_why_a_job_waits(tmp_path):
         (second,) = await desk.submit(ANN, job(gpus="device=1"))
         await until(lambda: desk.engine.decision.held(desk.engine.entries[second].waiting))
         assert (await desk(ANN, lambda queue: queue.job(second))).reason == (
-            f"needs GPU 1, 1 free; waits for job {number}, which has no time limit"
+            f"needs GPU 1, 0 free; waits for job {number}, which has no time limit"
         )
         desk.engine.outage.text = "the disk is full"
         assert (await desk(ANN, lambda queue: queue.job(second))).reason == "nothing can be started: the disk is full"
@@ -196,13 +196,13 @@ def test_a_listing(tmp_path):
 
 def test_a_long_listing_comes_in_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "AT_ONCE", 3)
-    monkeypatch.setattr(listing, "PAGE", 3)
+    monkeypatch.setattr(listed, "PART", 3)
 
     async def story(desk):
         for count in (0, 3, 4):
             numbers = await desk(ANN, lambda queue, count=count: queue.submit_array(job(gpus="2"), count)) if count else []
-            listed = [one.id for one in await desk(ANN, lambda queue: queue.queue())]
-            assert len(listed) == {0: 0, 3: 3, 4: 7}[count] and listed[len(listed) - count :] == numbers
+            found = [one.id for one in await desk(ANN, lambda queue: queue.queue())]
+            assert len(found) == {0: 0, 3: 3, 4: 7}[count] and found[len(found) - count :] == numbers
         turns = []
         turn = desk.server._turn
 
@@ -212,13 +212,13 @@ def test_a_long_listing_comes_in_pages(tmp_path, monkeypatch):
 
         desk.server._turn = counted
         await desk(ANN, lambda queue: queue.queue())
-        assert len(turns) == 1 + 3  # one for the request, one after each piece
+        assert len(turns) == 1 + 1 + 1 + 2  # for the request, after the one that runs, after putting the others in order, after each page
 
     play(tmp_path, story)
 
 
 def test_all_are_listed_unless_one_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(listing, "PAGE", 2)
+    monkeypatch.setattr(listed, "PART", 2)
 
     async def story(desk):
         numbers = await desk(ANN, lambda queue: queue.submit_array(job(gpus="2"), 6))

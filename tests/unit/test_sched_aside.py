@@ -37,8 +37,8 @@ async def serving(directory, launcher):
         for box in launcher.boxes.values():
             if box.state() == "running":
                 box.end(Exit(0, None))
-        for entry in [*running.aside.entries.values()]:
-            await running.cancel(entry.job.id, "root", None)
+        for number in [*running.aside.kept]:
+            await running.cancel(number, "root", None)
 
 
 def box_of(running, launcher, number):
@@ -98,7 +98,7 @@ def test_a_hold_outlives_the_daemon(tmp_path, launcher):
             await holding.release(running, number, ROOT)
             assert waits(running, number).startswith("begins at 2")
             await running.cancel(number, "root", None)
-            assert stored(running, number).state is State.CANCELLED and not running.aside.entries
+            assert stored(running, number).state is State.CANCELLED and not running.aside.kept
 
     asyncio.run(play())
 
@@ -238,7 +238,7 @@ def test_a_chain_fails_as_a_whole_and_an_array_waits_as_one(tmp_path, launcher):
             await until(lambda: not running.entries)
             assert stored(running, array[0]).reason == f"dependency failed: job {first} ended FAILED"
             assert stored(running, last).reason == f"dependency failed: job {array[49]} ended CANCELLED"
-            assert not running.aside._after and not running.aside._waited_for and not running.aside.entries
+            assert not running.aside._after and not running.aside._waited_for and not running.aside.kept
 
     asyncio.run(play())
 
@@ -293,8 +293,8 @@ def test_jobs_that_are_cancelled_leave_nothing_in_memory(tmp_path, launcher, mon
                 for number in numbers:
                     await running.cancel(number, "root", None)
             kept = running.aside
-            assert (kept._after, kept._waited_for, kept._named) == ({}, {}, {(0, "x"): {stays: None}})
-            assert len(kept._times) < 30 and [*kept.entries] == [stays]
+            assert (kept._after, kept._waited_for, kept._named) == ({}, {}, {(0, "x"): [stays]})
+            assert len(kept._times) < 30 and [*kept.kept] == [stays]
 
     asyncio.run(play())
 
@@ -401,10 +401,10 @@ def test_a_daemon_that_comes_back_counts_what_runs_of_an_array(tmp_path, launche
             await runs(running, *ids[:2])
         async with serving(tmp_path, launcher) as running:
             await at_rest(running)
-            assert len(running.active) == 2 and len(running.aside.entries) == 2
+            assert len(running.active) == 2 and len(running.aside.kept) == 2
             await gone(running, launcher, ids[0])
             await runs(running, ids[2])
-            assert len(running.aside.entries) == 1
+            assert len(running.aside.kept) == 1
 
     asyncio.run(play())
 

@@ -12,7 +12,8 @@ from support.desk import ANN, BEN, play
 from support.stand_in import until
 
 from dockless.base import paths
-from dockless.errors import BadInput
+from dockless.errors import BadInput, Refused
+from dockless.sandbox.run import project
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.config import Config
@@ -63,6 +64,49 @@ def test_a_job_that_has_written_too_much_is_ended_at_once(tmp_path):
         assert ended.state is State.CANCELLED and ended.reason.startswith("ended by the daemon: it had 3")
         assert "MiB on disk, more than the 2 MiB of a job (killed by signal" in ended.reason
         assert desk.engine.entries[small].job.state is State.RUNNING and boxes[0].said == []
+
+    play(tmp_path, story)
+
+
+def test_a_job_may_have_a_smaller_limit_of_its_own(tmp_path):
+    """Which only root's daemon can hold."""
+
+    async def story(desk):
+        own = JobSpec(Spec(argv=("true",), disk=2 * MIB))
+        if os.geteuid() != 0:
+            with pytest.raises(Refused, match="only root's daemon can limit"):
+                await desk.submit(ANN, own)
+            return
+        desk.engine.config = Config(disk_per_job=8 * MIB)
+        (limited,), (other,) = await desk.submit(ANN, own), await desk.submit(ANN, JOB)
+        for number in (limited, other):
+            fill((await desk.runs(number)).directory, 3 * MIB)
+        await until(lambda: all(desk.engine.entries[number].pidfd >= 0 for number in (limited, other)))
+        desk.engine.config = Config()
+        assert [*disk.running(desk.engine)[ANN].values()] == [desk.engine.entries[limited]]
+        desk.engine.config = Config(disk_per_job=8 * MIB)
+        await look(desk.engine)
+        ended = await desk(ANN, lambda queue: queue.wait(limited))
+        assert ended.state is State.CANCELLED and "MiB on disk, more than the 2 MiB of a job" in ended.reason
+        assert desk.engine.entries[other].job.state is State.RUNNING
+
+    play(tmp_path, story)
+
+
+def test_of_several_limits_the_smallest_holds():
+    assert [disk.smallest(*limits) for limits in ((0, 0), (5, 0), (5, 3, 0), (2, 7))] == [0, 5, 3, 2]
+
+
+def test_what_holds_the_limits_is_told(tmp_path):
+    """This disk may have project quotas or not."""
+
+    async def story(desk):
+        assert (await desk(ANN, lambda queue: queue.info())).disk == ""
+        desk.engine.config = Config(disk_per_job=100 << 30, disk_per_user=500 << 30)
+        told = (await desk(ANN, lambda queue: queue.info())).disk
+        assert told.startswith("100 GiB a job, 500 GiB a user: ")
+        why = project.lacking(paths.state())
+        assert told.endswith(f": measured, for {why}" if why else ": held by the kernel, by project quotas")
 
     play(tmp_path, story)
 

@@ -75,7 +75,9 @@ def test_a_drained_host_starts_nothing(tmp_path, launcher):
             await at_rest(running)
             answers = Answers(running)
             assert len(launcher.boxes) == 1 and answers._why(second) == "nothing is started: the host was drained by root"
-            assert answers.why(ROOT, second).reason == answers._why(second) and answers.info().drained == "drained by root"
+            assert (await answers.why(ROOT, second, lambda: asyncio.sleep(0))).reason == answers._why(
+                second
+            ) and answers.info().drained == "drained by root"
             launcher.boxes[running.name(first, 1)].end(Exit(0, None))
             await until(lambda: first not in running.entries)
             await undrain(running, ROOT, [], True)

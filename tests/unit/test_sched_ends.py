@@ -126,7 +126,8 @@ def test_what_is_launched(tmp_path, launcher, monkeypatch, euid, caller, owner):
             numbers = (("DOCKLESS_JOB_ID", str(number)), ("DOCKLESS_ATTEMPT", "1"))
             assert box.spec == replace(spec, env=(("A", "1"), *numbers), gpus=(gpu,), timeout=40.0, log_size=77)
             labels = {"queue": running.queue_id, "job": str(number), "attempt": "1", "user": caller.user}
-            assert how == {"id": running.name(number, 1), "owner": owner, "labels": labels}
+            group = {"user": caller.uid} if euid == 0 else {}
+            assert how == {"id": running.name(number, 1), "owner": owner, "labels": labels} | group
             entry = running.entries[number]
             assert (entry.grace, entry.limit) == (3.0, 43.0) and entry.ends == pytest.approx(queue.ticks() + 40.0, abs=30)
             _, (other,) = await started(running, launcher, plain(Spec(argv=("true",), log_size=5)))

@@ -20,8 +20,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
-from dockless.sched.engine import ending, gangs, preempting, starting, stopping
-from dockless.sched.jobs import JobOptions, JobSpec, State
+from dockless.sched.engine import again, draining, ending, gangs, holding, preempting, starting, stopping
+from dockless.sched.jobs import MAX_PORTS, JobOptions, JobSpec, State
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.store import queue
@@ -336,7 +336,7 @@ def test_nobody_can_have_all_ports(tmp_path, launcher, monkeypatch):
         await until(lambda: running.entries[before[0]].gang.network is None)
         numbers, _ = await started(running, launcher, plain(), plain())
         second, last = await running.submit(ROOT, [plain(gpus="1"), plain()], None, gang=True)
-        await until(lambda: second in running.aside.entries)
+        await until(lambda: second in running.aside.kept)
         assert running.aside.why(running.entries[second].job).startswith("it could not start, and begins at 2")
         assert not [job for job in running.state().running if job.gpus]
         others, _ = await started(running, launcher, plain(), plain(), who=ann)
@@ -406,7 +406,8 @@ def test_one_that_ended_keeps_its_gpus_until_the_last_has(tmp_path, launcher):
         assert running.entries[numbers[0]].job.state is State.RUNNING and len(held(running.reader)) == 2
         two.end(Exit(0, None))
         assert await ended(running, numbers) == [("COMPLETED", "", 0)] * 2
-        assert held(running.reader) == [] and "remove" in one.said + two.said
+        assert held(running.reader) == []
+        await until(lambda: "remove" in one.said + two.said)
 
     play(tmp_path, launcher, story)
 
@@ -486,6 +487,72 @@ def test_a_preemption_takes_all_and_puts_all_back(tmp_path, launcher, monkeypatc
     play(tmp_path, launcher, story, Config(order="fair"))
 
 
+@pytest.mark.parametrize("whose", [0, 1])
+def test_a_cancel_while_they_are_put_back_ends_them_all(tmp_path, launcher, monkeypatch, whose):
+    """None of them runs then that could be told to end."""
+
+    async def story(running):
+        numbers, (one, two) = await started(running, launcher, plain("a"), plain("b"))
+        for box in (one, two):
+            box.send_stop = lambda: None
+        await again.ask(running, numbers[0], "root", 1000.0)
+        surely = running.write_surely
+
+        async def write(change, *more):
+            if running.entries[numbers[0]].gang.settling:
+                running.drained[draining.HOST] = "for good"  # a start would end them, too
+                await running.cancel(numbers[whose], "root", None)
+            await surely(change, *more)
+
+        monkeypatch.setattr(running, "write_surely", write)
+        one.end(Exit(0, None))
+        two.end(Exit(0, None))
+        assert [state for state, _, _ in await ended(running, numbers)] == ["CANCELLED"] * 2
+
+    play(tmp_path, launcher, story)
+
+
+def test_who_was_told_to_end_was_told_so_in_that_attempt_alone(tmp_path, launcher):
+    async def story(running):
+        numbers, found = await started(running, launcher, plain("a"), plain("b", min_failed=0))
+        found[1].send_stop = lambda: found[1].said.append("stop")
+        await again.ask(running, numbers[0], "root", 1000.0)
+        await until(lambda: running.entries[numbers[0]].silent and "stop" in found[1].said)
+        found[1].end(Exit(None, 15))
+        one, two = await boxes(running, launcher, numbers, 2)
+        two.end(Exit(3, None))
+        await until(lambda: running.entries[numbers[1]].silent)
+        one.end(Exit(0, None))
+        assert await ended(running, numbers) == [("COMPLETED", "", 0), ("FAILED", "exit code 3", 3)]
+
+    play(tmp_path, launcher, story)
+
+
+def test_what_ended_is_not_held_when_it_is_submitted_again(tmp_path, launcher):
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain("a", hold=True), plain("b")], None, gang=True)
+        await holding.release(running, numbers[0], ROOT)
+        for box in await boxes(running, launcher, numbers):
+            box.end(Exit(0, None))
+        await ended(running, numbers)
+        first = await again.ask(running, numbers[1], "root", None)
+        for box in await boxes(running, launcher, [first, first + 1]):
+            box.end(Exit(0, None))
+
+    play(tmp_path, launcher, story)
+
+
+def test_so_many_ports_and_no_more(tmp_path, launcher):
+    async def story(running):
+        half = f"x:{MAX_PORTS // 2}"
+        numbers = await running.submit(ROOT, [plain("a", hold=True, ports=(half,)), plain("b", ports=(half,))], None, gang=True)
+        with pytest.raises(BadInput, match="the ports of all roles are too many"):
+            await running.submit(ROOT, [plain("a", hold=True, ports=(half, "y:1")), plain("b", ports=(half,))], None, gang=True)
+        await running.cancel(numbers[0], "root", None)
+
+    play(tmp_path, launcher, story)
+
+
 def test_what_ended_by_itself_before_stays_as_it_was(tmp_path, launcher):
     """And where one of them was cancelled, none is tried again."""
 
@@ -514,7 +581,7 @@ def test_a_cancel_that_cannot_be_written_has_changed_nothing(tmp_path, launcher,
             full.setattr(ending, "end_jobs", fails)
             with pytest.raises(SchedError, match="no space left"):
                 await running.cancel(numbers[0], "root", None)
-        assert [running.entries[number].cancelled for number in numbers] == [False, False] and numbers[0] in running.aside.entries
+        assert [running.entries[number].cancelled for number in numbers] == [False, False] and numbers[0] in running.aside.kept
         await running.cancel(numbers[0], "root", None)
         assert [state for state, _, _ in await ended(running, numbers)] == ["CANCELLED"] * 2
 
@@ -527,6 +594,7 @@ def test_a_daemon_that_comes_back_knows_why_they_end(tmp_path, launcher):
         chief.end(Exit(0, None))
         chief.send_stop = lambda: None  # it has ended, whoever tells it to
         await until(lambda: "stop" in ps.said)
+        assert queue.job(running.reader, numbers[0]).options.ending == "done"
         return numbers, ps
 
     numbers, ps = play(tmp_path, launcher, before)
@@ -569,10 +637,26 @@ def test_the_first_that_is_waited_for_is_all_of_them(tmp_path, launcher):
         (later,) = await running.submit(ROOT, [differences(JobSpec(Spec(argv=("true",)), after=(f"not-ok:{numbers[0]}",)))], None)
         one.end(Exit(0, None))
         await until(lambda: running.entries[numbers[0]].job.reason)
-        assert later in running.aside.entries
+        assert later in running.aside.kept
         two.end(Exit(3, None))
         assert await ended(running, numbers) == [("FAILED", f"job {numbers[1]} (b 0): exit code 3", 3), ("FAILED", "exit code 3", 3)]
         (box,) = await boxes(running, launcher, [later])
         box.end(Exit(0, None))
 
     play(tmp_path, launcher, story)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted"), [(("memory=30G", "memory=30G"), 1), (("memory=30G", "1", "memory=30G"), 2), (("memory=50G",) * 2, 2)]
+)
+def test_to_the_policy_those_with_shares_have_whole_gpus(tmp_path, launcher, monkeypatch, gpus, wanted):
+    """A share of one that somebody else has already may be too little for them all."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain(gpus=text, hold=True) for text in gpus], None, gang=True)
+        seen = running.entries[numbers[0]].first.waiting
+        assert (seen.gpus, seen.share) == (wanted, 0)
+        await running.cancel(numbers[0], "root", None)
+
+    play(tmp_path, launcher, story, Config(share="user"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -15,7 +16,7 @@ from dockless.sched import State
 from dockless.sched.jobs import NO_OPTIONS, Attempt, AttemptState, Filter, Job, JobOptions
 from dockless.sched.store import queue
 from dockless.sched.store import writer as writer_module
-from dockless.sched.store.lease import Lease, held
+from dockless.sched.store.lease import Lease, held, take
 from dockless.sched.store.writer import QueueWriter
 
 
@@ -332,3 +333,13 @@ def test_one_change_that_fails_takes_nobody_along(path):
     assert first.result() and good.result() == [1] and more.result() == [2]
     assert isinstance(bad.exception(), ZeroDivisionError)
     writer.close()
+
+
+@pytest.mark.parametrize("first", [1, 9, 10**15])
+@pytest.mark.parametrize(("had", "wanted", "free"), [(False, False, False), (False, True, False), (True, False, False), (True, True, True)])
+def test_a_gpu_is_leased_whole_or_in_shares(db, first, had, wanted, free):
+    """``had``, ``wanted``: as a share. GPUs whose names begin alike are others."""
+    take(db, Lease(first, 1, ("GPU-1",), 1.0, had))
+    take(db, Lease(first + 1, 1, ("GPU-10",), 1.0, wanted))
+    with contextlib.nullcontext() if free else pytest.raises(SchedError, match="is leased already"):
+        take(db, Lease(first + 2, 1, ("GPU-1",), 1.0, wanted))

@@ -7,19 +7,33 @@ import contextlib
 import json
 import time
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
-from support.stand_in import engine, left_running, until
+from support.stand_in import StandIn, engine, left_running, until
 
+from dockless.base.records import differences
+from dockless.cgroups import Limits
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import GRACE
+from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched import State
-from dockless.sched.engine import stopping
+from dockless.sched.callers import Caller
+from dockless.sched.config import Config
+from dockless.sched.engine import draining, stopping
+from dockless.sched.jobs import Filter, JobOptions, JobSpec
 from dockless.sched.store import queue
 from dockless.sched.store.lease import held
+from dockless.sched.wire.answers import Answers
+from dockless.sched.wire.listed import Listed
 
 REBOOTED = "the host was rebooted while it ran"
 KILLED = "its keeper was killed"
+ROOT = Caller(0, "root", frozenset(), True)
+ANN = Caller(1001, "ann", frozenset(), False, account=True)
+
+
+def plain(**fields):
+    return differences(JobSpec(**{"spec": Spec(argv=("true",)), **fields}))
 
 
 @pytest.fixture(autouse=True)
@@ -202,3 +216,69 @@ def test_a_shutdown_is_remembered(tmp_path, launcher):
     asyncio.run(note())
     with contextlib.closing(queue.open_queue(tmp_path / "jobs.db")) as db:
         assert began <= queue.shutdown(db) <= time.time()
+
+
+def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were(tmp_path):
+    """In line, held, kept aside by their array's limit, behind other jobs, together: each where it was, and counted as it was."""
+
+    async def main():
+        launcher, shown = StandIn(tmp_path), attrgetter("waiting.kind", "waiting.priority", "waiting.time_limit", "job", "live", "gang")
+        limited = Spec(argv=("true",), limits=Limits(cpu_max=1.5, memory_max=1 << 30), best_effort=True)
+
+        def places(running):
+            aside = running.aside
+            counts = running.per_user.jobs, running.per_user.size, running.per_user._of_spec
+            arrays = {number: (array.inside, array.outside) for number, array in aside._arrays.items()}
+            return [[job.id for job in running.waiting], aside.kept, aside._named, arrays, counts, aside._waited_for]
+
+        async def listing(running):
+            parts = Listed(running, Filter(until=5e9), False, 0, lambda: asyncio.sleep(0)).parts()
+            return [(job, Answers(running)._why(job.id, job)) async for part in parts for job in part]
+
+        async with engine(tmp_path, launcher, Config(share="user")) as running:
+            running.admission._rights = lambda caller, job: None
+            await draining.drain(running, ROOT, [], True, "")
+            first, *_ = await running.submit(ROOT, [plain(name="x"), plain(gpus="1", time_limit=60.0), plain(name="x", spec=limited)], None)
+            for caller, jobs, array in (
+                (ANN, [plain(gpus="device=1", priority=-3)], None),
+                (ANN, [plain(gpus="2", hold=True)], None),
+                (ROOT, [plain(priority=2, name="many", array_limit=2)], 5),
+                (ROOT, [plain(array_limit=1, hold=True)], 2),
+                (ROOT, [plain(gpus="memory=30G")], None),
+                (ROOT, [plain(begin=4e9), plain(after=(f"ok:{first}",)), plain(name="x", singleton=True)], None),
+            ):
+                await running.submit(caller, jobs, array)
+            await running.submit(ROOT, [plain(role="a", gpus="1"), plain(role="b")], None, gang=True)
+            shows, before, wholes = (
+                await listing(running),
+                places(running),
+                {number: shown(entry) for number, entry in running.entries.items()},
+            )
+        async with engine(tmp_path, launcher, Config(share="user")) as running:
+            assert places(running) == before and await listing(running) == shows
+            outlined = {number for number in running.entries if running.entries.is_outline(number)}
+            assert outlined == set(range(first, first + 13))
+            for number, found in wholes.items():
+                entry = running.entries[number]
+                assert (*shown(entry)[:4],) == (*found[:4],) and replace(entry.live, boot="") == found[4]
+                assert entry is running.entries[number] and not running.entries.is_outline(number)
+            await running.cancel(first, "root", None)
+            assert first not in running.entries and first not in [job.id for job in running.waiting]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rule", [{"retry_at": 4e9}, {"requeue": "asked"}, {"preempted_by": 7}])
+def test_what_is_between_two_attempts_is_made_whole_at_once(tmp_path, rule):
+    db = queue.open_queue(tmp_path / "jobs.db")
+    queue.insert(
+        db, [queue.NewJob(0, "root", "", "", "host", "true", "3", 3, (), (), 0, 0.0, "fail", "{}", JobOptions(**rule))], False, 1.0
+    )
+    db.close()
+
+    async def play():
+        async with engine(tmp_path, StandIn(tmp_path)) as running:
+            assert not running.entries.is_outline(1)
+            assert (1 in running.aside.kept) is ("retry_at" in rule)
+
+    asyncio.run(play())

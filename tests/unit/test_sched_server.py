@@ -16,6 +16,7 @@ from dockless.errors import BadInput, DaemonUnavailable, NotPermitted, Refused, 
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.wire import answers, server
+from dockless.sched.wire.listed import Listed
 from dockless.sched.wire.protocol import MAX_REQUEST
 
 WIDE = JobSpec(Spec(argv=("true",)), gpus="2")
@@ -80,6 +81,36 @@ def test_a_request_counts_until_it_is_done():
         assert got == line and unfinished == {7: len(line)}
         it._over(7, len(line))
         assert dict(it._unfinished) == {}
+
+
+def test_who_takes_nothing_of_an_answer_is_dropped(monkeypatch, tmp_path):
+    """And what was to be sent is not kept for it."""
+    monkeypatch.setattr(server, "PATIENCE", 0.2)
+
+    async def story(desk):
+        running, parts = desk.server, 0
+
+        class Long(Listed):
+            async def parts(self):
+                nonlocal parts
+                while parts < 1000:
+                    parts += 1
+                    yield [parts]
+
+        async def queue(caller, request):
+            return {"listed": Long(running.engine, None, False, 0, None)}
+
+        running._verbs["queue"] = queue
+        running.answers.page = lambda caller, part: {"jobs": "x" * server.PIECE}
+        _, writer = await asyncio.open_unix_connection(desk.path, limit=1)
+        writer.write(server.encode({"v": server.VERSION, "op": "queue"}))
+        async with asyncio.timeout(20):
+            while not parts or running._connections:
+                await asyncio.sleep(0.01)
+        assert parts < 100
+        writer.close()
+
+    play(tmp_path, story)
 
 
 @pytest.mark.parametrize("pieces", [[], [b"half a request"], [b"x" * (3 * server.PIECE)]])
@@ -154,22 +185,22 @@ def test_others_have_their_turn_while_many_ids_are_looked_up(tmp_path, monkeypat
     play(tmp_path, story)
 
 
-def test_half_an_answer_is_none(tmp_path):
+def test_half_an_answer_is_none(tmp_path, monkeypatch):
     """Whoever asked is hung up on, and the daemon goes on."""
 
     async def story(desk):
         (number,) = await desk.submit(ANN, WIDE)
-        listing = desk.server.answers.listing
+        parts = Listed.parts
 
-        def failing(*how):
-            jobs, _ = listing(*how)
-            yield next(jobs)
-            raise SchedError("the queue cannot be read")
+        async def failing(self):
+            async for part in parts(self):
+                yield part
+                raise SchedError("the queue cannot be read")
 
-        desk.server.answers.listing = lambda *how: (failing(*how), 0)
-        await desk.refused(DaemonUnavailable, ANN, lambda queue: queue.queue())
-        await desk.refused(DaemonUnavailable, ANN, lambda queue: queue._call("queue"))  # an older client's
-        desk.server.answers.listing = listing
+        with monkeypatch.context() as patch:
+            patch.setattr(Listed, "parts", failing)
+            await desk.refused(DaemonUnavailable, ANN, lambda queue: queue.queue())
+            await desk.refused(DaemonUnavailable, ANN, lambda queue: queue._call("queue"))  # an older client's
         assert [one.id for one in await desk(ANN, lambda queue: queue.queue())] == [number]
         await until(lambda: not desk.server._connections)
 

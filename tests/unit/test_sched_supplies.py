@@ -19,7 +19,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import host_supplies
+from dockless.sched.engine import host_supplies, weights
 from dockless.sched.engine.admission import Admission
 from dockless.sched.jobs import JobSpec, options_of
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply, amount
@@ -112,3 +112,20 @@ def test_what_the_host_has(monkeypatch):
 def test_amounts_in_words():
     assert [amount(CORES, value) for value in (1000, 1500, 32000)] == ["1 core", "1.5 cores", "32 cores"]
     assert amount(MEMORY, 3 << 29) == "1.5 GiB of memory"
+
+
+def test_a_user_weighs_what_her_running_jobs_have(tmp_path, launcher, monkeypatch):
+    """When one has started, and when one has ended. Only root's daemon has groups of users."""
+    said, groups = [], int(os.geteuid() == 0)
+    monkeypatch.setattr(weights.users, "weigh", lambda uid, weight: said.append((uid, weight)))
+
+    async def play():
+        async with engine(tmp_path, launcher, Config(cores=8)) as running:
+            numbers = await running.submit(ME, [differences(asking(cpu_max=cores)) for cores in (2.0, 1.5)], None)
+            await until(lambda: states(running) == [State.RUNNING] * 2)
+            await until(lambda: said[-1:] == [(0, 350)][:groups])
+            launcher.boxes[running.name(numbers[0], 1)].end(Exit(0, None))
+            await until(lambda: numbers[0] not in running.entries)
+            await until(lambda: said[-1:] == [(0, 150)][:groups])
+
+    asyncio.run(play())

@@ -49,6 +49,7 @@ def test_what_is_there_at_one_moment(tmp_path, now, monkeypatch):
         box.pid = os.getppid()  # ours is the keeper's child
         a, b = (desk.engine.gpus.uuids.index(uuid) for uuid in desk.engine.entries[first].job.devices)
         (free,) = {0, 1, 2} - {a, b}
+        await desk.engine.decided()
         now.write_text(f"busy {a} 50\nprocess {a} {os.getpid()} 1024\nprocess {b} {os.getpid()} 2048\nprocess {b} 1 4096\n")
         top = await desk(BEN, lambda queue: queue.top())
         assert top.running == 1 and top.waiting == 4 and top.gpus[a].job == top.gpus[b].job == first

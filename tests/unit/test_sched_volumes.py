@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+
 import pytest
 
 from dockless.errors import BadInput
@@ -32,3 +34,23 @@ def test_a_name_that_is_no_part_of_a_path():
         with pytest.raises(BadInput, match="cannot be part of a path"):
             with_volumes(Spec(), VOLUMES, name)
     assert with_volumes(Spec(), {}, "../data") == Spec()
+
+
+def test_a_directory_of_each_group_that_has_one(tmp_path):
+    """Not of those in which the user is not, nor of what is no part of a path or no group of this host."""
+    for name in ("daemon", "bin", "sys", "no-such-group"):
+        (tmp_path / name).mkdir()
+    volumes = {"/mnt/$GROUP": f"{tmp_path}/$GROUP", "/at/$GROUP/$USER": f"{tmp_path}/$GROUP/of/$USER"}
+    made = with_volumes(Spec(host_groups=(7,)), volumes, "anna", {"bin", "daemon", "mail", "no-such-group", "..", "a/b", "root"})
+    assert made.mounts == (
+        Bind(f"{tmp_path}/bin", "/mnt/bin"),
+        Bind(f"{tmp_path}/daemon", "/mnt/daemon"),
+        Bind(f"{tmp_path}/bin/of/anna", "/at/bin/anna"),
+        Bind(f"{tmp_path}/daemon/of/anna", "/at/daemon/anna"),
+    )
+    assert made.host_groups == tuple(grp.getgrnam(name).gr_gid for name in ("bin", "daemon"))
+
+
+def test_groups_that_a_user_names_herself_do_not_count():
+    assert with_volumes(Spec(host_groups=(4,)), {}, "anna", {"adm"}) == Spec()
+    assert with_volumes(Spec(host_groups=(4,)), VOLUMES, "anna", {"adm"}).host_groups == ()

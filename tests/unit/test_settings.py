@@ -74,6 +74,9 @@ memory_per_job = "1G"
 [gpus]
 driver_root = "/run/nvidia/driver/"
 share = "user"
+devices = ["amd.com/gpu"]
+cdi = ["/srv/cdi"]
+mps = "yes"
 idle_after = "2h"
 idle_notice = 90
 [volumes]
@@ -130,6 +133,9 @@ def test_every_setting_is_read(home):
         "queue.per_user_size": 1 << 20,
         "gpus.driver_root": "/run/nvidia/driver",
         "gpus.share": "user",
+        "gpus.devices": ("amd.com/gpu",),
+        "gpus.cdi": ("/srv/cdi",),
+        "gpus.mps": "yes",
         "gpus.idle_after": 7200.0,
         "gpus.idle_notice": 90.0,
         "notify.sendmail": "/usr/sbin/sendmail",
@@ -204,10 +210,13 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[quota.users]\nanna = { limit = 3, jbos = 1 }\n", 2, ("no setting quota.users.anna.jbos", "did you mean jobs?")),
         ("[quota.users.anna]\nlimit = 3\njobs = 'few'\n", 3, ("quota.users.anna.jobs is 'few', not a whole number from 0", "run at once")),
         ("[quota]\ndefault = { limit = { x = 1 } }\n", 2, ("quota.default.limit is a section, not a whole number",)),
-        ("[volumes]\n'/mnt' = 3\n", 2, ("volumes.'/mnt' is 3, not a whole path, in which $USER stands for a name",)),
+        ("[volumes]\n'/mnt' = 3\n", 2, ("volumes.'/mnt' is 3, not a whole path, in which $USER and $GROUP stand for names",)),
         ("[volumes]\n'/mnt' = 'srv'\n", 2, ("is 'srv', not a whole path",)),
         ("[volumes]\n'/mnt' = '/srv/../etc'\n", 2, ("is '/srv/../etc', not a whole path",)),
-        ("[volumes]\n'/mnt' = '/srv/$GROUP'\n", 2, ("is '/srv/$GROUP', not a whole path",)),
+        ("[volumes]\n'/mnt' = '/srv/$GROUP'\n", 2, ("is '/srv/$GROUP': $GROUP stands on both sides or on none",)),
+        ("[volumes]\n'/mnt/$GROUP' = '/srv'\n", 2, ("is '/srv': $GROUP stands on both sides or on none",)),
+        ("[volumes]\n'/mnt/$GROUP' = '/srv/$USER/$GROUP'\n", 2, ("$USER cannot come before $GROUP",)),
+        ("[volumes]\n'/mnt/$GROUP' = '/srv/$GROUPS'\n", 2, ("is '/srv/$GROUPS', not a whole path",)),
         ("[volumes]\n'/mnt' = '/srv/$USERS'\n", 2, ("is '/srv/$USERS', not a whole path",)),
         ('[volumes]\n"/mnt" = "/srv\\u0000"\n', 2, ("not a whole path",)),
         ("[volumes]\n'/' = '/srv'\n", 2, ("volumes.'/' cannot be the place of a volume, which is a whole path",)),
@@ -227,14 +236,17 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[reservations.x]\nstart = 'Mo 10:00'\n", 2, ("reservations.x.start is 'Mo 10:00', not a time, like \"2026", "time zone")),
         ("[reservations.x]\nstrat = 'Mon 10:00'\n", 2, ("no setting reservations.x.strat", "did you mean start?")),
         (WEEKLY.replace("ml", "'m\\nl'"), 1, ("is no name of a reservation",)),
-        (WEEKLY.replace("2h", "8d"), 5, ("reservations.ml.duration is more than a week, and it comes each week",)),
+        (WEEKLY.replace("2h", "8d"), 5, ("reservations.ml.duration is more than 7d, after which it begins again",)),
+        (WEEKLY.replace("Mon", "Mon,Wed").replace("2h", "49h"), 5, ("reservations.ml.duration is more than 2d, after which",)),
+        (WEEKLY.replace("Mon", "daily").replace("2h", "30h"), 5, ("reservations.ml.duration is more than 1d, after which",)),
         ("[quota.users]\nanna = { classes = 3 }\n", 2, ("quota.users.anna.classes is 3, not a table like",)),
         ("[quota.users.anna]\nclasses = { H100 = 'all' }\n", 2, ("quota.users.anna.classes.H100 is 'all', not a whole number", "a model")),
         ("[quota.users.anna]\nclasses = { 'a,b' = 1 }\n", 2, ("quota.users.anna.classes.'a,b' is no class of GPUs", "a MIG profile")),
         ("[quota.users]\nbob = 1\nanna = 1.5\n", 3, ("quota.users.anna is 1.5, not a whole number",)),
         ("[quota]\ndefault = 99999999999\n", 2, ("quota.default",)),
         ("[queue]\nper_user = 0\n", 2, ("queue.per_user is 0, not a whole number from 1",)),
-        ("[groups]\nx = []\nvision = [\n  'anna',\n  3,\n]\n", 3, ("groups.vision is a list, not a list of names",)),
+        ("[groups]\nx = []\nvision = [\n  'anna',\n  3,\n]\n", 3, ("groups.vision is a list with 3, not a list of names",)),
+        ("[gpus]\ndevices = ['amd.com/gpu', 'nvidia.com/gpu']\n", 2, ("a list with 'nvidia.com/gpu', not a list of kinds", "need no name")),
         ("[host]\nadmins = 'carl'\n", 2, ("host.admins",)),
         ("[host]\nadmins = { carl = 1 }\n", 2, ("host.admins is a section",)),
         ("a.b.c = 1\n[a.d]\n", 1, ("[a]",)),
@@ -333,6 +345,8 @@ def test_defaults_are_written_once():
         ("[quota.groups]\nroot = 1\nno-such = 4\n", "3: quota.groups.no-such: there is no group 'no-such'"),
         ('[groups]\nours = ["root", "nobody-here"]\n', "2: groups.ours: there is no user 'nobody-here'"),
         ('[host]\ncpu_jobs = 1\nadmins = ["nobody-here"]\n', "3: host.admins: there is no user 'nobody-here'"),
+        (WEEKLY.replace("anna", "root").replace("Mon 10:00", "2020-01-01T10:00"), "4: reservations.ml.start: 2020-01-01T10:00 is over"),
+        ('[gpus]\nmps = "yes"\n', "2: gpus.mps: is for share = \"user\", and gpus.share is 'no'"),
         ('[host]\nadmins = ["no\\u0000body"]\n', "2: host.admins: there is no user 'no\\x00body'"),
     ],
 )

@@ -11,9 +11,9 @@
 # DOCKLESS_VM_ACCEL    kvm or tcg instead of finding out
 # DOCKLESS_VM_ALL      1: leave nothing out under emulation
 #
-# Root and user have a guest each, side by side: a suite keeps one processor busy. A third is run by systemd, for the daemon as its service
-# (guest-systemd, service_life.py): where it is asked for, since under emulation it takes longer than both. Three virtio disks: the root
-# (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on io. The guest's console comes out
+# Root and user have a guest each, side by side, and under emulation the user two: a suite keeps one processor busy. Another is run by systemd, for
+# the daemon as its service (guest-systemd, service_life.py): where it is asked for, since under emulation it takes longer than both. Three virtio
+# disks: the root (changes are thrown away), the payload (wheel, dependencies, tests; read-only), an empty one for limits on io. The guest's console comes out
 # here; its exit status comes back through a second serial port.
 set -euo pipefail
 
@@ -123,7 +123,8 @@ collect() { (cd "$payload" && env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=site "$p
 # those of what an older kernel does in another way: overlays and mapped mounts. The host's own run has all others; where that was root's, her guest
 # leaves out what this machine has, too. What repeats itself does so less often.
 rounds=()
-arguments() { # root or user: to stand in the file of her arguments
+more=()
+arguments() { # root, user or user-2: to stand in the file of her arguments
   printf '%s\n' "${@:2}" >"$payload/arguments-$1"
 }
 if [ "${DOCKLESS_VM_AS:-}" = power ] || [ "${DOCKLESS_VM_AS:-}" = two-users ]; then
@@ -137,10 +138,18 @@ elif [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}
       collect --needing overlay,idmap tests/integration/test_sandbox_{mounts,root,namespaces,identity}.py
     } | sed -n 's/\(.*::[^[]*\).*/\1/p' | sort -u)
     [ "${#needing[@]}" != 0 ] || { echo "test-vm: no test was found that needs the guest" >&2; exit 1; }
-    arguments "$name" "${needing[@]}"
+    if [ "$name" = root ]; then
+      arguments root "${needing[@]}"
+    else # her tests take twice as long as root's: two guests share them
+      mapfile -t every < <(printf '%s\n' "${needing[@]}" | sed -n 'p;n')
+      mapfile -t other < <(printf '%s\n' "${needing[@]}" | sed -n 'n;p')
+      arguments user "${every[@]}"
+      arguments user-2 "${other[@]}"
+      more=(user-2)
+    fi
     echo "test-vm: emulated, so as $name only ${#needing[@]} tests that this host cannot answer for (DOCKLESS_VM_ALL=1 runs all)"
   done
-  rounds=(DOCKLESS_STRESS_STARTS=40)
+  rounds=(DOCKLESS_STRESS_STARTS=40 DOCKLESS_TEST_ROUNDS=3)
 else
   collect "$@" >/dev/null || true # what is wrong with the tests chosen is said in the guest
   for name in root user; do arguments "$name" "$@"; done
@@ -152,7 +161,7 @@ truncate -s "$((size + size / 3 + 32))M" "$work/payload.img"
 mke2fs -q -F -t ext4 -O ^has_journal -E root_owner=0:0 -d "$payload" "$work/payload.img"
 
 # ---- the run --------------------------------------------------------------------------------------------------------------------------
-boot() { # root, user or systemd: becomes the guest, which says everything in DIR/console and its exit status in DIR/status
+boot() { # root, user, user-2 or systemd: becomes the guest, which says everything in DIR/console and its exit status in DIR/status
   local place=$work/$1 root="file=$base/root.img,snapshot=on"
   # Its root disk keeps what was written over a reboot, at which QEMU ends.
   [ "$1" != systemd ] || { cp --sparse=always "$base/root.img" "$place/root.img" && root="file=$place/root.img,cache=unsafe"; }
@@ -183,8 +192,9 @@ if [ "${DOCKLESS_VM_AS:-}" = power ]; then
 fi
 
 case ${DOCKLESS_VM_AS:-both} in
-all) names=(root user systemd) ;;
-both) names=(root user) ;;
+all) names=(root user "${more[@]}" systemd) ;;
+both) names=(root user "${more[@]}") ;;
+user) names=(user "${more[@]}") ;;
 *) names=("$DOCKLESS_VM_AS") ;;
 esac
 echo "test-vm: booting ($accelerator) as ${names[*]}, at most $limit s"

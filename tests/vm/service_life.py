@@ -13,14 +13,22 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support import scheduling
 
 from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, JobSpec, State, connect
+from dockless.sched.wire.client import ROOT_SOCKET
 
 REBOOT = 64
 MARKS = Path("/scratch/marks")
 OTHER = Path("/scratch/other-version")
 USER, HOME = 1000, Path("/scratch/home")
+USERS = (USER, 1001)
+"""Each has jobs in root's queue when the host is rebooted."""
 UNTIL = "until [ -e /marks/{go} ]; do sleep 0.1; done; exit {code}"
 
 
@@ -149,6 +157,15 @@ def before_the_reboot() -> None:
     for name, number in numbers.items():
         until((MARKS / f"up-{name}").exists, f"{name} runs")
         (MARKS / f"number-{name}").write_text(str(number))
+    for uid in USERS:
+        script = f"echo secret of {uid}; " + twice
+        waiting = shell("exit 7", begin=time.time() + 3600)
+        specs = [shell(script.format(f"{way}-{uid}"), on_reboot=way) for way in ("requeue", "fail")]
+        mine = by(uid, lambda queue, specs=specs, waiting=waiting: [queue.submit(spec) for spec in (*specs, waiting)])
+        for way, number in zip(("requeue", "fail", "waiting"), mine, strict=True):
+            (MARKS / f"of-{uid}-{way}").write_text(str(number))
+            if way != "waiting":
+                until((MARKS / f"up-{way}-{uid}").exists, f"{way} of {uid} runs")
 
 
 def after_the_reboot() -> None:
@@ -162,11 +179,46 @@ def after_the_reboot() -> None:
         assert (ended["ending"].state, ended["ending"].attempt) == (State.COMPLETED, 1)
         assert (ended["done"].state, ended["done"].exit_code) == (State.FAILED, 6)
         assert queue.submit(shell("true")) > max(numbers.values())
+    for uid in USERS:
+        users_jobs(uid)
     assert (MARKS / "requeued").read_text().split() == ["1", "2"] and (MARKS / "failing").read_text().split() == ["1"]
     until(lambda: _users_daemon(), "the user's service is back")
     dockless("daemon", "--uninstall")
     assert said("systemctl", "is-active", "dockless", check=False) == "inactive"
     assert said("systemctl", "is-enabled", "dockless", check=False) != "enabled"
+
+
+def users_jobs(uid: int) -> None:
+    """They are this user's, have the numbers that they had, and ended by their policies; nobody else reads what they said."""
+    numbers = {way: int((MARKS / f"of-{uid}-{way}").read_text()) for way in ("requeue", "fail", "waiting")}
+    (other,) = set(USERS) - {uid}
+
+    def ended(queue: Client) -> list[Any]:
+        return [queue.wait(numbers[way], timeout=300) for way in ("requeue", "fail")] + [queue.job(numbers["waiting"])]
+
+    again, failed, waiting = by(uid, ended)
+    print(
+        *(f"of {uid}: {job.id} {job.state} {job.exit_code} attempt {job.attempt} {job.reason!r}" for job in (again, failed, waiting)),
+        sep="\n",
+    )
+    assert [job.id for job in (again, failed, waiting)] == list(numbers.values())
+    assert {job.uid for job in (again, failed, waiting)} == {uid}
+    assert (again.state, again.exit_code, again.attempt) == (State.FAILED, 5, 2)
+    assert failed.state in (State.FAILED, State.LOST) and failed.attempt == 1
+    assert (waiting.state, waiting.attempt) == (State.PENDING, 0)
+    for number in (again.id, failed.id):
+        said = by(uid, lambda queue, number=number: [line.text for line in queue.logs(number)])
+        assert f"secret of {uid}" in said, said
+        outcome, what, _ = scheduling.as_user(other, ROOT_SOCKET.parent, lambda queue, number=number: list(queue.logs(number)))
+        assert (outcome, what) == ("error", "NotPermitted"), (outcome, what)
+    by(uid, lambda queue: queue.cancel(waiting.id))
+
+
+def by(uid: int, work: Callable[[Client], Any]) -> Any:
+    """What root's daemon answers that user."""
+    outcome, found, *text = scheduling.as_user(uid, ROOT_SOCKET.parent, work)
+    assert outcome == "ok", (found, text)
+    return found
 
 
 def _users_daemon() -> bool:
@@ -184,6 +236,7 @@ def main(boot: int) -> int:
     MARKS.mkdir(mode=0o777)
     MARKS.chmod(0o777)
     said("useradd", "--uid", str(USER), "--home-dir", str(HOME), "--create-home", "tester")
+    said("useradd", "--uid", str(USERS[1]), "--no-create-home", "other")
     root_service()
     user_service()
     before_the_reboot()

@@ -1,7 +1,8 @@
 """How fast one user's job computes beside what another user's jobs waste: in the guest, as root. Two processors, one of them his.
 
 His job counts in a loop, alone and beside each of her jobs, in turns. Two figures of each, medians of the rounds: what it has counted, and
-the processor time that it got, which an emulated machine that shares its host's processors tells better.
+the processor time that it got, which an emulated machine that shares its host's processors tells better. With them the processors in
+use meanwhile, by him and by her with her keepers: what is left is idle, the daemon's, or that of the kernel's own threads.
 """
 
 from __future__ import annotations
@@ -57,21 +58,26 @@ class Counter:
         while not self.count():
             assert time.monotonic() < deadline, "his job does not count"
             time.sleep(0.1)
-        (self.group,) = find_delegation().home.glob(f"job-{number}-1-*")
+        (self.group,) = find_delegation().home.glob(f"user-{BEN}/job-{number}-1-*")
 
     def count(self) -> int:
         return int.from_bytes((PLACE / "count").read_bytes(), "little")
 
-    def window(self) -> tuple[float, float]:
-        """Counted per second, and processors used."""
-        before = time.monotonic(), self.count(), self.used()
+    def window(self) -> tuple[float, ...]:
+        """Counted per second, and processors used: by him, by her."""
+        before = self.look()
         time.sleep(WINDOW)
-        after = time.monotonic(), self.count(), self.used()
-        seconds = after[0] - before[0]
-        return (after[1] - before[1]) / seconds, (after[2] - before[2]) / seconds
+        seconds, *grown = (now - then for now, then in zip(self.look(), before, strict=True))
+        return tuple(growth / seconds for growth in grown)
 
-    def used(self) -> float:
-        return int((self.group / "cpu.stat").read_text().split()[1]) / 1e6
+    def look(self) -> tuple[float, ...]:
+        return time.monotonic(), self.count(), used(self.group), used(self.group.parent.parent / f"user-{ANNA}")
+
+
+def used(group: Path) -> float:
+    """Processor time in seconds, 0 without a group."""
+    stat = group / "cpu.stat"
+    return int(stat.read_text().split()[1]) / 1e6 if stat.exists() else 0.0
 
 
 def main() -> None:
@@ -108,7 +114,9 @@ def main() -> None:
                 pairs.append((alone, beside))
             speed, share = (median(beside[at] / alone[at] for alone, beside in pairs) for at in (0, 1))
             named = "no cores named" if cores is None else f"{cores:g} of a core each"
-            print(f"two users: {name}, {named}: counted {speed:.0%}, processor time {share:.0%}", flush=True)
+            in_use = [median(beside[at] for _, beside in pairs) for at in (1, 2)]
+            print(f"two users: {name}, {named}: counted {speed:.0%}, processor time {share:.0%}", end="")
+            print(f" (processors in use: {in_use[0]:.2f} his, {in_use[1]:.2f} hers)", flush=True)
     daemon.end()
 
 

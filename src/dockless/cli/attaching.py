@@ -36,9 +36,9 @@ def attach_options(parser: Parser) -> None:
 
 def attach(options: Namespace) -> int:
     from dockless.cli import terminal
-    from dockless.sandbox.names import job_of
+    from dockless.cli.job_names import find_job
 
-    keys, number = terminal.keys(options.detach_keys), job_of(options.id)
+    keys, number = terminal.keys(options.detach_keys), find_job(options.id)
     return _to_job(number, keys) if number is not None else _to_box(options, keys)
 
 

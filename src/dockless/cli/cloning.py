@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from dockless.base.typing import TYPE_CHECKING, Any
-from dockless.cli.jobs import job_number, queue_group, submit_jobs
+from dockless.cli.job_names import job_number
+from dockless.cli.jobs import queue_group, submit_jobs
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 from dockless.cli.sandbox_options import keywords, sandbox_options

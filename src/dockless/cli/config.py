@@ -17,7 +17,8 @@ def config_options(parser: Parser) -> None:
 
 
 def config(options: Namespace) -> int:
-    """1 for a file whose users or groups this host does not know; ``BadInput`` for one that cannot be read."""
+    """1 for a file whose users or groups this host does not know; ``BadInput`` for one that cannot be read, and for the caller's own if
+    a daemon would not start with it."""
     from dockless.base import paths, settings
     from dockless.base.path import Path
 
@@ -27,16 +28,35 @@ def config(options: Namespace) -> int:
             f"{path} is not there", subject=str(path), hint="dockless config check, without a file, reads the one that is in use"
         )
     values = settings.load(path)
-    return _show(values, options.json) if options.action == "show" else _check(path, settings.unknown_names(path), options.json)
+    if options.action == "check" and not options.file:
+        settings.check_possible(values)
+    return (
+        _show(values, options.json) if options.action == "show" else _check(path, settings.unknown_names(path), _disk(values), options.json)
+    )
 
 
-def _check(path: Any, unknown: list[str], as_json: bool) -> int:
+def _disk(values: Any) -> str:
+    """Who holds the limits of what jobs write, if there are some."""
+    import os
+
+    if not (values["disk.per_job"] or values["disk.per_user"]) or os.geteuid() != 0:
+        return ""
+    from dockless.base import paths
+    from dockless.sandbox.run import project
+
+    why = project.lacking(paths.state())
+    return f"[disk] is measured: {why}." if why else "[disk] is held by the kernel, by project quotas."
+
+
+def _check(path: Any, unknown: list[str], disk: str, as_json: bool) -> int:
     if as_json:
-        print_json({"file": str(path), "there": path.exists(), "unknown": unknown})
+        print_json({"file": str(path), "there": path.exists(), "unknown": unknown, **({"disk": disk} if disk else {})})
     elif unknown:
         out(*unknown, "What is said of these has no effect.")
     else:
         out(f"{path} is right." if path.exists() else f"{path} is not there: the defaults hold.")
+    if disk and not as_json:
+        out(disk)
     return 1 if unknown else 0
 
 

@@ -204,7 +204,7 @@ _RUN: dict[str, Word] = {
     "--sdnotify": Word(NOT_YET),
     "--secret": Word("there are no secrets yet; bind a file read-only", "run -v ./secret:/run/secret:ro IMAGE"),
     "--sig-proxy": Word("signals are always passed on; leave it out", "run IMAGE"),
-    "--storage-opt": Word("a root in memory can have a size", "run --root tmpfs --root-size 10G IMAGE"),
+    "--storage-opt": Word("what is written to the image has a limit by", "run --disk 10G IMAGE"),
     "--subgidname": Word("ids are mapped by /etc/subgid; see", "doctor"),
     "--subuidname": Word("ids are mapped by /etc/subuid; see", "doctor"),
     "--systemd": Word("no init system runs inside"),

@@ -55,9 +55,9 @@ def exec_in(options: Namespace) -> int:
 
 def opened(id: str) -> Enterable:
     """The sandbox or the job of that name."""
-    from dockless.sandbox.names import job_of
+    from dockless.cli.job_names import find_job
 
-    if (number := job_of(id)) is not None:
+    if (number := find_job(id)) is not None:
         from dockless._submitting import Submitted
 
         return Submitted(number)

@@ -32,7 +32,7 @@ def gpu(options: Namespace) -> int:
 
 def _list(options: Namespace) -> int:
     from dockless.cli.overview import shares
-    from dockless.sandbox.gpus import cdi, gpu, lease
+    from dockless.sandbox.gpus import cdi, gpu, handed_out, lease
 
     error = ""
     units: tuple[gpu.Gpu, ...] = ()
@@ -40,7 +40,8 @@ def _list(options: Namespace) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         error = str(missing)
-    users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
+    names = [unit.uuid for unit in handed_out.beside(units)]
+    users, parts = lease.users([*(unit.uuid for unit in units), *names]), shares([unit.uuid for unit in units])
     rows: list[dict[str, Any]] = [
         {
             "index": unit.index,
@@ -55,7 +56,8 @@ def _list(options: Namespace) -> int:
         }
         for unit in units
     ]
-    devices = [{"name": f"{file.kind}={name}", "file": file.path} for file in cdi.listed() for name in file.devices]
+    described = [(f"{file.kind}={name}", file.path) for file in cdi.listed() for name in file.devices]
+    devices = [{"name": name, "file": path, "leased": name in names, "user": users.get(name, "")} for name, path in described]
     if options.json:
         print_json({"gpus": rows, "gpu_error": error, "devices": devices})
         return 0
@@ -65,7 +67,8 @@ def _list(options: Namespace) -> int:
     else:
         out(f"There are no GPUs: {error}" if error else "There are no GPUs.")
     if devices:
-        table(("DEVICE", "DESCRIBED IN"), [(device["name"], device["file"]) for device in devices])
+        lines = [(one["name"], one["file"], one["user"] or ("free" if one["leased"] else "")) for one in devices]
+        table(("DEVICE", "DESCRIBED IN", "LEASED BY"), lines)
     return 0
 
 

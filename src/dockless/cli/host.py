@@ -38,11 +38,15 @@ def info(options: Namespace) -> int:
     if host.cores:
         out(f"cores       {host.cores_used:g} of {host.cores:g} asked for by running jobs")
         out(f"memory      {format_size(host.memory_used)} of {format_size(host.memory)} asked for by running jobs")
+    if host.disk:
+        out(f"disk        {host.disk}")
     if host.drained:
         out(f"host        {host.drained}: no job is started")
     print_gpus(host)
     for kind, name, used, limit in host.quotas:
-        out(f"quota       {kind} {name}: {used} of {'any number' if limit is None else limit} GPUs in use")
+        out(
+            f"quota       {kind} {name}: {used}{'' if limit is None else f' of {limit}'} GPUs in use{', no limit' if limit is None else ''}"
+        )
     for one in host.reservations:
         whose = ", ".join((*(f"user {name}" for name in one.users), *(f"group {name}" for name in one.groups)))
         out(f"reserved    {one.name}: {one.gpus} GPUs {one.text}, for {whose}")
@@ -57,14 +61,14 @@ def warn_of_outage(daemon: DaemonInfo) -> None:
 
 def print_gpus(host: HostInfo) -> None:
     """The table of GPUs and holders."""
-    from dockless.cli.overview import holder, users_of
+    from dockless.cli.overview import holder, size_of, users_of
 
     if not host.gpus:
         out(f"gpus        none{': ' + host.gpu_error if host.gpu_error else ''}")
         return
     rows = [
         (
-            *(gpu.index, gpu.model, format_size(gpu.memory), gpu.uuid),
+            *(gpu.index, gpu.model, size_of(gpu), gpu.uuid),
             *(holder(gpu), users_of(gpu), age(gpu.since)),
         )
         for gpu in host.gpus
@@ -83,8 +87,8 @@ def _print_troubles(gpus: Sequence[GpuInfo]) -> None:
 
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     from dockless.base.records import plain
-    from dockless.cli.overview import holder, shares, users_of
-    from dockless.sandbox.gpus import gpu, lease
+    from dockless.cli.overview import holder, shares, size_of, users_of
+    from dockless.sandbox.gpus import gpu, handed_out, lease
     from dockless.sched import GpuInfo
 
     problem = ""
@@ -93,6 +97,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         problem = str(missing)
+    units += handed_out.beside(units)
     users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = [
         GpuInfo(u.index, u.uuid, u.model, u.memory, simulated=u.simulated, outside=bool(u.processes) or u.uuid in users,
@@ -111,7 +116,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     if not gpus:
         out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
-    cells = [(one.index, one.model, format_size(one.memory), one.uuid, holder(one), users_of(one)) for one in gpus]
+    cells = [(one.index, one.model, size_of(one), one.uuid, holder(one), users_of(one)) for one in gpus]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), cells)
     _print_troubles(gpus)
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import parse_duration
-from dockless.cli.jobs import job_number
+from dockless.cli.job_names import job_number, spoken_of
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 
@@ -53,6 +53,7 @@ def _each(options: Namespace, order: Callable[[Client, list[int]], list[Job]]) -
         print_json([job.as_dict() for job in jobs])
     elif not options.quiet:
         for number, job in zip(numbers, jobs, strict=True):
-            again = f"job {number} is submitted again: " if number != job.id else ""
-            out(f"{again}job {job.id}: {job.state}{', ' + job.reason if job.reason else ''}")
+            same = number == job.id or 0 <= number - job.gang < job.options.members
+            again = "" if same else f"job {number} is submitted again: "
+            out(f"{again}{spoken_of(job)}: {job.state}{', ' + job.reason if job.reason else ''}")
     return 0

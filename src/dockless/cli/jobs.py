@@ -7,6 +7,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration, parse_time
 from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
+from dockless.cli.job_names import find_job, job_number, spoken_of, together
 from dockless.cli.output import age, cut, out, print_csv, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
@@ -116,8 +117,7 @@ def submit_jobs(
         elif not options.json:
             if daemon.simulated and any(job.gpus for job in jobs):
                 warn("the GPUs are simulated: nothing computes on them")
-            together = f" ({ids[0]} to {ids[-1]}, which start together)" if len(ids) > 1 else ""
-            out(f"job {ids[0]}{together}" if gang or len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
+            out(together(ids[0], len(ids)) if gang or len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
         return wait_jobs(queue, ids[:1] if gang else ids, None, quiet=True, as_json=options.json) if options.wait else 0
 
 
@@ -161,17 +161,6 @@ def queue_options(parser: Parser) -> None:
     parser.json()
 
 
-def job_number(name: str) -> int:
-    """The number of a job. ``BadInput``"""
-    from dockless.sandbox.names import job_of
-
-    number = job_of(name)
-    if number is None:
-        hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
-        raise BadInput(f"{name[:60]!r} is not the number of a job", subject=name[:80], hint=hint)
-    return number
-
-
 def queue(options: Namespace) -> int:
     from dockless.sched import connect
 
@@ -199,6 +188,8 @@ def queue(options: Namespace) -> int:
             _detail(job, simulated)
     else:
         print_queue(found, simulated)
+    if not found:
+        _warn_of_strangers(options.user)
     if more:
         warn(f"{more} more {'job is' if more == 1 else 'jobs are'} not listed", hint="a higher --limit shows them")
     return 0
@@ -209,9 +200,10 @@ def _listed(client: Client, options: Namespace) -> tuple[list[Job], int]:
     from dockless.cli.logs import moment
     from dockless.sched.jobs import ENDED, State
 
-    states = [word for word in options.state.upper().split(",") if word]
-    for word in states:
-        if word not in [*State]:
+    words = [word for word in options.state.split(",") if word]
+    states = [word.upper() for word in words]
+    for word in words:
+        if word.upper() not in [*State]:
             raise BadInput(f"{word[:40]!r} is no state of a job", subject="--state", hint=f"write some of {', '.join(State).lower()}")
     since, until = (None if text is None else moment(text, what) for text, what in ((options.since, "--since"), (options.until, "--until")))
     if since is not None and until is not None and until < since:
@@ -222,6 +214,16 @@ def _listed(client: Client, options: Namespace) -> tuple[list[Job], int]:
         limit=options.limit or (50 if ended else 0),
     )  # fmt: skip
     return list(listed), listed.more
+
+
+def _warn_of_strangers(user: str) -> None:
+    """Who asks for the jobs of a user that this host does not have may have misspelt the name; of one who is gone they would be listed."""
+    if not user:
+        return
+    from dockless.base.settings import is_known
+
+    if not is_known("user", user):
+        warn(f"this host has no user {user[:40]!r}, and the queue no job of such a user")
 
 
 _COLUMNS = (
@@ -317,10 +319,8 @@ def wait_options(parser: Parser) -> None:
 
 def wait(options: Namespace) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
-    from dockless.sandbox.names import job_of
-
-    numbers = [number for name in options.ids if (number := job_of(name)) is not None]
-    names = [name for name in options.ids if job_of(name) is None]
+    numbers = [number for name in options.ids if (number := find_job(name)) is not None]
+    names = [name for name in options.ids if find_job(name) is None]
     if numbers and names:
         raise BadInput("jobs and sandboxes together", subject=names[0], hint="wait for them one after the other")
     if numbers and options.condition == "healthy":
@@ -413,6 +413,10 @@ def cancel(options: Namespace) -> int:
     if options.json:
         print_json([job.as_dict() for job in jobs])
     elif not options.quiet:
+        lines = []
         for job in jobs:
-            out(f"job {job.id}: {job.state if job.state.ended else 'ending'}{', ' + job.reason if job.reason else ''}")
+            alone = job.id != job.gang and (job.started or not job.state.ended)  # of those that wait one ends all
+            who = f"job {job.id}" if alone else spoken_of(job)
+            lines.append(f"{who}: {job.state if job.state.ended else 'ending'}{', ' + job.reason if job.reason else ''}")
+        out(*dict.fromkeys(lines))
     return 0

@@ -11,10 +11,10 @@ from functools import partial
 from dockless.base.later import re
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import parse_duration, time_of
+from dockless.cli.job_names import find_job
 from dockless.cli.output import err, json_text, out, write_bytes
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.errors import BadInput
-from dockless.sandbox.names import job_of
 from dockless.sandbox.run.logfile import Row
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def logs(options: Namespace) -> int:
     from dockless.sandbox.run.box import get
 
     rows = None
-    number = job_of(options.id)
+    number = find_job(options.id)
     if number is not None:
         first = _known(number)
         theirs = first.uid != os.geteuid()

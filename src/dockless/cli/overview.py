@@ -49,16 +49,20 @@ def without_daemon(problem: str) -> Top:
     import time
     from collections import Counter
 
-    from dockless.sandbox.gpus import gpu, lease
-    from dockless.sandbox.gpus.watch import readings
+    from dockless.sandbox.gpus import gpu, handed_out, lease
+    from dockless.sandbox.gpus.watch import Reading, readings
     from dockless.sched.wire.top import GpuProgram, GpuUse, Top, UserUse
 
+    units: tuple[gpu.Gpu, ...] = ()
+    found: tuple[Reading, ...] = ()
     try:
         with gpu.session() as nvml:
             units = gpu.units(gpu.inventory(links=False))
-            found = readings(nvml, [unit.uuid for unit in units])
+            found = tuple(readings(nvml, [unit.uuid for unit in units]))
     except GpuDriverMissing as missing:
-        return Top(time.time(), gpu_error=f"{problem}; {missing}")
+        problem = f"{problem}; {missing}"
+    devices = handed_out.beside(units)
+    units, found = units + devices, found + tuple(Reading(unit.uuid) for unit in devices)
     held, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = tuple(
         GpuUse(
@@ -128,6 +132,11 @@ def holder(gpu: GpuUse | GpuInfo) -> str:
 
 def users_of(gpu: GpuUse | GpuInfo) -> str:
     return ", ".join(sorted({share.user for share in gpu.shares})) or gpu.user
+
+
+def size_of(gpu: GpuUse | GpuInfo) -> str:
+    """Of its memory, empty where nobody tells it."""
+    return format_size(gpu.memory) if gpu.memory else ""
 
 
 def gpu_table(gpus: Iterable[GpuUse]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dockless.cli.jobs import job_number
+from dockless.cli.job_names import job_number
 from dockless.cli.output import out, print_json, span
 from dockless.cli.parser import Namespace, Parser
 
@@ -15,8 +15,9 @@ def why_options(parser: Parser) -> None:
 def why(options: Namespace) -> int:
     from dockless.sched import connect
 
+    number = job_number(options.id)
     with connect() as queue:
-        found = queue.why(job_number(options.id))
+        found = queue.why(number)
         simulated = queue.ping().simulated
     if options.json:
         print_json(found.as_dict() | {"simulated": simulated})

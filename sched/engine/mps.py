@@ -1,0 +1,268 @@
+"""NVIDIA's Multi-Process Service for jobs of one user that share a GPU: an allocation beyond a job's share fails, as on a smaller GPU.
+
+One control daemon (``nvidia-cuda-mps-control``) for each user and GPU, in a sandbox like a job's: its user's, of the image of the job that
+came first, with that GPU and nothing else of the host. It holds a share of the GPU itself, so nobody has the GPU whole before it is gone.
+Its jobs find it by a directory that they have in common with it, and share its /dev/shm. Whether one is wanted is read off the jobs that
+run, so a daemon that comes back ends those whose jobs have ended, and keeps the others.
+
+A limit for those who want one: a program that leaves the variables of MPS out has all of the GPU, until the watchdog ends it.
+
+It sees the host's processes: it looks its clients up by their numbers, and itself. It can signal its user's, and do nothing else to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from dockless.base.dataclass import replace
+from dockless.base.healthcheck import HealthCheck
+from dockless.base.typing import TYPE_CHECKING, Any
+from dockless.cgroups import Limits
+from dockless.errors import CommandNotFound, DocklessError, GpuError, Unsupported
+from dockless.sandbox.spec import Bind, Mount, Namespaces, Spec
+from dockless.sandbox.state import RUNNING
+from dockless.sched.engine.faults import describe, say
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.attempts import Handle, Launcher
+
+OWN = 512
+"""MiB of a shared GPU that are the service's: its server has a context of CUDA."""
+PIPES, MEMORY = "/dev/nvidia-mps", "/dev/shm"
+"""Where its directories are inside."""
+_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_READY = 10.0
+"""Seconds until it listens."""
+_ENDS = 2.0
+"""Seconds that it has to end by itself."""
+_PAUSE = 300.0
+"""Seconds in which nothing is tried again for a user for whom it did not start: who waits for it keeps others from starting."""
+_WORDS = {
+    CommandNotFound: "nvidia-cuda-mps-control cannot be run: it comes with NVIDIA's driver (gpus.driver_root), and its image needs glibc",
+    Unsupported: "it needs a cgroup, in which it is ended with all that it started",
+    GpuError: "nvidia-cuda-mps-control does not listen, or another user has made its directory in /dev/shm",
+}
+"""For the log: the errors' own may have words of an image."""
+_LIMITS = Limits(memory_max=4 << 30, pids_max=512)
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SHARED = Path("/dev/shm")
+_PREFIX = "mps-g"
+
+
+class ControlDaemons:
+    """Those of one queue. Blocking: what is no property is called from threads."""
+
+    def __init__(self, launcher: Launcher, queue: str) -> None:
+        self._launcher, self._queue = launcher, queue
+        self._lock = threading.Lock()
+        self._starts = 0
+        self._lost: set[str] = set()
+        self._failed: dict[int, float] = {}
+        self.known: set[str] = set()
+        """Names of those that were started and not ended yet."""
+
+    def name(self, uid: int, uuid: str) -> str:
+        return f"{_PREFIX}{hashlib.sha256(uuid.encode()).hexdigest()[:12]}-{uid}-{self._queue[:8]}"
+
+    @property
+    def starts(self) -> int:
+        """Changes with each job that wants one; see ``keep``."""
+        return self._starts
+
+    def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, user: int | None) -> Spec:
+        """``spec`` with the limit of ``memory`` MiB, after the user's control daemon of that GPU is up. ``capacity``: MiB of the GPU for
+        all who share it. ``user``: as in ``Launcher.start``. The same ``spec`` where it cannot be had, and the log says why."""
+        if not _can(spec):
+            return spec
+        name = self.name(uid, uuid)
+        with self._lock:
+            if time.monotonic() < self._failed.get(uid, 0.0):
+                return spec
+            self._starts += 1
+            try:
+                place = self._up(name, spec, uid, uuid, capacity, user)
+            except (DocklessError, OSError) as error:
+                self._failed[uid] = time.monotonic() + _PAUSE
+                why = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None) or describe(error)
+                say(f"no MPS for user {uid} on GPU {uuid}: {why}; trying again after {_PAUSE:g} seconds")
+                return spec
+            self._failed.pop(uid, None)
+        own = {"CUDA_MPS_PIPE_DIRECTORY": PIPES, _LIMIT: f"0={memory}M"}
+        env = tuple(pair for pair in spec.env if not pair[0].startswith("CUDA_MPS_")) + tuple(own.items())
+        return replace(spec, env=env, mounts=(*spec.mounts, *_mounts(place)))
+
+    def _up(self, name: str, spec: Spec, uid: int, uuid: str, capacity: int, user: int | None) -> Path:
+        from dockless.sandbox.gpus import lease
+
+        handle = self._launcher.find(name)
+        if handle is not None and handle.state() in RUNNING:
+            return _place(name)
+        if handle is not None:
+            handle.remove()
+        owner = uid if os.geteuid() == 0 and uid != 0 else None
+        place = _make(name, owner)
+        env = {
+            "PATH": _PATH,
+            "CUDA_MPS_PIPE_DIRECTORY": PIPES,
+            "CUDA_MPS_LOG_DIRECTORY": "/tmp",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        }
+        asked = Spec(
+            ("nvidia-cuda-mps-control", "-f"),
+            spec.image,
+            (),
+            tuple(env.items()),
+            workdir="/",
+            user="0:0",
+            mounts=_mounts(place),
+            namespaces=Namespaces(pid="host"),
+            limits=_LIMITS,
+            best_effort=True,
+            gpus=(uuid,),
+            log_size=1 << 20,
+            health=HealthCheck(disabled=True),
+        )
+        labels = {"queue": self._queue, "mps": uuid}
+        share = lease.Share(uuid, OWN, "user", lease.share_number(name))
+        self.known.add(name)
+        try:
+            with contextlib.ExitStack() as held:
+                sockets = [held.enter_context(socket) for socket in lease.take_share(share, capacity)]
+                start: Callable[..., Handle] = self._launcher.start
+                handle = start(asked, id=name, owner=owner, labels=labels, leased=sockets, user=user)
+            _await(handle, place / "pipe" / "control")
+        except BaseException:
+            self._end(name)
+            raise
+        self._lost.discard(name)
+        return place
+
+    def take_up(self, wanted: Collection[str]) -> None:
+        """After a start of the queue's daemon: what there is of ``wanted`` goes on, the rest is ended."""
+        left = [handle.id for handle in self._launcher.list_all()]
+        if _is_ours(_above()):
+            left += os.listdir(_above())
+        self.known.update(name for name in left if name.startswith(_PREFIX) and name.endswith(f"-{self._queue[:8]}"))
+        self.keep(wanted, self._starts)
+
+    def keep(self, wanted: Collection[str], starts: int) -> None:
+        """End those that are not ``wanted``, all that can be; raises why another cannot, which its user can bring about. ``starts``: as it
+        was when that was asked; nothing is ended if a job has come since."""
+        failed: list[Exception] = []
+        with self._lock:
+            for name in sorted(self.known.difference(wanted)) if starts == self._starts else ():
+                try:
+                    self._end(name)
+                except (DocklessError, OSError) as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def lost(self, wanted: Collection[str]) -> set[str]:
+        """Those of ``wanted`` that have ended before their jobs, each told once."""
+        with self._lock:
+            found = {name for name in self.known.intersection(wanted) - self._lost if not self._runs(name)}
+            self._lost |= found
+        return found
+
+    def _runs(self, name: str) -> bool:
+        handle = self._launcher.find(name)
+        return handle is not None and handle.state() in RUNNING
+
+    def _end(self, name: str) -> None:
+        handle = self._launcher.find(name)
+        if handle is not None:
+            with contextlib.suppress(DocklessError):  # it has ended
+                handle.send_stop()
+                _until(lambda: handle.state() not in RUNNING, _ENDS)
+            handle.remove()
+        _clear(name)
+        self.known.discard(name)
+        self._lost.discard(name)
+
+
+def has_limit(spec: Spec) -> bool:
+    """Whether ``join`` gave it one."""
+    return _LIMIT in dict(spec.env) and any(mount.target == PIPES for mount in spec.mounts)
+
+
+def _can(spec: Spec) -> bool:
+    """It needs a user namespace, and a program that runs as the user: the service is that user's alone."""
+    from dockless.sandbox.run.start import find_image
+
+    user = spec.user or find_image(spec.image).config.user
+    taken = any(mount.target.rstrip("/") in (PIPES, MEMORY) for mount in spec.mounts)
+    return spec.profile == "default" and spec.namespaces == Namespaces() and not taken and user.partition(":")[0] in ("", "0", "root")
+
+
+def _mounts(place: Path) -> tuple[Mount, ...]:
+    return (Bind(place / "pipe", PIPES), Bind(place / "shm", MEMORY))
+
+
+def _await(handle: Any, socket: Path) -> None:
+    """Until it listens. ``GpuError``"""
+    if not handle.document.cgroup:
+        raise Unsupported("no cgroup", subject="mps")
+    _until(lambda: socket.is_socket() or handle.state() not in RUNNING, _READY)
+    if not socket.is_socket() or handle.state() not in RUNNING:
+        raise GpuError("nvidia-cuda-mps-control does not listen", subject="mps")
+
+
+def _until(done: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _above() -> Path:
+    """In memory, and gone after a reboot."""
+    return _SHARED / f"dockless-mps-{os.geteuid()}"
+
+
+def _is_ours(above: Path) -> bool:
+    """Whether it is there, and nobody else can change what is in it: everybody may make a directory, or a link, of that name."""
+    try:
+        found = above.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _place(name: str) -> Path:
+    return _above() / name
+
+
+def _make(name: str, owner: int | None) -> Path:
+    """The directories, new and empty, for the root of a sandbox of that user. ``GpuError`` where somebody else has such a name."""
+    _clear(name)
+    above, place = _above(), _place(name)
+    with contextlib.suppress(FileExistsError):
+        above.mkdir(0o711)
+    if not _is_ours(above):
+        raise GpuError(f"{above} is somebody else's", subject=str(above))
+    place.mkdir(0o700)
+    for part, mode in (("pipe", 0o700), ("shm", 0o1777)):
+        (place / part).mkdir()
+        (place / part).chmod(mode)
+    if owner is not None:
+        for path in (place / "pipe", place / "shm", place):
+            os.chown(path, owner, -1)
+    return place
+
+
+def _clear(name: str) -> None:
+    from dockless.sandbox.run.removal import remove_tree
+
+    above = _above()
+    if not _is_ours(above):
+        return
+    remove_tree(_place(name))
+    with contextlib.suppress(OSError):
+        above.rmdir()

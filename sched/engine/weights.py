@@ -1,0 +1,34 @@
+"""How much processor time each user gets while it is short: as much as all of her jobs together may count on, however many they are.
+
+On root's daemon the jobs of a user lie in one cgroup (``cgroups.users``). It weighs the cores that her running jobs have, and a
+tenth of one for all those together that have none of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.cgroups import users
+from dockless.sched.engine.host_supplies import had
+from dockless.sched.policy.supplies import CORES
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+REST = users.WEIGHT // 10
+"""Little beside a core: where processors are few, the kernel's balance between them is too coarse for cores that have to be kept free."""
+
+
+def weigh(engine: Engine, uid: int) -> None:
+    """After one of her jobs has started or ended."""
+    if os.geteuid() == 0:
+        users.weigh(uid, weight(had(engine, entry.job, CORES) for entry in engine.active.values() if entry.job.uid == uid))
+
+
+def weight(cores: Iterable[int]) -> int:
+    """Of jobs that have so many thousandths of a core each, 0 where a job has none of its own."""
+    each = list(cores)
+    wanted = sum(each) * users.WEIGHT // 1000 + (0 if each and all(each) else REST)
+    return max(1, min(10_000, wanted))

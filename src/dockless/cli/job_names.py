@@ -1,0 +1,53 @@
+"""Jobs as the command line names them: ``7``, or ``7_2``, the third of the array 7 or of those that start together with job 7."""
+
+from __future__ import annotations
+
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import BadInput, NotPermitted, UnknownJob
+from dockless.sandbox.names import job_of
+
+if TYPE_CHECKING:
+    from dockless.sched import Client, Job
+
+
+def find_job(name: str) -> int | None:
+    """The number of the job of that name, None for a sandbox's. ``UnknownJob``, ``NotPermitted`` for ``7_2`` where there is none."""
+    number = job_of(name)
+    if number is not None and "_" in name:
+        from dockless.sched import connect
+
+        with connect() as client:
+            _check_place(client, name, number)
+    return number
+
+
+def job_number(name: str) -> int:
+    """The same of a name that is a job's. ``BadInput``"""
+    number = find_job(name)
+    if number is None:
+        hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
+        raise BadInput(f"{name[:60]!r} is not the number of a job", subject=name[:80], hint=hint)
+    return number
+
+
+def spoken_of(job: Job) -> str:
+    """``job 7``; of jobs that start together all of them."""
+    return together(job.gang, job.options.members) if job.gang else f"job {job.id}"
+
+
+def together(first: int, count: int) -> str:
+    """So many that start together."""
+    return f"job {first}" + (f" ({first} to {first + count - 1}, which start together)" if count > 1 else "")
+
+
+def _check_place(client: Client, name: str, number: int) -> None:
+    """The number is reckoned from the first one's, so it may be that of any other job."""
+    first, _, index = name.partition("_")
+    try:
+        found = client.job(number)
+    except (UnknownJob, NotPermitted):
+        found = None
+    if found is None or (found.array, found.index) != (int(first), int(index)):
+        client.job(int(first))
+        hint = f"`dockless queue --all` lists the jobs; those of an array are {first}_0, {first}_1 and so on"
+        raise UnknownJob(f"there is no job {name}", subject=name, hint=hint)

@@ -1,0 +1,134 @@
+"""Which of a kind's names are devices: by their nodes, which no two can have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dockless._options import gpus_wanted
+from dockless.base import paths
+from dockless.errors import BadInput, GpuError
+from dockless.sandbox.gpus import cdi, handed_out, own_nodes
+from dockless.sandbox.gpus.handed_out import divide
+from dockless.sandbox.gpus.request import parse_request
+from dockless.sandbox.resolved import Device
+
+NAMED = st.dictionaries(st.sampled_from("abcdefg"), st.frozensets(st.sampled_from(["c1", "c2", "c3", "c4", "c5"])))
+
+
+def named(**nodes: str) -> dict[str, frozenset[str]]:
+    return {name: frozenset(text.split()) for name, text in nodes.items()}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "names"),
+    [
+        (named(a="c0", b="c1", all="c0 c1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
+        (named(all="c0 c1", a="c0", b="c1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
+        (named(a="kfd c0 r0", b="kfd c1 r1", all="kfd c0 r0 c1 r1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
+        (named(a="kfd c0", all="kfd c0"), {"a"}, {"a": "a", "all": "a"}),
+        (named(a="c0", b="c1", u="c0", w="c1"), {"a", "b"}, {"a": "a", "b": "b", "u": "a", "w": "b"}),
+        (named(a="c0", b="c0 c1", c="c2"), {"a", "c"}, {"a": "a", "b": "", "c": "c"}),
+        (named(a="", b="c0"), {"b"}, {"a": "", "b": "b"}),
+        (named(control="k", a="k c0"), {"control"}, {"control": ["control"], "a": ""}),
+    ],
+)
+def test_names_and_devices(nodes, devices, names):
+    found = divide(nodes)
+    assert set(found.devices) == devices
+    assert {name: set(parts) for name, parts in found.names.items()} == {name: set(parts) for name, parts in names.items()}
+
+
+@given(NAMED)
+def test_no_node_is_in_two_devices_and_no_name_has_more_than_it_says(nodes):
+    found = divide(nodes)
+    all_nodes = [node for device in found.devices.values() for node in device]
+    assert len(set(all_nodes)) == len(all_nodes)
+    several = set(nodes.values())
+    common = frozenset.intersection(*several) if len(several) > 1 else frozenset()
+    for name, parts in found.names.items():
+        if parts:
+            assert nodes[name] - common <= frozenset().union(*(found.devices[part] for part in parts)) <= nodes[name]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"devices": ["amd.com/gpu:2", "/dev/fuse"]}, "2,class=amd.com/gpu"),
+        ({"devices": ["amd.com/gpu:all"]}, "all,class=amd.com/gpu"),
+        ({"devices": ["nvidia.com/gpu:2"]}, "2"),
+        ({"devices": ["/dev/a:/dev/b", "amd.com/gpu=0"]}, None),
+    ],
+)
+def test_a_number_of_devices_is_a_number_of_gpus(options, wanted):
+    assert gpus_wanted(options) == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": ["amd.com/gpu:1", "intel.com/gpu:1"]},
+        {"devices": ["amd.com/gpu:1"], "gpus": 1},
+        {"devices": ["amd.com/gpu:1"], "gpu_memory": "1G"},
+    ],
+)
+def test_of_one_kind_alone(options):
+    with pytest.raises(BadInput, match=r"^devices: 'amd.com/gpu:1' and .+ together$"):
+        gpus_wanted(options)
+
+
+def test_devices_by_name_in_a_request():
+    for text in ("amd.com/gpu=0,amd.com/gpu=1", "device=amd.com/gpu=0,amd.com/gpu=1", '"device=amd.com/gpu=0,amd.com/gpu=1"'):
+        request = parse_request(text)
+        assert request.devices == ("amd.com/gpu=0", "amd.com/gpu=1") and request.of_devices
+        assert str(request) == "device amd.com/gpu=0, amd.com/gpu=1"
+    assert parse_request("3,class=amd.com/gpu").of_devices and not parse_request("3,class=H100").of_devices
+    with pytest.raises(BadInput, match="devices of another kind"):
+        parse_request("device=0,amd.com/gpu=0")
+
+
+@pytest.mark.parametrize(
+    ("own", "roots", "kinds", "directories"),
+    [
+        ("", "", (), cdi.DIRECTORIES),
+        ("", 'devices = ["a.com/gpu"]\ncdi = ["/opt/cdi"]', ("a.com/gpu",), ("/opt/cdi",)),
+        ('devices = ["b.com/gpu"]\ncdi = ["/mine"]', 'devices = ["a.com/gpu"]\ncdi = ["/opt/cdi"]', ("b.com/gpu", "a.com/gpu"), ("/mine",)),
+        ('devices = ["b.com/gpu"]', "devices = 1", ("b.com/gpu",), cdi.DIRECTORIES),
+    ],
+)
+def test_what_the_settings_of_root_say_counts_for_users(own, roots, kinds, directories, tmp_path, monkeypatch):
+    monkeypatch.delenv("DOCKLESS_HOME")
+    for name, text in (("own", own), ("roots", roots)):
+        (tmp_path / name).write_text(f"[gpus]\n{text}\n")
+    monkeypatch.setattr(paths, "config_file", lambda: paths.Path(tmp_path / "own"))
+    monkeypatch.setattr(paths, "CONFIG_OF_ROOT", paths.Path(tmp_path / "roots"))
+    assert (handed_out.kinds(), cdi.directories()) == (kinds, directories)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710])
+def test_nodes_are_made_in_no_directory_that_is_not_roots_alone(tmp_path, monkeypatch, mode):
+    place = tmp_path / "place"
+    place.mkdir()
+    place.chmod(mode)
+    monkeypatch.setattr(own_nodes, "PLACE", str(place))
+    with contextlib.ExitStack() as opened, pytest.raises(GpuError, match="cannot make the node of a leased device"):
+        own_nodes.make(Device("/dev/null", f"{place}/1", 1, 3, "rw"), opened)
+    assert not list(place.iterdir())
+
+
+def test_what_a_starter_left_goes_when_it_is_old(tmp_path, monkeypatch):
+    left = tmp_path / "place" / "left"
+    left.parent.mkdir()
+    left.touch()
+    with contextlib.ExitStack() as opened:
+        place = os.open(left.parent, os.O_RDONLY)
+        opened.callback(os.close, place)
+        own_nodes._sweep(place)
+        assert left.exists()
+        monkeypatch.setattr(own_nodes, "_OLD", -1.0)
+        own_nodes._sweep(place)
+        assert not left.exists()
