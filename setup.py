@@ -24,6 +24,7 @@ LAUNCHER_SOURCES = [
     "door.c",
     "terminal.c",
     "restarter.c",
+    "numbers.c",
     "group.c",
     "descendants.c",
     "log.c",

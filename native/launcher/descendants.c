@@ -53,22 +53,12 @@ static int add_child(int pid, int count) {
 
 /* Appends the children of one thread, but those that have ended: they have no children of their own, and there may be any number of them. */
 static int children_of(int tasks, const char *thread, int count) {
-    char path[64], text[ROOM];
-    uint64_t at = put_text(path, put_text(path, 0, thread), "/children");
-    path[at] = 0;
-    sysret fd = sys(NR_openat, tasks, path, O_CLOEXEC_, 0);
-    if (fd < 0) return count;
-    int32_t number = 0;
-    for (sysret n; (n = sys(NR_read, fd, text, sizeof text)) > 0;)
-        for (sysret i = 0; i < n; i++) {
-            if (text[i] >= '0' && text[i] <= '9') {
-                number = number * 10 + (text[i] - '0');
-                continue;
-            }
-            if (number) count = add_child(number, count);
-            number = 0;
-        }
-    sys(NR_close, fd);
+    char path[64];
+    path[put_text(path, put_text(path, 0, thread), "/children")] = 0;
+    struct numbers children;
+    if (open_numbers(&children, tasks, path)) return count;
+    for (int32_t number; (number = next_number(&children));) count = add_child(number, count);
+    close_numbers(&children);
     return count;
 }
 

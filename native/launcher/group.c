@@ -10,21 +10,11 @@ static int32_t listed[HELD], held[HELD];
 
 /* The processes of the group, HELD of them at most; others have their turn when these have ended. */
 static int list(int group) {
-    sysret fd = sys(NR_openat, group, "cgroup.procs", O_CLOEXEC_, 0);
-    if (fd < 0) return 0;
-    char text[512];
+    struct numbers processes;
+    if (open_numbers(&processes, group, "cgroup.procs")) return 0;
     int count = 0;
-    int32_t number = 0;
-    for (sysret n; count < HELD && (n = sys(NR_read, fd, text, sizeof text)) > 0;)
-        for (sysret i = 0; i < n && count < HELD; i++) {
-            if (text[i] >= '0' && text[i] <= '9') {
-                number = number * 10 + (text[i] - '0');
-                continue;
-            }
-            if (number) listed[count++] = number;
-            number = 0;
-        }
-    sys(NR_close, fd);
+    for (int32_t number; count < HELD && (number = next_number(&processes));) listed[count++] = number;
+    close_numbers(&processes);
     return count;
 }
 

@@ -61,6 +61,15 @@ int door_busy(void);
 int lift(int32_t *fds, int count);
 int settle(const int32_t *fds, const int32_t *slots, int count);
 
+/* numbers.c: the numbers above 0 that a file lists, one after the other. */
+struct numbers {
+    int fd, at, size;
+    char text[4096];
+};
+int open_numbers(struct numbers *from, int directory, const char *path); /* 0, or -1 and there is nothing to close */
+int32_t next_number(struct numbers *from);                               /* 0 at the end */
+void close_numbers(struct numbers *from);
+
 /* group.c */
 int kill_group(const char *name);
 
