@@ -76,9 +76,9 @@ class ControlDaemons:
         """Changes with each job that wants one; see ``keep``."""
         return self._starts
 
-    def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, user: int | None) -> Spec:
+    def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, owner: int | None, user: int | None) -> Spec:
         """``spec`` with the limit of ``memory`` MiB, after the user's control daemon of that GPU is up. ``capacity``: MiB of the GPU for
-        all who share it. ``user``: as in ``Launcher.start``. The same ``spec`` where it cannot be had, and the log says why."""
+        all who share it. ``owner``, ``user``: as in ``Launcher.start``. The same ``spec`` where it cannot be had, and the log says why."""
         if not _can(spec):
             return spec
         name = self.name(uid, uuid)
@@ -87,7 +87,7 @@ class ControlDaemons:
                 return spec
             self._starts += 1
             try:
-                place = self._up(name, spec, uid, uuid, capacity, user)
+                place = self._up(name, spec, uuid, capacity, owner, user)
             except (DocklessError, OSError) as error:
                 self._failed[uid] = time.monotonic() + _PAUSE
                 why = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None) or describe(error)
@@ -98,7 +98,7 @@ class ControlDaemons:
         env = tuple(pair for pair in spec.env if not pair[0].startswith("CUDA_MPS_")) + tuple(own.items())
         return replace(spec, env=env, mounts=(*spec.mounts, *_mounts(place)))
 
-    def _up(self, name: str, spec: Spec, uid: int, uuid: str, capacity: int, user: int | None) -> Path:
+    def _up(self, name: str, spec: Spec, uuid: str, capacity: int, owner: int | None, user: int | None) -> Path:
         from dockless.sandbox.gpus import lease
 
         handle = self._launcher.find(name)
@@ -106,7 +106,6 @@ class ControlDaemons:
             return _place(name)
         if handle is not None:
             handle.remove()
-        owner = uid if os.geteuid() == 0 and uid != 0 else None
         place = _make(name, owner)
         env = {
             "PATH": _PATH,

@@ -60,7 +60,8 @@ class SharingLauncher:
             for socket in sockets:
                 held.enter_context(socket)  # its keeper has it once it runs
             more: Mapping[str, Any] = {**how, "leased": sockets}
-            limited = self.mps.join(spec, self.uid, uuid, self.memory, self.capacity, how.get("user")) if self.mps else spec
+            user = how.get("user")
+            limited = self.mps.join(spec, self.uid, uuid, self.memory, self.capacity, owner, user) if self.mps else spec
             handle = self.launcher.start(limited, id=id, owner=owner, labels=labels, **more)
         otherwise = "watchdog" if limited is spec else "mps"
         self.enforced_by = "driver" if _limited(handle, uuid, self.memory) else otherwise

@@ -69,9 +69,9 @@ def test_a_user_for_whom_it_does_not_start_waits_for_it_once(shared):
     spec = Spec(("true",))
     gpus = [f"GPU-{uuid.uuid4()}" for _ in range(2)]
     for gpu in (*gpus, gpus[0]):
-        assert daemons.join(spec, 1001, gpu, 4096, 81920, None) is spec
+        assert daemons.join(spec, 1001, gpu, 4096, 81920, None, None) is spec
     assert launcher.said.count("start") == 1
-    daemons.join(spec, 1002, gpus[0], 4096, 81920, None)
+    daemons.join(spec, 1002, gpus[0], 4096, 81920, None, None)
     assert launcher.said.count("start") == 2
 
 
