@@ -41,16 +41,6 @@ def image(tmp_path, home) -> str:
 
 
 @pytest.fixture
-def simulation(own_host) -> str:
-    return own_host("2x80G")
-
-
-@pytest.fixture
-def uuids(simulation) -> list[str]:
-    return [unit.uuid for unit in gpu.inventory()]
-
-
-@pytest.fixture
 def daemon(image, simulation, home) -> Iterator[DaemonProcess]:
     settings = f'[gpus]\nshare = "user"\nmps = "yes"\ndriver_root = "{driver_roots.root("mps")}"\n'
     process = DaemonProcess(home, gpus=simulation, settings=settings)

@@ -42,16 +42,6 @@ CAPACITY = 80 * GB
 FOREVER = Spec(argv=("sleep", "1000"))
 
 
-@pytest.fixture
-def simulation(own_host) -> str:
-    return own_host("2x80G")
-
-
-@pytest.fixture
-def uuids(simulation) -> list[str]:
-    return [unit.uuid for unit in gpu.inventory()]
-
-
 def take(uuid: str, memory: int, number: str, company: lease.Company = "user") -> list[socket.socket]:
     return lease.take_share(lease.Share(uuid, memory * GB, company, number), CAPACITY)
 

@@ -13,13 +13,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from support.stand_in import Daemon
 
 from dockless import _pulling as pulling
 from dockless import sched
 from dockless.base.records import differences
 from dockless.cli import jobs as cli_jobs
-from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
@@ -32,23 +30,8 @@ ME = pwd.getpwuid(os.getuid()).pw_name
 
 
 @pytest.fixture
-def daemon(tmp_path, monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    with Daemon(tmp_path) as made:
-        monkeypatch.setenv("DOCKLESS_SOCKET", str(made.path))
-        yield made
-
-
-@pytest.fixture
-def say(capfd):
-    """The exit code and the lines of standard output and standard error of a command line."""
-
-    def say(*words: object) -> tuple[int, list[str], list[str]]:
-        code = main([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return code, out.splitlines(), err.splitlines()
-
-    return say
+def say(say_lines):
+    return say_lines
 
 
 def stored(number: int) -> Job:

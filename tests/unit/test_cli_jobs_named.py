@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.stand_in import Daemon
 
-from dockless.cli import main
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State, connect
 
@@ -13,21 +11,8 @@ VERBS = ("queue", "why", "wait", "cancel", "hold", "release", "requeue", "logs",
 
 
 @pytest.fixture
-def daemon(tmp_path, monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
-    with Daemon(tmp_path) as made:
-        monkeypatch.setenv("DOCKLESS_SOCKET", str(made.path))
-        yield made
-
-
-@pytest.fixture
-def say(capfd):
-    def say(*words: object) -> tuple[int, list[str], list[str]]:
-        code = main([str(word) for word in words])
-        out, err = capfd.readouterr()
-        return code, out.splitlines(), err.splitlines()
-
-    return say
+def say(say_lines):
+    return say_lines
 
 
 def specs(*roles: str) -> list[JobSpec]:
