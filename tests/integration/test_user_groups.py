@@ -10,7 +10,7 @@ from support.boxes import until
 from support.requires import requires
 
 from dockless.cgroups import Cgroup, find_delegation, users
-from dockless.sandbox.run import detached, removal
+from dockless.sandbox.run import detached, reconcile, removal
 from dockless.sandbox.spec import Spec
 
 pytestmark = requires("root", "cgroup2", "userns")
@@ -78,9 +78,25 @@ def test_what_its_keeper_could_not_name_is_found(above):
         box.remove()
 
 
-def test_reconciling_removes_what_is_left(above, monkeypatch):
-    from dockless.sandbox.run import reconcile
+def test_its_keeper_lies_beside_it(above):
+    """What a keeper does is done for its user."""
+    box = detached.start(Spec(argv=("sleep", "1000")), user=UID)
+    try:
+        assert (above / users.KEEPERS / "cgroup.procs").read_text().split() == [str(box.pid)]
+    finally:
+        box.remove()
 
+
+def test_reconciling_leaves_a_group_that_was_just_made(above):
+    """Whoever made it is about to make another one in it."""
+    above.mkdir(parents=True)
+    try:
+        assert above.name not in reconcile.reconcile() and above.is_dir()
+    finally:
+        above.rmdir()
+
+
+def test_reconciling_removes_what_is_left(above, monkeypatch):
     (above / "_keepers").mkdir(parents=True)
     monkeypatch.setattr(reconcile, "_settled", lambda path: os.fspath(path) == os.fspath(above))
     assert above.name in reconcile.reconcile()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.requires import requires
 
 from dockless._options import gpus_wanted
 from dockless.base import paths
@@ -132,3 +134,16 @@ def test_what_a_starter_left_goes_when_it_is_old(tmp_path, monkeypatch):
         monkeypatch.setattr(own_nodes, "_OLD", -1.0)
         own_nodes._sweep(place)
         assert not left.exists()
+
+
+@requires("root")
+def test_who_makes_a_node_removes_what_is_old(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir(0o700)
+    (place / "left").touch()
+    monkeypatch.setattr(own_nodes, "PLACE", str(place))
+    monkeypatch.setattr(own_nodes, "_OLD", -1.0)
+    with contextlib.ExitStack() as opened:
+        own_nodes.make(Device("/dev/null", f"{place}/new", 1, 3, "rw"), opened)
+        assert os.listdir(place) == ["new"] and stat.S_IMODE((place / "new").stat().st_mode) == 0o666
+    assert not os.listdir(place)

@@ -220,6 +220,14 @@ def test_a_gpu_that_the_first_does_not_count_on_may_be_joined():
     assert placed(shared(WaitingJob(3, "bob", 1), share(4, 20), running=running)) == {4: "g0"}, "it is free with the end of the last"
 
 
+def test_a_gpu_that_the_first_has_named_is_joined_by_nobody_who_stays_longer():
+    """However many others are free by then."""
+    running = (had(1, "g0", 20, ends=20.0), RunningJob(2, "bob", frozenset(("g1",)), ends=10.0))
+    named = WaitingJob(3, "bob", 1, devices=frozenset(("g0",)))
+    assert placed(shared(named, share(4, 20), running=running)) == {}
+    assert placed(shared(named, share(4, 20, limit=15.0), running=running)) == {4: "g0"}
+
+
 def test_nobody_waits_for_ever_behind_small_shares():
     """g0 is never free by what one knows, so nobody joins it once somebody waits for a GPU."""
     running = (had(1, "g0", 20),)

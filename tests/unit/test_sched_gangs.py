@@ -9,11 +9,12 @@ import sqlite3
 
 import pytest
 from support.desk import play as play_at_desk
+from support.requires import requires
 from support.stand_in import engine, until
 
 from dockless.base.dataclass import replace
 from dockless.base.records import differences
-from dockless.cgroups import Limits
+from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused, SchedError
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
@@ -526,6 +527,24 @@ def test_who_was_told_to_end_was_told_so_in_that_attempt_alone(tmp_path, launche
         assert await ended(running, numbers) == [("COMPLETED", "", 0), ("FAILED", "exit code 3", 3)]
 
     play(tmp_path, launcher, story)
+
+
+@requires("root")
+def test_their_user_weighs_less_when_they_wait_again(tmp_path, launcher, monkeypatch):
+    place = Delegation(tmp_path, frozenset(), frozenset(), "root", "")
+    monkeypatch.setattr(users, "find_delegation", lambda **_: place)
+    weight = place.home / users.group_of(ROOT.uid) / "cpu.weight"
+    weight.parent.mkdir(parents=True)
+
+    async def story(running):
+        named = replace(TRUE, limits=Limits(cpu_max=1.0))
+        numbers, _ = await started(running, launcher, plain("a", named), plain("b", named))
+        assert weight.read_text() == "200"
+        running.drained[draining.HOST] = "for good"
+        await again.ask(running, numbers[0], "root", 1000.0)
+        await until(lambda: weight.read_text() == "10")
+
+    play(tmp_path, launcher, story, Config(cores=2))
 
 
 def test_what_ended_is_not_held_when_it_is_submitted_again(tmp_path, launcher):

@@ -54,3 +54,12 @@ def test_a_directory_of_each_group_that_has_one(tmp_path):
 def test_groups_that_a_user_names_herself_do_not_count():
     assert with_volumes(Spec(host_groups=(4,)), {}, "anna", {"adm"}) == Spec()
     assert with_volumes(Spec(host_groups=(4,)), VOLUMES, "anna", {"adm"}).host_groups == ()
+
+
+def test_of_two_such_volumes_each_is_for_the_groups_that_it_has(tmp_path):
+    for place in ("one/bin", "two/daemon"):
+        (tmp_path / place).mkdir(parents=True)
+    volumes = {f"/{place}/$GROUP": f"{tmp_path}/{place}/$GROUP" for place in ("one", "two")}
+    made = with_volumes(Spec(), volumes, "anna", {"bin", "daemon"})
+    assert made.mounts == (Bind(f"{tmp_path}/one/bin", "/one/bin"), Bind(f"{tmp_path}/two/daemon", "/two/daemon"))
+    assert made.host_groups == tuple(grp.getgrnam(name).gr_gid for name in ("bin", "daemon"))
