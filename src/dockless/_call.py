@@ -23,8 +23,8 @@ from dockless.errors import BadInput
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from dockless._async_box import Sandbox as AsyncSandbox
     from dockless._keywords import AnyRun, BytesRun, TextRun
-    from dockless.aio import Sandbox as AsyncSandbox
 
     Image = str | Sequence[Argument] | None
     Arguments = Sequence[Argument] | None
