@@ -49,18 +49,18 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
 from dockless.base.path import Path
 from dockless.base.typing import TypeVar
-from dockless.base.waits import Pause, blocking, readable
+from dockless.base.waits import Pause, blocking
 from dockless.cgroups import Cgroup, Limits, Usage
 from dockless.errors import BadInput, CgroupError, DocklessError, SandboxGone, Unsupported
 from dockless.sandbox.names import check_id, is_job
 from dockless.sandbox.plan.plan import Plan, decode
-from dockless.sandbox.run import children, documents, ending, records, restarting
+from dockless.sandbox.run import children, documents, ending, output, records, restarting
 from dockless.sandbox.run.choosing import chosen
 from dockless.sandbox.run.documents import Document, Run, boot_id
 from dockless.sandbox.run.door import Entrance
 from dockless.sandbox.run.ending import GLANCE, STDIN
 from dockless.sandbox.run.host_names import is_keeper, keeper_by_name
-from dockless.sandbox.run.logfile import Log, Row, last_rows, open_log
+from dockless.sandbox.run.logfile import Row
 from dockless.sandbox.run.places import DESCRIPTORS, DETACHED, FOREGROUND, by_name, names_stay, open_directory, root, taken
 from dockless.sandbox.run.process import Exit, gone, missing
 from dockless.sandbox.run.removal import unnamed_cgroup
@@ -69,9 +69,6 @@ from dockless.sandbox.spec import Spec
 from dockless.sandbox.state import ALIVE, State
 
 T = TypeVar("T")
-
-_POLL = 0.1
-"""Seconds between looks for new output."""
 
 
 def find(id: str, state_root: Path | None = None) -> Box | None:
@@ -200,55 +197,16 @@ class Box:
     def last_rows(self, count: int) -> list[Row] | None:
         """The last ones of ``logs``, None where they cannot be told without the rest of it. ``Unsupported`` for a foreground one."""
         self.check_logged()
-        return last_rows(lambda name: open_log(self.directory, name), count)
+        return output.last_rows(self, count)
 
     def reading(self, *, follow: bool = False) -> Iterator[Row | Pause]:
-        """The same for who waits in a way of their own."""
+        """``logs`` for who waits in a way of their own."""
         self.check_logged()
-        return self.rows(follow)
+        return output.rows(self, follow)
 
     def check_logged(self) -> None:
         """``Unsupported`` for one whose output is not kept, ``SandboxGone`` for one that was removed."""
-        if self.foreground:
-            hint = "begin detached to have it kept: dockless run -d"
-            raise Unsupported(f"the output of sandbox {self.id} goes to the program that started it", subject=self.id, hint=hint)
-        with contextlib.suppress(SandboxGone):
-            if not self.spec.keep_log:
-                hint = "start it without --log-driver none (keep_log=False)"
-                raise Unsupported(f"the output of sandbox {self.id} is not kept", subject=self.id, hint=hint)
-        if not self.directory.is_dir():
-            raise missing(self.id)
-
-    def rows(self, follow: bool) -> Iterator[Row | Pause]:
-        """What ``reading`` reads."""
-        alive = self._ends() if follow else -1
-        log = Log(lambda name: open_log(self.directory, name))
-        try:
-            while True:
-                over = alive < 0 or readable(alive, 0)
-                last = over and (not follow or not self.alive)
-                while rows := log.read():
-                    yield from rows
-                if last:
-                    return
-                if not over:
-                    yield Pause(alive, _POLL)
-                else:  # its restart policy restarts it
-                    gone_by, alive = alive, self._ends()
-                    if gone_by >= 0:
-                        os.close(gone_by)
-                    if alive < 0:
-                        yield Pause(-1, _POLL)
-        finally:
-            log.close()
-            if alive >= 0:
-                os.close(alive)
-
-    def _ends(self) -> int:
-        """``pidfd``, -1 where there is none."""
-        with contextlib.suppress(SandboxGone):
-            return self.pidfd()
-        return -1
+        output.check_logged(self)
 
     def state(self) -> State:
         """By its records: never ``paused``, see there. ``vanished``: ``why_vanished``."""
