@@ -12,7 +12,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import again, attempts, gangs, preempting, remains, sharing, stopping, warning, weights
+from dockless.sched.engine import again, attempts, gang_ends, preempting, remains, sharing, stopping, warning, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.housekeeping import AFTER_ENDS
@@ -149,7 +149,7 @@ async def end(engine: Engine, entry: LiveJob, state: State, reason: str, record:
     if entry.gang is None:
         await end_jobs(engine, [(entry, how)])
     else:
-        await gangs.over(engine, entry, how)
+        await gang_ends.over(engine, entry, how)
 
 
 async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> None:

@@ -27,7 +27,21 @@ from dockless.errors import BadInput, DocklessError, SchedError
 from dockless.sandbox.spec import GRACE, Spec
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
-from dockless.sched.engine import draining, ending, gangs, host_supplies, mps, preempting, remains, sharing, starting, stopping, weights
+from dockless.sched.engine import (
+    draining,
+    ending,
+    gang_admission,
+    gang_ends,
+    gangs,
+    host_supplies,
+    mps,
+    preempting,
+    remains,
+    sharing,
+    starting,
+    stopping,
+    weights,
+)
 from dockless.sched.engine.admission import Admission
 from dockless.sched.engine.aside import Aside, name_whole_arrays, refuse_unknown
 from dockless.sched.engine.attempts import Handle, Launcher
@@ -204,7 +218,7 @@ class Engine:
     async def back(self, entry: LiveJob, change: Change[Any]) -> None:
         """The job waits again."""
         if entry.gang is not None:
-            await gangs.over(self, entry, change)
+            await gang_ends.over(self, entry, change)
             return
         if entry.job.options.preempted_by:
             change = preempting.unmarked(entry, change)
@@ -257,7 +271,7 @@ class Engine:
                         error.add_note(f"that is job {index + 1} of {len(specs)}, of which none was queued")
                     raise
             if gang:
-                new = gangs.admitted(self, caller, new)
+                new = gang_admission.admitted(self, caller, new)
             elif any(job.options.role for job in new):
                 raise BadInput("a job of its own has no role", subject="role", hint="submit it together with others")
             await refuse_unknown(self, caller, {name for job in new for name in job.options.after})
@@ -466,7 +480,7 @@ class Engine:
     async def withdraw(self, entry: LiveJob, reason: str) -> None:
         """End a job that waits."""
         if entry.gang is not None:
-            await gangs.withdraw(self, entry.gang, reason)
+            await gang_ends.withdraw(self, entry.gang, reason)
             return
         entry.cancelled = True
         self.step_back(entry)

@@ -1,0 +1,87 @@
+"""Whether jobs can start together (``gangs``), when they are submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dockless.base.dataclass import replace
+from dockless.base.typing import TYPE_CHECKING
+from dockless.errors import BadInput, Refused
+from dockless.sched import roles
+from dockless.sched.callers import Caller
+from dockless.sched.engine import gangs
+from dockless.sched.jobs import MAX_MEMBERS, MAX_PORTS, JobOptions
+from dockless.sched.policy.supplies import CORES, MEMORY
+from dockless.sched.store.queue import NewJob
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+_OF_ALL = ("held", "begin", "after", "singleton", "retries", "retry_on", "notify", "notify_to")
+"""What the first of them has for all."""
+
+
+def admitted(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> list[NewJob]:
+    """They can start together, and what they are to each other. ``BadInput``, ``NotEnoughGpus``, ``Refused``"""
+    if len(new) > MAX_MEMBERS:
+        raise BadInput(f"{len(new)} jobs cannot start together", subject="role", hint=f"at most {MAX_MEMBERS} can")
+    if not all(job.options.role for job in new):
+        raise BadInput("a job that starts together with others needs a role", subject="role", hint="give each its role")
+    if sum(map(roles.count_ports, (job.options for job in new))) > MAX_PORTS + len(new):
+        raise BadInput("the ports of all roles are too many", subject="ports", hint=f"jobs that start together have at most {MAX_PORTS}")
+    new = _seated(new, min(engine.gpus.shareable.values(), default=0)) if any(job.options.gpu_share for job in new) else new
+    _check_gpus(engine, caller, new)
+    found: list[NewJob] = []
+    counts: dict[str, int] = {}
+    nothing = {name: getattr(JobOptions(), name) for name in _OF_ALL}
+    for job in new:
+        index = counts[job.options.role] = counts.get(job.options.role, -1) + 1
+        options = replace(job.options, role_index=index, members=len(new), **(nothing if found else {}))
+        found.append(replace(job, options=options, priority=new[0].priority))
+    return found
+
+
+def _seated(new: Sequence[NewJob], capacity: int) -> list[NewJob]:
+    """Those that ask for some memory of a GPU share GPUs with each other, each the first that has room for it; nobody else is there.
+    ``capacity``: the MiB of a GPU. Where no two fit on one each has its own."""
+    left: list[int] = []
+    places = []
+    for job in new:
+        share = job.options.gpu_share
+        at = next((at for at, room in enumerate(left) if share <= room), len(left))
+        if share and at == len(left):
+            left.append(capacity)
+        if share:
+            left[at] -= share
+        places.append(at + 1 if share else 0)
+    if len(left) == sum(1 for place in places if place):
+        return [replace(job, options=replace(job.options, gpu_share=0)) for job in new]
+    return [
+        replace(job, options=replace(job.options, shared_place=place, gpu_class="" if place else job.options.gpu_class))
+        for job, place in zip(new, places, strict=True)
+    ]
+
+
+def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
+    named = [gpu for job in new for gpu in job.wanted]
+    total = gangs.count_gpus((job.gpu_count, job.options) for job in new)
+    if len(set(named)) < len(named):
+        twice = next(gpu for gpu in named if named.count(gpu) > 1)
+        raise Refused(f"two of the jobs that start together want GPU {twice}", subject="gpus", hint="give each GPUs of its own")
+    if named and len(named) < total:
+        hint = "name the GPUs of each role, or give each a number of them"
+        raise BadInput("some of the jobs that start together name their GPUs, others do not", subject="gpus", hint=hint)
+    classes = {job.options.gpu_class for job in new if job.gpu_count}
+    if len(classes) > 1:
+        hint = "ask for GPUs of one class in all roles"
+        raise BadInput("the jobs that start together ask for GPUs of different classes", subject="gpus", hint=hint)
+    wanted = next(iter(classes), "")
+    there = len(engine.gpus.may_have(wanted))
+    if total > there and not named:
+        hint = f"this host has {there}; ask for fewer, or submit them as jobs that run one after the other"
+        raise Refused(f"the jobs that start together need {total} GPUs: this could never be", subject="gpus", hint=hint)
+    engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups, len(new))
+    cores = sum(gangs.counts_for(engine.supplies, CORES, job.options.millicores, job.gpu_count) for job in new)
+    memory = sum(gangs.counts_for(engine.supplies, MEMORY, job.options.memory, job.gpu_count) for job in new)
+    options = replace(new[0].options, gpu_class=wanted, gpu_share=0, millicores=cores, memory=memory)
+    engine.admission.check_supplies(options, total, tuple(named))
