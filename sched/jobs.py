@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Sequence
 from enum import StrEnum
 
 from dockless.base.checks import check_record
@@ -35,9 +34,9 @@ from dockless.base.dataclass import dataclass, field
 from dockless.base.exit_codes import exit_code
 from dockless.base.records import differences, read
 from dockless.base.typing import Any, Literal
-from dockless.base.units import parse_duration, parse_signal
 from dockless.errors import BadInput
 from dockless.sandbox.spec import Spec
+from dockless.sched.parsing import EVENTS, MAX_AFTER, is_label, parse_dependency, parse_port
 
 OnReboot = Literal["requeue", "fail"]
 
@@ -46,19 +45,8 @@ MAX_TIME_LIMIT = 10 * 365 * 86400.0
 MAX_NAME = 128
 MAX_MOMENT = 253402300799.0
 """The last second of the year 9999."""
-MAX_AFTER = 1000
-"""Jobs that one may wait for."""
-MAX_ARRAY = 10_000
-"""Jobs of an array."""
 MAX_MEMBERS = 256
 """Jobs that start together."""
-MAX_PORTS = 1000
-"""Ports that jobs which start together may have, beside one for each."""
-_LABEL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._~-")
-_SLURM_WORDS = {"afterok": "ok", "afternotok": "not-ok", "afterany": "any"}
-EVENTS = ("start", "end", "fail", "preempt", "idle")
-"""What an owner can be told of: ``end`` is any, ``fail`` one that nobody asked for and that is not COMPLETED; ``idle`` that the job leaves
-its GPUs unused and is about to be ended for it."""
 
 
 class State(StrEnum):
@@ -118,7 +106,7 @@ class JobSpec:
 
     ``warn_signal``: a signal that its program gets ``warn_before`` seconds before its time limit, once in each attempt; 0 for none.
 
-    ``notify``: what its owner is told of, see ``EVENTS``; ``notify_to``: at which address for mail, "" for her own here.
+    ``notify``: what its owner is told of, see ``parsing.EVENTS``; ``notify_to``: at which address for mail, "" for her own here.
 
     ``role``: of one that starts together with others (``Client.submit_gang``). They all end when ``min_failed`` of a role have failed, 0
     for never, and when ``min_succeeded`` of one have ended well, 0 for when all have ended. ``ports``: those that it gets,
@@ -221,82 +209,6 @@ def _check_role(job: JobSpec) -> None:
         raise BadInput("a label of ports is there twice", subject="ports", hint="give each a name of its own")
 
 
-def is_label(text: str) -> bool:
-    """Whether it can name a role, or a role's ports."""
-    return 0 < len(text) <= 64 and _LABEL.issuperset(text)
-
-
-def parse_port(text: str) -> tuple[str, int]:
-    """A label and how many ports it stands for, of ``http:2``. ``BadInput``"""
-    label, _, count = text.partition(":")
-    if not is_label(label) or not (count.isascii() and count.isdecimal() and len(count) < 5 and 0 < int(count) <= MAX_PORTS):
-        raise BadInput(f"ports {text[:60]!r} cannot be read", subject="ports", hint=f"write LABEL:COUNT, of 1 to {MAX_PORTS} ports")
-    return label, int(count)
-
-
-def parse_warning(text: str) -> tuple[int, float]:
-    """The signal and the seconds of ``USR1@2m``, 60 where only a signal is said; zeros of an empty text. ``BadInput``"""
-    name, at, before = text.partition("@")
-    if not text:
-        return 0, 0.0
-    return parse_signal(name or "?", "warn"), parse_duration(before, "warn") if at else 60.0
-
-
-def parse_dependency(text: str) -> tuple[int, str]:
-    """The job that ``ok:12``, ``not-ok:12`` or ``any:12`` names, and the word. ``BadInput``"""
-    how, _, number = text.partition(":")
-    if how not in ("ok", "not-ok", "any") or not (number.isascii() and number.isdecimal() and 0 < len(number) < 19):
-        raise BadInput(f"after {text[:60]!r} cannot be read", subject="after", hint="write ok:12, not-ok:12 or any:12")
-    return int(number), how
-
-
-def parse_after(text: str) -> tuple[tuple[str, ...], bool]:
-    """What a job waits for, and whether it is a singleton: ``ok:12,any:13:14,singleton``, ``ok:20-29``; Slurm's ``afterok:12:13``,
-    ``afternotok``, ``afterany``. ``BadInput``"""
-    found: list[str] = []
-    singleton = False
-    for part in filter(None, text.split(",")):
-        word, *numbers = part.split(":")
-        if part == "singleton":
-            singleton = True
-            continue
-        how = _SLURM_WORDS.get(word, word)
-        if "?" in part or how not in ("ok", "not-ok", "any") or not numbers:
-            hint = "write ok:12, not-ok:12 or any:12, several with commas; ok:12-20 for a range; or singleton"
-            raise BadInput(f"after {part[:60]!r} cannot be read", subject="after", hint=hint)
-        for number in numbers:
-            first, dash, last = number.partition("-")
-            start = parse_dependency(f"{how}:{first}")[0]
-            end = parse_dependency(f"{how}:{last}")[0] if dash else start
-            if not start <= end < start + MAX_AFTER:
-                raise BadInput(f"{number} is no range of at most {MAX_AFTER} jobs", subject="after", hint="write it like 12-20")
-            found += [f"{how}:{each}" for each in range(start, end + 1)]
-    return tuple(found), singleton
-
-
-class ArrayCount(int):
-    """Jobs of an array; ``limit``: how many of them may run at once, 0 for any number."""
-
-    limit = 0
-
-
-def parse_array(value: str | int) -> ArrayCount:
-    """Of ``100``, ``100%4`` or ``0-99%4``. ``BadInput``"""
-    count, sign, limit = ("" if isinstance(value, bool) else str(value)).partition("%")
-    numbers = (count.removeprefix("0-"), limit if sign else "1")
-    if all(number.isascii() and number.isdecimal() and len(number) < 19 for number in numbers):
-        found = ArrayCount(int(numbers[0]) + count.startswith("0-"))
-        found.limit = int(numbers[1])
-        if found > MAX_ARRAY:
-            hint = f"an array has {MAX_ARRAY} at most; submit several"
-            raise BadInput(f"array {str(value)[:60]!r} is {found} jobs, which are too many", subject="array", hint=hint)
-        if found and found.limit:
-            found.limit *= bool(sign)
-            return found
-    hint = "write 100 or 0-99, with %4 for at most four at once"
-    raise BadInput(f"array {str(value)[:60]!r} is not a whole number of jobs, 1 or more", subject="array", hint=hint)
-
-
 def meets(how: str, state: State) -> bool:
     """Whether that end is what ``after`` asks for."""
     return how == "any" or (how == "ok") == (state is State.COMPLETED)
@@ -369,15 +281,6 @@ def options_of(job: JobSpec, user: str, gpu_class: str = "", gpu_share: int = 0)
         role=job.role, min_failed=job.min_failed, min_succeeded=job.min_succeeded, labels=job.ports,
     )  # fmt: skip
     return NO_OPTIONS if found == NO_OPTIONS else found
-
-
-def parse_events(text: str | Sequence[str]) -> tuple[str, ...]:
-    """``start,end``: each once, in the order of ``EVENTS``; ``all`` for all. ``BadInput``"""
-    words = [word.strip() for word in text.split(",")] if isinstance(text, str) else [*text]
-    for word in words:
-        if word not in (*EVENTS, "all"):
-            raise BadInput(f"{word[:60]!r} is no event of a job", subject="notify", hint=f"write some of {','.join(EVENTS)}, or all")
-    return tuple(event for event in EVENTS if event in words or "all" in words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dockless.base.dataclass import dataclass
 from dockless.errors import BadInput
 from dockless.sandbox.hosts import check_name
-from dockless.sched.jobs import JobOptions, State, parse_port
+from dockless.sched.jobs import JobOptions, State
+from dockless.sched.parsing import parse_port
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 20_000, 29_999

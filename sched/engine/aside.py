@@ -19,7 +19,8 @@ from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
 from dockless.sched.engine.entry import LiveJob
-from dockless.sched.jobs import MAX_AFTER, Job, State, meets, parse_dependency
+from dockless.sched.jobs import Job, State, meets
+from dockless.sched.parsing import MAX_AFTER, parse_dependency
 from dockless.sched.store import queue
 from dockless.sched.store.queue import NewJob
 

@@ -10,7 +10,8 @@ from dockless.errors import BadInput, Refused
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.engine import gangs
-from dockless.sched.jobs import MAX_MEMBERS, MAX_PORTS, JobOptions
+from dockless.sched.jobs import MAX_MEMBERS, JobOptions
+from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.supplies import CORES, MEMORY
 from dockless.sched.store.queue import NewJob
 

@@ -29,7 +29,8 @@ from dockless.sched.callers import Caller
 from dockless.sched.engine import again, draining, holding, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.jobs import MAX_ARRAY, Filter, Job, State
+from dockless.sched.jobs import Filter, Job, State
+from dockless.sched.parsing import MAX_ARRAY
 from dockless.sched.store import queue
 from dockless.sched.used import BY
 from dockless.sched.wire import logs, metrics

@@ -17,7 +17,7 @@ from dockless.sched.formats.templates import secrets_in, told
 
 if TYPE_CHECKING:
     from dockless.sched import JobSpec
-    from dockless.sched.jobs import ArrayCount
+    from dockless.sched.parsing import ArrayCount
 
 _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
@@ -182,7 +182,7 @@ def _check_names(role: Role) -> None:
 
 def array_of(file: JobFile, what: str) -> ArrayCount | None:
     """See ``parse_array``. ``BadInput``"""
-    from dockless.sched.jobs import parse_array
+    from dockless.sched.parsing import parse_array
 
     try:
         return parse_array(file.queue["array"]) if "array" in file.queue else None

@@ -105,7 +105,8 @@ def _connect() -> Client:
 def make_job(image: str, args: Sequence[str], options: dict[str, Any], **queue: Unpack[QueueOptions]) -> JobSpec:
     """The job of these keywords; GPUs are asked for here and leased by the daemon. ``options``: of its sandbox."""
     from dockless._keywords import QueueOptions
-    from dockless.sched.jobs import JobSpec, parse_after, parse_events, parse_warning
+    from dockless.sched.jobs import JobSpec
+    from dockless.sched.parsing import parse_after, parse_events, parse_warning
 
     fields: dict[str, Any] = dict(queue)
     for name in fields:

@@ -17,7 +17,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import State
 from dockless.sched.callers import Caller
 from dockless.sched.engine import aside, holding
-from dockless.sched.jobs import JobSpec, parse_after
+from dockless.sched.jobs import JobSpec
+from dockless.sched.parsing import parse_after
 from dockless.sched.store import queue
 from dockless.sched.wire.answers import Answers
 

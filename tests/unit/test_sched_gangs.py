@@ -22,7 +22,8 @@ from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
 from dockless.sched.engine import again, draining, ending, gangs, holding, preempting, starting, stopping
-from dockless.sched.jobs import MAX_PORTS, JobOptions, JobSpec, State
+from dockless.sched.jobs import JobOptions, JobSpec, State
+from dockless.sched.parsing import MAX_PORTS
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.store import queue

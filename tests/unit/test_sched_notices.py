@@ -25,7 +25,8 @@ from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config, Ways, load
 from dockless.sched.engine import ending, notices
 from dockless.sched.engine.notices import Notice, Notices
-from dockless.sched.jobs import JobOptions, parse_events
+from dockless.sched.jobs import JobOptions
+from dockless.sched.parsing import parse_events
 from dockless.sched.store import queue
 
 SECRETS = ("--token=hunter2", "PASSWORD", "hunter3", "hunter4")

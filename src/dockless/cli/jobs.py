@@ -15,7 +15,7 @@ from dockless.errors import BadInput
 
 if TYPE_CHECKING:
     from dockless.sched import Client, Job, JobSpec
-    from dockless.sched.jobs import ArrayCount
+    from dockless.sched.parsing import ArrayCount
 
 
 def submit_options(parser: Parser) -> None:
@@ -123,7 +123,7 @@ def submit_jobs(
 
 def _orders(options: Namespace) -> dict[str, Any]:
     """What the command line says of when and how often jobs run and of whom it is told, also for those of a file."""
-    from dockless.sched.jobs import parse_after, parse_events, parse_warning
+    from dockless.sched.parsing import parse_after, parse_events, parse_warning
 
     warning = parse_warning(options.warn)
     after, alone = parse_after(options.after)
@@ -137,7 +137,7 @@ def _orders(options: Namespace) -> dict[str, Any]:
 
 def _array(text: str) -> ArrayCount:
     """``parse_array``, for argparse."""
-    from dockless.sched.jobs import parse_array
+    from dockless.sched.parsing import parse_array
 
     try:
         return parse_array(text)
