@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dockless.base import paths
+from dockless.base import device_names, paths
 from dockless.base.dataclass import dataclass
 from dockless.base.later import re
 from dockless.base.occasions import parse
@@ -69,8 +69,6 @@ class Setting:
         return tuple(self.key.split("."))
 
 
-DEVICE_KIND = "[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
-"""``VENDOR/CLASS``"""
 GPU_CLASS = "[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,63}"
 _DOMAIN = "[A-Za-z0-9][A-Za-z0-9.-]{0,252}"
 MAIL_ADDRESS = rf"[A-Za-z0-9_][A-Za-z0-9._+-]{{0,63}}(@{_DOMAIN})?"
@@ -131,7 +129,7 @@ SETTINGS = (
         (),
         "kinds of devices that are leased as GPUs are, by the names of the Container Device Interface: amd.com/gpu",
         form='a list of kinds, like ["amd.com/gpu"]; GPUs of NVIDIA need no name',
-        pattern=rf"(?!nvidia\.com/gpu$){DEVICE_KIND}",
+        pattern=rf"(?!nvidia\.com/gpu$){device_names.KIND}",
     ),
     Setting(
         "gpus.cdi",

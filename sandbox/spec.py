@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 
-from dockless.base import signal
+from dockless.base import device_names, signal
 from dockless.base.checks import check_record
 from dockless.base.dataclass import dataclass, field
 from dockless.base.healthcheck import HealthCheck
@@ -33,7 +33,6 @@ RLIMITS = {name: number for number, name in enumerate(_RLIMITS.split())}
 
 GRACE = 10.0
 """Seconds between the stop signal of whoever ends it and SIGKILL, where neither they nor its spec say."""
-CDI_NAME = r"[A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_.-]*=[A-Za-z0-9][A-Za-z0-9_.:-]*\Z"
 _MAX_BYTES = 2**63 - 1
 _MAX_SECONDS = 10**9  # some 31 years
 _MAX_ID = 2**31 - 1
@@ -234,7 +233,7 @@ def check_beginning(env: tuple[tuple[str, str], ...], workdir: str, timeout: flo
 def _check(spec: Spec) -> None:
     check_beginning(spec.env, spec.workdir, spec.timeout)
     for name in spec.cdi:
-        if not re.match(CDI_NAME, name):
+        if not re.match(rf"{device_names.KIND}={device_names.NAME}\Z", name):
             raise BadInput(
                 f"device {name[:60]!r} is not VENDOR/CLASS=NAME", subject="devices", hint="write amd.com/gpu=0, or a path below /dev"
             )

@@ -15,16 +15,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from dockless.base import json, yaml
+from dockless.base import device_names, json, yaml
 from dockless.base.dataclass import dataclass, field
-from dockless.base.settings import DEVICE_KIND
 from dockless.base.text import escaped
 from dockless.base.typing import Any, NoReturn, TypeVar
 from dockless.errors import BadInput
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-KIND = re.compile(rf"{DEVICE_KIND}\Z")
-NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?\Z")
+_KIND = re.compile(rf"{device_names.KIND}\Z")
+_NAME = re.compile(rf"{device_names.NAME}\Z")
 
 _TOP = {"cdiVersion": "", "kind": "", "annotations": "0.6.0", "devices": "", "containerEdits": ""}
 _DEVICE = {"name": "", "annotations": "0.6.0", "containerEdits": ""}
@@ -201,7 +200,7 @@ class _Reader:
             if name not in top:
                 self.wrong(given, f"{name} is missing")
         kind = self.text(top["kind"], "kind")
-        if not KIND.match(kind):
+        if not _KIND.match(kind):
             self.wrong(top["kind"], f"kind {kind[:60]!r} is not vendor/class")
         if "." in kind.partition("/")[2]:
             self.since(top["kind"], "0.6.0", "a dot in a class")
@@ -238,7 +237,7 @@ class _Reader:
             if name not in found:
                 self.wrong(given, f"a device has no {name}")
         name = self.text(found["name"], "a device's name")
-        if not NAME.match(name):
+        if not _NAME.match(name):
             self.wrong(found["name"], f"{name[:60]!r} is no name of a device")
         if not name[0].isalpha():
             self.since(found["name"], "0.5.0", "a name that begins with a digit")

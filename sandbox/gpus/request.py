@@ -28,19 +28,19 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from dockless.base import device_names
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.settings import GPU_CLASS
 from dockless.base.units import format_size, parse_size
 from dockless.errors import BadInput, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.gpus.topology import FARTHEST, best_set
-from dockless.sandbox.spec import CDI_NAME
 
 ALL = -1
 CAPABILITIES = frozenset({"gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display", "ngx", "all"})
 
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_DEVICE = re.compile(CDI_NAME)
+_DEVICE = re.compile(rf"{device_names.KIND}={device_names.NAME}\Z")
 _NAME = re.compile(rf"(?:(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,6}\Z")
 _MORE_DEVICES = re.compile(r"(?!all\Z)")

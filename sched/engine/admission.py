@@ -218,8 +218,8 @@ class Admission:
             supply = self.supplies.get(pool)
             if supply is None or not asked:
                 continue
-            gpus = len(set(wanted) - self.gpus.slices) if wanted else count
-            if options.gpu_class and not self.gpus.slices.isdisjoint(self.gpus.may_have(options.gpu_class)):
+            gpus = len(set(wanted) - self.gpus.not_whole) if wanted else count
+            if options.gpu_class and not self.gpus.not_whole.isdisjoint(self.gpus.may_have(options.gpu_class)):
                 gpus = 0  # it may get slices, which have no part of their own
             most = supply.common(self.gpus.units) + supply.own(gpus, options.gpu_share, self.gpus.shareable.values())
             if asked > most:

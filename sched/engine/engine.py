@@ -387,22 +387,22 @@ class Engine:
                 running += self.others()
             outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
         return QueueState(
-            self.gpus.uuids,
-            self.waiting,
-            running,
-            self.config.quotas,
-            self.gpus.distances,
-            outside,
-            self.gpus.slices,
-            self.config.cpu_jobs,
-            usage,
-            self.config.preemption,
-            self.gpus.out_of_service,
-            self.gpus.of_classes(self.waiting.classes | self.config.quotas.classes),
-            shareable,
-            self.config.share,
-            self.supplies,
-            tuple(windows(self.config.reservations, queue.ticks(), time.time())),
+            gpus=self.gpus.uuids,
+            waiting=self.waiting,
+            running=running,
+            quotas=self.config.quotas,
+            links=self.gpus.distances,
+            outside=outside,
+            slices=self.gpus.not_whole,
+            cpu_jobs=self.config.cpu_jobs,
+            usage=usage,
+            preemption=self.config.preemption,
+            out_of_service=self.gpus.out_of_service,
+            classes=self.gpus.of_classes(self.waiting.classes | self.config.quotas.classes),
+            shareable=shareable,
+            company=self.config.share,
+            supplies=self.supplies,
+            windows=tuple(windows(self.config.reservations, queue.ticks(), time.time())),
         )
 
     def _running(self, entry: LiveJob) -> RunningJob:
@@ -414,10 +414,17 @@ class Engine:
             stops = [member.stop_by for member in entry.going_on]
             stop = None if not stops or None in stops else max(filter(None, stops))
         return RunningJob(
-            *(entry.job.id, entry.job.user, frozenset(entry.devices), entry.live.quota_groups),
-            *(ends if stop is None else min(stop, ends or stop), entry.since, stop is not None),
-            0 if entry.gang is not None else sharing.share(self, entry.job),  # what they share is theirs alone
-            *(entry.waiting.cores, entry.waiting.memory, entry.waiting.width),
+            id=entry.job.id,
+            user=entry.job.user,
+            gpus=frozenset(entry.devices),
+            groups=entry.live.quota_groups,
+            ends=ends if stop is None else min(stop, ends or stop),
+            since=entry.since,
+            stopping=stop is not None,
+            share=0 if entry.gang is not None else sharing.share(self, entry.job),  # what they share is theirs alone
+            cores=entry.waiting.cores,
+            memory=entry.waiting.memory,
+            width=entry.waiting.width,
         )
 
     def _past_usage(self) -> PastUsage:
@@ -445,7 +452,7 @@ class Engine:
         found = []
         for uuid, uid, share in (*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)):
             user, groups = self.callers.quota_of(uid)
-            found.append(RunningJob(0, user, frozenset({uuid}), groups, None, share=share))
+            found.append(RunningJob(0, user, frozenset({uuid}), groups, share=share))
         return found
 
     async def each(self, numbers: Sequence[int], work: Callable[[int], Awaitable[None]], turn: Callable[[], Awaitable[None]]) -> None:

@@ -113,8 +113,15 @@ _ASKED = ("user", "gpus", "groups", "wanted", "options")
 def _like(user: str, gpus: int, groups: str, wanted: str, options: str) -> _Like:
     said = json.loads(options)
     kind = Kind(
-        *(user, gpus, tuple(json.loads(groups)), frozenset(json.loads(wanted)), said.get("gpu_class", ""), said.get("gpu_share", 0)),
-        *(said.get("millicores", 0), said.get("memory", 0), 1),
+        user=user,
+        gpus=gpus,
+        groups=tuple(json.loads(groups)),
+        devices=frozenset(json.loads(wanted)),
+        gpu_class=said.get("gpu_class", ""),
+        share=said.get("gpu_share", 0),
+        cores=said.get("millicores", 0),
+        memory=said.get("memory", 0),
+        width=1,
     )
     return _Like(kind, said.get("held", ""), said.get("array_limit", 0), not _NEED_MORE.isdisjoint(said))
 

@@ -102,8 +102,15 @@ def live_jobs(lives: Sequence[Live]) -> list[LiveJob]:
     for live, job in zip(lives, jobs, strict=True):
         options = job.options
         kind = Kind(
-            *(job.user, job.gpu_count, live.quota_groups, frozenset(live.wanted), options.gpu_class, options.gpu_share),
-            *(options.millicores, options.memory, 1),
+            user=job.user,
+            gpus=job.gpu_count,
+            groups=live.quota_groups,
+            devices=frozenset(live.wanted),
+            gpu_class=options.gpu_class,
+            share=options.gpu_share,
+            cores=options.millicores,
+            memory=options.memory,
+            width=1,
         )
         kinds.append(known.setdefault(kind, kind))
     waiting = waiting_jobs(

@@ -38,7 +38,7 @@ def had(engine: Engine, job: Job, pool: str) -> int:
     """What a running job has: what it asked, or, where it did not say, what it counts for."""
     supply, options = engine.supplies[pool], job.options
     asked = options.millicores if pool == CORES else options.memory
-    own = supply.own(len(set(job.devices) - engine.gpus.slices), sharing.share(engine, job), engine.gpus.shareable.values())
+    own = supply.own(len(set(job.devices) - engine.gpus.not_whole), sharing.share(engine, job), engine.gpus.shareable.values())
     return asked or (own if job.gpu_count else supply.per_job)
 
 

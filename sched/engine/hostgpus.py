@@ -29,7 +29,8 @@ MOST_CLASSES = 100_000
 
 class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
-    which are leased as GPUs are, by their names."""
+    which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
+    some number of GPUs."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -57,7 +58,7 @@ class HostGpus:
         self._classes: dict[str, tuple[str, ...]] = {}
         self.__dict__.pop("shareable", None)
         self.uuids = tuple(unit.uuid for unit in self.everything)
-        self.slices = frozenset(unit.uuid for unit in gpus if unit.parent).union(unit.uuid for unit in self.devices)
+        self.not_whole = frozenset(unit.uuid for unit in gpus if unit.parent).union(unit.uuid for unit in self.devices)
         self.distances = {(unit.uuid, link.peer): link.rank - 0.01 * min(link.width, 50) for unit in gpus for link in unit.links}
 
     @property
@@ -105,7 +106,7 @@ class HostGpus:
     @property
     def units(self) -> int:
         """How many whole GPUs there are, without those that are divided."""
-        return len(self.uuids) - len(self.slices)
+        return len(self.uuids) - len(self.not_whole)
 
     @property
     def simulated(self) -> bool:
@@ -131,7 +132,7 @@ class HostGpus:
                 hint="leave out the GPUs, or see `dockless doctor`",
             )
         count = gpu.possible(request, there)
-        if not request.devices and (request.gpu_class or request.count != gpu.ALL or not self.slices):
+        if not request.devices and (request.gpu_class or request.count != gpu.ALL or not self.not_whole):
             return count, ()
         idle = tuple(replace(unit, processes=()) for unit in there)
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
@@ -191,7 +192,7 @@ class HostGpus:
         share = -(-request.memory >> 20)
         if not share or request.count != 1:
             return 0
-        whole = [self.shareable.get(uuid, 0) for uuid in self.may_have(self.class_of(text)) if uuid not in self.slices]
+        whole = [self.shareable.get(uuid, 0) for uuid in self.may_have(self.class_of(text)) if uuid not in self.not_whole]
         return share if share <= min(whole, default=0) else 0
 
     def memory_of(self, text: str) -> int:

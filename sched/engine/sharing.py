@@ -106,7 +106,7 @@ def enforced_by(engine: Engine, job: Job, launcher: Launcher | None = None) -> s
     how = "watchdog" if share(engine, job) else ""
     if isinstance(launcher, SharingLauncher):
         how = launcher.enforced_by
-    if job.devices and engine.gpus.slices.issuperset(job.devices) and engine.gpus.memory_of(job.gpus):
+    if job.devices and engine.gpus.not_whole.issuperset(job.devices) and engine.gpus.memory_of(job.gpus):
         how = "slice"
     return how if how != job.options.enforced_by else None
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from dockless.base import device_names
 from dockless.base.checks import annotation, check
 from dockless.base.fields import Keyword, as_it_is, filled
 from dockless.base.healthcheck import HealthCheck
@@ -57,7 +58,7 @@ def image_and_args(image: str | Sequence[Argument] | None, args: Sequence[Argume
     return image or "host", tuple(os.fsdecode(argument) for argument in arguments)
 
 
-_COUNTED = r"([A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_.-]*):([0-9]{1,6}|all)\Z"
+_COUNTED = rf"({device_names.KIND}):([0-9]{{1,6}}|all)\Z"
 """``VENDOR/CLASS:COUNT``"""
 
 

@@ -18,6 +18,7 @@ from dockless.sandbox.gpus import cdi, handed_out, own_nodes
 from dockless.sandbox.gpus.handed_out import divide
 from dockless.sandbox.gpus.request import parse_request
 from dockless.sandbox.resolved import Device
+from dockless.sandbox.spec import Spec
 
 NAMED = st.dictionaries(st.sampled_from("abcdefg"), st.frozensets(st.sampled_from(["c1", "c2", "c3", "c4", "c5"])))
 
@@ -109,6 +110,20 @@ def test_what_the_settings_of_root_say_counts_for_users(own, roots, kinds, direc
     monkeypatch.setattr(paths, "config_file", lambda: paths.Path(tmp_path / "own"))
     monkeypatch.setattr(paths, "CONFIG_OF_ROOT", paths.Path(tmp_path / "roots"))
     assert (handed_out.kinds(), cdi.directories()) == (kinds, directories)
+
+
+@pytest.mark.parametrize("name", ["a.com-/gpu=0", "a.com/gpu.=0", "1a/gpu=0", "a.com/gpu=0-", "a.com/gpu="])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    with pytest.raises(BadInput, match="is not VENDOR/CLASS=NAME"):
+        Spec(cdi=(name,))
+    with pytest.raises(BadInput):
+        parse_request(name)
+
+
+@pytest.mark.parametrize("kind", ["a.com-/gpu", "a.com/gpu.", "1a/gpu"])
+def test_of_a_kind_that_no_file_can_have_no_number_is_asked_for(kind):
+    assert gpus_wanted({"devices": [f"{kind}:2"]}) is None
+    assert gpus_wanted({"devices": ["a.com/gpu:2"]}) == "2,class=a.com/gpu"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710])

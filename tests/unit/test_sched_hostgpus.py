@@ -69,7 +69,7 @@ def test_what_there_is(host):
     """A divided one is its slices. Near is first the kind of link, then how many, of which no number outdoes a kind."""
     gpus = HostGpus()
     assert [unit.uuid for unit in gpus.gpus] == ["GPU-a", "GPU-b", MIG_1, MIG_2]
-    assert (gpus.uuids, gpus.slices, gpus.error) == (("GPU-a", "GPU-b", MIG_1, MIG_2), {MIG_1, MIG_2}, "")
+    assert (gpus.uuids, gpus.not_whole, gpus.error) == (("GPU-a", "GPU-b", MIG_1, MIG_2), {MIG_1, MIG_2}, "")
     assert gpus.distances == {("GPU-a", "GPU-b"): 2 - 0.12, ("GPU-a", "GPU-c"): 5, ("GPU-a", "GPU-d"): 2.5}
     assert not gpus.simulated and host.open == 1
     gpus.close()
@@ -116,7 +116,7 @@ def test_listed_again(host, capfd):
     whole = replace(C, mig=(), mig_enabled=False)
     host.there = (A, whole)
     gpus.list_again()
-    assert (gpus.uuids, gpus.slices, gpus.resolve("2")) == (("GPU-a", "GPU-c"), frozenset(), (2, ()))
+    assert (gpus.uuids, gpus.not_whole, gpus.resolve("2")) == (("GPU-a", "GPU-c"), frozenset(), (2, ()))
     assert gpus.of_classes(["whole"]) == {"whole": ("GPU-a", "GPU-c")} and gpus.out_of_service == {"GPU-a"}
     said = capfd.readouterr().err
     assert "GPU GPU-b is gone" in said and "GPU GPU-c is new" in said and said.count("Xid 79") == 1
