@@ -16,6 +16,7 @@ from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
+from dockless.sched.policy import classes
 
 if TYPE_CHECKING:
     from dockless.sandbox.gpus.gpu import Gpu
@@ -145,7 +146,7 @@ class HostGpus:
         if request.devices or not (request.gpu_class or request.memory):
             return ""
         name = request.gpu_class or (gpu.WHOLE if request.count != 1 else "")
-        return ",".join(filter(None, (name, f"memory={_exactly(request.memory)}" if request.memory else "")))
+        return classes.named(name, request.memory)
 
     def may_have(self, gpu_class: str) -> tuple[str, ...]:
         """The UUIDs of the GPUs of which a job of that class may get any; of "" the whole ones."""
@@ -163,7 +164,7 @@ class HostGpus:
     def _of_class(self, name: str) -> tuple[str, ...]:
         from dockless.sandbox.gpus import gpu
 
-        request = gpu.parse_request(name if name.startswith("memory=") else f"class={name}")
+        request = gpu.parse_request(classes.request(name))
         there = gpu.candidates(request, self.devices if "/" in name else self.gpus)
         return tuple(unit.uuid for unit in sorted(there, key=lambda unit: (not unit.parent, unit.memory if unit.parent else 0)))
 
@@ -291,8 +292,3 @@ class HostGpus:
 
     def close(self) -> None:
         self._stack.close()
-
-
-def _exactly(size: int) -> str:
-    """Bytes, in the largest unit that they are a whole number of."""
-    return next((f"{size >> bits}{unit}" for bits, unit in ((30, "G"), (20, "M")) if size % (1 << bits) == 0), str(size))

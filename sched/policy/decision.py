@@ -6,6 +6,7 @@ import math
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.units import format_size
+from dockless.sched.policy import classes
 from dockless.sched.policy.quotas import CPU_JOBS_OF, JOBS_OF, counts_jobs
 from dockless.sched.policy.reservations import Hold, Reservation
 from dockless.sched.policy.room import Room
@@ -169,14 +170,8 @@ def _gpus(job: WaitingJob) -> str:
     if job.devices:
         return ", ".join(sorted(job.devices))
     if job.share:
-        return f"{format_size(job.share << 20)} of a GPU" + _of_class(job.gpu_class.rpartition("memory=")[0].rstrip(","))
-    return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}" + _of_class(job.gpu_class)
-
-
-def _of_class(gpu_class: str) -> str:
-    """Of the words that a class may be, ``H100,memory=60G``."""
-    words = gpu_class.split(",") if gpu_class else []
-    return "".join(f" with {word.removeprefix('memory=')}" if word.startswith("memory=") else f" of class {word}" for word in words)
+        return f"{format_size(job.share << 20)} of a GPU" + classes.in_words(classes.model(job.gpu_class))
+    return f"{job.gpus} GPU{'' if job.gpus == 1 else 's'}" + classes.in_words(job.gpu_class)
 
 
 def _when(reservation: Reservation, now: float) -> str:
