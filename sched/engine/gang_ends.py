@@ -1,8 +1,8 @@
 """How jobs end that started together (``gangs``).
 
-One whose program has ended keeps its GPUs and its sandbox until the last has; then all end, or wait for another attempt, in one transaction.
-So a daemon that comes back finds in the sandboxes what there is to know. Only why they are being ended is put down before the first of them
-is told.
+One whose program has ended keeps its GPUs and its sandbox until the last has; then all end, or wait for another attempt, in one
+transaction. So a daemon that comes back finds in the sandboxes what there is to know. Only why they are being ended is put down before the
+first of them is told.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from support.boxes import until
 from support.requires import requires
 from support.scheduling import DaemonProcess, as_user
 
-from dockless.sandbox.gpus import gpu, lease
+from dockless.sandbox.gpus import lease
 from dockless.sandbox.run import box, detached, seen
 from dockless.sandbox.spec import Spec, Tmpfs
 from dockless.sched import JobSpec, State
