@@ -15,7 +15,7 @@ from support.boxes import DEADLINE
 from support.requires import requires
 
 import dockless
-from dockless import DEVNULL, PIPE, aio
+from dockless import DEVNULL, PIPE, _loop, aio
 from dockless.errors import BadInput, CheckFailed, CommandNotFound, Killed, SandboxGone, TimedOut
 
 pytestmark = requires("userns")
@@ -184,7 +184,7 @@ def test_what_a_function_raises_arrives_and_nothing_is_lost_for_the_next(loop):
     async def main():
         async with aio.Sandbox(["seq", "5"], on_stdout=hear, text=True) as box:
             while box.poll() is None:
-                await aio.pause(0.001)
+                await _loop.pause(0.001)
             with pytest.raises(KeyError):
                 await box.wait()
             await box.wait()
@@ -216,7 +216,7 @@ def test_two_readers_of_one_stream_are_told(loop):
             async def read():
                 with pytest.raises(BadInput, match="two tasks"):
                     while box.poll() is None:
-                        await aio.pause(0)
+                        await _loop.pause(0)
                         if box.stdout._busy:
                             await box.stdout.readline()
                 box.kill()
@@ -306,7 +306,7 @@ def test_leaving_ends_it_at_once_though_all_threads_are_busy(what):
             busy = loop.run_in_executor(None, free.wait)
             leave.set()
             try:
-                assert await aio.readable(process.fileno(), DEADLINE)
+                assert await _loop.readable(process.fileno(), DEADLINE)
             finally:
                 free.set()
                 await busy

@@ -538,14 +538,13 @@ def test_their_user_weighs_less_when_they_wait_again(tmp_path, launcher, monkeyp
     weight.parent.mkdir(parents=True)
 
     async def story(running):
-        named = replace(TRUE, limits=Limits(cpu_max=1.0))
-        numbers, _ = await started(running, launcher, plain("a", named), plain("b", named))
+        numbers, _ = await started(running, launcher, plain("a"), plain("b"))
         assert weight.read_text() == "200"
         running.drained[draining.HOST] = "for good"
         await again.ask(running, numbers[0], "root", 1000.0)
         await until(lambda: weight.read_text() == "10")
 
-    play(tmp_path, launcher, story, Config(cores=2))
+    play(tmp_path, launcher, story, Config(cores=2, cores_per_job=1))
 
 
 def test_what_ended_is_not_held_when_it_is_submitted_again(tmp_path, launcher):
