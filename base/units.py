@@ -192,6 +192,11 @@ def format_size(size: float) -> str:
     return f"{sign}{number.rstrip('0').rstrip('.') if digits else number} {_POWERS[power - 1].upper()}iB"
 
 
+def exact_size(size: int) -> str:
+    """``80G``, ``1500M``, ``1234``: bytes in the largest unit that they are a whole number of, for ``parse_size`` and beside a limit."""
+    return next((f"{size >> bits}{unit}" for bits, unit in ((30, "G"), (20, "M")) if size % (1 << bits) == 0), str(size))
+
+
 def format_rate(rate: float) -> str:
     """Bytes per second as ``50 MiB/s``."""
     return f"{format_size(rate)}/s"

@@ -89,8 +89,8 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     try:
         await engine.recover()
         await server.open()
-        what = f"{len(gpus.uuids)} {'simulated ' if gpus.simulated else ''}GPUs" if gpus.uuids else "no GPUs"
-        say(f"serving {'all users' if os.geteuid() == 0 else 'this user'} at {path}, {what}, {len(engine.entries)} jobs in the queue")
+        whom = "all users" if os.geteuid() == 0 else "this user"
+        say(f"serving {whom} at {path}, {gpus.in_words}, {len(engine.entries)} jobs in the queue")
         _notify("READY=1")
         if ready is not None:
             ready()

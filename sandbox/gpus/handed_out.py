@@ -7,8 +7,8 @@
     nodes("amd.com/gpu=0") ──► numbers     of the nodes that nobody else may have meanwhile
 
 Names of the Container Device Interface overlap: ``all`` has the nodes of each. What cannot be given twice is a node. So of the names of a
-kind those are devices that have the fewest nodes and none of another device; each other name stands for the devices whose nodes it has.
-Nodes that all names have, as AMD's /dev/kfd may be, and those of the file's own edits belong to no device.
+kind those are devices that have the fewest nodes and none of another device; each other name stands for the devices whose nodes it has, and
+cannot be leased where it has a part of one. Everybody's are the nodes of a file's own edits, and those that are known to be (``CONTROL``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 
 from dockless.base import settings
@@ -27,14 +27,26 @@ from dockless.sandbox.gpus.cdi_files import Edits
 from dockless.sandbox.gpus.gpu import Gpu, GpuRequest
 from dockless.sandbox.spec import Spec
 
+CONTROL = (
+    "/dev/kfd",
+    "/dev/vfio/vfio",
+    "/dev/davinci_manager",
+    "/dev/devmm_svm",
+    "/dev/hisi_hdc",
+    "/dev/cambricon_ctl",
+)
+"""Nodes of drivers for all of their devices, which vendors' files name in each, as amd-ctk does the first: who has one has no device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """``devices``: the nodes of each, by its name without the kind; ``names``: the devices that each name of the kind stands for, none
-    where it has nodes of its own beside theirs, or no node."""
+    where it has nodes of its own beside theirs, or no node; ``overlaps``: of such a name a device with which it has a node in common, and
+    that node."""
 
     devices: Mapping[str, frozenset[str]]
     names: Mapping[str, tuple[str, ...]]
+    overlaps: Mapping[str, tuple[str, str]]
 
 
 def kinds() -> tuple[str, ...]:
@@ -53,14 +65,35 @@ def number_after(gpus: Sequence[Gpu]) -> int:
 
 def inventory(wanted: Sequence[str], first: int = 0) -> tuple[Gpu, ...]:
     """The devices of these kinds, numbered from ``first``. Of two kinds with the same nodes the first has them."""
-    found: list[Gpu] = []
-    taken: set[str] = set()
+    there = [name for name, other in _overlapping(wanted) if not other]
+    return tuple(Gpu(number, name, -1, name.partition("=")[0], 0) for number, name in enumerate(there, first))
+
+
+def unleased(wanted: Sequence[str]) -> dict[str, str]:
+    """The names of these kinds that cannot be leased, and why: of two with a node in common nobody may have the second beside the first."""
+    return {name: f"it has {other[1]} in common with {other[0]}" for name, other in _overlapping(wanted) if other}
+
+
+def in_words(unleased: Mapping[str, str]) -> list[str]:
+    """A line for each."""
+    return [f"device {name} cannot be leased: {why}" for name, why in unleased.items()]
+
+
+def _overlapping(wanted: Sequence[str]) -> Iterator[tuple[str, tuple[str, str] | None]]:
+    """The devices of these kinds by their names, and the names that overlap one before: with its name, and the node that both have."""
+    taken: dict[str, str] = {}
     for kind in wanted:
-        for name, nodes in read(kind).devices.items():
-            if taken.isdisjoint(nodes):
-                found.append(Gpu(first + len(found), f"{kind}={name}", -1, kind, 0))
-                taken |= nodes
-    return tuple(found)
+        found = read(kind)
+        for name, nodes in found.devices.items():
+            shared = min(taken.keys() & nodes, default="")
+            yield f"{kind}={name}", (taken[shared], _shown(shared)) if shared else None
+            taken |= {node: f"{kind}={name}" for node in nodes if not shared}
+        for name, (device, node) in found.overlaps.items():
+            yield f"{kind}={name}", (f"{kind}={device}", _shown(node))
+
+
+def _shown(node: str) -> str:
+    return f"the {'block' if node[0] == 'b' else 'character'} device {node[1:]}"
 
 
 def missing(wanted: Collection[str], found: Sequence[Gpu]) -> list[str]:
@@ -84,13 +117,16 @@ def meant(request: GpuRequest, known: Collection[str]) -> GpuRequest:
 
 def _devices(name: str) -> tuple[str, ...]:
     kind, _, device = name.partition("=")
-    names = read(kind).names
-    if device not in names:
-        raise UnknownGpu(f"there is no device {name} on this host", subject=name, hint=f"its devices are {', '.join(names) or 'none'}")
-    if not names[device]:
+    found = read(kind)
+    if device not in found.names:
+        hint = f"its devices are {', '.join(found.names) or 'none'}"
+        raise UnknownGpu(f"there is no device {name} on this host", subject=name, hint=hint)
+    if not found.names[device]:
         hint = "ask for one by another name, or for a number of them: " + f"{kind}:1"
-        raise BadInput(f"device {name} cannot be leased: it has a part of another, or no node", subject=name, hint=hint)
-    return tuple(f"{kind}={one}" for one in names[device])
+        other, node = found.overlaps.get(device, ("", ""))
+        why = f"it has {_shown(node)} in common with {kind}={other}" if other else "it has no node of its own"
+        raise BadInput(f"device {name} cannot be leased: {why}", subject=name, hint=hint)
+    return tuple(f"{kind}={one}" for one in found.names[device])
 
 
 def taken_out(spec: Spec, known: Collection[str], others: bool) -> tuple[Spec, str]:
@@ -111,38 +147,48 @@ def nodes(name: str) -> frozenset[str]:
 
 def read(kind: str) -> Kind:
     """What the files say of a kind now, as far as they are sound and its nodes are there."""
-    found: dict[str, frozenset[str]] = {}
-    for name, file in cdi.of_kind(kind).items():
+    named = cdi.of_kind(kind)
+    everybodys: set[str] = set()
+    for node in CONTROL:
         with contextlib.suppress(OSError):
-            found[name] = _numbers(file.devices[name]) - _numbers(file.edits)
+            everybodys.add(_number(node))
+    sound = set()
+    for file in {file.path: file for file in named.values()}.values():
+        with contextlib.suppress(OSError):
+            everybodys |= _numbers(file.edits)
+            sound.add(file.path)
+    found: dict[str, frozenset[str]] = {}
+    for name, file in named.items():
+        with contextlib.suppress(OSError):
+            if file.path in sound:
+                found[name] = _numbers(file.devices[name]) - everybodys
     return divide(found)
 
 
 def divide(named: Mapping[str, frozenset[str]]) -> Kind:
     """Which of these names are devices. Pure."""
-    several = set(named.values())
-    common = frozenset.intersection(*several) if len(several) > 1 else frozenset()
-    if common in several:
-        common = frozenset()
-    own = {name: nodes - common for name, nodes in named.items() if nodes}
     devices: dict[str, frozenset[str]] = {}
-    for name in sorted(own, key=lambda name: len(own[name])):  # of as many nodes, in the file's order
-        if all(own[name].isdisjoint(nodes) for nodes in devices.values()):
-            devices[name] = own[name]
-    devices = {name: devices[name] for name in own if name in devices}
-    names = {}
-    for name in named:
-        parts = [device for device, nodes in devices.items() if nodes <= own.get(name, frozenset())]
-        whole = frozenset().union(*(devices[device] for device in parts)) == own.get(name)
+    for name in sorted(named, key=lambda name: len(named[name])):  # of as many nodes, in the file's order
+        if named[name] and all(named[name].isdisjoint(nodes) for nodes in devices.values()):
+            devices[name] = named[name]
+    devices = {name: devices[name] for name in named if name in devices}
+    names: dict[str, tuple[str, ...]] = {}
+    overlaps: dict[str, tuple[str, str]] = {}
+    for name, own in named.items():
+        parts = [device for device, nodes in devices.items() if nodes <= own]
+        whole = bool(own) and frozenset().union(*(devices[device] for device in parts)) == own
         names[name] = tuple(parts) if whole else ()
-    return Kind(devices, names)
+        if own and not whole:
+            overlaps[name] = next((device, min(nodes & own)) for device, nodes in devices.items() if nodes & own)
+    return Kind(devices, names, overlaps)
 
 
 def _numbers(edits: Edits) -> frozenset[str]:
     """``OSError``"""
-    found = set()
-    for node in edits.nodes:
-        about = os.stat(node.source)
-        number = f"{os.major(about.st_rdev)}:{os.minor(about.st_rdev)}"
-        found.add(("b" if stat.S_ISBLK(about.st_mode) else "c") + number)
-    return frozenset(found)
+    return frozenset(_number(node.source) for node in edits.nodes)
+
+
+def _number(node: str) -> str:
+    """``OSError``"""
+    about = os.stat(node)
+    return f"{'b' if stat.S_ISBLK(about.st_mode) else 'c'}{os.major(about.st_rdev)}:{os.minor(about.st_rdev)}"

@@ -39,6 +39,7 @@ class HostGpus:
         self.gpus: tuple[Gpu, ...] = ()
         self.devices: tuple[Gpu, ...] = ()
         self.kinds: tuple[str, ...] = ()
+        self.unleased: Mapping[str, str] = {}
         self._nodes: dict[str, list[str]] = {}
         self.kept = 0
         try:
@@ -76,7 +77,8 @@ class HostGpus:
         self.devices = handed_out.inventory(kinds, handed_out.number_after(self.gpus))
         if self.devices and not self.gpus:
             self.error = ""  # it is a host without NVIDIA's driver
-        for line in handed_out.missing(kinds, self.devices):
+        self.unleased = handed_out.unleased(kinds)
+        for line in (*handed_out.missing(kinds, self.devices), *handed_out.in_words(self.unleased)):
             say(line)
         self._nodes = {unit.uuid: lease.names_of_nodes(unit.uuid) for unit in self.devices}
         self._list(self.gpus)
@@ -112,6 +114,12 @@ class HostGpus:
     @property
     def simulated(self) -> bool:
         return any(unit.simulated for unit in self.gpus)
+
+    @property
+    def in_words(self) -> str:
+        """``8 simulated GPUs, 2 other devices``"""
+        kinds = [("simulated GPU" if self.simulated else "GPU", len(self.gpus)), ("other device", len(self.devices))]
+        return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in kinds if count) or "no GPUs"
 
     def resolve(self, text: str) -> tuple[int, tuple[str, ...]]:
         """What ``--gpus`` stands for here: how many, and which ones if it names them. ``""`` is none.

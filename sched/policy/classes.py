@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dockless.base.units import exact_size
+
 _MEMORY = "memory="
 
 
 def named(model: str, memory: int) -> str:
     """``model``: as after ``class=``, "" for any; ``memory``: bytes that each has at least, 0 for any."""
-    return ",".join(filter(None, (model, f"{_MEMORY}{_exactly(memory)}" if memory else "")))
+    return ",".join(filter(None, (model, f"{_MEMORY}{exact_size(memory)}" if memory else "")))
 
 
 def request(gpu_class: str) -> str:
@@ -24,8 +26,3 @@ def in_words(gpu_class: str) -> str:
     """What follows "a GPU": `` of class H100 with 60G``."""
     memory = gpu_class.partition(_MEMORY)[2]
     return (f" of class {model(gpu_class)}" if model(gpu_class) else "") + (f" with {memory}" if memory else "")
-
-
-def _exactly(size: int) -> str:
-    """Bytes, in the largest unit that they are a whole number of."""
-    return next((f"{size >> bits}{unit}" for bits, unit in ((30, "G"), (20, "M")) if size % (1 << bits) == 0), str(size))

@@ -257,6 +257,7 @@ class Answers:
             memory=memory,
             memory_used=memory_used,
             disk=disk.limits(self.engine),
+            unleased=tuple(self.engine.gpus.unleased.items()),
         )
 
     def _reservations(self) -> Iterator[ReservationInfo]:

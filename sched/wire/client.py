@@ -322,7 +322,9 @@ class Client:
         gpus = tuple(map(_gpu, data.pop("gpus", ())))
         quotas = tuple((str(q[0]), str(q[1]), int(q[2]), q[3]) for q in data.pop("quotas", ()))
         reservations = tuple(read(ReservationInfo, one, "reservation", newer=True) for one in data.pop("reservations", ()))
-        return HostInfo(gpus=gpus, quotas=quotas, reservations=reservations, **{k: v for k, v in data.items() if k in HostInfo.__slots__})
+        unleased = tuple((str(name), str(why)) for name, why in data.pop("unleased", ()))
+        rest = {k: v for k, v in data.items() if k in HostInfo.__slots__}
+        return HostInfo(gpus=gpus, quotas=quotas, reservations=reservations, unleased=unleased, **rest)
 
     def top(self) -> Top:
         """What the GPUs, the running jobs and the users do at this moment; read anew at most once a second, whoever asks."""

@@ -126,7 +126,8 @@ class HostInfo(Record):
     """The host as the queue sees it. ``quotas``: rows of (``user`` or ``group``, name, GPUs in use, limit; None for no limit).
     ``drained``: by whom and why no job is started at all, empty where they are. ``cores``, ``memory`` (bytes): that jobs may have together,
     0 from an older daemon; ``cores_used``, ``memory_used``: that those which run have asked for. ``disk``: what jobs may write to theirs,
-    and who holds that, in words; empty where there is no limit."""
+    and who holds that, in words; empty where there is no limit. ``unleased``: the devices of the kinds that are leased which nobody can
+    have, and why."""
 
     gpus: tuple[GpuInfo, ...] = ()
     waiting: int = 0
@@ -141,6 +142,7 @@ class HostInfo(Record):
     memory: int = 0
     memory_used: int = 0
     disk: str = ""
+    unleased: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

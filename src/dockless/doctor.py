@@ -266,6 +266,8 @@ def _settings() -> tuple[Status, str, str]:
 
         if missing := handed_out.missing(kinds, handed_out.inventory(kinds)):
             return "note", "; ".join(missing), "have the vendor's tool write its file anew, or leave the kind out of gpus.devices"
+        if unleased := handed_out.in_words(handed_out.unleased(kinds)):
+            return "note", "; ".join(unleased), "a node that all devices of a kind have belongs into its file's own containerEdits"
     return "ok", str(path) if path.exists() else f"{path} is not there: the defaults hold", ""
 
 

@@ -20,7 +20,7 @@ import dockless
 from dockless import doctor
 from dockless.cli import main
 from dockless.errors import BadInput, NotEnoughGpus, Refused, UnknownGpu
-from dockless.sandbox.gpus import lease, own_nodes
+from dockless.sandbox.gpus import handed_out, lease, own_nodes
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.engine.hostgpus import HostGpus
@@ -240,6 +240,63 @@ def test_one_that_is_drained_is_given_to_nobody(daemon):
         queue.undrain(["1"])
         until(lambda: queue.job(late).state is State.RUNNING, "it runs")
         assert set(queue.job(late).devices) == named(0)
+
+
+def overlapping(directory, *devices: tuple[str, str]) -> None:
+    """Describe devices by these names that have the nodes of these numbers."""
+    described = json.loads((directory / "example.com-gpu.json").read_text())
+    nodes = {device["name"]: device["containerEdits"]["deviceNodes"][0] for device in described["devices"]}
+    described["devices"] = [
+        {"name": name, "containerEdits": {"deviceNodes": [nodes[number] for number in numbers]}} for name, numbers in devices
+    ]
+    (directory / "example.com-gpu.json").write_text(json.dumps(described))
+
+
+def test_of_two_with_a_node_in_common_one_alone_is_leased(settings, home, tmp_path, simulation, capsys):
+    """The first, whatever they have beside it: the other would have a part of what is leased."""
+    overlapping(tmp_path / "cdi", ("a", "12"), ("b", "23"))
+    node = os.stat("/dev/full").st_rdev
+    why = f"it has the character device {os.major(node)}:{os.minor(node)} in common with {KIND}=a"
+    line = f"device {KIND}=b cannot be leased: {why}"
+    gpus = HostGpus()
+    try:
+        gpus.hand_out((KIND,))
+        assert gpus.in_words == "1 simulated GPU, 1 other device"
+        assert [unit.uuid for unit in gpus.devices] == [f"{KIND}=a"] and gpus.unleased == {f"{KIND}=b": why}
+    finally:
+        gpus.close()
+    assert line in capsys.readouterr().err and line in doctor._settings()[1]
+    with dockless.Sandbox("host", ["sleep", "1000"], devices=[f"{KIND}=a"]), pytest.raises(BadInput, match=line):
+        dockless.run("host", ["true"], devices=[f"{KIND}=b"])
+    for words in (["info"], ["gpu", "list"]):
+        assert main(words) == 0 and why in capsys.readouterr().out
+    running = DaemonProcess(home, gpus=simulation, settings=settings).start()
+    try:
+        assert main(["info"]) == 0 and f"{line}.\n" in capsys.readouterr().out
+        with running.client() as queue:
+            with pytest.raises(BadInput, match=line):
+                queue.submit(JobSpec(SHOW, gpus=f"device={KIND}=b"))
+            with pytest.raises(NotEnoughGpus, match="this host has 1 of it"):
+                queue.submit(JobSpec(SHOW, gpus=f"2,class={KIND}"))
+    finally:
+        running.end()
+
+
+def test_nodes_that_are_known_to_be_everybodys(settings, tmp_path, monkeypatch):
+    """AMD's tool names /dev/kfd in each device."""
+    overlapping(tmp_path / "cdi", ("a", "13"), ("b", "23"), ("all", "123"))
+    assert [*handed_out.unleased((KIND,))] == [f"{KIND}=b", f"{KIND}=all"]
+    monkeypatch.setattr(handed_out, "CONTROL", ("/dev/urandom", "/dev/none"))
+    assert not handed_out.unleased((KIND,)) and [unit.uuid for unit in handed_out.inventory((KIND,))] == [f"{KIND}=a", f"{KIND}=b"]
+    assert handed_out.read(KIND).names["all"] == ("a", "b")
+
+
+def test_a_node_of_two_kinds_is_the_first_ones(settings, tmp_path):
+    describe(tmp_path / "cdi", "12", "other.com/gpu")
+    kinds = (KIND, "other.com/gpu")
+    assert {unit.model for unit in handed_out.inventory(kinds)} == {KIND}
+    assert all(why.endswith(f" in common with {name.replace('other', 'example')}") for name, why in handed_out.unleased(kinds).items())
+    assert [*handed_out.unleased(kinds)] == ["other.com/gpu=1", "other.com/gpu=2"]
 
 
 @requires("root")

@@ -110,6 +110,7 @@ def test_gpus_where_no_daemon_answers(home, monkeypatch, say):
             for index, unit in units.items()
         ],
         "gpu_error": "",
+        "unleased": [],
     }  # fmt: skip
     assert shown[0::2] == (0, "") and shown[1].startswith(NOBODY + "GPU  MODEL ") and shown[1].endswith("\nGPUs are simulated.\n")
     rows = [line.split(f"  {unit.uuid}  ") for line, unit in zip(shown[1].splitlines()[3:-1], units.values(), strict=True)]
@@ -148,7 +149,7 @@ def test_neither_a_daemon_nor_gpus(home, monkeypatch, say, problem):
     monkeypatch.setattr(gpu, "inventory", inventory)
     assert say("info") == (0, f"{NOBODY}gpus        none{': ' + problem if problem else ''}\n", "")
     code, out, err = say("info", "--json")
-    assert (code, json.loads(out), err) == (0, {"daemon": None, "gpus": [], "gpu_error": problem}, "")
+    assert (code, json.loads(out), err) == (0, {"daemon": None, "gpus": [], "gpu_error": problem, "unleased": []}, "")
     assert asked == [False, False]
 
 

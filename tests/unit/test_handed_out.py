@@ -32,8 +32,10 @@ def named(**nodes: str) -> dict[str, frozenset[str]]:
     [
         (named(a="c0", b="c1", all="c0 c1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
         (named(all="c0 c1", a="c0", b="c1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
-        (named(a="kfd c0 r0", b="kfd c1 r1", all="kfd c0 r0 c1 r1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
-        (named(a="kfd c0", all="kfd c0"), {"a"}, {"a": "a", "all": "a"}),
+        (named(a="c0 r0", b="c1 r1", all="c0 r0 c1 r1"), {"a", "b"}, {"a": "a", "b": "b", "all": "ab"}),
+        (named(a="c1 c2", b="c2 c3"), {"a"}, {"a": "a", "b": ""}),
+        (named(b="c2 c3", a="c1 c2", all="c1 c2 c3"), {"b"}, {"a": "", "b": "b", "all": ""}),
+        (named(a="c0 c1", all="c0 c1"), {"a"}, {"a": "a", "all": "a"}),
         (named(a="c0", b="c1", u="c0", w="c1"), {"a", "b"}, {"a": "a", "b": "b", "u": "a", "w": "b"}),
         (named(a="c0", b="c0 c1", c="c2"), {"a", "c"}, {"a": "a", "b": "", "c": "c"}),
         (named(a="", b="c0"), {"b"}, {"a": "", "b": "b"}),
@@ -51,11 +53,11 @@ def test_no_node_is_in_two_devices_and_no_name_has_more_than_it_says(nodes):
     found = divide(nodes)
     all_nodes = [node for device in found.devices.values() for node in device]
     assert len(set(all_nodes)) == len(all_nodes)
-    several = set(nodes.values())
-    common = frozenset.intersection(*several) if len(several) > 1 else frozenset()
     for name, parts in found.names.items():
         if parts:
-            assert nodes[name] - common <= frozenset().union(*(found.devices[part] for part in parts)) <= nodes[name]
+            assert nodes[name] == frozenset().union(*(found.devices[part] for part in parts))
+    assert found.overlaps.keys() == {name for name, parts in found.names.items() if nodes[name] and not parts}
+    assert all(node in nodes[name] & found.devices[device] for name, (device, node) in found.overlaps.items())
 
 
 @pytest.mark.parametrize(

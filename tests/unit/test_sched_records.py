@@ -202,7 +202,7 @@ def test_what_the_daemon_says_of_itself_and_of_the_host():
         },
         {"gpus": [GpuInfo(0, "GPU-0").as_dict()], "waiting": 1, "running": 2, "cpu_jobs": 3, "gpu_error": "why",
          "quotas": [["user", "ann", 1, None]], "drained": "drained", "reservations": [], "cores": 2.5, "cores_used": 1.5,
-         "memory": 20, "memory_used": 10, "disk": ""},
+         "memory": 20, "memory_used": 10, "disk": "", "unleased": []},
         {"pid": 1, "version": "2", "owner_uid": 3, "user": "ann", "admin": True, "started": 4.0, "socket": "/s", "simulated": True,
          "outage": "full", "notices": True},
     ]  # fmt: skip

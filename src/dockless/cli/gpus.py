@@ -41,6 +41,7 @@ def _list(options: Namespace) -> int:
     except GpuDriverMissing as missing:
         error = str(missing)
     names = [unit.uuid for unit in handed_out.beside(units)]
+    unleased = handed_out.unleased(handed_out.kinds())
     users, parts = lease.users([*(unit.uuid for unit in units), *names]), shares([unit.uuid for unit in units])
     rows: list[dict[str, Any]] = [
         {
@@ -57,7 +58,10 @@ def _list(options: Namespace) -> int:
         for unit in units
     ]
     described = [(f"{file.kind}={name}", file.path) for file in cdi.listed() for name in file.devices]
-    devices = [{"name": name, "file": path, "leased": name in names, "user": users.get(name, "")} for name, path in described]
+    devices = [
+        {"name": name, "file": path, "leased": name in names, "user": users.get(name, ""), "trouble": unleased.get(name, "")}
+        for name, path in described
+    ]
     if options.json:
         print_json({"gpus": rows, "gpu_error": error, "devices": devices})
         return 0
@@ -67,8 +71,8 @@ def _list(options: Namespace) -> int:
     else:
         out(f"There are no GPUs: {error}" if error else "There are no GPUs.")
     if devices:
-        lines = [(one["name"], one["file"], one["user"] or ("free" if one["leased"] else "")) for one in devices]
-        table(("DEVICE", "DESCRIBED IN", "LEASED BY"), lines)
+        lines = [(one["name"], one["file"], one["user"] or ("free" if one["leased"] else ""), one["trouble"]) for one in devices]
+        table(("DEVICE", "DESCRIBED IN", "LEASED BY", "TROUBLE"), lines)
     return 0
 
 

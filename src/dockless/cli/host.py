@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import format_size
@@ -43,6 +43,7 @@ def info(options: Namespace) -> int:
     if host.drained:
         out(f"host        {host.drained}: no job is started")
     print_gpus(host)
+    _print_unleased(dict(host.unleased))
     for kind, name, used, limit in host.quotas:
         out(
             f"quota       {kind} {name}: {used}{'' if limit is None else f' of {limit}'} GPUs in use{', no limit' if limit is None else ''}"
@@ -85,6 +86,12 @@ def _print_troubles(gpus: Sequence[GpuInfo]) -> None:
         out("GPUs are simulated.")
 
 
+def _print_unleased(unleased: Mapping[str, str]) -> None:
+    from dockless.sandbox.gpus import handed_out
+
+    out(*(f"{line}." for line in handed_out.in_words(unleased)))
+
+
 def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     from dockless.base.records import plain
     from dockless.cli.overview import holder, shares, size_of, users_of
@@ -98,6 +105,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     except GpuDriverMissing as missing:
         problem = str(missing)
     units += handed_out.beside(units)
+    unleased = handed_out.unleased(handed_out.kinds())
     users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = [
         GpuInfo(u.index, u.uuid, u.model, u.memory, simulated=u.simulated, outside=bool(u.processes) or u.uuid in users,
@@ -110,12 +118,13 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
             {key: plain(getattr(one, key)) for key in keys} | {"held": bool(one.user), "outside": one.outside and not one.user}
             for one in gpus
         ]
-        print_json({"daemon": None, "gpus": rows, "gpu_error": problem})
+        print_json({"daemon": None, "gpus": rows, "gpu_error": problem, "unleased": plain(list(unleased.items()))})
         return 0
     out(f"daemon      {error}", f"            {error.hint}")
     if not gpus:
         out(f"gpus        none{': ' + problem if problem else ''}")
         return 0
+    _print_unleased(unleased)
     cells = [(one.index, one.model, size_of(one), one.uuid, holder(one), users_of(one)) for one in gpus]
     table(("GPU", "MODEL", "MEMORY", "UUID", "HOLDER", "USER"), cells)
     _print_troubles(gpus)
