@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_FILES = ("gpus", "labels", "limits")
 """Of the keywords of ``dockless.run``: one that is read apart, one that jobs do not have, and one that only Python can give."""
+_OF_PULLS = ("pull", "platform")
 _HIDDEN = "DOCKLESS_COMMANDS"
 _FIRST = ("master", "chief")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
@@ -95,6 +96,8 @@ def _line(line: str, what: str, known: Sequence[str]) -> JobFile:
     except (ValueError, RecursionError):
         raise BadInput(f"{what} is not JSON", subject=what, hint="write one object on each line") from None
     job = read_own(values, Source(what), known)
+    for name in pulls_of(job, what)[job.roles[0].image]:
+        raise BadInput(f"{what}: {name} stands in a list of jobs", subject=name, hint=f"say it for all of them: --{name}")
     if "array" in job.queue:
         raise BadInput(f"{what}: array stands in a list of jobs", subject="array", hint="submit the array alone, or write its jobs out")
     return job
@@ -178,6 +181,17 @@ def _check_names(role: Role) -> None:
         from dockless.images.model.reference import parse
 
         parse(role.image)
+
+
+def pulls_of(file: JobFile, what: str) -> dict[str, dict[str, str]]:
+    """What the file says of how its images are pulled: ``pull`` and ``platform`` of each. ``BadInput``"""
+    found: dict[str, dict[str, str]] = {}
+    for role in file.roles:
+        said = {name: role.options[name] for name in _OF_PULLS if role.options.get(name) is not None}
+        if found.setdefault(role.image, said) != said:
+            hint = "say the same in each role, or say it at the top of the file"
+            raise BadInput(f"{what}: the image {role.image} is to be pulled in two ways", subject=role.image, hint=hint)
+    return found
 
 
 def array_of(file: JobFile, what: str) -> ArrayCount | None:

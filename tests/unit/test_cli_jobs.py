@@ -314,10 +314,17 @@ def test_jobs_in_full(daemon, say):
     code, out, err = say("queue", "2", "1")
     assert (code, err) == (0, []) and [line for line in out if line.startswith(("job ", "name ", "gpus "))] == [
         "job         2",
-        next(line for line in out if line.startswith("gpus        1 = 1 (simulated): ")),
+        next(line for line in out if line.startswith("gpus        1 GPU (simulated): ")),
         "job         1",
         "name        first",
     ]
+
+
+def test_what_a_job_asked_for_is_said_in_units(daemon, say):
+    say("submit", "--gpu-memory", "20G", "--", "true")
+    say("submit", "--gpus", "device=0,1", "--", "true")
+    shown = [line.partition(":")[0] for line in say("queue", "1", "2")[1] if line.startswith("gpus ")]
+    assert shown == ["gpus        1 GPU with 20 GiB (simulated)", "gpus        GPU 0, 1 = 2 (simulated)"]
 
 
 def test_what_is_simulated_is_said_of_gpus_alone(daemon, say, monkeypatch):
@@ -434,7 +441,7 @@ def test_a_job_in_full(capfd):
         "user        ann (5), group g",
         "image       img",
         "command     sleep 1",
-        "gpus        all = 2 (simulated): GPU-1, GPU-2",
+        "gpus        all GPUs = 2 (simulated): GPU-1, GPU-2",
         "time limit  1m30s",
         "priority    -3",
         "submitted   15m ago",
@@ -444,7 +451,7 @@ def test_a_job_in_full(capfd):
         "attempt     3: RUNNING, sandbox job-7-3-x",
         "",
     ]
-    assert told(row(gpus="2", gpu_count=2))[3] == "gpus        2 = 2: none yet"
+    assert told(row(gpus="2", gpu_count=2))[3] == "gpus        2 GPUs: none yet"
     assert told(row(), True) == told(row())
 
 
@@ -472,6 +479,50 @@ def test_what_keeps_a_job_waiting(daemon, say):
     assert say("submit", "missing.toml")[2][0] == "dockless: there is no file missing.toml"
     assert say("submit", "--after", "12", "--", "true")[2][0].startswith("dockless: after '12' cannot be read")
     assert say("submit", "--after", "ok:99", "--", "true")[2][0].startswith("dockless: there is no job 99 to wait for")
+
+
+def test_each_option_can_be_said_in_a_job_file():
+    """But those of the command itself, those that a file has in another place, and what is so anyway."""
+    from dockless._jobfiles import keywords
+    from dockless.cli import parser_of
+    from dockless.cli.full_parser import FullParser
+    from dockless.cli.sandbox_options import GROUPS
+    from dockless.sched.formats.own import QUEUE
+
+    of_the_command = {"help", "quiet", "json", "format", "dlc", "job_list", "wait", "image", "name", "gpus"}
+    keyword_of = {row.place: row.keyword for _, _, rows in GROUPS for row in rows}
+    places = {action.dest for action in FullParser(parser_of("submit")).actions} - of_the_command
+    assert {"best_effort", "rm", "health_cmd", "pull", "time_limit"} <= places
+    lacking = {place for place in places if keyword_of.get(place, place) not in {"", *keywords(), *QUEUE}}
+    assert not lacking
+
+
+def test_how_strict_the_host_is_can_be_said_beside_a_job_file(daemon, say, tmp_path):
+    (tmp_path / "job.toml").write_text('command = ["true"]\n[roles.a]\ncount = 2\n[roles.b]\nbest_effort = true\n')
+    (tmp_path / "list.jsonl").write_text('{"command": ["true"]}\n')
+    assert say("submit", "-q", "--best-effort", "--rm", tmp_path / "job.toml")[:2] == (0, ["1"])
+    assert say("submit", "-q", tmp_path / "job.toml")[:2] == (0, ["4"])
+    assert say("submit", "-q", "--best-effort", "--from", tmp_path / "list.jsonl")[:2] == (0, ["7"])
+    with connect() as queue:
+        assert [queue.spec(number).spec.best_effort for number in range(1, 8)] == [True] * 3 + [False, False, True, True]
+
+
+def test_how_an_image_is_pulled_can_be_said_in_a_job_file(daemon, say, tmp_path, monkeypatch):
+    """Before it is queued; the command line goes before it."""
+    pulled = []
+    monkeypatch.setattr("dockless._pulling.present_for", lambda daemon, image, *how: pulled.append((image, how[0], how[2])) or "host")
+    path = tmp_path / "job.toml"
+    path.write_text('image = "img"\ncommand = ["true"]\npull = "always"\nplatform = "linux/amd64"\n')
+    for words, how in (([], ("always", "linux/amd64")), (["--pull", "never", "--platform", "linux/386"], ("never", "linux/386"))):
+        assert say("submit", "-q", *words, path)[0] == 0
+        assert pulled.pop() == ("img", *how) and not pulled
+    path.write_text('image = "img"\ncommand = ["true"]\n[roles.a]\npull = "always"\n[roles.b]\n')
+    assert say("submit", path)[2][0] == f"dockless: {path}: the image img is to be pulled in two ways"
+    path.write_text('pull = "sometimes"\ncommand = ["true"]\n')
+    assert say("submit", path)[2][0].startswith(f"dockless: {path}: pull ")
+    path.write_text('{"image": "img", "pull": "always"}\n')
+    code, _, err = say("submit", "--from", path)
+    assert code == 125 and any("pull stands in a list of jobs" in line for line in err)
 
 
 def test_jobs_of_a_list_wait_as_the_command_line_says(daemon, say, tmp_path):

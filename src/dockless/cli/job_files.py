@@ -46,7 +46,7 @@ def file_of(options: Namespace) -> str:
 
 def submit_file(options: Namespace, path: str) -> int:
     """A job of a file of any format, or several that start together."""
-    from dockless._jobfiles import array_of, make_gang_of, make_job_of, start_together
+    from dockless._jobfiles import array_of, make_gang_of, make_job_of, pulls_of, start_together
 
     _refuse_beside(options, (), "it")
     file = _read(path, options)
@@ -66,7 +66,8 @@ def submit_file(options: Namespace, path: str) -> int:
     from dockless.cli.jobs import submit_jobs
 
     array = None if gang else options.array or array_of(file, path)
-    return submit_jobs(jobs, options, array=array, gang=gang, mail_if_possible=file.format == "sbatch")
+    pulls = pulls_of(file, path)
+    return submit_jobs(jobs, options, array=array, gang=gang, mail_if_possible=file.format == "sbatch", pulls=pulls)
 
 
 def submit_list(options: Namespace) -> int:
@@ -81,8 +82,8 @@ def submit_list(options: Namespace) -> int:
 
 
 def _refuse_beside(options: Namespace, more: tuple[str, ...], where: str) -> None:
-    """``BadInput`` for an option that the file says itself."""
-    rows = [row for _, _, group in GROUPS for row in group]
+    """``BadInput`` for an option that the file says itself: all but what is so anyway, and how strictly this host is to be."""
+    rows = [row for _, _, group in GROUPS for row in group if row.keyword not in ("", "best_effort")]
     given = [row.flags.split()[-1] for row in rows if getattr(options, row.place) != row.absent]
     given += [f"--{name}" for name in ("tty", "interactive") if getattr(options, name)]
     given += [f"--{name.replace('_', '-')}" for name in more if getattr(options, name) not in (None, "", 0, "fail")]

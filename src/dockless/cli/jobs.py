@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration, parse_time
@@ -85,11 +88,17 @@ def submit(options: Namespace) -> int:
 
 
 def submit_jobs(
-    jobs: list[JobSpec], options: Namespace, *, array: ArrayCount | None, gang: bool = False, mail_if_possible: bool = False
+    jobs: list[JobSpec],
+    options: Namespace,
+    *,
+    array: ArrayCount | None,
+    gang: bool = False,
+    mail_if_possible: bool = False,
+    pulls: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> int:
     """Pull what is missing, queue them all together, say their numbers. ``array``: of the one job so many. ``gang``: they start together,
     and the number of the first stands for all. ``mail_if_possible``: a host
-    that sends no notices takes the jobs all the same."""
+    that sends no notices takes the jobs all the same. ``pulls``: what their file says of how each image is pulled."""
     from functools import partial
 
     from dockless._pulling import present_for, told_whose_store
@@ -101,8 +110,11 @@ def submit_jobs(
     if mail_if_possible and not daemon.notices and any(job.notify for job in jobs):
         jobs = [replace(job, notify=(), notify_to="") for job in jobs]
         warn("no mail is sent: the settings of this host do not say how")
-    images = {image: fetched(image, options, partial(present_for, daemon)) for image in dict.fromkeys(job.spec.image for job in jobs)}
+    bring = partial(present_for, daemon)
+    images = {image: fetched(image, options, bring, **pulls.get(image, {})) for image in dict.fromkeys(job.spec.image for job in jobs)}
     jobs = [replace(job, spec=replace(job.spec, image=images[job.spec.image])) for job in jobs]
+    if options.best_effort:
+        jobs = [replace(job, spec=replace(job.spec, best_effort=True)) for job in jobs]
     orders = _orders(options) | ({"array_limit": array.limit} if array is not None else {})
     jobs = [replace(job, **orders) for job in jobs] if orders else jobs
     with connect() as queue:
@@ -115,7 +127,7 @@ def submit_jobs(
         elif options.quiet:
             out(*(ids[:1] if gang else ids))
         elif not options.json:
-            if daemon.simulated and any(job.gpus for job in jobs):
+            if daemon.simulated and any(_of_nvidia(job.gpus) for job in jobs):
                 warn("the GPUs are simulated: nothing computes on them")
             out(together(ids[0], len(ids)) if gang or len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
         return wait_jobs(queue, ids[:1] if gang else ids, None, quiet=True, as_json=options.json) if options.wait else 0
@@ -173,21 +185,21 @@ def queue(options: Namespace) -> int:
         else:
             found, more = _listed(client, options)
         daemon = client.ping()
-    simulated = daemon.simulated and any(job.gpu_count for job in found)
+    simulated = {job.id for job in found if daemon.simulated and _of_nvidia(job.gpus)}
     if not options.quiet:
         warn_of_outage(daemon)
     if options.quiet:
         for job in found:
             out(job.id)
     elif options.json:
-        print_json([job.as_dict() | {"simulated": simulated and job.gpu_count > 0} for job in found])
+        print_json([job.as_dict() | {"simulated": job.id in simulated} for job in found])
     elif options.csv:
         print_csv(_COLUMNS, [_cells(job) for job in found])
     elif options.ids:
         for job in found:
-            _detail(job, simulated)
+            _detail(job, job.id in simulated)
     else:
-        print_queue(found, simulated)
+        print_queue(found, bool(simulated))
     if not found:
         _warn_of_strangers(options.user)
     if more:
@@ -284,7 +296,7 @@ def _why(job: Job) -> str:
 
 
 def _detail(job: Job, simulated: bool) -> None:
-    note = " (simulated)" if simulated and job.gpu_count else ""
+    note = " (simulated)" if simulated else ""
     facts: list[tuple[str, Any]] = [
         ("job", job.id),
         ("state", f"{job.state}{', ' + job.reason if job.reason else ''}"),
@@ -293,7 +305,7 @@ def _detail(job: Job, simulated: bool) -> None:
         ("user", f"{job.user} ({job.uid}){', group ' + job.group if job.group else ''}"),
         ("image", job.image),
         ("command", job.command),
-        ("gpus", f"{job.gpus} = {job.gpu_count}{note}: {', '.join(job.devices) or 'none yet'}" if job.gpus else ""),
+        ("gpus", f"{_gpus(job)}{note}: {', '.join(job.devices) or 'none yet'}" if job.gpus else ""),
         ("time limit", format_duration(job.time_limit) if job.time_limit else ""),
         ("priority", job.priority or ""),
         ("submitted", f"{age(job.submitted)} ago"),
@@ -307,6 +319,21 @@ def _detail(job: Job, simulated: bool) -> None:
         reason = f", {attempt.reason}" if attempt.reason else ""
         out(f"{'attempt':<12}{attempt.number}: {attempt.state}, sandbox {attempt.sandbox}{length}{reason}")
     out("")
+
+
+def _of_nvidia(gpus: str) -> bool:
+    """Whether a job asked for GPUs that can be simulated: not for other devices, nor for none."""
+    from dockless.sandbox.gpus.request import parse_request
+
+    return bool(gpus) and not parse_request(gpus).of_devices
+
+
+def _gpus(job: Job) -> str:
+    """What it asked for, and how many that are where the words do not say so."""
+    from dockless.sandbox.gpus.request import ALL, parse_request
+
+    asked = parse_request(job.gpus)
+    return f"{asked} = {job.gpu_count}" if asked.devices or asked.count == ALL else f"{asked}"
 
 
 def wait_options(parser: Parser) -> None:

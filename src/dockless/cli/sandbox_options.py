@@ -82,14 +82,18 @@ def pull_option(parser: Any) -> None:
     PLATFORM.add_to(parser)
 
 
-def fetched(image: str, options: Namespace, bring: Callable[..., str] = present) -> str:
-    """The image in the store, pulled if that is wanted; the name by which it is there."""
-    if image == "host" and options.platform is None:
+def fetched(
+    image: str, options: Namespace, bring: Callable[..., str] = present, *, pull: str | None = None, platform: str | None = None
+) -> str:
+    """The image in the store, pulled if that is wanted; the name by which it is there. ``pull``, ``platform``: of a job file, where the
+    command line does not say them."""
+    platform = options.platform or platform
+    if image == "host" and platform is None:
         return image
     from dockless.cli.progress import ProgressLine, resumable
 
     with resumable("the pull"), ProgressLine(options.quiet or options.json) as progress:
-        return bring(image, options.pull or "missing", progress, options.platform)
+        return bring(image, options.pull or pull or "missing", progress, platform)
 
 
 def image_and_command(options: Namespace) -> tuple[str, list[str]]:
