@@ -25,7 +25,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.later import re
 from dockless.base.occasions import parse
 from dockless.base.typing import Any, Literal
-from dockless.base.units import format_duration, parse_duration, parse_signal, parse_size
+from dockless.base.units import exact_size, format_duration, parse_duration, parse_signal, parse_size
 from dockless.errors import BadInput, DocklessError
 
 Kind = Literal[
@@ -244,7 +244,7 @@ def check(path: Path, text: str) -> Mapping[str, Any]:
     if "logs.size" not in found.values:
         values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
     elif values["logs.size"] > values["logs.size_limit"]:
-        raise found.wrong(("logs", "size"), f"is more than logs.size_limit, {values['logs.size_limit']} bytes")
+        raise found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}")
     return values
 
 

@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dockless.base.dataclass import replace
 from dockless.base.records import differences
+from dockless.base.units import exact_size, format_size
 from dockless.errors import BadInput, NotPermitted, Refused
 from dockless.sched.callers import Caller, Callers
 from dockless.sched.config import Config
+from dockless.sched.engine.disk import smallest
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.notices import check_address
 from dockless.sched.engine.per_user import PerUser
@@ -61,7 +63,8 @@ class Admission:
         have, most = queued.size[caller.uid], self.config.per_user_size
         if have + more > most:
             raise Refused(
-                f"user {caller.user} has {have} bytes of jobs in the queue; {more} more would pass the limit of {most}",
+                f"user {caller.user} has {format_size(have)} of jobs in the queue;"
+                f" {format_size(more)} more would pass the limit of {format_size(most)}",
                 subject=caller.user,
                 hint="put what is large into a file that the job reads, or wait for some to end (the setting is queue.per_user_size)",
             )
@@ -85,12 +88,13 @@ class Admission:
             )
         if job.spec.log_size > self.config.log_size_limit:
             raise Refused(
-                f"log_size {job.spec.log_size} is more than the limit of {self.config.log_size_limit} bytes",
+                f"log_size {exact_size(job.spec.log_size)} is more than the limit of {exact_size(self.config.log_size_limit)}",
                 subject="log_size",
                 hint="ask for less, or write to a file; the setting is logs.size_limit",
             )
         if job.spec.disk and os.geteuid() != 0 and not job.spec.best_effort:
             raise Refused("only root's daemon can limit what jobs write to their disk", subject="disk", hint="leave --disk out")
+        self._disk(job)
         if job.notify and not self.config.notify.any:
             raise Refused("this host sends no notices", subject="notify", hint="leave it out; the settings are notify.sendmail and others")
         if job.notify_to:
@@ -120,6 +124,17 @@ class Admission:
             spec=json.dumps(differences(job), separators=(",", ":")),
             options=options,
         )
+
+    def _disk(self, job: JobSpec) -> None:
+        """Refused: a larger limit of what it writes than the settings let it have."""
+        most = smallest(self.config.disk_per_job, self.config.disk_per_user)
+        if most and job.spec.disk > most:
+            key = "per_job" if most == self.config.disk_per_job else "per_user"
+            raise Refused(
+                f"a disk of {exact_size(job.spec.disk)} asked for, and a job may write {exact_size(most)} to its own",
+                subject="disk",
+                hint=f"ask for {exact_size(most)} or less, or leave --disk out; the setting is disk.{key}",
+            )
 
     def _devices(self, job: JobSpec) -> JobSpec:
         """The job, in which named devices that are leased here are asked for as GPUs are. ``BadInput`` where it asks for others, too."""

@@ -21,7 +21,7 @@ from dockless.sandbox.state import RUNNING
 from dockless.sched.engine import attempts, disk, ending, gangs, numa, sharing, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.engine.volumes import with_volumes
+from dockless.sched.engine.volumes import explained, with_volumes
 from dockless.sched.engine.wants import AGAIN, is_the_hosts, lacks_room, waited_out
 from dockless.sched.jobs import Job, JobSpec, State
 from dockless.sched.store import queue
@@ -150,8 +150,9 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         text = str(error) if isinstance(error, DocklessError) else describe(error)
         code = error.exit_code if isinstance(error, DocklessError) else exit_codes.ERROR
         hint = f" ({error.hint})" if isinstance(error, DocklessError) and error.hint else ""
+        why = explained(error, engine.config.volumes, job.user) or f"{text}{hint}"
         state = State.CANCELLED if entry.cancelled else State.FAILED
-        await ending.end(engine, entry, state, f"not started: {text}{hint}", None, code)
+        await ending.end(engine, entry, state, f"not started: {why}", None, code)
         return
     running_at = time.time()
     enforced_by = sharing.enforced_by(engine, job, launcher)

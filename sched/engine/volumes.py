@@ -7,15 +7,19 @@ those are left out that are not there; the job is in the groups of the others, s
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import posixpath
+import re
 from collections.abc import Collection, Mapping
 
 from dockless.base.dataclass import replace
 from dockless.base.settings import GROUP, USER
-from dockless.errors import BadInput
+from dockless.errors import BadInput, LaunchFailed
 from dockless.sandbox.spec import Bind, Mount, Spec
+
+_LACKING = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 
 
 def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str, groups: Collection[str] = ()) -> Spec:
@@ -36,6 +40,18 @@ def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str, groups: Coll
                 here, there = (path.replace(USER, user).replace(GROUP, group) for path in (source, target))
                 binds += [Bind(here, there)] if there not in taken else []
     return replace(spec, mounts=(*binds, *spec.mounts))
+
+
+def explained(error: Exception, volumes: Mapping[str, str], user: str) -> str:
+    """What is wrong with a directory of the settings, and what to do, where that kept a job of ``user`` from starting; else empty."""
+    if not isinstance(error, LaunchFailed) or error.errno not in _LACKING:
+        return ""
+    for target, source in volumes.items():
+        if re.fullmatch(re.escape(source.replace(USER, user)).replace(re.escape(GROUP), "[^/]+"), error.subject):
+            what = f"may not be opened by user {user}" if error.errno == errno.EACCES else "is not there"
+            setting = f'the setting is [volumes] "{target}" = "{source}"'
+            return f"the directory {error.subject}, which every job has at {target}, {what} (make it, or open it to her; {setting})"
+    return ""
 
 
 def _of_groups(volumes: Mapping[str, str], names: Collection[str]) -> dict[str, int]:

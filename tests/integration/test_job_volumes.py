@@ -48,7 +48,10 @@ def test_the_only_user_of_a_daemon(home, data):
             assert ended(queue, f"cat /mnt/{user}/there")[1] == ["read"]
             (data / "users" / user).rename(data / "users" / "gone")
             job, _ = ended(queue, "true")
-            assert job.state is State.FAILED and f"{data}/users/{user} " in job.reason
+            setting = f'[volumes] "/mnt/$USER" = "{data}/users/$USER"'
+            what = f"the directory {data}/users/{user}, which every job has at /mnt/$USER, is not there"
+            assert job.state is State.FAILED
+            assert job.reason == f"not started: {what} (make it, or open it to her; the setting is {setting})"
     finally:
         daemon.stop()
 
@@ -75,7 +78,7 @@ def test_each_of_two_users_has_her_own(home, data):
     daemon = DaemonProcess(home, settings=f'[volumes]\n"/mnt/user" = "{data}/secret/closed"\n').start()
     try:
         outcome, (job, _) = as_user(users[0].pw_uid, daemon.socket.parent, lambda q: ended(q, "true"))
-        assert (outcome, job.state) == ("ok", State.FAILED) and "may not be read by this user" in job.reason
+        assert (outcome, job.state) == ("ok", State.FAILED) and f"may not be opened by user {users[0].pw_name}" in job.reason
         with daemon.client() as queue:
             assert ended(queue, "true")[0].state is State.COMPLETED
     finally:

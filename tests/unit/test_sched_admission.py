@@ -137,6 +137,28 @@ def test_more_than_a_quota_can_never_start(quotas, asked, said):
     assert (str(caught.value), caught.value.subject) == (said, asked)
 
 
+@pytest.mark.parametrize(
+    ("per_job", "per_user", "asked", "said"),
+    [
+        (10 << 30, 0, 10 << 30, ""),
+        (0, 0, 1 << 50, ""),
+        (10 << 30, 0, (10 << 30) + 1, "10737418241 asked for, and a job may write 10G to its own: ask for 10G or less,"),
+        (10 << 30, 5 << 30, 6 << 30, "6G asked for, and a job may write 5G to its own: ask for 5G or less,"),
+    ],
+)
+@pytest.mark.parametrize("best_effort", [False, True])
+def test_a_larger_disk_than_the_settings_let_a_job_have(monkeypatch, per_job, per_user, asked, said, best_effort):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    of, job = desk(Config(disk_per_job=per_job, disk_per_user=per_user)), JobSpec(Spec(disk=asked, best_effort=best_effort))
+    if not said:
+        assert of.admit(ANN, job)
+        return
+    with pytest.raises(Refused) as caught:
+        of.admit(ANN, job)
+    key = "per_user" if per_user else "per_job"
+    assert f"{caught.value}: {caught.value.hint}" == f"a disk of {said} or leave --disk out; the setting is disk.{key}"
+
+
 def test_how_much_more_a_user_may_queue():
     queued = PerUser()
     for uid, jobs, size in ((1001, 3, 90), (1002, 1000, 1000)):
@@ -146,5 +168,5 @@ def test_how_much_more_a_user_may_queue():
     of.refuse_too_large(ANN, queued, 10)
     with pytest.raises(Refused, match=r"^user ann has 3 jobs in the queue; 3 more would pass the limit of 5$"):
         of.refuse_too_many(ANN, queued, 3)
-    with pytest.raises(Refused, match=r"^user ann has 90 bytes of jobs in the queue; 11 more would pass the limit of 100$"):
+    with pytest.raises(Refused, match=r"^user ann has 90 B of jobs in the queue; 11 B more would pass the limit of 100 B$"):
         of.refuse_too_large(ANN, queued, 11)

@@ -636,11 +636,11 @@ def test_how_much_one_user_may_have_in_the_queue(tmp_path):
 
     async def story(desk):
         await desk.submit(BEN, job(gpus="2"))
-        assert "bytes of jobs" in await desk.refused(Refused, ANN, lambda queue: queue.submit(of_size(501 - empty)))
+        assert "of jobs in the queue" in await desk.refused(Refused, ANN, lambda queue: queue.submit(of_size(501 - empty)))
         assert desk.engine.per_user.size[ANN] == desk.engine.per_user.jobs[ANN] == 0
         first = await desk(ANN, lambda queue: queue.submit_array(of_size(500 - empty), 2))
         for more in (of_size(0), job()):
-            assert "has 500 bytes of jobs in the queue" in await desk.refused(Refused, ANN, lambda queue, more=more: queue.submit(more))
+            assert "has 500 B of jobs in the queue" in await desk.refused(Refused, ANN, lambda queue, more=more: queue.submit(more))
         await desk(ANN, lambda queue: queue.cancel_many(first))
         last = await desk.submit(ANN, *[job(gpus="2")] * 3)
         said = await desk.refused(Refused, ANN, lambda queue: queue.submit(job()))

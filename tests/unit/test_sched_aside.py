@@ -345,7 +345,7 @@ def test_dependencies_count_in_what_a_user_may_have(tmp_path, launcher):
             assert running.per_user.size[0] == before
             config = running.config
             running.configure(replace(config, per_user_size=200_000))
-            with pytest.raises(Refused, match="bytes of jobs"):
+            with pytest.raises(Refused, match="of jobs in the queue"):
                 await running.submit(ROOT, [plain(after=tuple(f"any:{number}" for number in firsts))], None)
             running.configure(config)
 

@@ -369,7 +369,7 @@ def test_without_a_file_no_name_is_unknown(home):
 
 def test_more_output_by_default_than_a_job_may_ask_for():
     error = refused('[logs]\nsize_limit = "1M"\nsize = "2M"\n')
-    assert f"{paths.config_file()}:3: logs.size is more than logs.size_limit, 1048576 bytes" in str(error)
+    assert f"{paths.config_file()}:3: logs.size is more than logs.size_limit, 1M" in str(error)
 
 
 def test_as_much_output_by_default_as_a_job_may_ask_for(home):
