@@ -8,48 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import socket
 import time
-from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
-from itertools import islice
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from dockless.base import paths
-from dockless.base.records import plain
 from dockless.base.typing import Any, TypeVar
-from dockless.errors import BadInput, DocklessError, NotPermitted, Refused, SchedError
+from dockless.errors import BadInput, DocklessError, Refused, SchedError
 from dockless.sandbox.run.logfile import Row
 from dockless.sched.callers import Caller
-from dockless.sched.engine import again, draining, holding, reading
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.faults import describe, say
-from dockless.sched.jobs import Filter, Job, State
-from dockless.sched.parsing import MAX_ARRAY
-from dockless.sched.store import queue
-from dockless.sched.used import BY
+from dockless.sched.jobs import Job
 from dockless.sched.wire import logs, metrics
 from dockless.sched.wire.answers import Answers
 from dockless.sched.wire.audit import Audit
 from dockless.sched.wire.entering import Entering
+from dockless.sched.wire.fields import integer, job_id
 from dockless.sched.wire.listed import Listed
+from dockless.sched.wire.pacing import Pacing
 from dockless.sched.wire.picture import Picture
-from dockless.sched.wire.protocol import (
-    MAX_JOBS_PER_REQUEST,
-    MAX_JOBS_PER_SUBMIT,
-    MAX_REQUEST,
-    VERSION,
-    DaemonInfo,
-    check_parts,
-    decode,
-    encode,
-    error_message,
-)
+from dockless.sched.wire.protocol import MAX_REQUEST, VERSION, DaemonInfo, check_parts, decode, encode, error_message
+from dockless.sched.wire.verbs import Verbs
 
 T = TypeVar("T")
 
@@ -65,14 +48,6 @@ PIECE = 1 << 16
 """Bytes of a request that every connection may have in memory. Longer requests count against their user."""
 UNFINISHED = 8 << 20
 """Bytes of unfinished long requests that one user may have, all connections together."""
-AT_ONCE = 100
-"""Jobs of an answer that are encoded before somebody else's turn."""
-MAX_LISTED = 100_000
-STATES = tuple(map(str, State))
-MAX_GPUS = 1000
-"""GPUs that one request may name."""
-MOST_SECONDS = 1e11
-"""A moment of long after, as seconds since 1970 that ``date`` knows."""
 PATIENCE = 60.0
 """Seconds in which a client takes some of an answer, or is dropped; not those who read logs, maybe page by page."""
 _HEADERS = 100
@@ -90,36 +65,15 @@ class Server:
         self.audit = Audit(engine.database.parent)
         self.path = path
         self.version = version
-        self.shutdown = shutdown
         self.started = time.time()
+        self.pacing = Pacing()
         self._connections: Counter[int] = Counter()
         self._unfinished: Counter[int] = Counter()
-        self._turns: dict[int, asyncio.Lock] = {}
         self._handlers: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
         self._busy = 0
         self._idle = asyncio.Event()
-        self._verbs: dict[str, Callable[[Caller, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-            "ping": self._ping,
-            "submit": self._submit,
-            "queue": self._queue,
-            "job": self._job,
-            "spec": self._spec,
-            "why": self._why,
-            "cancel": self._cancel,
-            "hold": partial(self._each, partial(holding.hold, engine)),
-            "release": self._release,
-            "requeue": self._requeue,
-            "drain": self._drain,
-            "undrain": self._drain,
-            "wait": self._wait,
-            "info": self._info,
-            "quotas": self._quotas,
-            "top": self._top,
-            "usage": self._usage,
-            "reload": self._reload,
-            "shutdown": self._shutdown,
-        }
+        self._verbs = Verbs(engine, self.answers, self.picture, self.pacing, self._about, shutdown).table()
 
     async def open(self) -> None:
         """Listen. The lock that makes this daemon the only one is held, so a socket that lies there is a dead one's."""
@@ -173,7 +127,7 @@ class Server:
             self._connections[uid] -= 1
             if not self._connections[uid]:
                 del self._connections[uid]
-                self._turns.pop(uid, None)
+                self.pacing.forget(uid)
             self._handlers.discard(task)
             writer.close()
 
@@ -183,7 +137,7 @@ class Server:
             if not line:
                 return
             size = len(line)
-            await self._turn(uid)
+            await self.pacing.turn(uid)
             if line.startswith(b"GET "):
                 self._over(uid, size)
                 await self._over_http(uid, line, reader, writer)
@@ -198,7 +152,7 @@ class Server:
                     del line
                     self._over(uid, size)
                 if size > PIECE:
-                    await self._turn(uid, size // PIECE)
+                    await self.pacing.turn(uid, size // PIECE)
                 if request.get("v") != VERSION:
                     raise BadInput(
                         f"protocol version {request.get('v')!r}, this daemon speaks {VERSION}",
@@ -214,7 +168,7 @@ class Server:
                     await self._exec(caller, request, reader, writer)
                     return
                 if request.get("op") == "attach":
-                    job = self.answers.enterable(caller, _job_id(request.get("job")))
+                    job = self.answers.enterable(caller, job_id(request.get("job")))
                     self.audit.note(caller, request, {})
                     await self.entering.attach(caller, job, writer)
                     await _taken(writer)
@@ -223,7 +177,7 @@ class Server:
                 if verb is None:
                     raise BadInput(f"unknown operation {str(request.get('op'))[:40]!r}", subject="protocol", hint="the daemon may be older")
                 work = verb(caller, request)
-                answer = await (_unless_gone(reader, work) if verb == self._wait else self._short(work))
+                answer = await (_unless_gone(reader, work) if request.get("op") == "wait" else self._short(work))
                 self.audit.note(caller, request, answer)
                 if isinstance(listed := answer.get("listed"), Listed):
                     await self._send_pages(caller, writer, listed)
@@ -321,13 +275,6 @@ class Server:
         if not self._unfinished[uid]:
             del self._unfinished[uid]
 
-    async def _turn(self, uid: int, rounds: int = 1) -> None:
-        """Of each user's connections one goes on in each round of the loop: work is divided among users, not among connections.
-        ``rounds``: what a long request costs its user afterwards."""
-        async with self._turns.setdefault(uid, asyncio.Lock()):
-            for _ in range(rounds):
-                await asyncio.sleep(0)
-
     async def _send_jobs(self, uid: int, writer: asyncio.StreamWriter, jobs: AsyncIterator[list[Job]], rest: dict[str, Any]) -> None:
         """One line, however long, that is never in memory as a whole. ``rest``: its other fields."""
         writer.write(b'{"ok":true,"jobs":[')
@@ -337,7 +284,7 @@ class Server:
                 writer.write(between + b",".join(encode(job.as_dict())[:-1] for job in part))
                 between = b","
                 await _taken(writer)
-                await self._turn(uid)
+                await self.pacing.turn(uid)
         except DocklessError as error:
             raise ConnectionError("half an answer") from error
         writer.write(b"]," + encode(rest)[1:] if rest else b"]}\n")
@@ -363,10 +310,8 @@ class Server:
             if not self._busy:
                 self._idle.set()
 
-    # -- the verbs
-
-    async def _ping(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        info = DaemonInfo(
+    def _about(self, caller: Caller) -> DaemonInfo:
+        return DaemonInfo(
             os.getpid(),
             self.version,
             os.geteuid(),
@@ -378,150 +323,23 @@ class Server:
             self.engine.outage.text,
             self.engine.config.notify.any,
         )
-        return {"daemon": info.as_dict()}
-
-    async def _submit(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        jobs = request.get("jobs")
-        if not isinstance(jobs, list) or not 1 <= len(jobs) <= MAX_JOBS_PER_SUBMIT:
-            raise BadInput(f"'jobs' is not a list of 1 to {MAX_JOBS_PER_SUBMIT}", subject="jobs", hint="submit in parts")
-        array = _integer(request, "array", 1, MAX_ARRAY)
-        ids = await self.engine.submit(caller, jobs, array, gang=request.get("gang") is True)
-        return {"first": ids[0]} if array is not None else {"ids": ids}
-
-    async def _queue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        limit = _integer(request, "limit", 0, MAX_LISTED) or 0
-        listed = Listed(self.engine, _filter(request), bool(request.get("ended")), limit, partial(self._turn, caller.uid))
-        if request.get("pages"):
-            return {"listed": listed}
-
-        async def viewed() -> AsyncIterator[list[Job]]:
-            async for part in listed.parts():
-                yield [self.answers.view(caller, job) for job in part]
-
-        return {"jobs": viewed()}
-
-    async def _job(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"job": self.answers.job(caller, _job_id(request.get("job"))).as_dict()}
-
-    async def _why(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        found = await self.answers.why(caller, _job_id(request.get("job")), partial(self._turn, caller.uid))
-        return {"why": found.as_dict()}
-
-    async def _cancel(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        grace = _seconds(request, "grace", 3600.0)
-
-        async def work(number: int, caller: Caller) -> None:
-            await self.engine.cancel(number, caller.user, grace)
-
-        return await self._each(work, caller, request)
-
-    async def _drain(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        gpus, reason = request.get("gpus") or [], request.get("reason") or ""
-        if not isinstance(gpus, list) or len(gpus) > MAX_GPUS or not all(isinstance(name, str) for name in (*gpus, reason)):
-            raise BadInput("'gpus' is not a list of names, or 'reason' no text", subject="gpus", hint="`dockless info` lists the GPUs")
-        everything = bool(request.get("all"))
-        if bool(gpus) == everything:
-            message = "some GPUs are named, and all" if gpus else "no GPUs are named"
-            raise BadInput(message, subject="gpus", hint="name some, or the whole host: --all")
-        if request["op"] == "drain":
-            await draining.drain(self.engine, caller, gpus, everything, reason)
-        else:
-            await draining.undrain(self.engine, caller, gpus, everything)
-        return {}
-
-    async def _release(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._each(partial(holding.release, self.engine), caller, request)
-        await self.engine.decided()
-        return answer
-
-    async def _requeue(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        grace = _seconds(request, "grace", 3600.0)
-
-        new: dict[int, int] = {}
-        asked: dict[int, asyncio.Future[int]] = {}  # by the job that stands for those that start together: once, however many are named
-
-        async def work(number: int, caller: Caller) -> None:
-            first = again.stands_for(self.engine, number)
-            if first not in asked:
-                asked[first] = asyncio.ensure_future(again.ask(self.engine, number, caller.user, grace))
-            new[number] = await asked[first]
-
-        await self._each(work, caller, request)
-        await self.engine.decided()
-        numbers = _job_ids(request)
-        return {
-            "jobs": _in_parts(self.answers.all_of(caller, [new[number] for number in numbers])),
-            "new": [new[number] for number in numbers],
-        }
-
-    async def _spec(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        """What was asked for, with its variables: for those alone who could enter it."""
-        number = _job_id(request.get("job"))
-        self.answers.enterable(caller, number)
-        body = queue.spec(self.engine.reader, number)
-        if not body:
-            hint = "only the newest are kept; dockless queue ID shows what is known of it"
-            raise Refused(f"what job {number} asked for is not kept any more", subject=str(number), hint=hint)
-        return {"spec": json.loads(body)}
-
-    async def _each(self, work: Callable[[int, Caller], Awaitable[None]], caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        """``work`` on each of the caller's jobs that are named."""
-        numbers, turn = _job_ids(request), partial(self._turn, caller.uid)
-        await self.answers.all_own(caller, numbers, turn)
-        await self.engine.each(numbers, lambda number: work(number, caller), turn)
-        return {"jobs": _in_parts(self.answers.all_of(caller, numbers))}
-
-    async def _wait(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        numbers, timeout = _job_ids(request), _seconds(request, "timeout", 1e9)
-        request.clear()  # a waiting client costs the daemon these numbers and no more
-        left = await self.answers.wait(caller, numbers, timeout, partial(self._turn, caller.uid))
-        return {"timeout": True, "left": left} if left else {"jobs": _in_parts(self.answers.all_of(caller, numbers))}
-
-    async def _info(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"info": self.answers.info().as_dict()}
-
-    async def _quotas(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"quotas": plain(self.answers.quotas())}
-
-    async def _top(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        return {"top": (await self.picture.seen_by(caller)).as_dict()}
-
-    async def _usage(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        now = time.time()
-        since, until = (_seconds(request, name, MOST_SECONDS) for name in ("since", "until"))
-        if (by := request.get("by", "user")) not in BY:
-            raise BadInput(f"use is not reported by {str(by)[:40]!r}", subject="by", hint=f"use {', '.join(BY)}")
-        found = await self.engine.used(now - 30 * 86400 if since is None else since, now if until is None else until, by)
-        return {"used": plain(found)}
-
-    async def _reload(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        if not caller.admin:
-            raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
-        reading.reload(self.engine)
-        return {"file": os.fspath(paths.config_file())}
-
-    async def _shutdown(self, caller: Caller, request: dict[str, Any]) -> dict[str, Any]:
-        if not caller.admin:
-            raise NotPermitted("only an administrator may end the daemon", subject=caller.user, hint="ask one")
-        asyncio.get_running_loop().call_soon(self.shutdown)
-        return {}
 
     async def _logs(self, caller: Caller, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Stream a job's output in several messages; ends when the client goes away."""
-        number, follow = _job_id(request.get("job")), bool(request.get("follow"))
+        number, follow = job_id(request.get("job")), bool(request.get("follow"))
         job = self.answers.own(caller, number)
-        attempt = _integer(request, "attempt", 0, 1_000_000) or job.attempt
+        attempt = integer(request, "attempt", 0, 1_000_000) or job.attempt
         if attempt > job.attempt:
             has = f"its newest attempt is {job.attempt}" if job.attempt else "it has not been started yet"
             raise BadInput(f"job {number} has no attempt {attempt}", subject="attempt", hint=f"{has}: leave the attempt out for the newest")
-        after = _integer(request, "after", 0, 1 << 62) or 0
+        after = integer(request, "after", 0, 1 << 62) or 0
 
         async def send(current: int, rows: AsyncIterator[list[Row]]) -> None:
             async for part in rows:
                 lines = [(r.at, r.stream, r.text.decode(errors="surrogateescape"), r.partial, r.dropped) for r in part]
                 writer.write(encode({"ok": True, "attempt": current, "lines": lines}))
                 await writer.drain()
-                await self._turn(caller.uid)
+                await self.pacing.turn(caller.uid)
 
         async def stream() -> None:
             entry = self.engine.entries.get(number)
@@ -547,17 +365,12 @@ class Server:
         async def line() -> bytes:
             said = await self._line(caller.uid, reader)
             self._over(caller.uid, len(said))
-            await self._turn(caller.uid)
+            await self.pacing.turn(caller.uid)
             return said
 
-        job = self.answers.enterable(caller, _job_id(request.get("job")))
+        job = self.answers.enterable(caller, job_id(request.get("job")))
         self.audit.note(caller, request, {})
         await self.entering.serve(caller, job, request, line, writer)
-
-
-async def _in_parts(jobs: Iterator[Job]) -> AsyncIterator[list[Job]]:
-    while part := list(islice(jobs, AT_ONCE)):
-        yield part
 
 
 async def _taken(writer: asyncio.StreamWriter) -> None:
@@ -581,46 +394,3 @@ async def _unless_gone(reader: asyncio.StreamReader, work: Awaitable[T]) -> T:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await gone
-
-
-def _integer(request: dict[str, Any], name: str, least: int, most: int) -> int | None:
-    value = request.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise BadInput(f"{name!r} is not a whole number from {least} to {most}", subject=name, hint=f"use {least} to {most}")
-    return value
-
-
-def _seconds(request: dict[str, Any], name: str, most: float) -> float | None:
-    value = request.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-        raise BadInput(f"{name!r} is not a number of seconds", subject=name, hint=f"use 0 to {most:g}")
-    return float(value)
-
-
-def _filter(request: dict[str, Any]) -> Filter:
-    said = {name: request.get(name) or "" for name in ("user", "group")}
-    for name, value in said.items():
-        if not isinstance(value, str):
-            raise BadInput(f"{name!r} is not a name", subject=name)
-    states = request.get("states") or []
-    if not isinstance(states, list) or not all(isinstance(state, str) and state in STATES for state in states):
-        raise BadInput("'states' is not a list of states", subject="states", hint=f"use {', '.join(STATES)}")
-    since, until = (_seconds(request, name, MOST_SECONDS) for name in ("since", "until"))
-    return Filter(said["user"], said["group"], tuple(State(state) for state in dict.fromkeys(states)), since, until)
-
-
-def _job_ids(request: dict[str, Any]) -> array[int]:
-    wanted = request.get("jobs")
-    if not isinstance(wanted, list) or len(wanted) > MAX_JOBS_PER_REQUEST:
-        raise BadInput(f"'jobs' is not a list of up to {MAX_JOBS_PER_REQUEST} job ids", subject="jobs", hint="ask in parts")
-    return array("q", dict.fromkeys(map(_job_id, wanted)))
-
-
-def _job_id(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
-        raise BadInput(f"{str(value)[:40]!r} is not a job id", subject="job", hint="`dockless queue` lists them")
-    return value

@@ -24,7 +24,7 @@ from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.jobs import Filter
 from dockless.sched.store import queue as queue_store
-from dockless.sched.wire import answers, client, listed, protocol, server
+from dockless.sched.wire import answers, client, listed, protocol, server, verbs
 from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
@@ -195,7 +195,7 @@ def test_a_listing(tmp_path):
 
 
 def test_a_long_listing_comes_in_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "AT_ONCE", 3)
+    monkeypatch.setattr(verbs, "AT_ONCE", 3)
     monkeypatch.setattr(listed, "PART", 3)
 
     async def story(desk):
@@ -204,13 +204,13 @@ def test_a_long_listing_comes_in_pages(tmp_path, monkeypatch):
             found = [one.id for one in await desk(ANN, lambda queue: queue.queue())]
             assert len(found) == {0: 0, 3: 3, 4: 7}[count] and found[len(found) - count :] == numbers
         turns = []
-        turn = desk.server._turn
+        turn = desk.server.pacing.turn
 
         async def counted(*args):
             turns.append(args)
             await turn(*args)
 
-        desk.server._turn = counted
+        desk.server.pacing.turn = counted
         await desk(ANN, lambda queue: queue.queue())
         assert len(turns) == 1 + 1 + 1 + 2  # for the request, after the one that runs, after putting the others in order, after each page
 
@@ -250,7 +250,7 @@ def test_all_are_listed_unless_one_says(tmp_path, monkeypatch):
         )
 
     play(tmp_path, story)
-    assert server.MAX_LISTED == 100_000
+    assert verbs.MAX_LISTED == 100_000
 
 
 def test_a_page_shows_what_one_job_shows(tmp_path):
@@ -352,7 +352,7 @@ def test_who_waits_and_goes_away_is_forgotten(tmp_path):
         writer.close()
         await until(lambda: not desk.engine.entries[number].ended)
         await until(lambda: not desk.server._handlers)
-        assert desk.server._connections == {} and desk.server._turns == {} and desk.server._unfinished == {}
+        assert desk.server._connections == {} and desk.server.pacing.locks == {} and desk.server._unfinished == {}
 
     play(tmp_path, story)
 
@@ -609,13 +609,13 @@ def test_what_was_asked_is_answered_before_the_end_and_who_waits_is_hung_up_on(t
 def test_a_long_request_costs_its_user_turns(tmp_path, monkeypatch):
     async def story(desk):
         turns = []
-        turn = desk.server._turn
+        turn = desk.server.pacing.turn
 
         async def counted(uid, rounds=1):
             turns.append((uid, rounds))
             await turn(uid, rounds)
 
-        desk.server._turn = counted
+        desk.server.pacing.turn = counted
         for size in (server.PIECE, server.PIECE + 1, 3 * server.PIECE):
             line = protocol.encode({"v": 1, "op": "ping", "x": ""})
             line = line.replace(b'"x":""', b'"x":"' + b"y" * (size - len(line)) + b'"')
