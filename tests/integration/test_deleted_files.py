@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import subprocess
 import time
 
 import pytest
 from support.boxes import load
+from support.desk import ANN, play
 from support.requires import requires
+from support.stand_in import until
 
+from dockless.base.units import format_size
 from dockless.sandbox.run import detached
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Bind, Spec, Tmpfs
+from dockless.sched import JobSpec
+from dockless.sched.config import Config
 from dockless.sched.engine import disk
 
 pytestmark = requires("root", "cgroup2", "overlay")
@@ -30,7 +39,7 @@ def box(tmp_path):
     (tmp_path / "bound").mkdir(mode=0o777)
     (tmp_path / "bound").chmod(0o777)
     ref = load(tmp_path, [file("etc/image", "x" * MIB)])
-    mounts = (Tmpfs("/memory"), Bind(str(tmp_path / "bound"), "/bound", idmap=True))
+    mounts = (Tmpfs("/memory"), Tmpfs(os.fsdecode(b"/n\xe4me")), Bind(str(tmp_path / "bound"), "/bound", idmap=True))
     box = detached.start(Spec(argv=("/bin/sh", "-c", WRITES), image=ref, mounts=mounts))
     deadline = time.monotonic() + 30
     while not (box.directory / "upper/done").exists():
@@ -43,8 +52,43 @@ def box(tmp_path):
 def test_deleted_files_that_are_open_count(box):
     """Each once, whoever has it open; not what is in memory, of the image, in a directory of the host, or has a name that looks so."""
     found = asyncio.run(disk.deleted(disk.groups_of([box])))
-    assert [*found] == [box.directory] and 6 * MIB <= found[box.directory] < 6.1 * MIB
+    assert [*found] == [box.directory] and 6 * MIB <= found[box.directory] < 6.01 * MIB
     assert box.alive
+
+
+def test_deleted_files_count_beside_the_others(box, tmp_path):
+    async def story(desk):
+        (number,) = await desk.submit(ANN, JobSpec(Spec(argv=("true",))))
+        stand_in, entry = await desk.runs(number), desk.engine.entries[number]
+        await until(lambda: entry.pidfd >= 0)
+        (others,) = (await disk.measured([box.directory])).values()
+        entry.handle = box
+        desk.engine.config = Config(disk_per_job=others + 7 * MIB)
+        await disk.look(desk.engine, {box.directory: entry})
+        assert not entry.verdict
+        desk.engine.config = Config(disk_per_job=others + 5 * MIB)
+        await disk.look(desk.engine, {box.directory: entry})
+        assert f"more than the {format_size(others + 5 * MIB)} of a job" in entry.verdict
+        await until(lambda: not box.alive)
+        entry.handle = stand_in
+        stand_in.end(Exit(None, 9))
+        await desk(ANN, lambda queue: queue.wait(number))
+
+    play(tmp_path, story)
+
+
+def test_what_was_looked_at_is_told_before_all_is(tmp_path):
+    """Looking is given up after some time, and what was found until then counts."""
+    done, endless = tmp_path / "done", tmp_path / "endless"
+    done.mkdir(), endless.mkdir()
+    os.mkfifo(endless / "cgroup.procs")
+    with subprocess.Popen(disk._DELETED, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as looking:
+        try:
+            looking.stdin.write(b"".join(os.fsencode(group) + b"\0" for group in (done, endless)))
+            looking.stdin.close()
+            assert select.select([looking.stdout], [], [], 30)[0] and looking.stdout.readline() == b"0\n"
+        finally:
+            looking.kill()
 
 
 def test_of_what_has_ended_nothing_is_said(box):

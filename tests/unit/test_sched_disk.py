@@ -129,6 +129,22 @@ def test_of_a_user_with_too_much_the_largest_jobs_are_ended(tmp_path):
     play(tmp_path, story)
 
 
+def test_what_the_kernel_counts_is_not_measured(tmp_path, monkeypatch):
+    async def story(desk):
+        numbers = await desk.submit(ANN, JOB, JOB)
+        boxes = [await desk.runs(number) for number in numbers]
+        await until(lambda: all(desk.engine.entries[number].pidfd >= 0 for number in numbers))
+        for box in boxes:
+            fill(box.directory, 2 * MIB)
+        monkeypatch.setattr(disk, "counted", lambda directory: 7 * MIB if directory == boxes[0].directory else None)
+        desk.engine.config = Config(disk_per_user=8 * MIB)
+        await look(desk.engine)
+        assert "its user's jobs had 9" in (await desk(ANN, lambda queue: queue.wait(numbers[0]))).reason
+        assert [*desk.engine.active] == [numbers[1]]
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("limit", ["disk_per_job", "disk_per_user"])
 def test_a_user_with_endless_files_keeps_nobody_else_from_being_measured(tmp_path, monkeypatch, limit):
     """A tree that is not to be come to an end of; what du(1) says of it is as long as it likes. It ends with the daemon."""
