@@ -73,6 +73,7 @@ def test_deleted_files_count_beside_the_others(box, tmp_path):
         entry.handle = stand_in
         stand_in.end(Exit(None, 9))
         await desk(ANN, lambda queue: queue.wait(number))
+        os.close(stand_in._reader), os.close(stand_in._writer)
 
     play(tmp_path, story)
 
