@@ -175,7 +175,7 @@ async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> N
             if entry.handle is not None:
                 await remains.lighten(engine, entry.handle)
 
-    await sharing.end_services(engine)
+    await sharing.end_services_of(engine, [entry.job for entry, _ in ended])
     await engine.write_surely(change, meanwhile)
     for entry, how in ended:
         signal = how.record.get("signal") if how.record else None

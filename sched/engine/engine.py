@@ -99,6 +99,7 @@ class Engine:
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
         self.looking = ThreadPoolExecutor(16, "dockless-end")
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
+        self.serving = ThreadPoolExecutor(32, "dockless-mps")
         self.signalling = ThreadPoolExecutor(4, "dockless-signal")
         # Anybody may ask for reports, which read years: nobody's job waits for that to end.
         self._reporting = ThreadPoolExecutor(2, "dockless-report")
@@ -113,6 +114,7 @@ class Engine:
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
         self.mps = mps.ControlDaemons(launcher, self.queue_id)
+        self.mps_turns: dict[str, asyncio.Lock] = {}
         self.notices = Notices()
         self.left: list[Handle] = []
         self.ends = 0
@@ -543,12 +545,12 @@ class Engine:
         under_way = [task for task in self._tasks if not task.done()]
         if under_way:
             await asyncio.wait(under_way, timeout=GRACE)
-        await sharing.end_services(self)
+        await sharing.end_services(self, self.mps.known)
         self.notices.close()
         self.outage.close()
         await self.loop.run_in_executor(None, self._writer.close)
         self.launching.shutdown(wait=False)
-        for pool in (self.looking, self.removing, self.signalling, self._reporting):
+        for pool in (self.looking, self.removing, self.serving, self.signalling, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

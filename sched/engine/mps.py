@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import stat
-import threading
 import time
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 
 from dockless.base.dataclass import replace
 from dockless.base.healthcheck import HealthCheck
+from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import Limits
 from dockless.errors import CommandNotFound, DocklessError, GpuError, Unsupported
 from dockless.sandbox.spec import Bind, Mount, Namespaces, Spec
 from dockless.sandbox.state import RUNNING
+from dockless.sched.engine import mps_places
 from dockless.sched.engine.faults import describe, say
 
 if TYPE_CHECKING:
@@ -47,22 +45,19 @@ _PAUSE = 300.0
 _WORDS = {
     CommandNotFound: "nvidia-cuda-mps-control cannot be run: it comes with NVIDIA's driver (gpus.driver_root), and its image needs glibc",
     Unsupported: "it needs a cgroup, in which it is ended with all that it started",
-    GpuError: "nvidia-cuda-mps-control does not listen, or another user has made its directory in /dev/shm",
+    GpuError: "nvidia-cuda-mps-control does not listen, or the directory that it shares with its jobs cannot be made",
 }
 """For the log: the errors' own may have words of an image."""
 _LIMITS = Limits(memory_max=4 << 30, pids_max=512)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SHARED = Path("/dev/shm")
 _PREFIX = "mps-g"
 
 
 class ControlDaemons:
-    """Those of one queue. Blocking: what is no property is called from threads."""
+    """Those of one queue. Blocking: called from threads, of one name by one at a time."""
 
     def __init__(self, launcher: Launcher, queue: str) -> None:
         self._launcher, self._queue = launcher, queue
-        self._lock = threading.Lock()
-        self._starts = 0
         self._lost: set[str] = set()
         self._failed: dict[int, float] = {}
         self.known: set[str] = set()
@@ -71,29 +66,21 @@ class ControlDaemons:
     def name(self, uid: int, uuid: str) -> str:
         return f"{_PREFIX}{hashlib.sha256(uuid.encode()).hexdigest()[:12]}-{uid}-{self._queue[:8]}"
 
-    @property
-    def starts(self) -> int:
-        """Changes with each job that wants one; see ``keep``."""
-        return self._starts
-
     def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, owner: int | None, user: int | None) -> Spec:
         """``spec`` with the limit of ``memory`` MiB, after the user's control daemon of that GPU is up. ``capacity``: MiB of the GPU for
         all who share it. ``owner``, ``user``: as in ``Launcher.start``. The same ``spec`` where it cannot be had, and the log says why."""
         if not _can(spec):
             return spec
-        name = self.name(uid, uuid)
-        with self._lock:
-            if time.monotonic() < self._failed.get(uid, 0.0):
-                return spec
-            self._starts += 1
-            try:
-                place = self._up(name, spec, uuid, capacity, owner, user)
-            except (DocklessError, OSError) as error:
-                self._failed[uid] = time.monotonic() + _PAUSE
-                why = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None) or describe(error)
-                say(f"no MPS for user {uid} on GPU {uuid}: {why}; trying again after {_PAUSE:g} seconds")
-                return spec
-            self._failed.pop(uid, None)
+        if time.monotonic() < self._failed.get(uid, 0.0):
+            return spec
+        try:
+            place = self._up(self.name(uid, uuid), spec, uuid, capacity, owner, user)
+        except (DocklessError, OSError) as error:
+            self._failed[uid] = time.monotonic() + _PAUSE
+            why = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None) or describe(error)
+            say(f"no MPS for user {uid} on GPU {uuid}: {why}; trying again after {_PAUSE:g} seconds")
+            return spec
+        self._failed.pop(uid, None)
         own = {"CUDA_MPS_PIPE_DIRECTORY": PIPES, _LIMIT: f"0={memory}M"}
         env = tuple(pair for pair in spec.env if not pair[0].startswith("CUDA_MPS_")) + tuple(own.items())
         return replace(spec, env=env, mounts=(*spec.mounts, *_mounts(place)))
@@ -103,10 +90,10 @@ class ControlDaemons:
 
         handle = self._launcher.find(name)
         if handle is not None and handle.state() in RUNNING:
-            return _place(name)
+            return mps_places.place(name)
         if handle is not None:
             handle.remove()
-        place = _make(name, owner)
+        place = mps_places.make(name, owner)
         env = {
             "PATH": _PATH,
             "CUDA_MPS_PIPE_DIRECTORY": PIPES,
@@ -138,51 +125,36 @@ class ControlDaemons:
                 handle = start(asked, id=name, owner=owner, labels=labels, leased=sockets, user=user)
             _await(handle, place / "pipe" / "control")
         except BaseException:
-            self._end(name)
+            self.end(name)
             raise
         self._lost.discard(name)
         return place
 
-    def take_up(self, wanted: Collection[str]) -> None:
-        """After a start of the queue's daemon: what there is of ``wanted`` goes on, the rest is ended."""
-        left = [handle.id for handle in self._launcher.list_all()]
-        if _is_ours(_above()):
-            left += os.listdir(_above())
+    def take_up(self) -> None:
+        """After a start of the queue's daemon: what an earlier one left is known."""
+        left = [*(handle.id for handle in self._launcher.list_all()), *mps_places.names()]
         self.known.update(name for name in left if name.startswith(_PREFIX) and name.endswith(f"-{self._queue[:8]}"))
-        self.keep(wanted, self._starts)
 
-    def keep(self, wanted: Collection[str], starts: int) -> None:
-        """End those that are not ``wanted``, all that can be; raises why another cannot, which its user can bring about. ``starts``: as it
-        was when that was asked; nothing is ended if a job has come since."""
-        failed: list[Exception] = []
-        with self._lock:
-            for name in sorted(self.known.difference(wanted)) if starts == self._starts else ():
-                try:
-                    self._end(name)
-                except (DocklessError, OSError) as error:
-                    failed.append(error)
-        if failed:
-            raise failed[0]
-
-    def lost(self, wanted: Collection[str]) -> set[str]:
-        """Those of ``wanted`` that have ended before their jobs, each told once."""
-        with self._lock:
-            found = {name for name in self.known.intersection(wanted) - self._lost if not self._runs(name)}
-            self._lost |= found
-        return found
+    def lost(self, name: str) -> bool:
+        """Whether one has ended before its jobs; told once."""
+        if name in self._lost or name not in self.known or self._runs(name):
+            return False
+        self._lost.add(name)
+        return True
 
     def _runs(self, name: str) -> bool:
         handle = self._launcher.find(name)
         return handle is not None and handle.state() in RUNNING
 
-    def _end(self, name: str) -> None:
+    def end(self, name: str) -> None:
+        """With all that is of it. ``DocklessError`` or ``OSError`` where it cannot, which its user can bring about."""
         handle = self._launcher.find(name)
         if handle is not None:
             with contextlib.suppress(DocklessError):  # it has ended
                 handle.send_stop()
                 _until(lambda: handle.state() not in RUNNING, _ENDS)
             handle.remove()
-        _clear(name)
+        mps_places.clear(name)
         self.known.discard(name)
         self._lost.discard(name)
 
@@ -218,50 +190,3 @@ def _until(done: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not done() and time.monotonic() < end:
         time.sleep(0.01)
-
-
-def _above() -> Path:
-    """In memory, and gone after a reboot."""
-    return _SHARED / f"dockless-mps-{os.geteuid()}"
-
-
-def _is_ours(above: Path) -> bool:
-    """Whether it is there, and nobody else can change what is in it: everybody may make a directory, or a link, of that name."""
-    try:
-        found = above.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
-def _place(name: str) -> Path:
-    return _above() / name
-
-
-def _make(name: str, owner: int | None) -> Path:
-    """The directories, new and empty, for the root of a sandbox of that user. ``GpuError`` where somebody else has such a name."""
-    _clear(name)
-    above, place = _above(), _place(name)
-    with contextlib.suppress(FileExistsError):
-        above.mkdir(0o711)
-    if not _is_ours(above):
-        raise GpuError(f"{above} is somebody else's", subject=str(above))
-    place.mkdir(0o700)
-    for part, mode in (("pipe", 0o700), ("shm", 0o1777)):
-        (place / part).mkdir()
-        (place / part).chmod(mode)
-    if owner is not None:
-        for path in (place / "pipe", place / "shm", place):
-            os.chown(path, owner, -1)
-    return place
-
-
-def _clear(name: str) -> None:
-    from dockless.sandbox.run.removal import remove_tree
-
-    above = _above()
-    if not _is_ours(above):
-        return
-    remove_tree(_place(name))
-    with contextlib.suppress(OSError):
-        above.rmdir()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 from dockless.base.dataclass import replace
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dockless.sandbox.gpus.lease import Company
     from dockless.sched.engine.engine import Engine
     from dockless.sched.engine.entry import LiveJob
-    from dockless.sched.engine.mps import ControlDaemons
 
 _NONE: dict[str, str] = {}
 EVERY = 1.0
@@ -38,14 +37,11 @@ EVERY = 1.0
 
 
 class SharingLauncher:
-    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``mps``: where
-    they have the Multi-Process Service of user ``uid``. ``enforced_by``: what keeps the last one to it."""
+    """Starts sandboxes that have ``memory`` MiB of their one GPU, of which all who share it have ``capacity`` together. ``enforced_by``:
+    what keeps the last one to it."""
 
-    def __init__(
-        self, launcher: Launcher, memory: int, capacity: int, company: Company, mps: ControlDaemons | None = None, uid: int = -1
-    ) -> None:
+    def __init__(self, launcher: Launcher, memory: int, capacity: int, company: Company) -> None:
         self.launcher = launcher
-        self.mps, self.uid = mps, uid
         self.memory, self.capacity, self.company = memory, capacity, company
         self.enforced_by = ""
 
@@ -60,10 +56,8 @@ class SharingLauncher:
             for socket in sockets:
                 held.enter_context(socket)  # its keeper has it once it runs
             more: Mapping[str, Any] = {**how, "leased": sockets}
-            user = how.get("user")
-            limited = self.mps.join(spec, self.uid, uuid, self.memory, self.capacity, owner, user) if self.mps else spec
-            handle = self.launcher.start(limited, id=id, owner=owner, labels=labels, **more)
-        otherwise = "watchdog" if limited is spec else "mps"
+            handle = self.launcher.start(spec, id=id, owner=owner, labels=labels, **more)
+        otherwise = "mps" if has_limit(spec) else "watchdog"
         self.enforced_by = "driver" if _limited(handle, uuid, self.memory) else otherwise
         return handle
 
@@ -96,8 +90,30 @@ def launcher(engine: Engine, job: Job) -> Launcher:
     if not memory:
         return engine.launcher
     company: Company = "all" if engine.config.share == "all" else "user"
-    capacity = engine.gpus.shareable.get(job.devices[0], 0) + engine.gpus.kept
-    return SharingLauncher(engine.launcher, memory, capacity, company, engine.mps if engine.config.has_mps else None, job.uid)
+    return SharingLauncher(engine.launcher, memory, _capacity(engine, job), company)
+
+
+def _capacity(engine: Engine, job: Job) -> int:
+    """MiB of its GPU for all who share it."""
+    return engine.gpus.shareable.get(job.devices[0], 0) + engine.gpus.kept
+
+
+async def with_service(engine: Engine, job: Job, spec: Spec, owner: int | None, user: int | None) -> Spec:
+    """``spec``, of a job that starts, with the Multi-Process Service where it can have that. ``owner``, ``user``: as in
+    ``Launcher.start``. One that hangs keeps its own jobs alone: each has a turn of its own, and its start none of the threads that start
+    jobs."""
+    memory = share(engine, job)
+    if not memory or not engine.config.has_mps:
+        return spec
+    async with _turn(engine, engine.mps.name(job.uid, job.devices[0])):
+        what = job.uid, job.devices[0], memory, _capacity(engine, job), owner, user
+        joined: Spec = await engine.in_thread(engine.serving, engine.mps.join, spec, *what)
+        return joined
+
+
+def _turn(engine: Engine, name: str) -> asyncio.Lock:
+    """Held by who starts, ends or looks at that service."""
+    return engine.mps_turns.setdefault(name, asyncio.Lock())
 
 
 def enforced_by(engine: Engine, job: Job, launcher: Launcher | None = None) -> str | None:
@@ -148,28 +164,45 @@ def services(engine: Engine) -> set[str]:
 async def take_up(engine: Engine) -> None:
     """What an earlier daemon left of the Multi-Process Service: that of jobs that run goes on."""
     try:
-        await engine.in_thread(engine.removing, engine.mps.take_up, services(engine))
+        await engine.in_thread(engine.removing, engine.mps.take_up)
     except Exception as error:
         say(f"MPS is not looked after: {describe(error)}; trying again")
+    await end_services(engine, engine.mps.known)
 
 
-async def end_services(engine: Engine) -> None:
-    """End what no job has of the Multi-Process Service any more. Jobs that end wait for it, so that others can have their GPU then."""
-    if not engine.mps.known:
-        return
-    try:
-        await engine.in_thread(engine.removing, engine.mps.keep, services(engine), engine.mps.starts)
-    except Exception as error:
-        say(f"MPS is not ended: {describe(error)}; trying again")
+async def end_services_of(engine: Engine, jobs: Iterable[Job]) -> None:
+    """End the services of jobs whose end is being written down, if no other has them. They wait for it, so that others can have their GPU
+    then."""
+    await end_services(engine, {engine.mps.name(job.uid, job.devices[0]) for job in jobs if share(engine, job)})
+
+
+async def end_services(engine: Engine, names: Collection[str]) -> None:
+    """End those of these services that no job has any more."""
+    unwanted = engine.mps.known.intersection(names) - services(engine)
+    await asyncio.gather(*(_end_service(engine, name) for name in unwanted))
+
+
+async def _end_service(engine: Engine, name: str) -> None:
+    async with _turn(engine, name):
+        if name not in engine.mps.known or name in services(engine):
+            return
+        try:
+            await engine.in_thread(engine.serving, engine.mps.end, name)
+        except Exception as error:
+            say(f"MPS is not ended: {describe(error)}; trying again")
 
 
 async def look_after_services(engine: Engine) -> None:
     """Once: end those that nobody needs, and take note of those that have ended before their jobs. A program that used one gets errors of
-    CUDA then; one that begins after that has no limit but the watchdog's."""
-    await end_services(engine)
-    if not engine.mps.known:
-        return
-    for name in await engine.in_thread(engine.looking, engine.mps.lost, services(engine)):
+    CUDA then; one that begins after that has no limit but the watchdog's. Those that are just started or ended are passed over."""
+    names = {name for name in engine.mps.known if not _turn(engine, name).locked()}
+    wanted = services(engine)
+    for name in names - wanted:
+        engine.spawn(_end_service(engine, name))
+    for name in names & wanted:
+        async with _turn(engine, name):
+            if not await engine.in_thread(engine.looking, engine.mps.lost, name):
+                continue
         say(f"{name} has ended: its jobs get errors of CUDA, and are watched")
         for entry in list(engine.active.values()):
             job = entry.job

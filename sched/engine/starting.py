@@ -123,6 +123,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
     try:
         spec = _spec(engine, entry, lease.attempt, lease.gpus)
         how: dict[str, Any] = {"owner": job.uid or None, "user": job.uid} if os.geteuid() == 0 else {"owner": None}
+        spec = await sharing.with_service(engine, job, spec, how["owner"], how.get("user"))
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         first, again = (
             partial(engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, labels=labels, **how))

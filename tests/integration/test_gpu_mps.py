@@ -23,7 +23,7 @@ from dockless.sandbox.gpus import lease
 from dockless.sandbox.run import box, detached, seen
 from dockless.sandbox.spec import Spec, Tmpfs
 from dockless.sched import JobSpec, State
-from dockless.sched.engine import mps, sharing
+from dockless.sched.engine import mps, mps_places, sharing
 from dockless.sched.engine.hostgpus import HostGpus
 
 pytestmark = [
@@ -47,7 +47,7 @@ def daemon(image, simulation, home) -> Iterator[DaemonProcess]:
     process.start()
     yield process
     process.end()
-    assert not services() and not lease.holders() and not mps._above().exists()
+    assert not services() and not lease.holders() and not mps_places.names()
 
 
 def services() -> list[box.Box]:
@@ -88,7 +88,7 @@ def test_jobs_of_one_gpu_have_one_service_with_a_limit_each(daemon, image, uuids
         assert running(queue, whole[0]).devices == (uuids[1],)
         queue.cancel(first.id)
         assert (running(queue, whole[1]).devices, queue.job(whole[1]).attempt) == ((uuids[0],), 1)
-        assert not services() and not mps._above().exists()
+        assert not services() and not mps_places.names()
 
 
 def test_it_outlives_a_daemon_that_is_killed_and_goes_with_the_last_job(daemon, image):
@@ -133,7 +133,9 @@ def test_who_cannot_have_it_is_watched(daemon, image):
 
 
 @requires("root")
-def test_each_user_has_a_service_that_runs_as_that_user(daemon, image, uuids):
+def test_each_user_has_a_service_that_runs_as_that_user(daemon, image, uuids, home):
+    for above in (home, *home.parents[:3]):
+        above.chmod(0o711)  # as what is above /run/dockless
     users = [pwd.getpwnam(name).pw_uid for name in ("daemon", "bin")]
     jobs = [as_user(uid, daemon.socket.parent, lambda queue: submit(queue, image))[1] for uid in users]
     with daemon.client() as queue:

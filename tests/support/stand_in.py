@@ -7,10 +7,11 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dockless.errors import SandboxGone
@@ -40,6 +41,7 @@ class Box:
     said: list[str] = field(default_factory=list)
     on_kill: Callable[[], None] = lambda: None
     pid: int = 0
+    document: Any = field(default_factory=lambda: SimpleNamespace(cgroup=""))
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -101,6 +103,7 @@ class StandIn:
         labels: dict[str, str] | None = None,
         network: Any = None,
         user: int | None = None,
+        leased: Sequence[Any] = (),
     ) -> Box:
         box = self.boxes[id] = Box(id, self.place / id, labels or {}, spec)
         self.started.set()

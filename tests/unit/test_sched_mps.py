@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import stat
+import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.desk import ANN, BEN, play
+from support.stand_in import until
 
 from dockless.errors import GpuError
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched.engine import mps
+from dockless.sched import JobSpec, State
+from dockless.sched.config import Config
+from dockless.sched.engine import engine, mps, mps_places, sharing
 
 QUEUE = "0123456789abcdef"
-JOBS = "job-7-1-01234567"
 
 
 class Launcher:
@@ -37,29 +44,45 @@ class Launcher:
 
 
 @pytest.fixture
-def shared(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(mps, "_SHARED", tmp_path)
-    return tmp_path
+def shared(home) -> Iterator[Path]:
+    """Where the services of this test have their directories."""
+    yield mps_places.above()
+    for name in mps_places.names():
+        mps_places.clear(name)
 
 
-@pytest.mark.parametrize("how", ["a link", "open to all", "our own"])
-def test_a_daemon_that_comes_back_ends_no_jobs_that_a_directory_names(shared, how):
-    """The directory lies where everybody may make one of its name."""
-    hers = shared / "hers"
-    names = {JOBS, f"mps-g{'0' * 12}-1-01234567"}
-    above = mps._above()
-    place = hers if how == "a link" else above
-    for name in names:
-        (place / name / "upper").mkdir(parents=True)
-    if how == "a link":
-        above.symlink_to(hers)
-    place.chmod(0o777 if how == "open to all" else 0o711)
+def test_whatever_others_have_made_in_dev_shm_the_directories_are_ours(shared):
+    """Nobody else can make them first: what root makes lies below root's runtime directory, what a user does has a random name."""
+    name = f"mps-g{'0' * 12}-1-01234567"
+    taken = Path("/dev/shm") / f"dockless-mps-{os.geteuid()}"
+    try:
+        taken.symlink_to("/nowhere")
+        for _ in range(2):
+            place = mps_places.make(name, None)
+            assert place == mps_places.place(name) and taken not in place.parents
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()}
+            assert modes == {"pipe": 0o700, "shm": 0o1777} and not any((place / "shm").iterdir())
+            (place / "shm/left").touch()
+            assert stat.S_IMODE(shared.stat().st_mode) == 0o711 and place.stat().st_mode & 0o077 == 0
+        if os.geteuid() == 0:
+            assert place.is_mount() and place.parent == shared and mps_places.make(name, 1001).stat().st_uid == 1001
+        mps_places.clear(name)
+        assert not place.exists() and not shared.exists()
+    finally:
+        taken.unlink()
+
+
+def test_a_daemon_that_comes_back_knows_what_an_earlier_one_left(shared):
+    """And takes nothing else for that."""
+    ours, others = f"mps-g{'0' * 12}-1-01234567", f"mps-g{'0' * 12}-1-76543210"
+    for name in (ours, others):
+        mps_places.make(name, None)
     launcher: Any = Launcher()
     daemons = mps.ControlDaemons(launcher, QUEUE)
-    daemons.take_up(())
-    ended = names - {JOBS} if how == "our own" else set()
-    assert launcher.said == [f"find {name}" for name in ended]
-    assert set(os.listdir(place)) == names - ended
+    daemons.take_up()
+    assert daemons.known == {ours}
+    daemons.end(ours)
+    assert mps_places.names() == [others] and not daemons.known and launcher.said == [f"find {ours}"]
 
 
 def test_a_user_for_whom_it_does_not_start_waits_for_it_once(shared):
@@ -75,22 +98,71 @@ def test_a_user_for_whom_it_does_not_start_waits_for_it_once(shared):
     assert launcher.said.count("start") == 2
 
 
-def test_one_that_cannot_be_ended_keeps_no_other(shared):
+SHARED = JobSpec(Spec(("true",)), gpus="memory=20G")
+CONFIG = Config(share="user", mps="yes")
+
+
+def test_one_that_hangs_keeps_its_own_jobs_alone(tmp_path, monkeypatch, own_host):
+    """More of them than there are threads that start jobs; and one that does not end keeps nobody's."""
+    own_host("2x256G")
+    go, asked = threading.Event(), []
+
+    def join(self, spec, uid, *how):
+        asked.append(uid)
+        assert uid != ANN or go.wait(30)
+        return spec
+
+    def end(self, name):
+        assert f"-{ANN}-" not in name or go.wait(30)
+        self.known.discard(name)
+
+    monkeypatch.setattr(mps.ControlDaemons, "join", join)
+    monkeypatch.setattr(mps.ControlDaemons, "end", end)
+
+    async def story(desk):
+        hung = await desk.submit(ANN, *[SHARED] * (engine.LAUNCHERS + 1))
+        await until(lambda: ANN in asked)
+        (other,) = await desk.submit(BEN, SHARED)
+        await desk.runs(other)
+        assert asked == [ANN, BEN] and not any(desk.engine.entries[number].handle for number in hung)
+        devices = {uid: desk.engine.entries[number].job.devices[0] for uid, number in ((ANN, hung[0]), (BEN, other))}
+        go.set()
+        for number in hung:
+            await desk.runs(number)
+        go.clear()
+        names = {uid: desk.engine.mps.name(uid, devices[uid]) for uid in devices}
+        desk.engine.mps.known |= {*names.values()}
+        for number in (*hung, other):
+            desk.engine.launcher.boxes[desk.engine.name(number, 1)].end(Exit(0, None))
+        await desk(BEN, lambda queue: queue.wait(other))
+        await until(lambda: desk.engine.mps.known == {names[ANN]})
+        await sharing.look_after_services(desk.engine)
+        assert State.RUNNING in {job.state for job in await desk(ANN, lambda queue: queue.queue())}
+        go.set()
+        for number in hung:
+            await desk(ANN, lambda queue, number=number: queue.wait(number))
+        assert not desk.engine.mps.known
+
+    play(tmp_path, story, CONFIG)
+
+
+def test_one_that_cannot_be_ended_is_tried_again(tmp_path, monkeypatch, capfd):
     """What is in its directory is its user's, who can fill it while it is removed."""
+    tried = []
 
-    class Stuck:
-        def send_stop(self) -> None: ...
-        def state(self) -> str:
-            return "exited"
-
-        def remove(self) -> None:
+    def end(self, name):
+        tried.append(name)
+        if len(tried) == 1:
             raise GpuError("it stays", subject="mps")
+        self.known.discard(name)
 
-    launcher: Any = Launcher()
-    first, last = (f"mps-g{number * 12}-1-01234567" for number in "01")
-    launcher.find = lambda id: Stuck() if id == first else None
-    daemons = mps.ControlDaemons(launcher, QUEUE)
-    daemons.known = {first, last}
-    with pytest.raises(GpuError, match="it stays"):
-        daemons.keep((), daemons.starts)
-    assert daemons.known == {first}
+    monkeypatch.setattr(mps.ControlDaemons, "end", end)
+
+    async def story(desk):
+        desk.engine.mps.known.add("mps-g1")
+        await sharing.end_services(desk.engine, ["mps-g1"])
+        assert desk.engine.mps.known == {"mps-g1"} and "MPS is not ended: " in capfd.readouterr().err
+        await sharing.look_after_services(desk.engine)
+        await until(lambda: not desk.engine.mps.known)
+
+    play(tmp_path, story, CONFIG)
