@@ -206,6 +206,13 @@ def entering(scene: Scene, effort: Effort) -> Table:
     return measure(scene, max(20, effort.starts // 3))
 
 
+def pool(scene: Scene, effort: Effort) -> Table:
+    """Sandboxes that wait for a program."""
+    from benchmarks.pool import pool as measure
+
+    return measure(scene, max(20, effort.starts // 3), min(effort.at_once, 100))
+
+
 def many(scene: Scene, effort: Effort) -> Table:
     """Sandboxes that run at once."""
     from benchmarks.many import many as measure
@@ -242,6 +249,7 @@ MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "detail": detail,
     "threads": threads,
     "exec": entering,
+    "pool": pool,
     "many": many,
     "forks": forks,
     "together": together,

@@ -23,12 +23,13 @@ from dockless.sandbox.spec import RLIMITS
 
 USERNS_LABEL = "user namespace"
 NETWORK_LABEL = "network that several sandboxes share"
+OWNER_LABEL = "who says what runs"
 _SIGKILL = 9
 _ALL_CAPS = (1 << 64) - 1
 
 
 def compile_plan(r: Resolved) -> Plan:
-    """The plan of one sandbox. The slots labelled ``USERNS_LABEL`` and ``NETWORK_LABEL``, if there are such, and those of
+    """The plan of one sandbox. The slots labelled ``USERNS_LABEL``, ``NETWORK_LABEL`` and ``OWNER_LABEL``, if there are such, and those of
     ``Plan.held`` and ``Plan.maps`` are for the caller to fill. Errors: ``Unsupported``."""
     r.features.require_floor()
     b = Builder()
@@ -38,7 +39,8 @@ def compile_plan(r: Resolved) -> Plan:
     b.keeper.add("SETSID")
     if not r.rootful:
         _enter(b, r, userns)
-    _own_pipes(mounter, r)
+    if r.waits is None or r.rootful:
+        _own_pipes(mounter, r)
     sources = rootfs.bind_sources(b, mounter, r, userns)
     host = rootfs.host_sources(b, mounter, r)
     nodes = rootfs.device_sources(b, mounter, r)
@@ -58,7 +60,7 @@ def compile_plan(r: Resolved) -> Plan:
     rootfs.driver_proc(b, r, root, driver)
     dev = rootfs.devices(b, r, root, nodes)
     rootfs.requested_devices(b, r, dev, sources)
-    if r.idmap is None:
+    if r.idmap is None and r.waits is None:
         b.init.add("NULL_STREAMS", dev, a="null")
     if r.workdir != "/":
         b.init.add("MKDIR", root, a=r.workdir, x=0o755)
@@ -68,6 +70,8 @@ def compile_plan(r: Resolved) -> Plan:
     rootfs.let_go(b)
     b.init.add("PIVOT", root)
     rootfs.masks(b, r, empty, nodes[0][0])
+    if r.waits is not None:
+        _wait(b, r, r.waits, dev)
     if r.spec.tty:
         b.init.add("TERMINAL", SLOT_DOOR, a=PTMX, x=r.account.uid | r.account.gid << 32)
     _program(b, r)
@@ -85,6 +89,15 @@ def _check(plan: Plan, r: Resolved) -> Check:
 
     entry = Entry(tuple(r.health.argv), timeout=r.health.timeout)
     return Check(compile_entry(plan, entry, has_cgroup=r.has_cgroup), r.health.interval, r.health.start_period, r.health.retries)
+
+
+def _wait(b: Builder, r: Resolved, seconds: float, dev: int) -> None:
+    """Until somebody says what runs, and on which streams."""
+    b.init.add("BARRIER", b.slot(OWNER_LABEL), x=int(seconds * 1e9))
+    if not r.rootful:  # else whoever takes it gives the pipes away: their owner is not in the user namespace
+        _own_pipes(b.init, r)
+    if r.idmap is None:
+        b.init.add("NULL_STREAMS", dev, a="null")
 
 
 def _own_pipes(mounter: Section, r: Resolved) -> None:

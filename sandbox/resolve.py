@@ -96,7 +96,12 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
 def with_command(like: Resolved, spec: Spec, image: Image) -> Resolved:
     """What ``resolve`` says of ``spec``, where that differs from the spec of ``like`` in its arguments, entry point and variables alone,
     and has no devices. ``BadInput``"""
-    return replace(like, spec=_hardened(spec), command=_command(spec, image, like.account, like.hostname, environment(())))
+    return replace(like, spec=_hardened(spec), command=command_of(like, spec, image))
+
+
+def command_of(like: Resolved, spec: Spec, image: Image) -> Command:
+    """Its command alone. ``BadInput``"""
+    return _command(spec, image, like.account, like.hostname, environment(()))
 
 
 @functools.cache

@@ -82,7 +82,8 @@ STANDARD_DEVICES = tuple(
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """``layers``: bottom to top; empty for the pseudo-image ``host``, which has ``host_entries``. ``idmap`` None: the caller's user
-    namespace. ``shared_network``: it enters one. ``rootful``: the keeper may mount in the host's namespaces. ``bind_maps``: index in
+    namespace. ``shared_network``: it enters one. ``waits``: for its program, so many seconds at most, 0 for ever; None: it does not.
+    ``rootful``: the keeper may mount in the host's namespaces. ``bind_maps``: index in
     ``mounts`` → what its owners are mapped by, where the caller left that open. ``driver_proc``: files of /proc/driver with their text;
     ``driver_proc_files``: what of the host's shows there besides."""
 
@@ -94,6 +95,7 @@ class Resolved:
     host_entries: tuple[HostEntry, ...] = ()
     idmap: IdMap | None = None
     shared_network: bool = False
+    waits: float | None = None
     rootful: bool = True
     owner: Owner | None = None
     capabilities: int = 0

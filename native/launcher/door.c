@@ -10,55 +10,17 @@
  * Nobody can open the namespaces of a sandbox later: its init is not dumpable, and its memory belongs to the host's user namespace. So init hands them to
  * the keeper while it starts, and whoever enters is a child of the keeper, with the rights that the keeper has over them.
  */
-#include "launcher.h"
+#include "message.h"
 
 enum { PATIENCE = 2 /* seconds that a child waits for a request */, REFUSED = 2 /* its exit code for a stranger's request, and for one that it cannot serve */, NOBODY_CAME = 3 /* if none came */, TERMINAL_TAKEN = 4 /* and if it was for the terminal */ };
-enum { PROOFS = 2, MOST_FDS = 17, AF_UNIX_ = 1, SOCK_STREAM_ = 1, SOCK_DGRAM_ = 2, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, MSG_DONTWAIT_ = 0x40, MSG_CTRUNC_ = 8, MSG_CMSG_CLOEXEC_ = 0x40000000, MSG_NOSIGNAL_ = 0x4000 };
+enum { PROOFS = 2, AF_UNIX_ = 1, SOCK_STREAM_ = 1, SOCK_DGRAM_ = 2 };
 
 static const struct { uint64_t type; const char *path; } namespaces[] = {
     {0x20000, "/proc/self/ns/mnt"},   {0x2000000, "/proc/self/ns/cgroup"}, {0x4000000, "/proc/self/ns/uts"},
     {0x8000000, "/proc/self/ns/ipc"}, {0x20000000, "/proc/self/ns/pid"},   {0x40000000, "/proc/self/ns/net"},
 };
-enum { KINDS = sizeof namespaces / sizeof *namespaces, TERMINAL = KINDS /* in a hand-over: no namespace */ };
+enum { KINDS = sizeof namespaces / sizeof *namespaces, TERMINAL = KINDS /* in a hand-over: no namespace */, TAKEN /* nor a descriptor */ };
 _Static_assert(SLOT_NAMESPACES + KINDS == SLOT_PROGRAM, "each namespace has its slot");
-
-struct message {
-    struct { void *name; uint64_t name_length; struct iovec_ *parts; uint64_t count; void *control; uint64_t control_length; uint64_t flags; } head;
-    struct iovec_ part;
-    struct { uint64_t length; int32_t level, type; int32_t fds[MOST_FDS]; } control;
-};
-
-static void compose(struct message *m, void *bytes, uint64_t length, const int32_t *fds, int count) {
-    m->part = (struct iovec_){bytes, length};
-    m->control.length = 16 + (uint64_t)count * 4;
-    m->control.level = SOL_SOCKET_;
-    m->control.type = SCM_RIGHTS_;
-    for (int i = 0; i < count; i++) m->control.fds[i] = fds[i];
-    m->head.name = 0;
-    m->head.name_length = 0;
-    m->head.parts = &m->part;
-    m->head.count = 1;
-    m->head.control = count ? &m->control : 0;
-    m->head.control_length = count ? (m->control.length + 7) & ~7ull : 0;
-    m->head.flags = 0;
-}
-
-/* The length of a datagram, or a negative errno; *count becomes the number of fds in m->control.fds. */
-static sysret receive(int socket, struct message *m, void *bytes, uint64_t length, int *count, int flags) {
-    compose(m, bytes, length, 0, 0);
-    m->head.control = &m->control;
-    m->head.control_length = sizeof m->control;
-    *count = 0;
-    sysret n = sys(NR_recvmsg, socket, &m->head, flags | MSG_CMSG_CLOEXEC_);
-    if (n >= 0 && m->head.control_length >= 16 && m->control.level == SOL_SOCKET_ && m->control.type == SCM_RIGHTS_)
-        *count = (int)((m->control.length - 16) / 4);
-    return n;
-}
-
-static void close_all(const int32_t *fds, int count) {
-    for (int i = 0; i < count; i++)
-        if (fds[i] >= 0) sys(NR_close, fds[i]);
-}
 
 /* Move descriptors above every slot: one may lie where another belongs. 0 or a negative errno, and then all are closed. fcntl(2) says EINVAL where
  * RLIMIT_NOFILE is lower than that. */
@@ -115,6 +77,15 @@ int send_terminal(int to, int terminal) {
     return sent < 0 ? (int)sent : 0;
 }
 
+/* In init, from the plan's memory on: the keeper has waited for this. 0 or a negative errno. */
+int tell_taken(void) {
+    struct message m;
+    char which = TAKEN;
+    compose(&m, &which, sizeof which, 0, 0);
+    sysret sent = sys(NR_sendmsg, SLOT_DOOR, &m.head, MSG_NOSIGNAL_);
+    return sent < 0 ? (int)sent : 0;
+}
+
 /* In what has entered already, so that whoever sends them has no descriptor in a process with more rights: waits for three of them. */
 int take_streams(void) {
     struct message m;
@@ -148,6 +119,7 @@ int door_take(void) {
         int count;
         sysret n = receive(SLOT_HANDOVER, &m, which, sizeof which, &count, MSG_DONTWAIT_);
         if (n == -E_AGAIN || n == -E_INTR) return 1;
+        if (n == 1 && !count && which[0] == TAKEN) continue;
         if (n != count || n <= 0) {
             close_all(m.control.fds, count);
             return 0;

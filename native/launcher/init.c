@@ -36,6 +36,7 @@ static void forget_start(struct plan_header *plan) {
     uint64_t kept = (plan->data_offset + NAMES + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     if (plan->flags & PLAN_ENTER) return; /* all of it is its keeper's, too */
     forget_arguments();
+    forget_taken();
     forget_program_stack();
     forget_below();
     if (!plan->health_size && !(plan->flags & PLAN_TIMES) && kept < plan->size) sys(NR_madvise, (char *)plan + kept, plan->size - kept, MADV_REMOVE);

@@ -255,7 +255,28 @@ static void clean_up(struct plan_header *plan) {
         pause_for(1000); /* what was killed is still ending */
 }
 
+static int has_barrier(const struct plan_header *plan) {
+    for (uint32_t pc = 0; pc < plan->n_ops; pc++)
+        if (plan_ops(plan)[pc].code == OP_BARRIER) return 1;
+    return 0;
+}
+
+/* Until it is taken. One that ends before that, because its owner let go of it or nobody came, is nobody's any more. */
+static void await_take(struct plan_header *plan) {
+    struct pollfd_ fds[3] = {{SLOT_INIT, POLL_IN, 0}, {SLOT_LEASH, POLL_IN, 0}, {SLOT_HANDOVER, POLL_IN, 0}};
+    while (plan->phase < PHASE_PROGRAM) {
+        if (sys(NR_ppoll, fds, 3, 0, 0, 8) <= 0) continue;
+        if (fds[0].revents) {
+            if (!plan->error && plan->phase < PHASE_PROGRAM) plan->outcome |= OUTCOME_LEASH;
+            return;
+        }
+        if (fds[1].revents && !read_leash(plan)) fds[1].fd = -1;
+        if (fds[2].revents && (!(fds[2].revents & POLL_IN) || !door_take())) fds[2].fd = -1;
+    }
+}
+
 void keeper_run(struct plan_header *plan, int init_pid) {
+    int barrier = has_barrier(plan);
     uint64_t all = ~0ull;
     go_anywhere();
     sysret signals = sys(NR_signalfd4, -1, &all, 8, O_NONBLOCK_ | O_CLOEXEC_);
@@ -267,7 +288,7 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     never_wait(SLOT_REPORT);
     never_wait(SLOT_LEASH);
     if (plan->flags & PLAN_DETACHED) never_wait(SLOT_STDOUT), never_wait(SLOT_STDERR);
-    health_start(plan); /* its record is there when `started` is */
+    if (!barrier) health_start(plan); /* its record is there when `started` is */
     /* What could not be found again must not run. */
     sysret unrecorded = plan->flags & PLAN_DETACHED ? write_started(plan) : 0;
     if (unrecorded) {
@@ -281,6 +302,10 @@ void keeper_run(struct plan_header *plan, int init_pid) {
     sys(NR_close_range, SLOT_PLAN, SLOT_PLAN, 0); /* it is mapped */
     if (plan->flags & PLAN_DETACHED) sys(NR_close_range, SLOT_LEASH, SLOT_LEASH, 0);
     if (!(plan->flags & PLAN_ENTER)) forget_below();
+    if (barrier) {
+        await_take(plan);
+        health_start(plan);
+    }
     watch(plan, init_pid);
     if (!(plan->flags & PLAN_ENTER)) door_close();
     sys(NR_close_range, SLOT_HANDOVER, SLOT_PROGRAM, 0); /* the namespaces end with init */

@@ -211,7 +211,7 @@ static void __attribute__((noreturn)) carry_out(void) {
     sysret map = sys(NR_mmap, 0, given.size, 3 /* RW */, 1 /* SHARED */, SLOT_PLAN, 0);
     if (map < 0 && map > -4096) die(2);
     struct plan_header *plan = (struct plan_header *)map;
-    if (plan_validate(plan, given.size, &bad_op) < 0) {
+    if (plan_validate(plan, given.size, &bad_op) < 0 || plan->flags & PLAN_TAKE) {
         report(REPORT_FAILED, (uint16_t)bad_op, E_INVAL, 1);
         die(2);
     }

@@ -44,6 +44,9 @@ void write_exit(struct plan_header *plan);
 int restarter_begin(struct plan_header *plan);
 int restart_due(const struct plan_header *plan);
 
+/* barrier.c: in init, when the program has been exec'd. */
+void forget_taken(void);
+
 /* init.c: PID 1 of a sandbox, once the program is running. Never returns. */
 void init_run(struct plan_header *plan, int program_pid);
 

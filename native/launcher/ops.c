@@ -380,7 +380,7 @@ void forget_arguments(void) {
 }
 
 /* Tries each candidate as execvp(3) does: what is missing is passed over, what may not be run is remembered. */
-static int exec_command(struct plan_header *plan, const struct plan_op *op) {
+static int exec_command(const struct plan_header *plan, const struct plan_op *op) {
     const uint32_t *v = (const uint32_t *)plan_data(plan, op->a);
     uint32_t n_candidates = v[0], n_argv = v[1 + n_candidates], n_envp = v[2 + n_candidates + n_argv];
     const uint32_t *candidates = v + 1, *argv = candidates + n_candidates + 1, *envp = argv + n_argv + 1;
@@ -403,6 +403,7 @@ static int exec_command(struct plan_header *plan, const struct plan_op *op) {
 }
 
 int op_run(struct plan_header *plan, const struct plan_op *op) {
+    const struct plan_header *taken = taken_plan();
     const char *a = plan_data(plan, op->a), *b = plan_data(plan, op->b);
     switch (op->code) {
     case OP_OPEN_TREE: return clone_tree(op, a);
@@ -431,7 +432,7 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_SETSID: return new_session((int)op->x);
     case OP_RLIMIT: return (int)sys(NR_prlimit64, 0, op->c, a, 0);
     case OP_UMASK: sys(NR_umask, op->x); return 0;
-    case OP_CHDIR: return change_directory(a);
+    case OP_CHDIR: return change_directory(taken ? plan_data(taken, plan_ops(taken)[0].a) : a);
     case OP_AFFINITY: return (int)sys(NR_sched_setaffinity, 0, op->b, a);
     case OP_BOUNDING: return drop_bounding(op->x);
     case OP_CAPS: return set_caps(op->x);
@@ -460,7 +461,8 @@ int op_run(struct plan_header *plan, const struct plan_op *op) {
     case OP_THAW: return thaw(op);
     case OP_TERMINAL: return make_terminal(plan, op, a);
     case OP_STREAMS: return take_streams();
-    case OP_EXEC: return exec_command(plan, op);
+    case OP_BARRIER: return wait_at_barrier(plan, op->in, op->x);
+    case OP_EXEC: return taken ? exec_command(taken, &plan_ops(taken)[1]) : exec_command(plan, op);
     }
     return -E_INVAL;
 }

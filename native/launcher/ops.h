@@ -19,6 +19,15 @@ int send_terminal(int to, int terminal);
 /* door.c: the three standard streams, over the socket on 0. 0 or a negative errno. */
 int take_streams(void);
 
+/* barrier.c: in init, wait for what is to run, so many nanoseconds at most, 0 for ever. 0 or a negative errno. */
+int wait_at_barrier(struct plan_header *plan, int owner, uint64_t ns);
+
+/* barrier.c: what came, 0 where nothing did: CHDIR and EXEC in the place of the plan's own. */
+const struct plan_header *taken_plan(void);
+
+/* door.c: in init, say to the keeper that it has come. 0 or a negative errno. */
+int tell_taken(void);
+
 /* ops.c: in init, when the program has been exec'd. */
 void forget_arguments(void);
 

@@ -64,14 +64,17 @@ static int op_ok(const struct plan_header *h, const struct plan_op *op) {
     return 1;
 }
 
-/* A plan is [keeper] CLONE [init] SPAWN [program] EXEC, in this order and once each; an errand has none of the three. */
+/* A plan is [keeper] CLONE [init] SPAWN [program] EXEC, in this order and once each; an errand has none of the three. Init may wait once. What a take brings
+ * is CHDIR and EXEC. */
 static int order_ok(const struct plan_header *h) {
-    int clone = 0, spawn = 0;
+    int clone = 0, spawn = 0, barrier = 0;
     const struct plan_op *ops = plan_ops(h);
+    if (h->flags & PLAN_TAKE) return h->flags == PLAN_TAKE && h->n_ops == 2 && ops[0].code == OP_CHDIR && ops[1].code == OP_EXEC;
     for (uint32_t i = 0; i < h->n_ops; i++) {
         int last = i + 1 == h->n_ops;
         if (ops[i].code == OP_CLONE && (clone++ || spawn)) return 0;
         if (ops[i].code == OP_SPAWN && (spawn++ || !clone)) return 0;
+        if (ops[i].code == OP_BARRIER && (barrier++ || !clone || spawn)) return 0;
         if ((ops[i].code == OP_EXEC) != (last && !(h->flags & PLAN_ERRAND))) return 0;
     }
     return h->flags & PLAN_ERRAND ? !clone && !spawn : clone && spawn;

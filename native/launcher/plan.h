@@ -47,8 +47,9 @@ enum {
 };
 
 /* PLAN_ERRAND: no sandbox at all, only operations of the keeper. PLAN_ENTER: into a sandbox that runs, see door.c. PLAN_TERMINAL: its output
- * comes from a terminal that init hands over. PLAN_ALONE: it enters, and nobody waits for it. PLAN_RESTARTS: it has a restart policy. */
-enum { PLAN_TIMES = 1, PLAN_DETACHED = 2, PLAN_ERRAND = 4, PLAN_ENTER = 8, PLAN_TERMINAL = 16, PLAN_ALONE = 32, PLAN_RESTARTS = 64 };
+ * comes from a terminal that init hands over. PLAN_ALONE: it enters, and nobody waits for it. PLAN_RESTARTS: it has a restart policy. PLAN_TAKE: CHDIR
+ * and EXEC alone, for a sandbox that waits at its BARRIER, see barrier.c. */
+enum { PLAN_TIMES = 1, PLAN_DETACHED = 2, PLAN_ERRAND = 4, PLAN_ENTER = 8, PLAN_TERMINAL = 16, PLAN_ALONE = 32, PLAN_RESTARTS = 64, PLAN_TAKE = 128 };
 
 enum { PHASE_NEW, PHASE_KEEPER, PHASE_INIT, PHASE_PROGRAM, PHASE_READY, PHASE_EXITED };
 
@@ -125,7 +126,7 @@ struct report {
     uint64_t x;
 };
 
-enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
+enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3, REPORT_WAITING = 4 };
 
 /* X(code, name, in, out, a, b): what the validator demands of each argument.
  *   in, out   s slot   o slot or -1   - must be -1
@@ -184,7 +185,8 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3 };
     X(49, STREAMS, '-', '-', '-', '-')     /* 0 is a socket, from which 0-2 come */ \
     X(50, DOMAINNAME, '-', '-', 'p', '-') \
     X(51, SYSCTL, 's', '-', 'p', 'd')      /* in a procfs */ \
-    X(52, THAW, 's', '-', '-', '-')        /* a cgroup.freeze: when the leash has ended without a byte */
+    X(52, THAW, 's', '-', '-', '-')        /* a cgroup.freeze: when the leash has ended without a byte */ \
+    X(53, BARRIER, 's', '-', '-', '-')     /* in init: wait for what is to run, sent over the socket in; x nanoseconds at most, 0 for ever */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };

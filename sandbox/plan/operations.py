@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from dockless.base.dataclass import dataclass, field
 from dockless.base.text import escaped
+from dockless.base.units import format_duration
 from dockless.sandbox.plan.builder import HOST_PROC, IDMAP, NEW_NS, NO_SYMLINKS, PRIVATE, RECURSIVE, TREE_CLONE
 from dockless.sandbox.plan.plan import DIRECTORY, Op, Plan
 from dockless.sandbox.plan.wording import (
@@ -402,6 +403,14 @@ OPERATIONS: dict[str, Operation] = {
             errno.ENOSPC: "too many terminals: raise sysctl kernel.pty.max",
             errno.ENODEV: "something was put in the place of its devpts",
         },
+    ),
+    "BARRIER": Operation(
+        lambda op, p: (
+            f"wait{f' for {format_duration(op.x / 1e9)} at most' if op.x else ''} to be told what runs, where and on which streams",
+            f"{NOTHING}a shell does not wait",
+        ),
+        numbers=lambda op, _: [f"{op.x} ns at most"] if op.x else [],
+        hints={errno.EINVAL: "this is a bug in dockless", errno.EPERM: "this is a bug in dockless"},
     ),
     "STREAMS": Operation(
         lambda op, p: ("take standard input, output and error from whoever is to have them", f"{NOTHING}its own are the script's"),

@@ -7,6 +7,7 @@ The byte format and the operations are defined in ``native/launcher/plan.h``. A 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import struct
@@ -35,7 +36,8 @@ PTMX = "/dev/pts/ptmx"
 DIRECTORY = "{directory}"
 """In a plan: the path of the sandbox's own directory, filled in at each start."""
 _OPTIONAL = 1
-_TIMES, _DETACHED, _ERRAND, _ENTER, _TERMINAL, _ALONE, _RESTARTS = 1, 2, 4, 8, 16, 32, 64
+_TIMES, _DETACHED, _ERRAND, _ENTER, _TERMINAL, _ALONE, _RESTARTS, _TAKE = 1, 2, 4, 8, 16, 32, 64, 128
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _FLAGS_OFFSET = struct.calcsize("<IH")
 _MAGIC, _ABI = 0x4E4C504B, 1
 
@@ -135,13 +137,16 @@ class _Data:
         return self.blob(blob), len(blob)
 
 
-def in_memory(raw: bytes | bytearray) -> int:
-    """A memfd that holds an encoded plan; the caller closes it. ``OSError``: EFBIG under a limit on the size of files (ulimit -f)."""
-    fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC)
+def in_memory(raw: bytes | bytearray, *, sealed: bool = False) -> int:
+    """A memfd that holds an encoded plan; the caller closes it. ``sealed``: nobody can change it any more. ``OSError``: EFBIG under a limit
+    on the size of files (ulimit -f)."""
+    fd = os.memfd_create("dockless-plan", os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0))
     try:
         rest = memoryview(raw)
         while rest:
             rest = rest[os.write(fd, rest) :]
+        if sealed:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
@@ -183,10 +188,18 @@ def rows_of(ops: tuple[Op, ...], texts: Iterable[str] = ()) -> Rows:
 
 
 def encode(
-    plan: Plan, *, times: bool = False, detached: bool = False, enters: bool = False, alone: bool = False, rows: Rows | None = None
+    plan: Plan,
+    *,
+    times: bool = False,
+    detached: bool = False,
+    enters: bool = False,
+    alone: bool = False,
+    take: bool = False,
+    rows: Rows | None = None,
 ) -> bytes:
     """The plan as the launcher reads it. ``enters``: it is for the keeper of a sandbox that runs, see ``native/launcher/door.c``;
-    ``alone``: nobody will wait for it. ``rows``: ``rows_of`` its operations, where somebody has kept them."""
+    ``alone``: nobody will wait for it. ``take``: it is for one that waits, see ``native/launcher/barrier.c``. ``rows``: ``rows_of`` its
+    operations, where somebody has kept them."""
     rows = rows_of(plan.ops) if rows is None else rows
     data = _Data(rows)
     ops = rows.ops
@@ -203,7 +216,7 @@ def encode(
     times_offset = data_offset + len(data.bytes) if times else 0
     size = data_offset + len(data.bytes) + (8 * n_ops if times else 0)
     flags = (_TIMES if times else 0) | (_DETACHED if detached else 0) | (0 if plan.command else _ERRAND) | (_ENTER if enters else 0)
-    flags |= (_ALONE if alone else 0) | rows.flags
+    flags |= (_ALONE if alone else 0) | (_TAKE if take else 0) | rows.flags
     header = _HEADER.pack(
         _MAGIC, _ABI, flags, size, n_ops, ops_offset, data_offset, len(data.bytes), times_offset,
         int(plan.timeout * 1e9), int(plan.grace * 1e9), plan.log_limit, int(plan.idle * 1e9), int(plan.ttl * 1e9), plan.stop_signal, 0,

@@ -29,7 +29,6 @@ from dockless.sandbox.run.process import Exit, Process, with_usage
 from dockless.sandbox.run.removal import remove_cgroup, remove_tree
 from dockless.sandbox.run.start import (
     Place,
-    StartInputs,
     bound_disk,
     carry_out,
     collect,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from dockless.images import Image
     from dockless.sandbox.run.box import Box
     from dockless.sandbox.run.door import Entrance
+    from dockless.sandbox.run.prepared import Prepared
 
 T = TypeVar("T")
 
@@ -83,6 +83,7 @@ class ForegroundSandbox:
         self._process: Process | None = None
         self._cgroup: Cgroup | None = None
         self._exit: Exit | None = None
+        self._directory: Path | None = None
         self._entrance: Entrance | None = None
         self._stack = contextlib.ExitStack()
 
@@ -101,7 +102,9 @@ class ForegroundSandbox:
 
     @property
     def directory(self) -> Path:
-        return root(FOREGROUND) / self.id
+        if self._directory is None:
+            self._directory = root(FOREGROUND) / self.id
+        return self._directory
 
     @property
     def cgroup(self) -> Cgroup | None:
@@ -118,41 +121,52 @@ class ForegroundSandbox:
 
     def _start(self) -> None:
         image = find_image(self.spec.image)
-        self.image_digest = image.digest
         with contextlib.ExitStack() as opened:
-            place = self._place(image, opened)
-            unbounded = bound_disk(self.spec, place.directory)
-            self._claim(self._make_group)
-            if self._cgroup is not None:
-                self._stack.callback(remove_cgroup, self._cgroup)
-                mark_in_use(self._cgroup.fd)
+            place = self._occupy(image, opened)
             start = collect(self.spec, image, place, self._cgroup, self._stdio, opened, leased=self._leased)
-            self.plan, self.identity = start.ready.plan, start.ready.resolved.identity
-            self.warnings = warnings_of(self.spec, self._cgroup) + unbounded + start.ready.resolved.warnings
-            group = GROUP + self.id if self._cgroup else ""
-            with listening.told(place.directory, lambda: self._document(start, image).encode("ascii")):
-                self._process = carry_out(start, f"dockless {self.id}", cgroup=group, times=self._times, size=self._size)
+            ready = start.ready
+            self._planned(ready)
+            with listening.told(start.place.directory, lambda: self._document(ready).encode("ascii")):
+                self._process = carry_out(start, f"dockless {self.id}", cgroup=self._group_name, times=self._times, size=self._size)
         self._stack.callback(self._process.close)
-        self._note(start, image)
+        self._note(ready)
 
-    def _note(self, start: StartInputs, image: Image) -> None:
+    def _occupy(self, image: Image, opened: contextlib.ExitStack) -> Place:
+        """Its directory and its cgroup."""
+        self.image_digest = image.digest
+        place = self._place(image, opened)
+        self.warnings = bound_disk(self.spec, place.directory)
+        self._claim(self._make_group)
+        if self._cgroup is not None:
+            self._stack.callback(remove_cgroup, self._cgroup)
+            mark_in_use(self._cgroup.fd)
+        return place
+
+    def _planned(self, ready: Prepared) -> None:
+        self.plan, self.identity = ready.plan, ready.resolved.identity
+        self.warnings = warnings_of(self.spec, self._cgroup) + self.warnings + ready.resolved.warnings
+
+    @property
+    def _group_name(self) -> str:
+        return GROUP + self.id if self._cgroup else ""
+
+    def _note(self, ready: Prepared) -> None:
         """For whoever looks for it while it runs: a ``Document`` and its plan in one file. It may have ended by now: its keeper has removed
         the directory then."""
         assert self._process is not None
-        text = self._document(start, image, keeper=self._process.keeper_pid, init=self._process.pid)
+        text = self._document(ready, keeper=self._process.keeper_pid, init=self._process.pid)
         try:
-            documents.note(start.place.directory, documents.NAME, documents.with_plan(text, start.ready.raw()))
+            documents.note(self.directory, documents.NAME, documents.with_plan(text, ready.raw()))
         except FileNotFoundError:
             pass
         except OSError as error:
-            self.warnings += (f"this sandbox is not listed by `dockless ps`: {start.place.directory}: {error.strerror}",)
+            self.warnings += (f"this sandbox is not listed by `dockless ps`: {self.directory}: {error.strerror}",)
 
-    def _document(self, start: StartInputs, image: Image, **pids: int) -> str:
+    def _document(self, ready: Prepared, **pids: int) -> str:
         """Without its plan."""
-        ready = start.ready
         if not ready.noted:
             identity, stop = ready.resolved.identity, ready.plan.stop_signal
-            ready.noted = documents.members(spec=self.spec, image=image.digest, stop_signal=stop, identity=identity)
+            ready.noted = documents.members(spec=self.spec, image=self.image_digest, stop_signal=stop, identity=identity)
         own = documents.members(
             boot_id=documents.boot_id(),
             created=time.time(),

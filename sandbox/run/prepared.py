@@ -18,7 +18,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
 from dockless.native.userns import namespace_fd
 from dockless.sandbox import binds, features
-from dockless.sandbox.compile import NETWORK_LABEL, USERNS_LABEL, compile_plan
+from dockless.sandbox.compile import NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
 from dockless.sandbox.resolve import on_behalf, resolve, with_command
 from dockless.sandbox.resolved import Resolved
@@ -50,6 +50,8 @@ class Prepared:
         labelled = {label: slot for slot, label in self.plan.slots.items()} if like is None else {}
         self._userns: int = labelled.get(USERNS_LABEL, -1) if like is None else like._userns
         self._network: int = labelled.get(NETWORK_LABEL, -1) if like is None else like._network
+        self.owner: int = labelled.get(OWNER_LABEL, -1) if like is None else like.owner
+        """The slot of the socket by which one that waits is given its program."""
         self.rules: tuple[DeviceRule, ...] = self._rules() if like is None else like.rules
 
     def _rules(self) -> tuple[DeviceRule, ...]:
@@ -124,6 +126,23 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
     found = Prepared(with_command(like.resolved, spec, image), like if like.plan.health is None else None)
     with _lock:
         _put(alike, command, found, _COMMANDS)
+    return found
+
+
+def waiting(spec: Spec, image: Image, seconds: float, *, has_cgroup: bool) -> Prepared:
+    """The plan of a sandbox that waits for its program, so many seconds at most, 0 for ever. Errors: as ``prepared``."""
+    return Prepared(replace(resolve(spec, image, features.probe(), has_cgroup=has_cgroup), waits=seconds))
+
+
+def with_program(like: Prepared, spec: Spec, image: Image, workdir: str) -> Prepared:
+    """The plan of one that waited, when it has its program: that of ``spec``, whose command, variables and directory alone may differ from
+    what it was prepared by. ``BadInput``"""
+    resolved = with_command(like.resolved, spec, image)
+    found = Prepared(resolved, like)
+    if workdir != resolved.workdir:
+        found.resolved = replace(resolved, workdir=workdir)
+        ops = tuple(replace(op, a=workdir) if op.name == "CHDIR" else op for op in found.plan.ops)
+        found.plan, found._rows = replace(found.plan, ops=ops), None
     return found
 
 

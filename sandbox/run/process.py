@@ -18,22 +18,23 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import math
 import os
 import select
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dockless import native
 from dockless.base import signal
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.exit_codes import exit_code
 from dockless.base.interrupts import waiting
-from dockless.base.typing import Literal
+from dockless.base.typing import TYPE_CHECKING, Literal
 from dockless.base.waits import readable
 from dockless.cgroups import Usage
-from dockless.errors import BadInput, NotEnded, SandboxError, SandboxGone
+from dockless.errors import BadInput, LaunchFailed, NotEnded, SandboxError, SandboxGone
 from dockless.sandbox.plan import failure
 from dockless.sandbox.plan.plan import (
     HEADER_SIZE,
@@ -48,8 +49,11 @@ from dockless.sandbox.plan.plan import (
     read_record,
 )
 
+if TYPE_CHECKING:
+    from socket import socket
+
 _REPORT = struct.Struct("<HHiQ")
-_READY, _FAILED, _STATUS = 1, 2, 3
+_READY, _FAILED, _STATUS, _WAITING = 1, 2, 3, 4
 TIMED_OUT, KILLED, INIT_DIED, LEASH, IDLE, EXPIRED, LOST, RESTART = 1, 2, 4, 8, 16, 32, 64, 128
 Deadline = Literal["", "timeout", "idle_timeout", "ttl"]
 LATE = 1.0
@@ -219,17 +223,46 @@ class Process:
         if self._timer_fd >= 0:
             native.timer(due - time.monotonic(), self._timer_fd)
 
+    def await_barrier(self) -> None:
+        """Until it waits for its program; else the error of the operation that failed."""
+        self._await_report(_WAITING)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its program, or will: it has not ended."""
+        return not readable(self._launched.pidfd, 0)
+
+    def give(self, owner: socket, beginning: int, stdio: Sequence[int]) -> None:
+        """Give one that waits its program, once. ``beginning``: the sealed memfd of its command. ``SandboxGone`` where it has ended."""
+        from socket import send_fds
+
+        self._started, self._clock = time.time(), time.monotonic()
+        try:
+            send_fds(owner, [b"t"], [beginning, *stdio])
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN):
+                raise self._not_taken() from None
+            raise failure.not_started(error) from error
+
+    def await_given(self, plan: Plan) -> None:
+        """Until that program has been exec'd. ``plan``: what it was prepared by, with the command. Errors: as of ``start``; ``SandboxGone``
+        where it had ended, and nothing has run."""
+        self._plan = plan
+        self._due = self._limit()
+        try:
+            self._await_ready(detached=False)
+        except LaunchFailed:
+            record = self.record()
+            if not record.error and record.phase in ("keeper", "init"):
+                raise self._not_taken() from None
+            raise
+
+    def _not_taken(self) -> SandboxGone:
+        return gone(f"of process {self.keeper_pid}", "it ended while it waited for its program", "take another one")
+
     def _await_ready(self, detached: bool) -> None:
         """Until the program has been exec'd; else the error of the operation that failed."""
-        with waiting():
-            self._await(self._report_fd, math.inf)
-        raw = _read_report(self._report_fd)
-        if raw is None or raw[0] != _READY:
-            record = self.record()
-            if self._late or (not record.error and record.outcome & TIMED_OUT):
-                raise failure.too_late(self._plan, record.pc, deadline_of(record.outcome) or "timeout")
-            raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
-        self.pid = raw[2]
+        self.pid = self._await_report(_READY)
         if not detached:  # that one is about to be released, and must not end for want of a descriptor now that it runs
             try:
                 self._init_fd = os.pidfd_open(self.pid)
@@ -239,6 +272,18 @@ class Process:
                 raise failure.not_started(error) from error
         self.setup = time.monotonic() - self._clock
         self._due = self._limit()
+
+    def _await_report(self, kind: int) -> int:
+        """What it says in the next report, which must be of this kind."""
+        with waiting():
+            self._await(self._report_fd, math.inf)
+        raw = _read_report(self._report_fd)
+        if raw is None or raw[0] != kind:
+            record = self.record()
+            if self._late or (not record.error and record.outcome & TIMED_OUT):
+                raise failure.too_late(self._plan, record.pc, deadline_of(record.outcome) or "timeout")
+            raise failure.explain(self._plan, record.pc if raw is None else raw[1], 0 if raw is None else raw[2])
+        return raw[2]
 
     def record(self) -> Record:
         """The flight recorder: where the launcher is, and the times of its operations if they were asked for."""
@@ -419,6 +464,27 @@ def start(
 
     Errors: ``LaunchFailed`` and its relatives, which name the operation; nothing is left behind then.
     """
+    process = begin(plan, raw, fds, launch, counted)
+    process._due = min(process._due, time.monotonic() + within)
+    try:
+        process._await_ready(detached)
+    except BaseException:
+        process.kill()  # a detached one does not end with us: it has a second, and is killed then
+        process.close()
+        raise
+    return process
+
+
+def prepare(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], launch: Launch = native.launch) -> Process:
+    """Begin to carry out a plan with a BARRIER, up to that: ``Process.take`` gives it its program. Returns at once, and no deadline of the
+    sandbox has begun. Errors: ``LaunchFailed`` where there is no process to be had."""
+    process = begin(plan, raw, fds, launch)
+    process._due = math.inf
+    return process
+
+
+def begin(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], launch: Launch, counted: Counted = nobody) -> Process:
+    """The keeper, which carries out a plan by itself from here on."""
     started = time.time()
     ours: list[int] = []
     theirs: list[int] = []
@@ -436,15 +502,7 @@ def start(
     finally:
         for fd in (*theirs, *ours):
             os.close(fd)
-    process = Process(launched, plan, plan_fd, report, leash, started, counted)
-    process._due = min(process._due, time.monotonic() + within)
-    try:
-        process._await_ready(detached)
-    except BaseException:
-        process.kill()  # a detached one does not end with us: it has a second, and is killed then
-        process.close()
-        raise
-    return process
+    return Process(launched, plan, plan_fd, report, leash, started, counted)
 
 
 def errand(plan: Plan, fds: Mapping[int, int], *, name: str = "dockless-errand", restarts: bool = False) -> None:

@@ -146,13 +146,23 @@ def carry_out(
 ) -> Process:
     """The process, with its program exec'd. ``name``: what the host shows as the keeper's command line. ``cgroup``: the group's name, where
     the keeper removes it if we die. Errors: ``LaunchFailed`` and its relatives."""
-    place = start.place
     raw = start.ready.raw(times=times, detached=detached)
-    filled = filled_in(
-        raw, directory=str(place.directory), removed=place.removed, cgroup=cgroup, terminal=size, restarts=SLOT_RESTART in start.slots
-    )
-    users_group = users.above(start.group.text) if start.group is not None else ""
-    return process.start(start.ready.plan, filled, start.slots, partial(_launch, users_group, name), detached=detached)
+    filled = _filled(start, raw, cgroup, size)
+    return process.start(start.ready.plan, filled, start.slots, _launcher(start, name), detached=detached)
+
+
+def prepare(start: StartInputs, name: str, *, cgroup: str = "") -> Process:
+    """The same for one whose plan has a BARRIER: it begins, and ``Process.take`` gives it its program."""
+    return process.prepare(start.ready.plan, _filled(start, start.ready.raw(), cgroup, None), start.slots, _launcher(start, name))
+
+
+def _filled(start: StartInputs, raw: bytes, cgroup: str, size: tuple[int, int] | None) -> bytearray:
+    place, restarts = start.place, SLOT_RESTART in start.slots
+    return filled_in(raw, directory=str(place.directory), removed=place.removed, cgroup=cgroup, terminal=size, restarts=restarts)
+
+
+def _launcher(start: StartInputs, name: str) -> process.Launch:
+    return partial(_launch, users.above(start.group.text) if start.group is not None else "", name)
 
 
 def _launch(users_group: str, name: str, fds: Mapping[int, int]) -> native.Launched:

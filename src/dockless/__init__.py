@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dockless._finding import start as start
     from dockless._keywords import Options as Options
     from dockless._keywords import QueueOptions as QueueOptions
+    from dockless._pool import Pool as Pool
     from dockless._result import Result as Result
     from dockless._stdio import DEVNULL as DEVNULL
     from dockless._stdio import PIPE as PIPE
@@ -146,6 +147,7 @@ _HOME = {
     "_keywords": ("Options", "QueueOptions"),
     "_events": ("events",),
     "_executing": ("Execution",),
+    "_pool": ("Pool",),
     "_result": ("Result",),
     "sandbox.files.files": ("FileInfo", "Files"),
     "sandbox.files.tree": ("Copied",),

@@ -27,7 +27,7 @@ from dockless._executing import Enterable, WithTerminal
 from dockless._life import LifeCycle, check_labels, refuse_job
 from dockless._options import gpus_wanted, image_and_args, make_spec
 from dockless._pulling import leased, present
-from dockless._stdio import Stream, Text
+from dockless._stdio import Stdio, Stream, Text
 from dockless._streams import S, Streams, StreamSettings
 from dockless.base import signal
 from dockless.base.checks import checked
@@ -321,23 +321,9 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
 
     def _start(self, image: str, streams: Callable[..., Any]) -> Any:
         """Lease, launch; then ``streams`` makes its streams."""
-        from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
-
         stdio = self._settings.open()
         try:
-            spec, lease = self._held.enter_context(leased(self.spec, image, self._wanted_gpus))
-            labels = self._labels
-            if lease is not None:
-                self._simulated = lease.simulated
-                labels = labels | ({"gpus": "simulated"} if lease.simulated else {})
-            stdin, stdout, stderr = stdio.theirs
-            box = Inner(
-                spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure, labels=labels, size=self._size,
-                leased=lease.sockets if lease else (),
-            )  # fmt: skip
-            self._box = box.__enter__()
-            if lease is not None:
-                lease.close()  # its keeper has it now
+            self._box = box = self._launch(image, stdio)
         except BaseException:
             stdio.close()
             self._release()
@@ -350,6 +336,24 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
             stdio.close()
             self.__exit__(type(error), error, error.__traceback__)
             raise
+
+    def _launch(self, image: str, stdio: Stdio) -> Inner:
+        from dockless.sandbox.run.foreground import ForegroundSandbox as Inner
+
+        spec, lease = self._held.enter_context(leased(self.spec, image, self._wanted_gpus))
+        labels = self._labels
+        if lease is not None:
+            self._simulated = lease.simulated
+            labels = labels | ({"gpus": "simulated"} if lease.simulated else {})
+        stdin, stdout, stderr = stdio.theirs
+        box = Inner(
+            spec, id=self._id, stdin=stdin, stdout=stdout, stderr=stderr, times=self._measure, labels=labels, size=self._size,
+            leased=lease.sockets if lease else (),
+        )  # fmt: skip
+        box.__enter__()
+        if lease is not None:
+            lease.close()  # its keeper has it now
+        return box
 
     def _give_up(self) -> None:
         """Nobody waits for the start any more: the pull, which is the long part of it, ends."""

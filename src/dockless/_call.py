@@ -10,7 +10,7 @@ by ``timed_out`` (an exception only with ``check=True``), and a shell string is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dockless._box import Sandbox
 from dockless._result import Result, result_of
@@ -59,7 +59,7 @@ def run(image: Image = None, args: Arguments = None, *, input: Any = None, check
 
 
 def box_for(
-    kind: type[Box],
+    kind: Callable[..., Box],
     image: Image,
     args: Arguments,
     *,

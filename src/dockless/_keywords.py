@@ -213,6 +213,40 @@ class AnyRun(RunOptions, AnyStreams, total=False):
     capture_output: bool
 
 
+class TakeOptions(TypedDict, total=False):
+    """The keywords of a program that runs in a sandbox of a pool: see ``Pool.take``."""
+
+    env: Mapping[str, str] | Iterable[str]
+    workdir: StrPath
+
+
+class TextTake(TakeOptions, TextStreams, total=False): ...
+
+
+class BytesTake(TakeOptions, BytesStreams, total=False): ...
+
+
+class AnyTake(TakeOptions, AnyStreams, total=False): ...
+
+
+class TextTakeRun(TextTake, total=False):
+    check: bool
+    input: str | None
+    capture_output: Required[Literal[True]]
+
+
+class BytesTakeRun(BytesTake, total=False):
+    check: bool
+    input: bytes | None
+    capture_output: Required[Literal[True]]
+
+
+class AnyTakeRun(AnyTake, total=False):
+    check: bool
+    input: str | bytes | None
+    capture_output: bool
+
+
 class ExecOptions(TypedDict, total=False):
     """The keywords of a command that is executed: see ``Sandbox.exec``."""
 

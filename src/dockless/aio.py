@@ -29,6 +29,7 @@ from dockless._async_attaching import Attachment
 from dockless._async_box import Sandbox
 from dockless._async_events import AsyncEvents
 from dockless._async_executing import Execution
+from dockless._async_pool import Pool
 from dockless._async_submitting import Submitted
 from dockless._call import box_for, result_from
 from dockless._loop import in_thread, unless_cancelled
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from dockless.images.pull_policy import PullPolicy
 
 __all__ = [
-    "Attachment", "Execution", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start", "submit",
-    "volumes",
+    "Attachment", "Execution", "Pool", "Sandbox", "Submitted", "commit", "create", "diff", "events", "list", "pull", "run", "start",
+    "submit", "volumes",
 ]  # fmt: skip
 
 P = ParamSpec("P")

@@ -45,6 +45,12 @@ def test_the_agents_tool(capsys):
     assert said.endswith('{"total": 200}\n')
 
 
+def test_snippets(capsys):
+    asyncio.run(example("snippets").main("host"))
+    said = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert said == ["42", "", "False", "it took too long", "ZeroDivisionError: division by zero"]
+
+
 def test_what_is_served(capsys):
     asyncio.run(example("served").main("host"))
     assert capsys.readouterr().out.splitlines() == [

@@ -30,7 +30,7 @@ BadAnswer BadDigest BadImage BadInput Bind CgroupError Change CheckFailed Comman
 Copied create DocklessError Event Events Execution Exit FileEvent FileInfo Files
 GpuDriverMissing GpuError Health HealthCheck IdMapError Image ImageError ImageInUse IoMax Job JobSpec LaunchFailed LimitError
 LimitUnavailable Limits Mount
-Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE QueueOptions RateLimited Refused
+Namespaces NoRoom NotEnded NotEnoughGpus NotFound NotPermitted NotRunnable Options OutputLost PIPE Pool QueueOptions RateLimited Refused
 RegistryError RegistryUnavailable Result
 Rlimit STDOUT Sandbox SandboxError SandboxGone SchedError Spec State Store Submitted Tmpfs Unauthorized UnknownGpu UnknownImage UnknownJob
 Killed OutOfMemory SandboxLost TimedOut
@@ -59,6 +59,7 @@ ONLY_BLOCKING = {
     "Submitted": set(),
     "Files": {"open"},  # gives a file object of Python's
     "Attachment": {"come", "into", "pause", "put"},  # the steps that both are made of
+    "Pool": set(),
 }
 SET_BY_INIT = {"Submitted": {"id"}, "Attachment": {"name", "scrollback", "tty"}}
 """What is a property where it is awaited, and an attribute of the object where it is not."""

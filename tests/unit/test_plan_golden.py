@@ -14,7 +14,7 @@ from tests.support.plan_cases import (
 )
 
 from dockless import native
-from dockless.sandbox.compile import compile_plan
+from dockless.sandbox.compile import OWNER_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.plan import operations
 from dockless.sandbox.plan.builder import TREE_CLONE
 from dockless.sandbox.plan.explain import rows
@@ -111,7 +111,7 @@ def _another(value):
 
 def test_each_operation_explained(golden):
     """In words and as a command, each once: a reader of --explain sees nothing else."""
-    plans = [RARE, *(compile_plan(CASES[name]) for name in ("root-everything", "root-indexed-old-kernel", "user-mounts"))]
+    plans = [RARE, *(compile_plan(CASES[name]) for name in ("root-everything", "root-indexed-old-kernel", "user-mounts", "root-waiting"))]
     lines = dict.fromkeys(f"{row.actor} {row.operation}: {row.words}\n    {row.shell}\n" for plan in plans for row in rows(plan))
     golden("explained.txt", "".join(lines))
 
@@ -128,7 +128,7 @@ def test_a_slot_is_filled_before_it_is_used(name):
     plan = compile_plan(CASES[name])
     filled = (
         {0, 1, 2, 3, 4, 5, 6, 15}
-        | {slot for slot, label in plan.slots.items() if label == "user namespace"}
+        | {slot for slot, label in plan.slots.items() if label in (USERNS_LABEL, OWNER_LABEL)}
         | plan.held.keys()
         | plan.maps.keys()
     )
