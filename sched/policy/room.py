@@ -188,7 +188,7 @@ class Room(Pools):
         if not room or (not self.state.slices.isdisjoint(self.of_goal(job)) and self.no_gpu(job, keep=False) is None):
             return ""
         free = [gpu for gpu in room if not self.delayed(job, gpu)]
-        free = free or [gpu for gpu in room if all(kept.extra > 0 and not kept.devices for kept in self.delayed(job, gpu))]
+        free = free or [gpu for gpu in room if all(kept.extra > 0 for kept in self.delayed(job, gpu))]
         return self.shared.best(job, free) if free else ""
 
     def quotas_let(self, job: WaitingJob, gpu: str) -> bool:

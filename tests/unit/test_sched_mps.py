@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.boxes import load
 from support.desk import ANN, BEN, play
 from support.stand_in import until
 
 from dockless.errors import GpuError
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import Spec
+from dockless.sandbox.spec import Namespaces, Spec, Tmpfs
 from dockless.sched import JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.engine import engine, mps, mps_places, sharing
@@ -96,6 +97,30 @@ def test_a_user_for_whom_it_does_not_start_waits_for_it_once(shared):
     assert launcher.said.count("start") == 1
     daemons.join(spec, 1002, gpus[0], 4096, 81920, None, None)
     assert launcher.said.count("start") == 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(("true",), profile="untrusted"),
+        Spec(("true",), profile="privileged"),
+        Spec(("true",), namespaces=Namespaces(ipc="host")),
+        Spec(("true",), user="1000:0"),
+        Spec(("true",), mounts=(Tmpfs("/dev/shm/"),)),
+    ],
+)
+def test_for_whom_it_is_not_none_is_started(shared, spec):
+    """It is for programs that run as the user, in a user namespace and with a /dev/shm that she shares with it."""
+    launcher: Any = Launcher()
+    assert mps.ControlDaemons(launcher, QUEUE).join(spec, 1001, "GPU-0", 4096, 81920, None, None) is spec
+    assert launcher.said == []
+
+
+def test_an_image_that_names_another_user_has_none(shared, tmp_path):
+    launcher: Any = Launcher()
+    spec = Spec(("true",), image=load(tmp_path, user="1000"))
+    assert mps.ControlDaemons(launcher, QUEUE).join(spec, 1001, "GPU-0", 4096, 81920, None, None) is spec
+    assert launcher.said == []
 
 
 SHARED = JobSpec(Spec(("true",)), gpus="memory=20G")
