@@ -21,7 +21,7 @@ from dockless.sched.callers import Callers
 from dockless.sched.engine import attempts, ending, engine, hostgpus, housekeeping, outage, starting, stopping, wants
 from dockless.sched.policy.state import Preemption
 from dockless.sched.store import queue, writer
-from dockless.sched.wire import answers, client, logs, protocol, server
+from dockless.sched.wire import answers, client, logs, protocol, server, verbs
 
 
 def test_settings(tmp_path):
@@ -80,8 +80,8 @@ NUMBERS = {
     queue: {"VERSION": 3, "_PAGE": 200},
     server: {
         "PER_USER": 64, "IN_ALL": 200, "OWN": 8, "EVERYBODY": 280, "KEPT_BACK": 128, "PIECE": 65_536, "UNFINISHED": 8_388_608,
-        "AT_ONCE": 100, "MAX_LISTED": 100_000, "MAX_GPUS": 1000,
     },
+    verbs: {"AT_ONCE": 100, "MAX_LISTED": 100_000, "MAX_GPUS": 1000},
     stopping: {"KILL_AGAIN": 2.0},
     wants: {"AGAIN": 1.0},
     writer: {"MOST": 512},

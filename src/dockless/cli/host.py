@@ -87,6 +87,8 @@ def _print_troubles(gpus: Sequence[GpuInfo]) -> None:
 
 
 def _print_unleased(unleased: Mapping[str, str]) -> None:
+    if not unleased:
+        return
     from dockless.sandbox.gpus import handed_out
 
     out(*(f"{line}." for line in handed_out.in_words(unleased)))

@@ -323,16 +323,24 @@ def _detail(job: Job, simulated: bool) -> None:
 
 def _of_nvidia(gpus: str) -> bool:
     """Whether a job asked for GPUs that can be simulated: not for other devices, nor for none."""
+    if not gpus:
+        return False
     from dockless.sandbox.gpus.request import parse_request
 
-    return bool(gpus) and not parse_request(gpus).of_devices
+    try:
+        return not parse_request(gpus).of_devices
+    except BadInput:
+        return False
 
 
 def _gpus(job: Job) -> str:
-    """What it asked for, and how many that are where the words do not say so."""
+    """What it asked for, and how many that are where the words do not say so; as it stands where a daemon of another version knows more."""
     from dockless.sandbox.gpus.request import ALL, parse_request
 
-    asked = parse_request(job.gpus)
+    try:
+        asked = parse_request(job.gpus)
+    except BadInput:
+        return job.gpus
     return f"{asked} = {job.gpu_count}" if asked.devices or asked.count == ALL else f"{asked}"
 
 
