@@ -101,7 +101,8 @@ class Catalog:
         return Image(reference=tag, digest=found, config=ImageConfig(), layers=())
 
     def _stamp(self) -> tuple[int, ...]:
-        """What changes with every change of images.json, which is only ever replaced as a whole."""
+        """What changes with every change of images.json, which is only ever replaced as a whole: the number of a file that is gone is given
+        again, its size is the same when a tag moves, and a clock ticks every few milliseconds, so ``changing`` sees to a later time."""
         try:
             found = os.stat(self.list_path)
         except OSError:
@@ -214,10 +215,13 @@ class Catalog:
         if not path.exists():
             self._replace(path, data)
 
-    def _replace(self, path: Path, data: bytes) -> None:
-        """``path``, whole or not at all. What a killed process, or a disk that refuses to remove it, leaves is swept with the rest."""
+    def _replace(self, path: Path, data: bytes, *, after: int = -1) -> None:
+        """``path``, whole or not at all. What a killed process, or a disk that refuses to remove it, leaves is swept with the rest.
+        ``after``: the file that it replaces was changed then, in nanoseconds; it says of itself that it is younger."""
         with temporary_directory(self.root / "tmp") as scratch:
             write_atomic(scratch / "new", data, self._mode)
+            if (scratch / "new").stat().st_mtime_ns <= after:
+                os.utime(scratch / "new", ns=(after + 1, after + 1))
             os.rename(scratch / "new", path)
         sync_directory(path.parent)
 
@@ -275,9 +279,9 @@ class Catalog:
 
         self.prepare()
         with locked(self.root / "locks" / "images"):
-            index = self.read_index()
+            index, stamp = self.read_index(), self._stamp()
             yield index
-            self._replace(Path(self.list_path), dumps(index, indent=1, sort_keys=True).encode())
+            self._replace(Path(self.list_path), dumps(index, indent=1, sort_keys=True).encode(), after=stamp[1] if stamp else -1)
 
     def read_index(self) -> dict[str, Any]:
         try:

@@ -150,6 +150,23 @@ def test_a_tag_moves(tmp_path):
     assert [image.digest for image in Store().list()] == [second.digest, first.digest]
 
 
+def test_a_tag_that_moves_faster_than_the_clock_ticks(tmp_path, monkeypatch):
+    """Each list is as large as the one before, and may have the number of the one before that."""
+    store = Store()
+    one, two = load(tmp_path, [ONE], ref="one"), load(tmp_path, [TWO], ref="two")
+    monkeypatch.setattr("dockless.images.catalog.catalog.write_atomic", at_one_moment)
+    for _ in range(30):
+        for image in (one, two):
+            store.tag(image.digest, "moving:1")
+            assert store.get("moving:1").digest == image.digest
+
+
+def at_one_moment(path: Path, data: bytes, mode: int) -> None:
+    path.write_bytes(data)
+    path.chmod(mode)
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
 def test_images_are_found_by_digest_and_its_beginning(tmp_path):
     image = load(tmp_path, [ONE])
     hexes = image.digest.partition(":")[2]
