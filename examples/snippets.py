@@ -31,8 +31,9 @@ async def answer(pool: aio.Pool, snippet: str) -> str:
 
 
 async def main(image: str = "python:3.12-slim") -> None:
-    options = {"profile": "untrusted", "memory": "256M", "pids": 64, "best_effort": True}
-    async with aio.Pool(image, size=4, expire="10m", timeout=2, root="tmpfs", **options) as pool:
+    async with aio.Pool(
+        image, size=4, expire="10m", timeout=2, root="tmpfs", profile="untrusted", memory="256M", pids=64, best_effort=True
+    ) as pool:
         for snippet, said in zip(SNIPPETS, await asyncio.gather(*(answer(pool, one) for one in SNIPPETS)), strict=True):
             print(f"{snippet}\n  {said}")
 
