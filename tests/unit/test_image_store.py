@@ -151,7 +151,7 @@ def test_a_tag_moves(tmp_path):
 
 
 def test_each_list_is_younger_than_the_one_before(tmp_path, monkeypatch):
-    """Or what is kept of one would be believed of another: of the same size, with the number of a file that is gone, at one tick of the clock."""
+    """Or what is kept of one would be believed of another: of the same size, with a number given again, at one tick of the clock."""
     store = Store()
     one, two = load(tmp_path, [ONE], ref="one"), load(tmp_path, [TWO], ref="two")
     monkeypatch.setattr("dockless.images.catalog.catalog.write_atomic", at_one_moment)
