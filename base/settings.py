@@ -17,7 +17,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from dockless.base import device_names, paths
@@ -47,6 +47,9 @@ _KINDS = {
 _MOST = 1_000_000_000
 _LONGEST = 1 << 20
 """Bytes of a settings file."""
+_MOST_ERRORS = 20
+"""That are told at once."""
+_ALL_OF_THEM = "the settings are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +239,15 @@ def with_roots(key: str) -> list[Any]:
 def check(path: Path, text: str) -> Mapping[str, Any]:
     """As ``load`` for a file ``path`` that had this text."""
     values = dict(DEFAULTS)
-    document = _parsed(path, text)
     found = _Reader(path, text)
-    found.table((), document)
+    found.table((), _parsed(path, text))
     for key, value in found.values.items():
         values[key] = value
     if "logs.size" not in found.values:
         values["logs.size"] = min(values["logs.size"], values["logs.size_limit"])
     elif values["logs.size"] > values["logs.size_limit"]:
-        raise found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}")
+        found.errors.append(found.wrong(("logs", "size"), f"is more than logs.size_limit, {exact_size(values['logs.size_limit'])}"))
+    found.refuse()
     return values
 
 
@@ -329,33 +332,59 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         what = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        raise BadInput(f"{path} is not TOML: {what}", subject=str(path), hint="correct that line") from None
+        line = f":{at[1]}" if (at := re.search(r"\(at line ([0-9]+)", what)) else ""
+        raise BadInput(f"{path}{line}: this is not TOML: {what}", subject=str(path), hint="correct that line") from None
 
 
 class _Reader:
-    """Checks a document against ``SETTINGS`` and gathers its values by key."""
+    """Checks a document against ``SETTINGS`` and gathers its values by key, and what is wrong with others."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
         self.text = text
         self.values: dict[str, Any] = {}
+        self.errors: list[BadInput] = []
 
     def table(self, at: tuple[str, ...], table: Mapping[str, Any]) -> None:
         for name, value in table.items():
             here = (*at, name)
             setting = _setting(here)
-            if setting is not None:
-                read = self.value(here, setting, value)
-                if setting.path[-1] == "*":
-                    self.values.setdefault(".".join(at), {})[name] = read
+            with self.noted():
+                if setting is not None:
+                    read = self.value(here, setting, value)
+                    if setting.path[-1] == "*":
+                        self.values.setdefault(".".join(at), {})[name] = read
+                    else:
+                        self.values[setting.key] = read
+                elif not any(one.path[: len(here)] == here for one in SETTINGS):
+                    raise self.unknown(here, value)
+                elif isinstance(value, dict):
+                    self.table(here, value)
                 else:
-                    self.values[setting.key] = read
-            elif not any(one.path[: len(here)] == here for one in SETTINGS):
-                raise self.unknown(here, value)
-            elif isinstance(value, dict):
-                self.table(here, value)
-            else:
-                raise self.wrong(here, f"is a section: write [{_dotted(here)}]")
+                    raise self.wrong(here, f"is a section: write [{_dotted(here)}]")
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """What is wrong here is told with all else."""
+        try:
+            yield
+        except BadInput as error:
+            if error not in self.errors:
+                self.errors.append(error)
+        if len(self.errors) >= _MOST_ERRORS:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """``BadInput`` where something is wrong: the first that was found, with a note for each of the others."""
+        if not self.errors:
+            return
+        first, *others = self.errors
+        if not hasattr(first, "__notes__"):
+            for error in others:
+                first.add_note(str(error) if error.hint.startswith(_ALL_OF_THEM) else f"{error} ({error.hint})")
+            if len(self.errors) >= _MOST_ERRORS:
+                first.add_note("there may be more: correct these first")
+        raise first
 
     def value(self, here: tuple[str, ...], setting: Setting, value: Any) -> Any:
         if setting.kind == "size" and isinstance(value, (str, int)) and not isinstance(value, bool):
@@ -373,7 +402,11 @@ class _Reader:
             with contextlib.suppress(BadInput):
                 return parse(str(value)) and str(value)
         if setting.kind == "classes" and isinstance(value, dict):
-            return {name: self.of_class((*here, name), setting, one) for name, one in value.items()}
+            counts = {}
+            for name, one in value.items():
+                with self.noted():
+                    counts[name] = self.of_class((*here, name), setting, one)
+            return counts
         if setting.kind == "choice" and value in setting.choices:
             return value
         if setting.kind in ("duration", "signal") and isinstance(value, (str, int, float)) and not isinstance(value, bool):
@@ -407,12 +440,12 @@ class _Reader:
         found = self.record(here, value, RESERVATION)
         if not re.fullmatch(GPU_CLASS, here[-1]):
             raise self.wrong(here, "is no name of a reservation: write letters and digits", setting)
-        missing = [name for name in ("gpus", "start", "duration") if name not in found]
-        missing += ["users or groups"] if not (found.get("users") or found.get("groups")) else []
+        missing = [name for name in ("gpus", "start", "duration") if name not in value]
+        missing += ["users or groups"] if not (value.get("users") or value.get("groups")) else []
         if missing:
             raise self.wrong(here, f"does not say {', '.join(missing)}", setting)
-        every = parse(found["start"]).every
-        if every and found["duration"] > every:
+        every = parse(found["start"]).every if "start" in found else 0.0
+        if every and found.get("duration", 0.0) > every:
             raise self.wrong((*here, "duration"), f"is more than {format_duration(every)}, after which it begins again", RESERVATION[-1])
         return found
 
@@ -438,10 +471,12 @@ class _Reader:
     def record(self, here: tuple[str, ...], value: Mapping[str, Any], fields: tuple[Setting, ...]) -> dict[str, Any]:
         """A table in which only ``fields`` may stand."""
         known = {field.key: field for field in fields}
+        found = dict[str, Any]()
         for name, one in value.items():
-            if name not in known:
-                raise self.unknown((*here, name), one, known)
-        found = {name: self.value((*here, name), known[name], one) for name, one in value.items()}
+            with self.noted():
+                if name not in known:
+                    raise self.unknown((*here, name), one, known)
+                found[name] = self.value((*here, name), known[name], one)
         limit = found.get("limit")
         if limit is not None and found.get("guarantee", 0) > limit:
             raise self.wrong((*here, "guarantee"), f"is more than the limit, {limit}", known["guarantee"])
@@ -450,7 +485,7 @@ class _Reader:
     def wrong(self, here: tuple[str, ...], what: str, setting: Setting | None = None) -> BadInput:
         key = _dotted(here)
         setting = setting or _setting(here)
-        hint = f"{key}: {setting.about}" if setting is not None else f"the settings are {_known()}"
+        hint = f"{key}: {setting.about}" if setting is not None else f"{_ALL_OF_THEM} {_known()}"
         return BadInput(f"{self.path}:{_line(self.text, here)}: {key} {what}", subject=key, hint=hint)
 
     def unknown(self, here: tuple[str, ...], value: Any, fields: Iterable[str] = ()) -> BadInput:
@@ -459,7 +494,7 @@ class _Reader:
         section = isinstance(value, dict) and not fields
         what = f"there is no section [{key}]" if section else f"there is no setting {key}"
         near = nearest(here[-1], fields) if fields else _nearest_key(here, section=section)
-        hint = f"did you mean {near}?" if near else f"the settings are {', '.join(fields) or _known()}"
+        hint = f"did you mean {near}?" if near else f"{_ALL_OF_THEM} {', '.join(fields) or _known()}"
         return BadInput(f"{self.path}:{_line(self.text, here)}: {what}", subject=key, hint=hint)
 
 

@@ -80,6 +80,12 @@ class Admission:
         count, wanted = self.gpus.resolve(job.gpus)
         gpu_class = self.gpus.class_of(job.gpus)
         gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" else 0
+        if self.config.share != "no" and not self.gpus.not_whole.issuperset(wanted) and self.gpus.memory_of(job.gpus):
+            raise Refused(
+                "GPUs that are named are given whole, and some memory of them is asked for",
+                subject="gpu_memory",
+                hint="leave --gpu-memory out, or ask for the memory without names: any GPU that has so much left is shared",
+            )
         if 0 < gpu_share < LEAST_SHARE:
             raise Refused(
                 f"{gpu_share} MiB of a GPU are less than any program needs there",

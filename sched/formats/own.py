@@ -45,6 +45,7 @@ QUEUE = (
 _OF_ROLE = ("image", "command", "script", "gpus", "count", "ports", "min_failed", "min_succeeded")
 _OF_EACH = ("ports", "min_failed", "min_succeeded")
 """What of these is never for all roles."""
+_FOR_ALL = ("image", "command", "script", "gpus", "count")
 _BARE = r"[A-Za-z0-9_-]{1,200}"
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
@@ -62,6 +63,9 @@ def parse(values: Any, source: Source, keywords: Collection[str]) -> JobFile:
     for key in _OF_EACH if roles else ():
         if top.has(key):
             top.wrong(key, "stands beside the roles", "write it into the role that it is for")
+    for key in _FOR_ALL if roles else ():
+        if top.has(key) and all(_own(table, key) for _, table in top.tables("roles")):
+            top.note(key, "has no effect: every role has its own")
     if not roles:
         roles = (_role(top, "main", None, keywords),)
     top.done(known)
@@ -124,6 +128,11 @@ def _role(table: Table, name: str, top: Table | None, keywords: Collection[str])
     if top is not None:
         table.done((*_OF_ROLE, *keywords))
     return found
+
+
+def _own(table: Table, key: str) -> bool:
+    """Whether a role says it itself; command and script are the same thing."""
+    return any(table.has(one) for one in (("command", "script") if key in ("command", "script") else (key,)))
 
 
 def _port(table: Table, label: str) -> int:

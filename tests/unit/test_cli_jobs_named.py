@@ -33,6 +33,8 @@ def test_what_is_not_of_the_array_is_not_what_comes_after_it(daemon, say):
             code, out, err = say(verb, name)
             assert (code, out, err[0]) == (125, [], f"dockless: there is no job {name}")
         assert say("exec", name, "--", "true")[2][0] == f"dockless: there is no job {name}"
+    assert say("why", "1_9")[2][1] == "  hint: there are 1_0 to 1_1"
+    assert say("why", "3_0")[2][1].startswith("  hint: job 3 is the first of none: ")
     assert say("cancel", "9_1")[2][0] == "dockless: there is no job 9"
     assert [state(number) for number in (1, 2, 3)] == [State.PENDING] * 3
     assert say("cancel", "1_1")[0] == 0
@@ -43,6 +45,7 @@ def test_what_is_done_to_jobs_that_start_together_is_said_of_all(daemon, say):
     with connect() as queue:
         assert queue.submit_gang(specs("a", "b", "b")) == [1, 2, 3]
     all_of_them = "job 1 (1 to 3, which start together)"
+    assert say("why", "1_9")[2] == ["dockless: there is no job 1_9", "  hint: there are 1_0 to 1_2"]
     for name in ("1", "1_2"):
         (line,) = say("hold", name)[1]
         assert line.startswith(f"{all_of_them}: PENDING, held by ")

@@ -245,9 +245,13 @@ def test_a_file_of_several_instances_becomes_jobs_that_start_together():
 def test_what_stands_above_the_roles_is_for_those_that_do_not_say_it():
     above = "command = ['above']\nimage = 'x'\ngpus = 2\ncount = 3\n"
     own = "[roles.a]\ncommand = ['a']\nimage = 'y'\ngpus = 1\ncount = 4\n"
-    (a,) = read_text(above + own, "a.toml").roles
+    file = read_text(above + own, "a.toml")
+    (a,) = file.roles
+    assert file.notes == tuple(f"a.toml: {key}: has no effect: every role has its own" for key in ("image", "command", "gpus", "count"))
     assert (a.command, a.image, a.gpus, a.count) == (("a",), "y", "1", 4)
-    _, b = read_text(above + own + "[roles.b]\n", "a.toml").roles
+    file = read_text(above + own + "[roles.b]\n", "a.toml")
+    assert not file.notes and read_text("script = 'x'\n" + own, "a.toml").notes
+    _, b = file.roles
     assert (b.command, b.image, b.gpus, b.count) == (("above",), "x", "2", 3)
 
 

@@ -679,3 +679,21 @@ def test_to_the_policy_those_with_shares_have_whole_gpus(tmp_path, launcher, mon
         await running.cancel(numbers[0], "root", None)
 
     play(tmp_path, launcher, story, Config(share="user"))
+
+
+@pytest.mark.parametrize("there", ["2x80G", "2x80G,mig=4"])
+def test_a_gpu_that_is_named_is_not_shared(tmp_path, launcher, monkeypatch, there):
+    """So some memory of it is not asked for, unless it is a slice."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", there)
+
+    async def story(running):
+        for uuid in running.gpus.uuids:
+            job = differences(JobSpec(Spec(argv=("true",)), gpus=f"device={uuid},memory=5G", hold=True))
+            if uuid in running.gpus.not_whole:
+                (number,) = await running.submit(ROOT, [job], None)
+                await running.cancel(number, "root", None)
+            else:
+                with pytest.raises(Refused, match="GPUs that are named are given whole"):
+                    await running.submit(ROOT, [job], None)
+
+    play(tmp_path, launcher, story, Config(share="user"))

@@ -266,7 +266,7 @@ def test_a_mistake_names_file_line_and_key(home, text, line, words):
     ("text", "word"),
     [
         ("[quota", "not TOML"),
-        ("[quota]\ndefault = 1\ndefault = 2\n", "line 3"),
+        ("[quota]\ndefault = 1\ndefault = 2\n", "dockless.toml:3: this is not TOML"),
         (b"[quota]\n# \xff\n", ":2: this is not UTF-8"),
         ("x = " + "[" * 100_000, "nested"),
         ("x = " + "9" * 10_000, "not TOML"),
@@ -275,6 +275,22 @@ def test_a_mistake_names_file_line_and_key(home, text, line, words):
 )
 def test_what_is_no_toml_is_said(home, text, word):
     assert word in str(refused(text))
+
+
+def test_all_mistakes_are_told_at_once(home):
+    """Of tables in tables, too; each with its line, and the nearest key."""
+    path = paths.config_file()
+    error = refused(
+        "[qutoa]\na = 1\n[quota]\ndefalt = 2\ndefault = { limt = 1, jobs = 'x', classes = { H100 = -1, A100 = 'y' } }\n"
+        "[reservations.x]\ngpu = 1\nusers = ['anna']\nstart = 'never'\nduration = '2h'\n[queue]\nper_user = 0\n[logs]\nsize = '1T'\n"
+    )
+    lines = [str(error), *error.__notes__]
+    assert [int(line.removeprefix(f"{path}:").partition(":")[0]) for line in lines] == [1, 4, 5, 5, 5, 5, 7, 9, 6, 12, 14]
+    assert lines[1] == f"{path}:4: there is no setting quota.defalt (did you mean quota.default?)"
+    assert "default.limt (did you mean limit?)" in lines[2] and "does not say gpus" in lines[8]
+    error = refused("".join(f"a{number} = 1\n" for number in range(100)))
+    assert len(error.__notes__) == 20 and error.__notes__[-1] == "there may be more: correct these first"
+    assert not hasattr(refused("a = 1\n"), "__notes__")
 
 
 @pytest.mark.parametrize("what", ["directory", "fifo", "too long a name"])

@@ -43,11 +43,32 @@ def together(first: int, count: int) -> str:
 def _check_place(client: Client, name: str, number: int) -> None:
     """The number is reckoned from the first one's, so it may be that of any other job."""
     first, _, index = name.partition("_")
+    if not _is_there(client, int(first), int(index), number):
+        array = client.job(int(first)).array
+        last = _last(client, array) if array == int(first) else 0
+        hint = (
+            f"there are {first}_0 to {first}_{last}" if last else f"job {first} is the first of none: `dockless queue --all` lists the jobs"
+        )
+        raise UnknownJob(f"there is no job {name}", subject=name, hint=hint)
+
+
+def _is_there(client: Client, first: int, index: int, number: int) -> bool:
     try:
         found = client.job(number)
     except (UnknownJob, NotPermitted):
-        found = None
-    if found is None or (found.array, found.index) != (int(first), int(index)):
-        client.job(int(first))
-        hint = f"`dockless queue --all` lists the jobs; those of an array are {first}_0, {first}_1 and so on"
-        raise UnknownJob(f"there is no job {name}", subject=name, hint=hint)
+        return False
+    return (found.array, found.index) == (first, index)
+
+
+def _last(client: Client, first: int) -> int:
+    """The last place of those that were submitted together, by a few questions."""
+    there, beyond = 0, 1
+    while _is_there(client, first, beyond, first + beyond):
+        there, beyond = beyond, 2 * beyond
+    while beyond - there > 1:
+        middle = (there + beyond) // 2
+        if _is_there(client, first, middle, first + middle):
+            there = middle
+        else:
+            beyond = middle
+    return there
