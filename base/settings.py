@@ -89,12 +89,14 @@ QUOTA = (
 
 RESERVATION = (
     Setting("gpus", "count", None, "so many whole GPUs are kept", 1),
+    Setting("cores", "count", None, "so many cores, beside those that go with GPUs (host.cores_per_gpu)", 1),
+    Setting("memory", "size", None, "so much memory, beside that which goes with GPUs", 1),
     Setting("users", "names", (), "for these"),
     Setting("groups", "names", (), "and the members of these"),
     Setting("start", "start", None, "from then on, in the host's time zone: 2026-11-24T10:00, or each week: Mon,Wed 10:00, Mon-Fri 8:30"),
     Setting("duration", "duration", None, "for so long; of what comes each week at most seven days", 60),
 )
-"""What a table of kind ``reservation`` says: all of it, but one of users and groups will do."""
+"""What a table of kind ``reservation`` says: some of gpus, cores and memory, some of users and groups, and all else."""
 
 SETTINGS = (
     Setting("images.max_size", "size", None, "upper bound of the image store; images go by their last use; left out: none"),
@@ -163,7 +165,7 @@ SETTINGS = (
         "gpus.idle_after", "duration", 0.0, "jobs that leave all their GPUs unused for so long are ended, after a notice; 0: they are not"
     ),
     Setting("gpus.idle_notice", "duration", 600.0, "how long before its end such a job gets its notice"),
-    Setting("reservations.*", "reservation", {}, "hours for which GPUs are kept for some users"),
+    Setting("reservations.*", "reservation", {}, "hours for which GPUs, cores or memory are kept for some users"),
     Setting(
         "volumes.*",
         "volume",
@@ -440,7 +442,8 @@ class _Reader:
         found = self.record(here, value, RESERVATION)
         if not re.fullmatch(GPU_CLASS, here[-1]):
             raise self.wrong(here, "is no name of a reservation: write letters and digits", setting)
-        missing = [name for name in ("gpus", "start", "duration") if name not in value]
+        missing = [name for name in ("start", "duration") if name not in value]
+        missing += ["gpus, cores or memory"] if not {"gpus", "cores", "memory"}.intersection(value) else []
         missing += ["users or groups"] if not (value.get("users") or value.get("groups")) else []
         if missing:
             raise self.wrong(here, f"does not say {', '.join(missing)}", setting)

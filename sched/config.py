@@ -33,14 +33,16 @@ class Ways:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Hours for which ``gpus`` whole GPUs are kept for some users. ``duration``: seconds."""
+    """Hours for which ``gpus`` whole GPUs, ``cores`` and ``memory``, bytes, are kept for some users. ``duration``: seconds."""
 
     name: str
-    gpus: int
     start: Occasion
     duration: float
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    gpus: int = 0
+    cores: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

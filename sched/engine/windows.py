@@ -16,7 +16,8 @@ def windows(reserved: Iterable[Reserved], now: float, wall: float) -> Iterator[W
         if found is not None:
             starts, ends = found
             users, groups = frozenset(one.users), frozenset(one.groups)
-            yield Window(one.name, one.gpus, users, groups, starts - wall + now, ends - wall + now, said(starts, ends))
+            begins, ends_at = starts - wall + now, ends - wall + now
+            yield Window(one.name, one.gpus, users, groups, begins, ends_at, said(starts, ends), 1000 * one.cores, one.memory)
 
 
 def said(starts: float, ends: float) -> str:

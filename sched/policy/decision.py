@@ -96,13 +96,16 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         parts[0] += f", {format_size(left << 20)} left on a shared one"
     if not job.gpus:
         parts = []
-    parts += [_lack(decision, job, pool) for pool in state.supplies if drawn(job, pool, state) > decision._room.left(pool, job)]
+    window = decision._room.windows.get(hold.pool) if hold is not None else None
+    of, kept = window.pools[hold.pool] if hold is not None and window is not None else ("", 0)
+    lacks = [pool for pool in state.supplies if pool == of or drawn(job, pool, state) > decision._room.left(pool, job)]
+    parts += [_lack(decision, job, pool) for pool in lacks]
     if not job.gpus and decision._room.used[JOBS] + job.width > state.cpu_jobs and job.width > 1:
         parts.append(_places(decision, job))
     parts += filter(None, quotas)
-    window = next((window for window in state.windows if hold is not None and window.pool == hold.pool), None)
     if window is not None:
-        parts.append(f"{window.gpus} are kept for {window.name} {window.text}".rstrip())
+        what = kept if of == HOST else amount(of, kept)
+        parts.append(f"{what} are kept for {window.name} {window.text}".rstrip())
         if window.starts > decision.now:
             parts.append("a time limit that ends before then would let this one start")
     if hold is None:
@@ -115,13 +118,13 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
         return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
-    jobs, supply = counts_jobs(hold.pool) or hold.pool == JOBS, hold.pool in state.supplies
+    jobs, supply = counts_jobs(hold.pool) or hold.pool == JOBS, decision._room.supply_of.get(hold.pool, "")
     place = f" among the {hold.pool}" if jobs else f" in the quota of {hold.pool}"
     if window is not None:
         place = " among the others"
     elif supply or hold.pool in (HOST, JOBS) or hold.pool.startswith(CLASS):
         place = f" for {hold.pool}" if hold.pool.startswith(CLASS) else ""
-    needs = [] if jobs else [f"needs {amount(hold.pool, reservation.need) if supply else reservation.need}"]
+    needs = [] if jobs else [f"needs {amount(supply, reservation.need) if supply else reservation.need}"]
     what = f": it {' and '.join(filter(None, (*needs, when)))}" if needs or when else ""
     parts.append(f"job {reservation.job} comes first{place}{what}")
     if hold.code == "reserved" and reservation.at is not None and window is None:

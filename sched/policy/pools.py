@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.reservations import Releases, Reservation
 from dockless.sched.policy.sharing import SharedGpus
-from dockless.sched.policy.state import CLASS, HOST, JOBS, QueueState, RunningJob, drawn
+from dockless.sched.policy.state import CLASS, HOST, JOBS, QueueState, RunningJob, Window, drawn
 from dockless.sched.policy.waiting import WaitingJob, WaitingList, longest
 
 
@@ -36,12 +36,13 @@ class Pools:
         self.leave_free(free)
         there = held.union(free)
         self.most_of = {pool: sum(1 for gpu in there if gpu in self.sets[pool]) for pool in self.places}
-        self.windows = {window.pool: window for window in state.windows}
+        self.windows = {pool: window for window in state.windows for pool in window.pools}
         self.pools_of: dict[tuple[str, tuple[str, ...], bool, bool], list[str]] = {}
         self.supplies = state.supplies
+        self.supply_of = {pool: pool for pool in state.supplies}  # and of the pools that are a part of one
         for pool, supply in self.supplies.items():
             self.limits[pool] = self.free_of[pool] = supply.common(len(state.gpus) - len(state.slices))
-        hours = [(window.name, window.users, window.groups) for window in state.windows]
+        hours = [(window.users, window.groups, window.pools) for window in state.windows]
         host = tuple(state.supplies.items()), tuple(state.classes.items()), tuple(state.shareable.values()), tuple(usable), state.slices
         self.reckoned = self.waiting.reckoned((state.quotas, self.waiting.classes, hours, host))
         for job in state.running:
@@ -69,14 +70,25 @@ class Pools:
             for pool, (name, limit) in quotas.of_classes(user, groups).items() if gpus else ():
                 limits[pool] = limit
                 self.sets[pool] = frozenset(self.state.classes.get(name, ()))
-            for window in self.state.windows if gpus else ():
+            for window in self.state.windows:
                 if not window.has(user, groups):
-                    limits[window.pool] = max(0, self.most_of[HOST] - window.gpus)
-                    self.sets[window.pool] = self.whole
+                    limits |= self.beside(window, gpus)
             for pool in limits:
                 if pool not in self.limits:
                     self.limits[pool] = self.free_of[pool] = limits[pool]
             found = self.pools_of[key] = list(limits)
+        return found
+
+    def beside(self, window: Window, gpus: bool) -> dict[str, int]:
+        """What those for whom it is not kept may have beside it, in jobs with or without GPUs."""
+        found = {}
+        for pool, (of, kept) in window.pools.items():
+            if of in self.supplies:
+                self.supply_of[pool] = of
+                found[pool] = max(0, self.limits[of] - kept)
+            elif of == HOST and gpus:
+                self.sets[pool] = self.whole
+                found[pool] = max(0, self.most_of[HOST] - kept)
         return found
 
     def pools_of_classes(self, usable: Iterable[str]) -> dict[str, str]:
@@ -104,8 +116,8 @@ class Pools:
 
     def draws_at_most(self, job: WaitingJob, pool: str) -> int:
         """The same of any job of its kind, however long it may run."""
-        if pool in self.supplies:
-            return self.drawn(job).get(pool, 0)
+        if pool in self.supply_of:
+            return self.drawn(job).get(self.supply_of[pool], 0)
         if pool == JOBS or counts_jobs(pool):
             return job.width
         counted = self.sets.get(pool)
@@ -159,6 +171,8 @@ class Pools:
         window = self.windows.get(pool)
         if window is not None and not window.is_reached(None if ends is None else max(ends, math.nextafter(self.now, math.inf))):
             return 0
+        if pool in self.supply_of:
+            return drawn(job, self.supply_of[pool], self.state)
         return job.width if counts_jobs(pool) else len(gpus) if counted is None else len(counted.intersection(gpus))
 
     def count(self, job: WaitingJob | RunningJob, gpus: Collection[str], ends: float | None) -> None:

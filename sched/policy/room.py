@@ -30,16 +30,23 @@ class Room(Pools):
 
     def over_quota(self, job: WaitingJob, keep: bool) -> Hold | None:
         """What of its quotas holds ``job``. ``keep``: it makes reservations where it is the first to be held."""
+        for level in range(len(self.pools(job))):
+            if (hold := self.over_one(job, level, keep)) is not None:
+                return hold
+        return None
+
+    def over_one(self, job: WaitingJob, level: int, keep: bool) -> Hold | None:
+        """Whether the one at that place of its quotas does, or what others may have beside reserved hours."""
         quota = self.pools(job)
-        for level, pool in enumerate(quota):
-            if (draws := self.draws(job, pool)) and self.used[pool] + draws > self.limits[pool]:
-                if (window := self.windows.get(pool)) is not None:
-                    kept = self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool)
-                    return Hold("reserved", pool, job.priority, kept, self.time_to(window.starts))
-                # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
-                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool))
-            if (reservation := self.in_the_way(job, pool)) is not None:
-                return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
+        pool = quota[level]
+        if (draws := self.draws(job, pool)) and self.used[pool] + draws > self.limits[pool]:
+            kept = self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool)
+            if (window := self.windows.get(pool)) is not None:
+                return Hold("reserved", pool, job.priority, kept, self.time_to(window.starts))
+            # Its own quota: it keeps its place among those who share that quota, and nobody else waits for it.
+            return Hold("quota", pool, job.priority, kept)
+        if (reservation := self.in_the_way(job, pool)) is not None:
+            return Hold("reserved", pool, job.priority, reservation, self.time_until(reservation))
         return None
 
     def no_room(self, job: WaitingJob, keep: bool) -> Hold | None:
@@ -75,16 +82,12 @@ class Room(Pools):
     def full(self, job: WaitingJob, first: Mapping[str, WaitingJob], keep: bool = True) -> Hold | None:
         """What holds a job without GPUs, but for want of places. ``first``: of each quota of jobs the first job with GPUs that wants
         places there, which are kept for it from those that come later."""
-        quota = self.pools(job)
-        for level, pool in enumerate(quota):
-            over = self.limits[pool] - self.used[pool] - job.width
+        for level, pool in enumerate(self.pools(job)):
             ahead = first.get(pool)
-            if ahead is not None and order(ahead) < order(job) and over < ahead.width:
+            if ahead is not None and order(ahead) < order(job) and self.limits[pool] - self.used[pool] - job.width < ahead.width:
                 return Hold("quota", pool, job.priority, Reservation(pool, ahead.id, ahead.width, None, 0, 0))
-            if over < 0:
-                return Hold("quota", pool, job.priority, self.reserve(job, pool, quota[: level + 1]) if keep else self.reserved.get(pool))
-            if (reservation := self.in_the_way(job, pool)) is not None:
-                return Hold("reserved", pool, job.priority, reservation)
+            if (hold := self.over_one(job, level, keep)) is not None:
+                return hold
         if (reservation := self.in_the_way(job, JOBS)) is not None:
             return Hold("reserved", JOBS, job.priority, reservation, self.time_until(reservation))
         return self.no_supply(job, keep)
@@ -174,11 +177,11 @@ class Room(Pools):
             return None
         late = [self.reserved[pool] for pool in bounds if pool in self.reserved and not self.in_time(job, self.reserved[pool])]
         within = max(map(self.time_until, late), default=0.0)
-        hours = [self.windows[pool] for pool in bounds if pool in self.windows]
-        within = max([within, *(self.time_to(window.starts) for window in hours)])
+        hours = [pool for pool in bounds if pool in self.windows]
+        within = max([within, *(self.time_to(self.windows[pool].starts) for pool in hours)])
         if any(pool in self.limits for pool in bounds):
             code = "reserved" if hours else "quota"
-            return Hold(code, hours[0].pool if hours else self.place(job), job.priority, None, within)
+            return Hold(code, hours[0] if hours else self.place(job), job.priority, None, within)
         return Hold("reserved", late[0].pool, job.priority, late[0], within)
 
     def joins(self, job: WaitingJob) -> str:
@@ -256,7 +259,7 @@ class Room(Pools):
             return None
         moments = [moment(free, need, ends, self.now) for need, free, ends in rows]
         at, after = max(moments, key=lambda found: math.inf if found[0] is None else found[0])
-        if place in together and at is not None and self.windows:
+        if short not in quota and at is not None and self.windows:
             at = self.after_hours(job, at)
         for pool, (need, free, ends) in zip(together, rows, strict=True):
             wanted = job.devices if pool in self.places else frozenset()
@@ -281,10 +284,12 @@ class Room(Pools):
 
     def after_hours(self, job: WaitingJob, at: float) -> float:
         """``at``, or the end of reserved hours into which it would run from then on, and for which too little would be left."""
-        for pool in self.pools(job):
-            window = self.windows.get(pool)
-            if window is None or at >= window.ends or not window.is_reached(at + longest(job)) or not self.goal(job) <= self.whole:
+        hours = [(self.windows[pool], pool) for pool in self.pools(job) if pool in self.windows]
+        for window, pool in sorted(hours, key=lambda row: row[0].starts):
+            if at >= window.ends or not window.is_reached(at + longest(job)):
                 continue
-            if self.used[pool] + job.gpus > self.limits[pool]:
+            if pool in self.sets and not self.goal(job) <= self.whole:
+                continue  # it may have others
+            if self.used[pool] + self.draws_at_most(job, pool) > self.limits[pool]:
                 at = window.ends
         return at

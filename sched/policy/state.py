@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sched.policy.quotas import Quotas
-from dockless.sched.policy.supplies import CORES, Supply
+from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 Links = Mapping[tuple[str, str], float]
@@ -14,8 +14,8 @@ Links = Mapping[tuple[str, str], float]
 
 HOST, JOBS = "host", "jobs"
 """Pools: the host's GPUs; its places for jobs without GPUs."""
-CLASS, WINDOW = "class ", "reservation "
-"""How the names of the pools begin that are the GPUs of a class, and what others may have beside reserved hours."""
+CLASS = "class "
+"""How the names of the pools begin that are the GPUs of a class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Preemption:
 @dataclass(frozen=True, slots=True)
 class Window:
     """Hours for which ``gpus`` whole GPUs are kept for ``users`` and the members of ``groups``: the next, or those that have begun.
-    ``starts``, ``ends``: on the clock of ``decide``; ``text``: the same as people say it."""
+    ``starts``, ``ends``: on the clock of ``decide``; ``text``: the same as people say it. ``cores``, in thousandths, and ``memory``, in
+    bytes: kept, too, of what is common to all GPUs."""
 
     name: str
     gpus: int
@@ -58,11 +59,14 @@ class Window:
     starts: float
     ends: float
     text: str = ""
+    cores: int = 0
+    memory: int = 0
 
     @property
-    def pool(self) -> str:
-        """From which all others draw, for as long as they run into it."""
-        return f"{WINDOW}{self.name}"
+    def pools(self) -> dict[str, tuple[str, int]]:
+        """From which all others draw, for as long as they run into it: of what each is a part, and how much of that is kept from them."""
+        kept = {HOST: self.gpus, CORES: self.cores, MEMORY: self.memory}
+        return {f"{of} of reservation {self.name}": (of, amount) for of, amount in kept.items() if amount}
 
     def has(self, user: str, groups: Iterable[str]) -> bool:
         """Whether these GPUs are kept for a job of hers."""

@@ -263,7 +263,8 @@ class Answers:
     def _reservations(self) -> Iterator[ReservationInfo]:
         wall = time.time()
         for one in windows(self.engine.config.reservations, wall, wall):
-            yield ReservationInfo(one.name, one.gpus, tuple(sorted(one.users)), tuple(sorted(one.groups)), one.starts, one.ends, one.text)
+            whose = tuple(sorted(one.users)), tuple(sorted(one.groups))
+            yield ReservationInfo(one.name, one.gpus, *whose, one.starts, one.ends, one.text, one.cores // 1000, one.memory)
 
     def quotas(self) -> list[QuotaInfo]:
         """Of each user with a quota or a job, then of each group with a quota."""

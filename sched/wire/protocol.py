@@ -109,8 +109,8 @@ class Why(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReservationInfo(Record):
-    """Hours for which GPUs are kept for ``users`` and the members of ``groups``: the next, or those that have begun. ``starts``, ``ends``:
-    seconds since 1970; ``text``: the same as people say it."""
+    """Hours for which GPUs, ``cores`` and ``memory``, bytes, are kept for ``users`` and the members of ``groups``: the next, or those that
+    have begun. ``starts``, ``ends``: seconds since 1970; ``text``: the same as people say it."""
 
     name: str
     gpus: int
@@ -119,6 +119,8 @@ class ReservationInfo(Record):
     starts: float
     ends: float
     text: str
+    cores: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

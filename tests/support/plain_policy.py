@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.policy import _Pass
+from dockless.sched.policy.quotas import counts_jobs
 from dockless.sched.policy.reservations import Hold
 from dockless.sched.policy.state import JOBS, QueueState, RunningJob
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
@@ -94,7 +95,7 @@ class _Plain(_Pass):
         for job in self.state.waiting:
             if job.gpus:
                 for pool in self.pools(job):
-                    if job.width <= self.limits[pool]:
+                    if counts_jobs(pool) and job.width <= self.limits[pool]:
                         found.setdefault(pool, job)
         return found
 

@@ -8,6 +8,7 @@ import time
 from support.desk import ANN, BEN, play
 
 from dockless.base.occasions import Occasion
+from dockless.cgroups import Limits
 from dockless.cli import main
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, ReservationInfo
@@ -37,7 +38,31 @@ def test_who_has_the_gpus_then(tmp_path, home, monkeypatch, capfd):
         assert await desk(BEN, lambda _: main(["info", "--json"])) == 0
         assert json.loads(capfd.readouterr().out)["reservations"][0]["text"] == text
 
-    play(tmp_path, story, Config(reservations=(Reserved("ml101", 2, Occasion(starts), 7200.0, groups=("vision",)),)))
+    play(tmp_path, story, Config(reservations=(Reserved("ml101", Occasion(starts), 7200.0, groups=("vision",), gpus=2),)))
+
+
+def test_cores_and_memory(tmp_path, monkeypatch, capfd):
+    """Jobs without GPUs, too."""
+    monkeypatch.setenv("DOCKLESS_SOCKET", str(tmp_path / "s"))
+    text = said(starts := time.time() - 60, starts + 7200)
+
+    def job(cores: float) -> JobSpec:
+        return JobSpec(Spec(argv=("true",), limits=Limits(cpu_max=cores), best_effort=True))
+
+    async def story(desk):
+        (late,) = await desk.submit(BEN, job(3))
+        (own,) = await desk.submit(ANN, job(4))
+        await desk.runs(own)
+        why = await desk(BEN, lambda queue: queue.why(late))
+        assert why.reason == f"needs 3 cores, 4 free; 6 cores are kept for lab {text}"
+        assert why.sooner == ("with 2 cores instead of 3",)
+        (one,) = (await desk(BEN, lambda queue: queue.info())).reservations
+        assert (one.gpus, one.cores, one.memory) == (0, 6, 1 << 30)
+        assert await desk(BEN, lambda _: main(["info"])) == 0
+        assert f"reserved    lab: 6 cores, 1 GiB of memory {text}, for group vision\n" in capfd.readouterr().out
+
+    reserved = Reserved("lab", Occasion(starts), 7200.0, groups=("vision",), cores=6, memory=1 << 30)
+    play(tmp_path, story, Config(reservations=(reserved,), cores=8, memory=64 << 30))
 
 
 def test_read_again(tmp_path, home, monkeypatch):

@@ -45,6 +45,8 @@ gpus = 1
 groups = ["vision"]
 start = 2026-11-24 10:00:00
 duration = 3600
+cores = 8
+memory = "32G"
 [groups]
 vision = [
   "anna",   # on several lines
@@ -126,7 +128,7 @@ def test_every_setting_is_read(home):
         "quota.groups": {"vision": 6},
         "reservations": {
             "ml101": {"gpus": 4, "users": ("anna",), "start": "Mon,Wed 10:00", "duration": 7200.0},
-            "demo": {"gpus": 1, "groups": ("vision",), "start": "2026-11-24 10:00:00", "duration": 3600.0},
+            "demo": {"gpus": 1, "groups": ("vision",), "start": "2026-11-24 10:00:00", "duration": 3600.0, "cores": 8, "memory": 32 << 30},
         },
         "groups": {"vision": ("anna", "bob")},
         "queue.per_user": 50,
@@ -230,8 +232,10 @@ def test_without_a_file_everything_is_as_it_comes(home):
         ("[preempt]\nafter = true\n", 2, ("preempt.after is true, not a time",)),
         ("[quota]\ndefault = { nonsense = 1 }\n", 2, ("quota.default.nonsense", "the settings are guarantee, limit, ")),
         ("[quota]\nusers = 3\n", 2, ("quota.users is a section",)),
-        ("[reservations]\nx = 3\n", 2, ("reservations.x is 3, not a table like", "hours for which GPUs are kept")),
+        ("[reservations]\nx = 3\n", 2, ("reservations.x is 3, not a table like", "hours for which GPUs, cores or memory are kept")),
         ("[reservations.x]\ngpus = 1\n", 1, ("reservations.x does not say start, duration, users or groups",)),
+        (WEEKLY.replace("gpus = 1\n", ""), 1, ("reservations.ml does not say gpus, cores or memory",)),
+        (WEEKLY.replace("gpus", "cores").replace("1", "0", 1), 2, ("reservations.ml.cores is 0, not a whole number from 1",)),
         ("[reservations.x]\ngpus = 0\n", 2, ("reservations.x.gpus is 0, not a whole number from 1",)),
         ("[reservations.x]\nstart = 'Mo 10:00'\n", 2, ("reservations.x.start is 'Mo 10:00', not a time, like \"2026", "time zone")),
         ("[reservations.x]\nstrat = 'Mon 10:00'\n", 2, ("no setting reservations.x.strat", "did you mean start?")),

@@ -50,7 +50,10 @@ def info(options: Namespace) -> int:
         )
     for one in host.reservations:
         whose = ", ".join((*(f"user {name}" for name in one.users), *(f"group {name}" for name in one.groups)))
-        out(f"reserved    {one.name}: {one.gpus} GPUs {one.text}, for {whose}")
+        kept = [f"{one.gpus} GPU{'' if one.gpus == 1 else 's'}"] if one.gpus else []
+        kept += [f"{one.cores} core{'' if one.cores == 1 else 's'}"] if one.cores else []
+        kept += [f"{format_size(one.memory)} of memory"] if one.memory else []
+        out(f"reserved    {one.name}: {', '.join(kept)} {one.text}, for {whose}")
     return 0
 
 
