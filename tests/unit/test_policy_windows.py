@@ -122,6 +122,15 @@ def test_a_promise_of_cores_that_leads_into_them_is_for_afterwards():
     assert given(0.0, small, running=running, windows=(LAB,), supplies=SUPPLIES).reason(small).starts_at == 50.0
 
 
+def test_so_is_that_of_who_shares_a_gpu():
+    running = [RunningJob(9, "bob", ends=50.0, cores=16_000)]
+    first = job(1, 1, limit=60.0, cores=16_000, share=500)
+    more = {"running": running, "windows": (replace(ML, gpus=4),), "supplies": SUPPLIES, "shareable": dict.fromkeys(FOUR, 1000)}
+    assert given(0.0, first, **more).reason(first).starts_at == 200.0
+    brief = replace(first, time_limit=50.0)
+    assert given(0.0, brief, **more).reason(brief).starts_at == 50.0
+
+
 def windows(dice: random.Random, users, supplies=()) -> list[Window]:
     found = []
     for name in ("one", "two")[: dice.randint(1, 2)]:
