@@ -12,6 +12,7 @@ import pwd
 import socket
 import struct
 import time
+from collections.abc import Collection, Iterable
 
 from dockless.base.dataclass import dataclass
 from dockless.base.idmaps import subordinate_owner
@@ -78,17 +79,27 @@ class Callers:
         return Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins, account)
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:
-        """The groups with a quota or with reserved hours that the caller is in: her jobs count against all of them, whichever she names."""
-        reserved = (name for one in self.config.reservations for name in one.groups)
-        return tuple(name for name in dict.fromkeys((*self.config.quotas.groups, *reserved)) if self.member(caller, name))
+        """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""
+        return tuple(name for name in self.config.quotas.groups if self.member(caller, name))
 
     def quota_of(self, uid: int) -> tuple[str, tuple[str, ...]]:
-        """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in. What holds an id of
-        her sandboxes is hers."""
-        user, groups, account = self._look_up(uid)
-        if not account and (owner := subordinate_owner(uid)) is not None:
-            user, groups, account = self._look_up(owner)
+        """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in."""
+        user, groups, account = self._whose(uid)
         return user, self.quota_groups(Caller(uid, user, groups, False, account))
+
+    def members(self, groups: Collection[str], uids: Iterable[int]) -> frozenset[str]:
+        """Who is in one of the groups now: all that the settings list, and of the system's groups those with one of these ids, who need not
+        be users that this daemon serves."""
+        found = frozenset(name for group in groups for name in self.config.groups.get(group, ()))
+        system = frozenset(groups).difference(self.config.groups)
+        return found.union(user for user, of, _ in map(self._whose, uids) if not system.isdisjoint(of)) if system else found
+
+    def _whose(self, uid: int) -> tuple[str, frozenset[str], bool]:
+        """What holds an id of a user's sandboxes is hers."""
+        found = self._look_up(uid)
+        if not found[2] and (owner := subordinate_owner(uid)) is not None:
+            found = self._look_up(owner)
+        return found
 
     def member(self, caller: Caller, group: str) -> bool:
         listed = self.config.groups.get(group)

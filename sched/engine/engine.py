@@ -384,9 +384,12 @@ class Engine:
         usage = self._past_usage().at(queue.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
         shareable = self.gpus.shareable if self.config.share != "no" else {}
+        uids = set(self.per_user.jobs)
         if self.waiting.wants_gpus:
             if shareable or sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
-                running += self.others()
+                elsewhere = self._elsewhere()
+                running += [self._of_nobody(*lease) for lease in elsewhere]
+                uids.update(uid for _, uid, _ in elsewhere)
             outside = self.gpus.unusable({gpu for job in running for gpu in job.gpus})
         return QueueState(
             gpus=self.gpus.uuids,
@@ -404,7 +407,7 @@ class Engine:
             shareable=shareable,
             company=self.config.share,
             supplies=self.supplies,
-            windows=tuple(windows(self.config.reservations, queue.ticks(), time.time())),
+            windows=tuple(windows(self.config.reservations, queue.ticks(), time.time(), lambda groups: self.callers.members(groups, uids))),
         )
 
     def _running(self, entry: LiveJob) -> RunningJob:
@@ -448,14 +451,18 @@ class Engine:
 
     def others(self) -> list[RunningJob]:
         """Leases of GPUs that are not the queue's, as jobs without a number: they count in their users' quotas."""
+        return [self._of_nobody(*lease) for lease in self._elsewhere()]
+
+    def _of_nobody(self, uuid: str, uid: int, share: int) -> RunningJob:
+        user, groups = self.callers.quota_of(uid)
+        return RunningJob(0, user, frozenset({uuid}), groups, share=share)
+
+    def _elsewhere(self) -> list[tuple[str, int, int]]:
+        """Of each of these leases the GPU, whose it is, and the MiB of it, 0 for all."""
         ours = {gpu for entry in self.active.values() for gpu in entry.job.devices}
         shares = self.gpus.shares_of_others(sharing.leased(self)) if self.config.share != "no" else ()
         whole = self.gpus.leased_by_others(ours.union(share.uuid for share in shares))
-        found = []
-        for uuid, uid, share in (*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)):
-            user, groups = self.callers.quota_of(uid)
-            found.append(RunningJob(0, user, frozenset({uuid}), groups, share=share))
-        return found
+        return [*((uuid, uid, 0) for uuid, uid in whole.items()), *((one.uuid, one.uid, one.memory) for one in shares)]
 
     async def each(self, numbers: Sequence[int], work: Callable[[int], Awaitable[None]], turn: Callable[[], Awaitable[None]]) -> None:
         """``work`` on each, whatever goes wrong with another. ``turn``: awaited between pieces of work."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from dockless.sched.config import Reserved
 from dockless.sched.policy.state import Window
 
+Members = Callable[[Sequence[str]], Collection[str]]
+"""Who is in one of these groups, of those who matter."""
 
-def windows(reserved: Iterable[Reserved], now: float, wall: float) -> Iterator[Window]:
+
+def windows(reserved: Iterable[Reserved], now: float, wall: float, members: Members) -> Iterator[Window]:
     """``now``: on the policy's clock; ``wall``: the same moment in seconds since 1970."""
     for one in reserved:
         found = one.start.next(one.duration, wall)
         if found is not None:
             starts, ends = found
-            users, groups = frozenset(one.users), frozenset(one.groups)
+            users = frozenset(one.users).union(members(one.groups))
             begins, ends_at = starts - wall + now, ends - wall + now
-            yield Window(one.name, one.gpus, users, groups, begins, ends_at, said(starts, ends), 1000 * one.cores, one.memory)
+            yield Window(one.name, one.gpus, users, begins, ends_at, said(starts, ends), 1000 * one.cores, one.memory)
 
 
 def said(starts: float, ends: float) -> str:

@@ -42,7 +42,7 @@ class Pools:
         self.supply_of = {pool: pool for pool in state.supplies}  # and of the pools that are a part of one
         for pool, supply in self.supplies.items():
             self.limits[pool] = self.free_of[pool] = supply.common(len(state.gpus) - len(state.slices))
-        hours = [(window.users, window.groups, window.pools) for window in state.windows]
+        hours = [(window.users, window.pools) for window in state.windows]
         host = tuple(state.supplies.items()), tuple(state.classes.items()), tuple(state.shareable.values()), tuple(usable), state.slices
         self.reckoned = self.waiting.reckoned((state.quotas, self.waiting.classes, hours, host))
         for job in state.running:
@@ -71,7 +71,7 @@ class Pools:
                 limits[pool] = limit
                 self.sets[pool] = frozenset(self.state.classes.get(name, ()))
             for window in self.state.windows:
-                if not window.has(user, groups):
+                if user not in window.users:
                     limits |= self.beside(window, gpus)
             for pool in limits:
                 if pool not in self.limits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dockless.base.dataclass import dataclass, field
 from dockless.sched.policy.quotas import Quotas
@@ -48,14 +48,13 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Hours for which ``gpus`` whole GPUs are kept for ``users`` and the members of ``groups``: the next, or those that have begun.
+    """Hours for which ``gpus`` whole GPUs are kept for ``users``: the next, or those that have begun.
     ``starts``, ``ends``: on the clock of ``decide``; ``text``: the same as people say it. ``cores``, in thousandths, and ``memory``, in
     bytes: kept, too, of what is common to all GPUs."""
 
     name: str
     gpus: int
     users: frozenset[str]
-    groups: frozenset[str]
     starts: float
     ends: float
     text: str = ""
@@ -67,10 +66,6 @@ class Window:
         """From which all others draw, for as long as they run into it: of what each is a part, and how much of that is kept from them."""
         kept = {HOST: self.gpus, CORES: self.cores, MEMORY: self.memory}
         return {f"{of} of reservation {self.name}": (of, amount) for of, amount in kept.items() if amount}
-
-    def has(self, user: str, groups: Iterable[str]) -> bool:
-        """Whether these GPUs are kept for a job of hers."""
-        return user in self.users or not self.groups.isdisjoint(groups)
 
     def is_reached(self, ends: float | None) -> bool:
         """Whether a job that runs now, until ``ends``, runs into it."""

@@ -18,7 +18,7 @@ from dockless.sched.engine import disk, host_supplies, sharing
 from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
-from dockless.sched.engine.windows import windows
+from dockless.sched.engine.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.decision import duration
 from dockless.sched.policy.ranks import Ranks
@@ -262,9 +262,11 @@ class Answers:
 
     def _reservations(self) -> Iterator[ReservationInfo]:
         wall = time.time()
-        for one in windows(self.engine.config.reservations, wall, wall):
-            whose = tuple(sorted(one.users)), tuple(sorted(one.groups))
-            yield ReservationInfo(one.name, one.gpus, *whose, one.starts, one.ends, one.text, one.cores // 1000, one.memory)
+        for one in self.engine.config.reservations:
+            if (hours := one.start.next(one.duration, wall)) is not None:
+                yield ReservationInfo(
+                    *(one.name, one.gpus, tuple(sorted(one.users)), tuple(sorted(one.groups)), *hours, said(*hours), one.cores, one.memory)
+                )
 
     def quotas(self) -> list[QuotaInfo]:
         """Of each user with a quota or a job, then of each group with a quota."""

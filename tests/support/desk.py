@@ -30,9 +30,14 @@ class Desk:
         self.ended = asyncio.Event()
         self.server = Server(running, path, "1.2", self.ended.set)
         self.who = 0
-        running.callers.peer_uid = lambda connection: self.who
-        running.callers._look_up = lambda uid: (PEOPLE[uid].user, PEOPLE[uid].groups, True)
-        running.callers._owner, running.callers._overflow = 0, -1
+        self.know_people()
+
+    def know_people(self) -> None:
+        """To be said again when the settings have been read."""
+        callers = self.engine.callers
+        callers.peer_uid = lambda connection: self.who
+        callers._look_up = lambda uid: (PEOPLE[uid].user, PEOPLE[uid].groups, True)
+        callers._owner, callers._overflow = 0, -1
 
     async def __call__(self, who: int, work):
         self.who = who

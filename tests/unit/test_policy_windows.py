@@ -17,7 +17,7 @@ from dockless.sched.policy.waiting import WaitingList
 from dockless.sched.policy.whatif import sooner
 
 FOUR = ("g0", "g1", "g2", "g3")
-ML = Window("ml101", 3, frozenset({"prof"}), frozenset({"class"}), 100.0, 200.0, "from 10:00 to 12:00")
+ML = Window("ml101", 3, frozenset({"prof"}), 100.0, 200.0, "from 10:00 to 12:00")
 
 
 def job(number: int, count: int, user: str = "anna", limit: float = 0.0, **more) -> WaitingJob:
@@ -41,8 +41,9 @@ def test_before_they_begin():
 
 
 def test_members_have_them():
-    members = [job(1, 2, "prof"), job(2, 1, "carl", groups=("class",)), job(3, 1, "anna")]
-    assert [start.job for start in given(150.0, *members).starts] == [1, 2, 3]
+    two = [replace(ML, users=frozenset({"prof", "carl"}))]
+    members = [job(1, 2, "prof"), job(2, 1, "carl"), job(3, 1, "anna")]
+    assert [start.job for start in given(150.0, *members, windows=two).starts] == [1, 2, 3]
     decision = given(150.0, job(1, 2, "anna", 1.0), job(2, 3, "prof", 500.0))
     assert [start.job for start in decision.starts] == [2]
     assert decision.reason(job(1, 2, "anna", 1.0)).text == "needs 2 GPUs, 1 free; 3 are kept for ml101 from 10:00 to 12:00"
@@ -79,7 +80,7 @@ def test_memory_may_be_a_slice_then():
 
 GIB = 1 << 30
 SUPPLIES = {CORES: Supply(32_000, 4_000, 1_000), MEMORY: Supply(64 * GIB)}
-LAB = Window("lab", 0, frozenset({"prof"}), frozenset(), 100.0, 200.0, "from 10:00 to 12:00", cores=12_000, memory=16 * GIB)
+LAB = Window("lab", 0, frozenset({"prof"}), 100.0, 200.0, "from 10:00 to 12:00", cores=12_000, memory=16 * GIB)
 
 
 def test_cores_and_memory_are_kept_too():
@@ -136,8 +137,7 @@ def windows(dice: random.Random, users, supplies=()) -> list[Window]:
     for name in ("one", "two")[: dice.randint(1, 2)]:
         starts = dice.choice((-5.0, 2.0, 10.0, 40.0))
         members = frozenset(dice.sample(users, dice.randint(0, min(2, len(users)))))
-        group = dice.choice((frozenset(), frozenset({"vision"})))
-        hours = Window(name, dice.randint(1, 6), members, group, starts, max(starts, 0.0) + dice.choice((1.0, 20.0, 60.0)))
+        hours = Window(name, dice.randint(1, 6), members, starts, max(starts, 0.0) + dice.choice((1.0, 20.0, 60.0)))
         if supplies:
             cores = dice.choice((0, 2000, 6000))
             hours = replace(hours, gpus=dice.choice((0, hours.gpus)), cores=cores, memory=dice.choice((0, 4 * GIB, 16 * GIB)))
@@ -177,7 +177,7 @@ def test_the_hours_are_kept_and_nobody_starves(of):
         dice = random.Random(number)
         kept = dice.randint(1, 4)
         starts = dice.choice((10.0, 30.0, 60.0))
-        window = Window("x", 0, frozenset({"prof"}), frozenset(), starts, starts + dice.choice((10.0, 50.0)))
+        window = Window("x", 0, frozenset({"prof"}), starts, starts + dice.choice((10.0, 50.0)))
         window = replace(window, **{of: kept})
         jobs = []
         for one in range(1, 25):

@@ -6,12 +6,14 @@ import json
 import time
 
 from support.desk import ANN, BEN, play
+from support.stand_in import until
 
 from dockless.base.occasions import Occasion
 from dockless.cgroups import Limits
 from dockless.cli import main
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import JobSpec, ReservationInfo
+from dockless.sched import JobSpec, ReservationInfo, State
 from dockless.sched.config import Config, Reserved
 from dockless.sched.engine.windows import said
 
@@ -85,6 +87,38 @@ def test_read_again(tmp_path, home, monkeypatch):
         assert desk.engine.entries[early].job.devices
         assert await reads("") == []
         await desk.runs(late)
+
+    play(tmp_path, story)
+
+
+def test_a_group_that_is_named_while_jobs_wait(tmp_path, home, monkeypatch):
+    """Who is in it is asked with each decision: also of jobs that were queued before, and once somebody has left it."""
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
+    job = JobSpec(Spec(argv=("true",)), gpus="1")
+    text = "[reservations.ml101]\ngpus = 1\nstart = 'daily 00:00'\nduration = '24h'\n"
+
+    async def story(desk):
+        async def reads(text):
+            (home / "dockless.toml").write_text(text)
+            await desk(0, lambda queue: queue.reload())
+            desk.know_people()
+            desk.engine.kick()
+
+        await reads(text + "users = ['nobody']\n")
+        (bens,) = await desk.submit(BEN, job)
+        (anns,) = await desk.submit(ANN, job)
+        await reads(text + "groups = ['vision']\n")  # the system's: Ann is in it
+        (await desk.runs(anns)).end(Exit(0, None))
+        await until(lambda: anns not in desk.engine.entries)
+        assert desk.engine.entries[bens].job.state is State.PENDING
+        (anns,) = await desk.submit(ANN, job)
+        box = await desk.runs(anns)
+        (after,) = await desk.submit(ANN, job)
+        await reads(text + "groups = ['vision']\n[groups]\nvision = ['ben']\n")
+        box.end(Exit(0, None))
+        (await desk.runs(bens)).end(Exit(0, None))
+        await until(lambda: bens not in desk.engine.entries)
+        assert "1 are kept for ml101" in (await desk(ANN, lambda queue: queue.why(after))).reason
 
     play(tmp_path, story)
 
