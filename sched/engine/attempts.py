@@ -25,6 +25,7 @@ from pathlib import Path
 from dockless.base.dataclass import copied, dataclass, replace
 from dockless.base.records import plain
 from dockless.base.typing import TYPE_CHECKING, Any, Protocol
+from dockless.base.waits import readable
 from dockless.cgroups.users import WEIGHT
 from dockless.errors import SandboxGone
 from dockless.sandbox.run import children
@@ -163,13 +164,30 @@ def exit_record(exit: Any) -> dict[str, Any]:
     return {name: plain(getattr(exit, name, None)) for name in fields}
 
 
-def started(start: Callable[[], Handle]) -> tuple[Handle, int]:
-    """What ``start`` has started, with a pidfd as of ``wait_gone``; -1 where that has to be asked for once more."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What has been started. ``pidfd``: as of ``wait_gone``; -1 where that has to be asked for once more. ``over``: as of ``taken_in``,
+    where it has ended by now."""
+
+    handle: Handle
+    pidfd: int = -1
+    over: tuple[Any, bool] | None = None
+
+
+def started(start: Callable[[], Handle], kept: Path | None = None, patience: float = 0.0) -> Started:
+    """What ``start`` has started. ``kept``: where its output goes if it ends within ``patience`` seconds; None: nobody asks for its end."""
     handle = start()
-    try:
-        return handle, handle.pidfd()
-    except Exception:  # whatever it is, it runs, or has run
-        return handle, -1
+    fd = -1
+    with contextlib.suppress(Exception):  # whatever it is, it runs, or has run
+        with contextlib.suppress(SandboxGone):
+            fd = handle.pidfd()
+        if kept is not None and (fd < 0 or readable(fd, patience)):
+            over = taken_in(handle, kept / handle.id)
+            if over[0] is not None:  # else it is looked at more closely
+                if fd >= 0:
+                    os.close(fd)
+                return Started(handle, over=over)
+    return Started(handle, fd)
 
 
 def wait_gone(handle: Handle) -> int | None:

@@ -19,6 +19,7 @@ from dockless.sched.engine.housekeeping import AFTER_ENDS
 from dockless.sched.engine.wants import is_the_hosts
 from dockless.sched.jobs import State, final_state, shell_code
 from dockless.sched.store import queue
+from dockless.sched.store.writer import Change
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
@@ -37,6 +38,9 @@ class Ending:
 
 OVERDUE = 10.0
 """Seconds after which a job's keeper that has not enforced its time limit is helped: somebody may have stopped it."""
+SOON = 0.03
+"""Seconds. While programs end within them, who has started one waits so long for its end: one transaction less, and no other thread has
+to be woken for it."""
 GIVE_UP = 30
 """Failures to end a job and to look at it, after which it is LOST, whatever of it still lives."""
 
@@ -129,17 +133,29 @@ async def finish(engine: Engine, entry: LiveJob) -> None:
         exit = await engine.looked_at(attempts.reaped, handle)
     if exit is None:
         await engine.looked_at(handle.kill)  # nothing of it may go on while its GPUs go to the next
-        reason = await engine.looked_at(handle.why_vanished)
-        record, code = None, None
-        state = State.CANCELLED if entry.cancelled else State.LOST
+        how = Ending(State.CANCELLED if entry.cancelled else State.LOST, await engine.looked_at(handle.why_vanished))
     else:
-        record = attempts.exit_record(exit)
-        state, reason = final_state(record, entry.cancelled, entry.verdict)
-        code = shell_code(record)
-    if entry.gang is None and (found := again.wanted(entry, state, reason, code)) is not None:
-        await again.requeue(engine, entry, record, *found)
+        how = _ending(engine, entry, exit)
+    if entry.gang is None and (found := again.wanted(entry, how.state, how.reason, how.code)) is not None:
+        await again.requeue(engine, entry, how.record, *found)
     else:
-        await end(engine, entry, state, reason, record, code)
+        await end(engine, entry, how.state, how.reason, how.record, how.code)
+
+
+def _ending(engine: Engine, entry: LiveJob, exit: Any) -> Ending:
+    engine.end_soon = 0 <= exit.ended - exit.started < SOON
+    record = attempts.exit_record(exit)
+    state, reason = final_state(record, entry.cancelled, entry.verdict)
+    return Ending(state, reason, record, shell_code(record))
+
+
+def for_good(engine: Engine, entry: LiveJob, exit: Any, kept: bool) -> Ending | None:
+    """The end of a job whose program has ended so, and whose output is ``kept``; None for one that is to run again."""
+    how = _ending(engine, entry, exit)
+    if again.wanted(entry, how.state, how.reason, how.code) is not None:
+        return None
+    entry.kept = kept
+    return how
 
 
 async def end(engine: Engine, entry: LiveJob, state: State, reason: str, record: dict[str, Any] | None, code: int | None) -> None:
@@ -152,8 +168,8 @@ async def end(engine: Engine, entry: LiveJob, state: State, reason: str, record:
         await gang_ends.over(engine, entry, how)
 
 
-async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> None:
-    """These jobs are over, all in one transaction."""
+async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]], before: Change[Any] | None = None) -> None:
+    """These jobs are over, all in one transaction. ``before``: what has not been put down yet of one that has ended at once."""
     unkept: dict[int, str] = {}
     reasons: dict[int, str] = {}
     for entry, how in ended:
@@ -165,6 +181,8 @@ async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> N
     now = time.time()
 
     def change(db: sqlite3.Connection) -> None:
+        if before is not None:
+            before(db)
         for entry, how in ended:
             attempt = entry.job.attempt if entry.job.state is not State.PENDING else 0
             queue.finish(db, entry.job.id, attempt, how.state, now, reasons[entry.job.id], how.record, how.code)
@@ -188,7 +206,7 @@ async def end_jobs(engine: Engine, ended: Sequence[tuple[LiveJob, Ending]]) -> N
         if entry.handle is not None and unkept[entry.job.id]:
             engine.left.append(entry.handle)
         elif entry.handle is not None:
-            await remains.remove(engine, entry.handle)
+            engine.removals.add(entry.handle)
 
 
 def _let_go(engine: Engine, entry: LiveJob) -> None:

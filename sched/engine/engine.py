@@ -6,6 +6,9 @@ removing) is done in threads; the end of a job is seen through a pidfd in the lo
 The order of writes is the promise of the house::
 
     lease + attempt STARTING committed ─► launch ─► RUNNING committed ─► exit committed, lease gone ─► sandbox removed
+
+Where the program ends at once, RUNNING and its exit are one commit: until then the sandbox's own record tells how it ended. Nobody waits
+for the removal; what is left of it the next daemon finds.
 """
 
 from __future__ import annotations
@@ -117,7 +120,9 @@ class Engine:
         self.mps_turns: dict[str, asyncio.Lock] = {}
         self.notices = Notices()
         self.left: list[Handle] = []
+        self.removals = remains.Removals(self.loop, self.removing, lambda handle: self.left.append(handle))
         self.ends = 0
+        self.end_soon = False  # whether the newest program to end had ended within ``ending.SOON``
         self.left_specs: Counter[int] = Counter()  # characters that ended jobs of each user leave, since that was looked after
         self.many_ended = asyncio.Event()
         self.decision: Decision | None = None
@@ -552,6 +557,7 @@ class Engine:
         under_way = [task for task in self._tasks if not task.done()]
         if under_way:
             await asyncio.wait(under_way, timeout=GRACE)
+        await self.removals.over(GRACE)
         await sharing.end_services(self, self.mps.known)
         self.notices.close()
         self.outage.close()

@@ -4,8 +4,13 @@ again by every round of housekeeping and by the next daemon; until then ``logs``
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from dockless.base.typing import TYPE_CHECKING
@@ -16,6 +21,9 @@ from dockless.sched.store import queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
+
+MANY = 16
+"""Removals that wait for each thread that removes."""
 
 
 async def keep(engine: Engine, handle: Handle, uid: int, kept: bool = False) -> str:
@@ -39,6 +47,48 @@ async def lighten(engine: Engine, handle: Handle) -> None:
         await engine.in_thread(engine.removing, handle.lighten)
     except Exception as error:
         say(f"{handle.id}: its files are not removed yet: {describe(error)}")
+
+
+class Removals:
+    """Sandboxes that are removed behind, by threads of ``pool``: nobody waits for one. Used in the loop. ``left``: called there with what
+    cannot be removed now."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: ThreadPoolExecutor, left: Callable[[Handle], None]) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._left = left
+        self._lock = threading.Lock()
+        self._waiting: deque[Handle] = deque()
+        self._threads = 0
+        self._begun: set[Future[None]] = set()
+
+    def add(self, handle: Handle) -> None:
+        """A thread that is at it takes this one, too. One more begins where many wait: it may be a large one that keeps them."""
+        with self._lock:
+            self._waiting.append(handle)
+            begins = len(self._waiting) > MANY * self._threads
+            self._threads += begins
+        if begins:
+            self._begun = {one for one in self._begun if not one.done()}
+            self._begun.add(self._pool.submit(self._work))
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                handle = self._waiting.popleft()
+            try:
+                handle.remove()
+            except Exception as error:  # whatever it is, the job's end is recorded
+                say(f"{handle.id} is not removed yet: {describe(error)}")
+                self._loop.call_soon_threadsafe(self._left, handle)
+
+    async def over(self, seconds: float) -> None:
+        """Until all are removed, but no longer than that."""
+        if self._begun:
+            await asyncio.wait([asyncio.wrap_future(one) for one in self._begun], timeout=seconds)
 
 
 async def remove(engine: Engine, handle: Handle) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sqlite3
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -125,16 +126,21 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         how: dict[str, Any] = {"owner": job.uid or None, "user": job.uid} if os.geteuid() == 0 else {"owner": None}
         spec = await sharing.with_service(engine, job, spec, how["owner"], how.get("user"))
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
+        kept, patience = (engine.logs, ending.SOON if engine.end_soon else 0.0) if gang is None else (None, 0.0)
         first, again = (
-            partial(engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, labels=labels, **how))
+            partial(
+                engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, labels=labels, **how), kept, patience
+            )
             for begin in (
                 begin if gang is None else partial(gang.start, begin)
                 for begin in (launcher.start, partial(attempts.launch_again, launcher))
             )
         )
-        entry.handle, pidfd = await waited_out(
+        started: attempts.Started = await waited_out(
             first, f"job {job.id} cannot start", lambda: not engine.closing and not entry.cancelled, LAUNCHES, again, engine.outage.full
         )
+        entry.handle = started.handle
+        engine.end_soon &= started.over is not None
     except NotEnoughGpus as error:
         await asyncio.sleep(AGAIN)  # who holds a GPU in a way that no decision sees must not make this go round and round
         reason, now = str(error), time.time()
@@ -157,17 +163,29 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         return
     running_at = time.time()
     enforced_by = sharing.enforced_by(engine, job, launcher)
+
+    def running(db: sqlite3.Connection) -> None:
+        queue.set_running(db, job.id, lease.attempt, running_at, "", enforced_by)
+
+    if started.over is not None and (end := ending.for_good(engine, entry, *started.over)) is not None:
+        sharing.runs(entry, enforced_by)
+        engine.tell(entry, "start")
+        await ending.end_jobs(engine, [(entry, end)], running)
+        return
     try:
-        await engine.write_surely(lambda db: queue.set_running(db, job.id, lease.attempt, running_at, "", enforced_by))
+        await engine.write_surely(running)
     except BaseException:
-        if pidfd >= 0:
-            os.close(pidfd)
+        if started.pidfd >= 0:
+            os.close(started.pidfd)
         raise
     sharing.runs(entry, enforced_by)
     weights.weigh(engine, job.uid)
     engine.tell(entry, "start")
     wake(entry.up)
-    await ending.watch(engine, entry, pidfd)
+    if started.over is not None:
+        await ending.finish(engine, entry)
+    else:
+        await ending.watch(engine, entry, started.pidfd)
 
 
 async def take_up(engine: Engine, entry: LiveJob) -> None:

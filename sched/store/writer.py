@@ -4,7 +4,8 @@ A change is a function of the connection. While one transaction waits for the di
 go into the next one together: with one client a commit per submit, with eight a commit for about eight. A change's result is
 given out only after the commit that holds it (acked means durable).
 
-Each change has a savepoint: one that raises takes back only its own rows.
+A change that raises takes back only its own rows: the transaction is begun anew, and each of its changes has a savepoint then. So a change
+may be called twice, and does nothing but write rows.
 """
 
 from __future__ import annotations
@@ -70,27 +71,39 @@ class QueueWriter:
         self._db.close()
 
     def _commit(self, batch: list[tuple[Any, Change[Any]]]) -> Outcome:
-        outcome: Outcome = []
         db = self._db
         try:
-            db.execute("BEGIN IMMEDIATE")
-            for future, change in batch:
-                db.execute("SAVEPOINT change")
-                try:
-                    outcome.append((future, change(db), None))
-                except Exception as error:
-                    db.execute("ROLLBACK TO change")
-                    outcome.append((future, None, error))
-                db.execute("RELEASE change")
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                outcome: Outcome = [(future, change(db), None) for future, change in batch]
+            except Exception:
+                if not db.in_transaction:  # not even begun, or the disk has ended it
+                    raise
+                db.execute("ROLLBACK")
+                db.execute("BEGIN IMMEDIATE")
+                outcome = [self._apart(future, change) for future, change in batch]
             db.execute("COMMIT")
             self.transactions += 1
-        except sqlite3.Error as error:
+        except Exception as error:
             # Disk full, I/O error: nothing of this batch is durable, so nothing of it is acked.
             if db.in_transaction:
                 db.execute("ROLLBACK")
             failure = SchedError(f"the queue cannot be written: {error}", subject="jobs.db", hint="look at the disk it is on")
             outcome = [(future, None, failure) for future, _ in batch]
         return outcome
+
+    def _apart(self, future: Any, change: Change[Any]) -> tuple[Any, Any, BaseException | None]:
+        """One of several, of which any may raise."""
+        db = self._db
+        db.execute("SAVEPOINT change")
+        result, failed = None, None
+        try:
+            result = change(db)
+        except Exception as error:
+            db.execute("ROLLBACK TO change")
+            failed = error
+        db.execute("RELEASE change")
+        return future, result, failed
 
 
 def settle(outcome: Outcome) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 from support.stand_in import Box
 
 from dockless.base.dataclass import replace
+from dockless.base.waits import readable
 from dockless.cgroups import Limits
 from dockless.errors import SandboxGone
 from dockless.sandbox.run.process import Exit
@@ -185,12 +187,35 @@ def test_cores_that_are_named_weigh(named, weight):
 
 
 def test_what_has_started_comes_with_its_pidfd_where_there_is_one(box, monkeypatch):
-    handle, fd = attempts.started(lambda: box)
-    os.close(fd)
-    assert handle is box
+    found = attempts.started(lambda: box)
+    os.close(found.pidfd)
+    assert found.handle is box and found.over is None
     for error in (SandboxGone("it has ended"), OSError(24, "too many open files")):
         monkeypatch.setattr(box, "pidfd", lambda error=error: (_ for _ in ()).throw(error))
-        assert attempts.started(lambda: box) == (box, -1)  # an error of the start would end what runs
+        assert attempts.started(lambda: box) == attempts.Started(box, -1)  # an error of the start would end what runs
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before its pidfd is there", "after that"])
+def test_what_ends_at_once_comes_with_its_end(box, tmp_path, before):
+    def start():
+        (box.directory / "log").write_text("x")
+        if before:
+            box.end(Exit(3, None))
+        else:
+            timer.start()
+        return box
+
+    timer = threading.Timer(0.01, lambda: box.end(Exit(3, None)))
+    found = attempts.started(start, tmp_path, 20.0)
+    assert found == attempts.Started(box, -1, (Exit(3, None), True)) and (tmp_path / f"{box.id}.log").read_text() == "x"
+
+
+def test_what_goes_on_and_what_has_vanished_come_without_an_end(box, tmp_path):
+    found = attempts.started(lambda: box, tmp_path, 0.0)
+    assert found.over is None and not readable(found.pidfd, 0)
+    os.close(found.pidfd)
+    box.end(None)
+    assert attempts.started(lambda: box, tmp_path, 0.0) == attempts.Started(box, -1)
 
 
 def test_the_output_of_what_has_ended_is_kept_at_once(box, tmp_path):

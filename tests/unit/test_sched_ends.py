@@ -54,6 +54,74 @@ def ended(running, number):
     return str(job.state), job.reason, job.exit_code, [(str(one.state), one.reason) for one in job.attempts]
 
 
+# -- programs that end at once
+
+
+def ends_with(launcher, *codes):
+    """What the launcher starts has ended by then: with these codes, one after the other."""
+    left, start = list(codes), launcher.start
+
+    def started(*args, **how):
+        box = start(*args, **how)
+        (box.directory / "log").write_text(box.id)
+        box.end(Exit(left.pop(0), None, started=2.0, ended=2.0))
+        return box
+
+    launcher.start = started
+
+
+def test_a_start_and_an_end_are_one_transaction_where_the_program_ends_at_once(tmp_path, launcher):
+    ends_with(launcher, 0, 3)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            for code, state in ((0, State.COMPLETED), (3, State.FAILED)):
+                (number,) = await running.submit(ME, [plain()], None)
+                before = running._writer.transactions
+                await until(lambda number=number: number not in running.entries)
+                assert running._writer.transactions == before + 2  # that it starts, and the rest
+                job = queue.job(running.reader, number)
+                assert (job.state, job.exit_code) == (state, code)
+                events = running.reader.execute("SELECT event FROM events WHERE job=? ORDER BY seq", (number,)).fetchall()
+                assert [event for (event,) in events] == ["submit", "start", "running", "ended"]
+                name = running.name(number, 1)
+                assert (running.logs / f"{name}.log").read_text() == name
+                await until(lambda name=name: launcher.boxes[name].said == ["remove"])
+
+    asyncio.run(play())
+
+
+def test_what_ends_at_once_and_is_to_run_again_does(tmp_path, launcher):
+    ends_with(launcher, 1, 0)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain(retries=1)], None)
+            await until(lambda: number not in running.entries)
+            assert ended(running, number)[0::2] == ("COMPLETED", 0)
+            assert [str(one.state) for one in queue.job(running.reader, number).attempts] == ["ENDED", "ENDED"]
+
+    asyncio.run(play())
+
+
+def test_an_end_is_waited_for_only_while_programs_end_soon(tmp_path, launcher, monkeypatch):
+    waited = []
+    started_really = attempts.started
+    monkeypatch.setattr(attempts, "started", lambda start, kept, patience: waited.append(patience) or started_really(start, kept, 0.0))
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            for at in (2.0, 2.001, 3.0):  # when it ends, of 2.0
+                _, (box,) = await started(running, launcher, plain())
+                box.end(Exit(0, None, started=2.0, ended=at))
+                await until(lambda: not running.entries)
+            await started(running, launcher, plain())
+            await started(running, launcher, plain())
+        assert waited == [0.0, ending.SOON, ending.SOON, 0.0, 0.0]
+
+    asyncio.run(play())
+
+
 # -- submit and launch
 
 

@@ -105,6 +105,7 @@ def test_a_mark_that_cannot_be_written_waits_for_the_disk(tmp_path, monkeypatch)
         async with engine(tmp_path, launcher, CONFIG) as running:
             (wide,) = await running.submit(ROOT, [job(gpus="2")], None)
             box = await running_again(running, launcher, wide, 1)
+            box.send_stop = lambda: box.said.append("stop")
             entry = running.entries[wide]
             with monkeypatch.context() as patch:
                 written = running.write

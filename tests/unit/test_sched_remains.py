@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from support.stand_in import DEADLINE, Box, engine, until
@@ -239,3 +240,33 @@ def test_one_that_is_nowhere_yet_is_not_killed(tmp_path, launcher, monkeypatch, 
 
     asyncio.run(play())
     assert capfd.readouterr().err == ""
+
+
+def test_removals_are_done_behind_by_as_few_threads_as_it_takes(tmp_path, launcher, monkeypatch):
+    """What takes long keeps neither the others nor the ends of jobs; the daemon's own end waits for what has been begun."""
+    monkeypatch.setattr(remains, "MANY", 2)
+    held, by = threading.Event(), {}
+
+    def box(name):
+        def remove():
+            by[name] = threading.get_ident()
+            if name == "long":
+                held.wait(DEADLINE)
+
+        return SimpleNamespace(id=name, remove=remove)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            running.removals.add(box("long"))
+            await until(lambda: "long" in by)
+            for name in ("a", "b"):
+                running.removals.add(box(name))
+            assert len(by) == 1  # few enough to wait
+            running.removals.add(box("c"))
+            await until(lambda: len(by) == 4)
+            assert by["long"] not in (by["a"], by["b"], by["c"]) and len({by["a"], by["b"], by["c"]}) == 1
+            held.set()
+            running.removals.add(box("last"))
+        assert "last" in by
+
+    asyncio.run(play())

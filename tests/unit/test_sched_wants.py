@@ -121,7 +121,7 @@ def test_what_such_a_start_left_is_taken_or_removed_and_nothing_is_started_twice
         async with engine(tmp_path, launcher) as running:
             (number,) = await running.submit(ME, [plain(gpus="1")], None)
             await until(lambda: started)
-            await until(lambda: running.entries[number].job.state is State.RUNNING or started[0].record)
+            await until(lambda: started[0].record or running.entries[number].job.state is State.RUNNING)
             if starts == 2:
                 assert started[0].said == ["remove"]
             if left != "exited":
