@@ -93,7 +93,10 @@ def _check(plan: Plan, r: Resolved) -> Check:
 
 def _wait(b: Builder, r: Resolved, seconds: float, dev: int) -> None:
     """Until somebody says what runs, and on which streams."""
-    b.init.add("BARRIER", b.slot(OWNER_LABEL), x=int(seconds * 1e9))
+    owner = b.slot(OWNER_LABEL)
+    if r.lends_root:
+        b.init.add("HAND_ROOT", owner)
+    b.init.add("BARRIER", owner, x=int(seconds * 1e9))
     if not r.rootful:  # else whoever takes it gives the pipes away: their owner is not in the user namespace
         _own_pipes(b.init, r)
     if r.idmap is None:

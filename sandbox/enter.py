@@ -10,6 +10,8 @@ with, so what enters has no right that the sandbox's own program has not.
     program  the sandbox's own: limits, ids, capabilities, no_new_privs, seccomp
     EXEC
 
+``compile_look``: with the root and the program section of another one instead, and the sandbox's own root below ``TARGET``.
+
 Nothing inside can look into what enters before its program begins: it is not dumpable, and its memory belongs to the host's user
 namespace. No path of the sandbox is opened on the way but the working directory and the program. setns(2), namespaces(7)
 """
@@ -23,8 +25,8 @@ from dockless.base.dataclass import dataclass, replace
 from dockless.errors import BadInput
 from dockless.sandbox.accounts import Account, check_account
 from dockless.sandbox.command import candidates, directory
-from dockless.sandbox.plan.builder import NEW_NS
-from dockless.sandbox.plan.plan import PTMX, SLOT_CGROUP, SLOT_NAMESPACES, SLOT_TERMINAL, Command, Op, Plan
+from dockless.sandbox.plan.builder import NEW_NS, NO_SYMLINKS, NODEV, NOSUID, PRIVATE, RDONLY, RECURSIVE, TREE_CLONE
+from dockless.sandbox.plan.plan import PTMX, SLOT_CGROUP, SLOT_NAMESPACES, SLOT_ROOT, SLOT_TERMINAL, Command, Op, Plan
 from dockless.sandbox.spec import check_beginning
 
 _KINDS = ("mount", "cgroup", "uts", "ipc", "pid", "net")
@@ -32,6 +34,10 @@ _KINDS = ("mount", "cgroup", "uts", "ipc", "pid", "net")
 _ORDER = ("net", "ipc", "uts", "cgroup", "pid", "mount")
 """In which they are entered: the mount namespace last, because the host's paths end there."""
 _SIGKILL = 9
+TARGET = "/target"
+"""Where the files of a sandbox are for whoever looks into it."""
+_CLONES = {"/": TARGET[1:], "/proc": "proc", "/sys": "sys"}
+"""What they see of it, and where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +75,69 @@ def same_way(entry: Entry, has_cgroup: bool) -> Hashable:
 
 def compile_way(plan: Plan, entry: Entry, *, has_cgroup: bool) -> Plan:
     """Its operations, and the variables that every command has that enters in this way."""
-    names = [op.name for op in plan.ops]
-    init = plan.ops[names.index("CLONE") + 1 : names.index("SPAWN")]
-    program = plan.ops[names.index("SPAWN") + 1 :]
-    handed = next(op.x for op in init if op.name == "HAND_OVER")
+    init, program = _sections(plan)
+    owned = [replace(op, x=_owner(entry.account, op.x)) for op in init if op.name == "OWN_PIPES"]
+    ops = (*_inside(init, has_cgroup), *owned, *_terminal(program, entry), Op("SPAWN"), *_program(program, entry, has_cgroup))
+    assert plan.command is not None
+    return _entering(ops, plan.command, entry)
+
+
+def compile_look(plan: Plan, tools: Plan, entry: Entry, *, has_cgroup: bool, write: bool) -> Plan:
+    """The plan of a program of another sandbox, made by the plan ``tools``, among the processes of the one that was started by ``plan``:
+    the descriptor in ``SLOT_ROOT`` is its root. ``write``: the files in ``TARGET`` can be changed. ``BadInput`` for a command that is
+    empty."""
+    init, _ = _sections(plan)
+    _, program = _sections(tools)
+    assert tools.command is not None
     ops = (
+        *_inside(init, has_cgroup),
+        *_other_root(write),
+        *_terminal(program, entry),
+        Op("SPAWN"),
+        *_program(program, entry, has_cgroup),
+    )
+    way = _entering(ops, tools.command, entry)
+    shown = {SLOT_ROOT + number: f"the sandbox's {path}" for number, path in enumerate(_CLONES, 1)}
+    return with_command(replace(way, slots={**way.slots, **shown, SLOT_ROOT: "root of the tools"}), entry)
+
+
+def _other_root(write: bool) -> Iterator[Op]:
+    """In the sandbox's mount namespace: clones of what is to be seen of it, a copy of the namespace, and in that another root. Nothing of
+    this shows in the sandbox, and nothing that is mounted there later shows here."""
+    clones = {path: SLOT_ROOT + number for number, path in enumerate(_CLONES, 1)}
+    for path, tree in clones.items():
+        yield Op("OPEN_TREE", slot_out=tree, a=path, x=TREE_CLONE | RECURSIVE)
+    yield Op("MOUNT_ATTR", clones["/"], a="", x=NOSUID | NODEV | (0 if write else RDONLY), c=RECURSIVE)
+    yield Op("UNSHARE", x=NEW_NS["mount"])
+    yield Op("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
+    yield Op("MOVE_MOUNT", SLOT_ROOT, a="/")
+    for path, tree in clones.items():
+        yield Op("MOVE_MOUNT", tree, SLOT_ROOT, a=_CLONES[path], c=NO_SYMLINKS)
+    yield Op("PIVOT", SLOT_ROOT)
+
+
+def _sections(plan: Plan) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """What init does before it starts the program, and what that does."""
+    names = [op.name for op in plan.ops]
+    spawn = names.index("SPAWN")
+    return plan.ops[names.index("CLONE") + 1 : spawn], plan.ops[spawn + 1 :]
+
+
+def _inside(init: tuple[Op, ...], has_cgroup: bool) -> tuple[Op, ...]:
+    handed = next(op.x for op in init if op.name == "HAND_OVER")
+    return (
         Op("SUBREAPER"),
         Op("CLONE", SLOT_CGROUP if has_cgroup else -1),
         *(op for op in init if op.name == "WRITE" and op.a == "/proc/self/oom_score_adj"),
         *_into(handed),
         next(op for op in init if op.name == "SET_IDS"),
         Op("PDEATHSIG", x=_SIGKILL),
-        *(replace(op, x=_owner(entry.account, op.x)) for op in init if op.name == "OWN_PIPES"),
-        *_terminal(program, entry),
-        Op("SPAWN"),
-        *_program(program, entry, has_cgroup),
     )
+
+
+def _entering(ops: tuple[Op, ...], own: Command, entry: Entry) -> Plan:
     slots = {SLOT_NAMESPACES + number: f"{kind} namespace" for number, kind in enumerate(_KINDS)}
-    assert plan.command is not None
-    return Plan(ops, Command((), (), _variables(plan.command, entry)), {**slots, SLOT_CGROUP: "cgroup"})
+    return Plan(ops, Command((), (), _variables(own, entry)), {**slots, SLOT_CGROUP: "cgroup"})
 
 
 def with_command(way: Plan, entry: Entry) -> Plan:

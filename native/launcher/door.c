@@ -19,7 +19,7 @@ static const struct { uint64_t type; const char *path; } namespaces[] = {
     {0x20000, "/proc/self/ns/mnt"},   {0x2000000, "/proc/self/ns/cgroup"}, {0x4000000, "/proc/self/ns/uts"},
     {0x8000000, "/proc/self/ns/ipc"}, {0x20000000, "/proc/self/ns/pid"},   {0x40000000, "/proc/self/ns/net"},
 };
-enum { KINDS = sizeof namespaces / sizeof *namespaces, TERMINAL = KINDS /* in a hand-over: no namespace */, TAKEN /* nor a descriptor */ };
+enum { KINDS = sizeof namespaces / sizeof *namespaces, TERMINAL = KINDS /* in a hand-over: no namespace */, TAKEN /* nor a descriptor */, ROOT /* never to the keeper */ };
 _Static_assert(SLOT_NAMESPACES + KINDS == SLOT_PROGRAM, "each namespace has its slot");
 
 /* Move descriptors above every slot: one may lie where another belongs. 0 or a negative errno, and then all are closed. fcntl(2) says EINVAL where
@@ -27,7 +27,7 @@ _Static_assert(SLOT_NAMESPACES + KINDS == SLOT_PROGRAM, "each namespace has its 
 int lift(int32_t *fds, int count) {
     int error = 0;
     for (int i = 0; i < count; i++) {
-        sysret copy = sys(NR_fcntl, fds[i], FCNTL_DUPFD_CLOEXEC, SLOT_TERMINAL + 1);
+        sysret copy = sys(NR_fcntl, fds[i], FCNTL_DUPFD_CLOEXEC, SLOT_ROOT + 1);
         if (copy < 0) error = copy == -E_INVAL ? -E_MFILE : (int)copy;
         sys(NR_close, fds[i]);
         fds[i] = (int32_t)copy;
@@ -68,13 +68,25 @@ int hand_over(uint64_t types) {
     return sent < 0 ? (int)sent : 0;
 }
 
-int send_terminal(int to, int terminal) {
+static int send_one(int to, char which, int fd) {
     struct message m;
-    char which = TERMINAL;
-    int32_t fds[1] = {terminal};
+    int32_t fds[1] = {fd};
     compose(&m, &which, sizeof which, fds, 1);
     sysret sent = sys(NR_sendmsg, to, &m.head, MSG_NOSIGNAL_);
     return sent < 0 ? (int)sent : 0;
+}
+
+int send_terminal(int to, int terminal) {
+    return send_one(to, TERMINAL, terminal);
+}
+
+/* Of the namespaces in which we are. Whoever has it can attach it elsewhere, open_tree(2); nobody inside has the other end of the socket. */
+int hand_root(int to) {
+    sysret tree = sys(NR_open_tree, AT_FDCWD_, "/", 1 /* CLONE */ | O_CLOEXEC_ | AT_RECURSIVE_);
+    if (tree < 0) return (int)tree;
+    int err = send_one(to, ROOT, (int)tree);
+    sys(NR_close, (int)tree);
+    return err;
 }
 
 /* In init, from the plan's memory on: the keeper has waited for this. 0 or a negative errno. */
@@ -177,7 +189,7 @@ static int outside(const struct plan_header *plan, const int32_t *proofs) {
 static int slots_ok(const int32_t *slots, int count) {
     int plan = 0;
     for (int i = 0; i < count; i++) {
-        if (slots[i] < 0 || (slots[i] > SLOT_CGROUP && slots[i] != SLOT_PROGRAM && slots[i] != SLOT_TERMINAL) || (i && slots[i] <= slots[i - 1])) return 0;
+        if (slots[i] < 0 || (slots[i] > SLOT_CGROUP && slots[i] != SLOT_PROGRAM && slots[i] != SLOT_TERMINAL && slots[i] != SLOT_ROOT) || (i && slots[i] <= slots[i - 1])) return 0;
         plan |= slots[i] == SLOT_PLAN;
     }
     return plan;

@@ -11,7 +11,7 @@
  */
 #include "launcher.h"
 
-enum { MOST_OUTPUT = 4096, MOST_READ = 1 << 20, ASIDE = SLOT_TERMINAL + 1 };
+enum { MOST_OUTPUT = 4096, MOST_READ = 1 << 20, ASIDE = SLOT_ROOT + 1 };
 enum { STARTING, HEALTHY, UNHEALTHY };
 
 static const char group_name[] = "health";

@@ -148,7 +148,7 @@ static void move_fd(int fd, int to) {
 
 static int out_of_the_way(int fd) {
     if (fd < 0) return fd;
-    sysret copy = sys(NR_fcntl, fd, FCNTL_DUPFD_CLOEXEC, SLOT_TERMINAL + 1);
+    sysret copy = sys(NR_fcntl, fd, FCNTL_DUPFD_CLOEXEC, SLOT_ROOT + 1);
     sys(NR_close, fd);
     return (int)copy;
 }

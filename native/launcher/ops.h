@@ -15,6 +15,7 @@ int hand_over(uint64_t types);
 
 /* door.c: the keeper's or the starter's side of a terminal, over a socket. 0 or a negative errno. */
 int send_terminal(int to, int terminal);
+int hand_root(int to);
 
 /* door.c: the three standard streams, over the socket on 0. 0 or a negative errno. */
 int take_streams(void);

@@ -43,6 +43,7 @@ enum {
     SLOT_NAMESPACES = 17,
     SLOT_PROGRAM = 23,
     SLOT_TERMINAL = 24,
+    SLOT_ROOT = 25, /* a tree of mounts that is attached nowhere: the root of who looks into the sandbox */
     SLOT_MAX = 960,
 };
 
@@ -186,7 +187,8 @@ enum { REPORT_READY = 1, REPORT_FAILED = 2, REPORT_STATUS = 3, REPORT_WAITING = 
     X(50, DOMAINNAME, '-', '-', 'p', '-') \
     X(51, SYSCTL, 's', '-', 'p', 'd')      /* in a procfs */ \
     X(52, THAW, 's', '-', '-', '-')        /* a cgroup.freeze: when the leash has ended without a byte */ \
-    X(53, BARRIER, 's', '-', '-', '-')     /* in init: wait for what is to run, sent over the socket in; x nanoseconds at most, 0 for ever */
+    X(53, BARRIER, 's', '-', '-', '-')     /* in init: wait for what is to run, sent over the socket in; x nanoseconds at most, 0 for ever */ \
+    X(54, HAND_ROOT, 's', '-', '-', '-')   /* send a clone of the root and of all that is mounted below it over the socket in */
 
 #define X(code, name, in, out, a, b) OP_##name = code,
 enum plan_code { PLAN_OPS(X) OP_END };

@@ -412,6 +412,11 @@ OPERATIONS: dict[str, Operation] = {
         numbers=lambda op, _: [f"{op.x} ns at most"] if op.x else [],
         hints={errno.EINVAL: "this is a bug in dockless", errno.EPERM: "this is a bug in dockless"},
     ),
+    "HAND_ROOT": Operation(
+        lambda op, p: ("give the starter a clone of the root, with all that is mounted in it", f"{NOTHING}the script keeps its own"),
+        numbers=lambda op, _: [],
+        hints={errno.EPIPE: "its starter has ended"},
+    ),
     "STREAMS": Operation(
         lambda op, p: ("take standard input, output and error from whoever is to have them", f"{NOTHING}its own are the script's"),
         numbers=lambda op, _: [],

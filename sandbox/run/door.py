@@ -24,8 +24,19 @@ from dockless.base.waits import readable
 from dockless.cgroups import Cgroup
 from dockless.cgroups.usage import parse_flat
 from dockless.errors import BadInput, CgroupError, LaunchFailed, SandboxError
-from dockless.sandbox.enter import Entry, compile_way, same_way, with_command
-from dockless.sandbox.plan.plan import SLOT_CGROUP, SLOT_LEASH, SLOT_PROGRAM, SLOT_TERMINAL, Plan, Rows, encode, filled_in, rows_of
+from dockless.sandbox.enter import Entry, compile_look, compile_way, same_way, with_command
+from dockless.sandbox.plan.plan import (
+    SLOT_CGROUP,
+    SLOT_LEASH,
+    SLOT_PROGRAM,
+    SLOT_ROOT,
+    SLOT_TERMINAL,
+    Plan,
+    Rows,
+    encode,
+    filled_in,
+    rows_of,
+)
 from dockless.sandbox.resolved import Identity
 from dockless.sandbox.run import exec_notes, process
 from dockless.sandbox.run.places import at_its_door
@@ -61,6 +72,18 @@ class Entrance:
     ways: dict[Hashable, tuple[Plan, Rows]] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Of another sandbox, for who looks into this one: see ``run.debug``. ``plan``, ``identity``: what it was started with. ``root``: a
+    descriptor of its root. ``group``: the path of its cgroup, empty for none. ``write``: the files of the sandbox can be changed."""
+
+    plan: Plan
+    identity: Identity
+    root: int
+    group: str
+    write: bool
+
+
 class Entered:
     """A program that has entered. ``close`` ends it if it still runs, and removes its cgroup."""
 
@@ -75,6 +98,8 @@ class Entered:
         self._group = group
         self._box_group, self._oom_kills = box_group, oom_kills
         self._exit: process.Exit | None = None
+        self.needs = contextlib.ExitStack()
+        """What is undone when it is closed."""
 
     def wait(self, timeout: float | None = None) -> process.Exit:
         """How it ended, with its cgroup's account where there is one. ``TimeoutError`` if it still runs after ``timeout`` seconds."""
@@ -122,7 +147,8 @@ class Entered:
             self._note_end(_KILLED if ended is None else ended.exit_code)
             if self._group is not None:
                 group, self._group = self._group, None
-                (remove_cgroup if ended is None or ended.killed or ended.lost or ended.timed_out else leave)(group)
+                self.needs.callback(remove_cgroup if ended is None or ended.killed or ended.lost or ended.timed_out else leave, group)
+            self.needs.close()
 
 
 def leave(group: Cgroup) -> None:
@@ -191,32 +217,43 @@ def enter(
     size: tuple[int, int] | None = None,
     alone: bool = False,
     within: float = math.inf,
+    tools: Tools | None = None,
 ) -> Entered:
     """Start what enters; returns when its program has been exec'd. ``program``: a descriptor of it, where the entry says so. ``size``: rows
     and columns of its terminal. ``alone``: it goes on without us, until it or the sandbox ends. ``within``: seconds after which it is
-    given up.
+    given up. ``tools``: what it is a program of, if not of this sandbox.
 
     Errors: ``SandboxGone`` for a sandbox that does not run, ``CommandNotFound`` and its relatives as at a start.
     """
-    entered = _enter(box, entry, stdio, program, size, alone, within)
+    entered = _enter(box, entry, stdio, program, size, alone, within, tools)
     if program < 0:  # what acts on its files is ours
         entered.note(box.directory, entry.argv)
     return entered
 
 
 def _enter(
-    box: Entrance, entry: Entry, stdio: tuple[int, int, int], program: int, size: tuple[int, int] | None, alone: bool, within: float
+    box: Entrance,
+    entry: Entry,
+    stdio: tuple[int, int, int],
+    program: int,
+    size: tuple[int, int] | None,
+    alone: bool,
+    within: float,
+    tools: Tools | None,
 ) -> Entered:
-    group = _group_in(box)
-    used, account = Used(box), (box.group, _oom_kills(box.group))
+    above = box.group if tools is None else tools.group
+    group = _group_in(box, above)
+    used, account = Used(box), (above, _oom_kills(above))
     try:
-        plan, rows = _compiled(box, entry, group is not None)
+        plan, rows = _compiled(box, entry, group is not None, tools)
         fds = dict(enumerate(stdio))
+        if tools is not None:
+            fds[SLOT_ROOT] = tools.root
         if group is not None:
             fds[SLOT_CGROUP] = group.fd
         if program >= 0:
             fds[SLOT_PROGRAM] = program
-        _own_pipes(box.identity, entry, stdio)
+        _own_pipes(box.identity if tools is None else tools.identity, entry, stdio)
         raw = filled_in(
             encode(plan, enters=True, alone=alone, rows=rows), cgroup=group.text.rpartition("/")[2] if group else "", terminal=size
         )
@@ -234,8 +271,11 @@ def _enter(
         raise
 
 
-def _compiled(box: Entrance, entry: Entry, has_cgroup: bool) -> tuple[Plan, Rows]:
+def _compiled(box: Entrance, entry: Entry, has_cgroup: bool, tools: Tools | None = None) -> tuple[Plan, Rows]:
     """Its plan, and the operations of that encoded: mostly those of the one before."""
+    if tools is not None:
+        look = compile_look(box.plan, tools.plan, entry, has_cgroup=has_cgroup, write=tools.write)
+        return look, rows_of(look.ops)
     which = same_way(entry, has_cgroup)
     known = box.ways.get(which)
     if known is None:
@@ -272,13 +312,13 @@ def _with_terminal(
     return running, ours
 
 
-def _group_in(box: Entrance) -> Cgroup | None:
-    if not box.group:
+def _group_in(box: Entrance, above: str) -> Cgroup | None:
+    if not above:
         return None
     try:
-        return Cgroup.below(box.group, f"exec-{os.urandom(5).hex()}")
+        return Cgroup.below(above, f"exec-{os.urandom(5).hex()}")
     except CgroupError as error:
-        if not os.path.isdir(box.group):
+        if not os.path.isdir(above):
             raise gone(box.id) from error
         raise
 

@@ -27,6 +27,7 @@ from dockless.sandbox.spec import Spec
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from dockless.base.idmaps import IdMap
     from dockless.images import Image
     from dockless.native.userns import SharedNetwork
 
@@ -132,6 +133,13 @@ def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: 
 def waiting(spec: Spec, image: Image, seconds: float, *, has_cgroup: bool) -> Prepared:
     """The plan of a sandbox that waits for its program, so many seconds at most, 0 for ever. Errors: as ``prepared``."""
     return Prepared(replace(resolve(spec, image, features.probe(), has_cgroup=has_cgroup), waits=seconds))
+
+
+def lending(spec: Spec, image: Image, idmap: IdMap, *, has_cgroup: bool) -> Prepared:
+    """The same for one that waits for nothing and lends its root, with this id map. Errors: as ``prepared``, and ``IdMapError``."""
+    found = resolve(spec, image, features.probe(), has_cgroup=has_cgroup)
+    idmap.require(found.account.uid, found.account.gid, found.account.groups)
+    return Prepared(replace(found, idmap=idmap, waits=0.0, lends_root=True))
 
 
 def with_program(like: Prepared, spec: Spec, image: Image, workdir: str) -> Prepared:

@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec
 
 from dockless import _box
 from dockless._async_attaching import Attachment, Stdin, attaching, opening_stdin, stepped
-from dockless._async_executing import Enterable
+from dockless._async_debugging import Debuggable
 from dockless._async_streams import AsyncInput, AsyncOutput, AsyncStreams
 from dockless._loop import in_thread, pause, readable, unless_cancelled
 from dockless._opening import Opening
@@ -47,7 +47,7 @@ def _method(function: Callable[Concatenate[_box.Sandbox[Any], P], T]) -> Callabl
     return call
 
 
-class Sandbox(Enterable, Unpicklable, Generic[S]):
+class Sandbox(Debuggable, Unpicklable, Generic[S]):
     """``dockless.Sandbox`` for ``async with``; its keywords are the same. ``await box`` waits for its end.
 
     ``stdin``, where ``PIPE`` was given: ``await box.stdin.write(data)``, ``box.stdin.close()``. ``stdout``, ``stderr``: ``async for line in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial, wraps
 from types import TracebackType
 
@@ -102,7 +102,12 @@ class Enterable:
     ) -> Result[bytes]: ...
     async def exec(self, *argv: Argument, check: bool = False, input: Any = None, **options: Any) -> Result[Any]:
         """Execute a command and wait for its end. A cancellation ends it and all that it started."""
-        async with await self._spawn(argv, captured(options, input)) as command:
+        return await self._executed(self._entered._enter, argv, captured(options, input), input, check)
+
+    async def _executed(
+        self, enter: Callable[..., Any], argv: tuple[Argument, ...], options: dict[str, Any], input: Any, check: bool
+    ) -> Result[Any]:
+        async with await self._spawn(enter, argv, options) as command:
             result = command._result(*await command.communicate(input))
         if check:
             result.check_returncode()
@@ -123,10 +128,10 @@ class Enterable:
     def spawn(self, *argv: Argument, tty: bool = False, size: Size = None, **options: Unpack[BytesExec]) -> Opening[Execution[bytes]]: ...
     def spawn(self, *argv: Argument, **options: Any) -> Opening[Execution[Any]]:
         """Start a command and go on: a handle with streams, to be awaited, or for ``async with``, which ends it."""
-        return Opening(self._spawn(argv, options))
+        return Opening(self._spawn(self._entered._enter, argv, options))
 
-    async def _spawn(self, argv: tuple[Argument, ...], options: dict[str, Any]) -> Execution[Any]:
-        return await unless_cancelled(partial(self._entered._spawn, Execution, *argv, **options), Execution.close)
+    async def _spawn(self, enter: Callable[..., Any], argv: tuple[Argument, ...], options: dict[str, Any]) -> Execution[Any]:
+        return await unless_cancelled(partial(self._entered._spawn, Execution, enter, *argv, **options), Execution.close)
 
     @wraps(_executing.Enterable.spawn_alone)
     async def spawn_alone(self, *argv: Argument, **options: Unpack[ExecOptions]) -> None:

@@ -21,9 +21,11 @@ import _thread
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from types import TracebackType
 
-from dockless._executing import Enterable, WithTerminal
+from dockless._debugging import Debuggable
+from dockless._executing import WithTerminal
 from dockless._life import LifeCycle, check_labels, refuse_job
 from dockless._options import gpus_wanted, image_and_args, make_spec
 from dockless._pulling import leased, present
@@ -34,7 +36,7 @@ from dockless.base.checks import checked
 from dockless.base.interrupts import held, waiting
 from dockless.base.paths import Argument
 from dockless.base.pickling import Unpicklable
-from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, cast, overload
+from dockless.base.typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from dockless.base.units import parse_duration
 from dockless.errors import BadInput, SandboxGone, Unsupported
 from dockless.sandbox.spec import Spec
@@ -57,12 +59,14 @@ if TYPE_CHECKING:
     Image = str | Spec | Sequence[Argument] | None
     Arguments = Sequence[Argument] | None
 
+T = TypeVar("T")
+
 
 class Cancelled(Exception):
     """Nobody waits for the pull any more."""
 
 
-class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
+class Sandbox(Debuggable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
     """``image``: a name, a ready ``Spec``, or arguments for the pseudo-image ``host``. ``id``: a name of your own.
 
     ``stdin``, ``stdout``, ``stderr``: None (ours), ``PIPE``, ``DEVNULL``, ``STDOUT``, an fd or a file. ``measure``: note what each step of
@@ -375,11 +379,19 @@ class Sandbox(Enterable, LifeCycle, WithTerminal, Unpicklable, Generic[S]):
     def _enter(self, entry: Entry, stdio: tuple[int, int, int], **how: Any) -> Entered:
         from dockless.sandbox.run import door
 
+        return self._through(partial(door.enter, entry=entry, stdio=stdio, **how))
+
+    def _look(self, image: str, write: bool, entry: Entry, stdio: tuple[int, int, int], **how: Any) -> Entered:
+        from dockless.sandbox.run import debug
+
+        return self._through(partial(debug.enter, target=self.spec, image=image, entry=entry, stdio=stdio, write=write, **how))
+
+    def _through(self, enter: Callable[[Entrance], T]) -> T:
         while True:
             with self._acted_on() as box:
                 place = self._place(box)[0]
                 try:
-                    return door.enter(place, entry, stdio, **how)
+                    return enter(place)
                 except SandboxGone:
                     if self._opened is None or cast("Box", box).present.directory == place.directory:
                         raise

@@ -275,7 +275,12 @@ class Enterable:
 
         Errors: ``SandboxGone`` where the sandbox does not run, ``CommandNotFound``, ``CommandNotExecutable``, ``BadInput``.
         """
-        with held(), self._spawn(Execution, *argv, **captured(options, input)) as command:
+        return self._executed(self._enter, argv, captured(options, input), input, check)
+
+    def _executed(
+        self, enter: Callable[..., Any], argv: tuple[Argument, ...], options: dict[str, Any], input: Any, check: bool
+    ) -> Result[Any]:
+        with held(), self._spawn(Execution, enter, *argv, **options) as command:
             result = command._result(*command._streams.communicate(input))
         if check:
             result.check_returncode()
@@ -297,10 +302,13 @@ class Enterable:
     def spawn(self, *argv: Argument, **options: Any) -> Execution[Any]:
         """Start a command and go on: a handle with streams. ``tty``: its standard streams are a terminal of its own, ours to read and
         write by ``stdout`` and ``stdin``; ``size``: its rows and columns. Everything else, and errors: see ``exec``."""
+        return self._spawned(self._enter, argv, options)
+
+    def _spawned(self, enter: Callable[..., Any], argv: tuple[Argument, ...], options: dict[str, Any]) -> Execution[Any]:
         command: Execution[Any] | None = None
         try:
             with held():
-                command = self._spawn(Execution, *argv, **options)
+                command = self._spawn(Execution, enter, *argv, **options)
             return command
         except KeyboardInterrupt:
             if command is not None:
@@ -311,6 +319,7 @@ class Enterable:
     def _spawn(
         self,
         kind: type[R],
+        enter: Callable[..., Any],
         *argv: Argument,
         env: Mapping[str, str] | Iterable[str] = (),
         workdir: StrPath = "",
@@ -333,7 +342,7 @@ class Enterable:
         if _forgotten:
             _close_forgotten()
         if others:
-            raise unknown_keyword(min(others), Enterable._spawn.__annotations__.keys() - {"kind", "argv", "others", "return"})
+            raise unknown_keyword(min(others), Enterable._spawn.__annotations__.keys() - {"kind", "enter", "argv", "others", "return"})
         settings = StreamSettings(
             stdin, stdout, stderr, text=Text(text, encoding, errors), bufsize=bufsize, max_output=max_output, on_stdout=on_stdout,
             on_stderr=on_stderr, tty=tty,
@@ -342,7 +351,7 @@ class Enterable:
         try:
             name, image = self._about()
             entry = self._entry(argv, env, workdir, user, timeout, tty)
-            entered = self._enter(entry, (stdio.theirs[0], stdio.theirs[1], stdio.theirs[2]), size=size)
+            entered = enter(entry, (stdio.theirs[0], stdio.theirs[1], stdio.theirs[2]), size=size)
         except BaseException:
             stdio.close()
             raise

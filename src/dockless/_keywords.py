@@ -247,13 +247,24 @@ class AnyTakeRun(AnyTake, total=False):
     capture_output: bool
 
 
-class ExecOptions(TypedDict, total=False):
-    """The keywords of a command that is executed: see ``Sandbox.exec``."""
+class DebugOptions(TypedDict, total=False):
+    """The keywords of a command of another image: see ``Sandbox.debug``."""
 
     env: Mapping[str, str] | Iterable[str]
     workdir: StrPath
-    user: str | int
     timeout: str | float | None
+
+
+class TextDebug(DebugOptions, TextStreams, total=False): ...
+
+
+class BytesDebug(DebugOptions, BytesStreams, total=False): ...
+
+
+class ExecOptions(DebugOptions, total=False):
+    """The keywords of a command that is executed: see ``Sandbox.exec``."""
+
+    user: str | int
 
 
 class TextExec(ExecOptions, TextStreams, total=False): ...

@@ -31,6 +31,7 @@ VERBS = {
     "create": Verb("run", "write a sandbox down without starting it", "now"),
     "ps": Verb("boxes", "list sandboxes", "now"),
     "exec": Verb("executing", "run a command in a sandbox that runs", "now", "exec_in"),
+    "debug": Verb("debugging", "look into a sandbox that runs with another image's tools", "now"),
     "attach": Verb("attaching", "come back to a detached sandbox or a job: its terminal, its streams", "now"),
     "top": Verb("seen", "GPUs, jobs and users, live; or the processes of a sandbox", "now"),
     "events": Verb("events", "what happens to sandboxes, as it happens", "now"),

@@ -18,7 +18,8 @@ _ARGUMENTS = {
     "pull": (_IMAGES,), "push": (_IMAGES,), "tag": (_IMAGES,),
     "rmi": (_IMAGES,), "history": (_IMAGES,), "save": (_IMAGES,), "inspect": (_IMAGES, _BOXES), "export": (_BOXES, _IMAGES),
     "commit": (_BOXES,), "cp": (_BOXES,), "diff": (_BOXES,),
-    "snapshot": (_BOXES,), "fork": (_BOXES,), "attach": (_JOBS, _BOXES), "exec": (_JOBS, _BOXES), "images": ("echo check", _IMAGES),
+    "snapshot": (_BOXES,), "fork": (_BOXES,), "attach": (_JOBS, _BOXES), "exec": (_JOBS, _BOXES), "debug": (_BOXES,),
+    "images": ("echo check", _IMAGES),
 }  # fmt: skip
 _FILES = ("load", "import", "simulate", "convert")
 

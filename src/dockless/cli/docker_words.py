@@ -48,7 +48,6 @@ VERBS: dict[str, Word] = {
     **dict.fromkeys("ai app cloud desktop dev extension feedback mcp model offload pass sandbox".split(), Word(_DESKTOP)),
     "compose": Word(_STACKS, "submit compose.yaml"),
     "context": Word(_ENGINE),
-    "debug": Word("run it in the sandbox itself", "exec NAME -- sh"),
     "farm": Word(NOT_YET),
     "generate": Word(_SERVICES),
     "healthcheck": Word("its keeper checks it; what the checks say is in", "inspect NAME"),
