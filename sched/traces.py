@@ -3,8 +3,9 @@
 Three forms, told apart by what is in the file:
 
 * **CSV** with a first line of names, in any order: ``submitted`` (seconds, or a date and time as ISO 8601 has it), ``run`` (seconds),
-  ``gpus``, ``user``, ``group``, ``priority``, ``time_limit`` (seconds), ``cores``, ``memory`` (bytes, or ``64G``). Only the first two must
-  be there; ``started`` and ``ended`` do for ``run``. The names that public traces use are understood too. Other columns are ignored.
+  ``gpus``, ``user``, ``group``, ``priority``, ``time_limit`` (seconds), ``cores``, ``memory`` (bytes, or ``64G``), ``class`` (of its GPUs:
+  ``H100``, ``1g.10gb``, ``"H100,memory=60G"``). Only the first two must be there; ``started`` and ``ended`` do for ``run``. The names that
+  public traces use are understood too. Other columns are ignored.
 * **JSON** as ``dockless queue --all --json`` prints it.
 * **SWF**, the Standard Workload Format of the Parallel Workloads Archive: processors count as GPUs.
 
@@ -43,6 +44,7 @@ NAMES = {
     "cpu_milli": ("cpu_milli",),
     "memory": ("memory",),
     "memory_mib": ("memory_mib",),
+    "class": ("class", "gpu_class"),
 }
 """What each column may be called; where a file has several of them, the first counts."""
 
@@ -128,7 +130,11 @@ def _of_json(text: str, name: str) -> Trace:
 def _values(row: Mapping[str, Any]) -> dict[str, str]:
     found = {column: [row[one] for one in names if row.get(one) is not None] for column, names in NAMES.items()}
     options = row.get("options")
-    asked = {"cpu_milli": options.get("millicores"), "memory": options.get("memory")} if isinstance(options, dict) else {}
+    asked = (
+        {"cpu_milli": options.get("millicores"), "memory": options.get("memory"), "class": options.get("gpu_class")}
+        if isinstance(options, dict)
+        else {}
+    )
     found |= {column: [value] for column, value in asked.items() if value}
     return {column: str(values[0]) for column, values in found.items() if values}
 
@@ -165,6 +171,7 @@ def _job(cells: Mapping[str, str]) -> TraceJob:
         if cells.get("cores")
         else _whole("cpu_milli", cells.get("cpu_milli") or "0"),
         _size(cells["memory"]) if cells.get("memory") else math.ceil(_number("memory_mib", cells.get("memory_mib") or "0")) << 20,
+        cells.get("class", "") if cells.get("gpus", "0") not in ("", "0") else "",
     )
 
 

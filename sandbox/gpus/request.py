@@ -121,9 +121,14 @@ def profile(unit: Gpu) -> str:
     return name if unit.parent and _PROFILE.match(name) else ""
 
 
+def is_profile(gpu_class: str) -> bool:
+    """Whether that is the class of the slices of a MIG profile."""
+    return _PROFILE.match(gpu_class.lower()) is not None
+
+
 def is_of(unit: Gpu, gpu_class: str) -> bool:
     """Whether it is of that class."""
-    if _PROFILE.match(gpu_class.lower()):
+    if is_profile(gpu_class):
         return profile(unit) == gpu_class.lower()
     if unit.parent or gpu_class.lower() == WHOLE:
         return not unit.parent

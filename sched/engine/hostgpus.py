@@ -170,11 +170,7 @@ class HostGpus:
         return {name: self._classes[name] for name in names}
 
     def _of_class(self, name: str) -> tuple[str, ...]:
-        from dockless.sandbox.gpus import gpu
-
-        request = gpu.parse_request(classes.request(name))
-        there = gpu.candidates(request, self.devices if "/" in name else self.gpus)
-        return tuple(unit.uuid for unit in sorted(there, key=lambda unit: (not unit.parent, unit.memory if unit.parent else 0)))
+        return in_order_of_class(name, self.devices if "/" in name else self.gpus)
 
     @cached_property
     def shareable(self) -> Mapping[str, int]:
@@ -300,3 +296,11 @@ class HostGpus:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def in_order_of_class(name: str, units: Iterable[Gpu]) -> tuple[str, ...]:
+    """Those of the class, slices first and of them the smallest. ``BadInput`` where that is none."""
+    from dockless.sandbox.gpus import gpu
+
+    there = gpu.candidates(gpu.parse_request(classes.request(name)), units)
+    return tuple(unit.uuid for unit in sorted(there, key=lambda unit: (not unit.parent, unit.memory if unit.parent else 0)))

@@ -18,7 +18,7 @@ from dockless.sched.policy.decision import Decision
 from dockless.sched.policy.past_usage import PastUsage
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.ranks import Ranks
-from dockless.sched.policy.state import QueueState, RunningJob
+from dockless.sched.policy.state import QueueState, RunningJob, Window
 from dockless.sched.policy.waiting import Kind, WaitingJob, WaitingList
 
 Policy = Literal["backfill", "fifo", "shortest"]
@@ -29,12 +29,14 @@ SHORTEST = 1e-3
 """Seconds that every job runs at least."""
 STEP = 1000
 """Jobs between two calls of ``progress``."""
+_HOURS = 1000
+"""Ends of reserved hours that are looked at while nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """A job of a trace. Times in seconds. ``runs``: how long it would run if it had no time limit; ``time_limit``: 0 for none;
-    ``groups``: whose quotas it counts in. ``cores``, ``memory``: as in ``WaitingJob``."""
+    ``groups``: whose quotas it counts in. ``cores``, ``memory``, ``gpu_class``: as in ``WaitingJob``."""
 
     submitted: float
     runs: float
@@ -45,11 +47,20 @@ class TraceJob:
     time_limit: float = 0.0
     cores: int = 0
     memory: int = 0
+    gpu_class: str = ""
 
     @property
     def length(self) -> float:
         """Seconds that it runs, once it has started."""
         return max(min(self.runs, self.time_limit or math.inf), SHORTEST)
+
+
+Has = Callable[[TraceJob, Sequence[str]], float]
+"""What a job has while it runs, with these GPUs."""
+
+
+def _gpus(job: TraceJob, gpus: Sequence[str]) -> float:
+    return job.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +77,16 @@ class Wait:
 class Replay:
     """What became of a trace on a host of so many GPUs. ``started``: when each job of ``jobs`` does, in seconds of the trace's clock, of
     several times the last; ``never``: how many of the trace's jobs are not among them, because this host or a quota could never let them
-    start; ``lost``: what ran in vain, because its GPUs were given back: the place of the job in ``jobs``, from when, until when."""
+    start; ``lost``: what ran in vain, because its GPUs were given back: the place of the job in ``jobs``, from when, until when. ``had``,
+    ``lost_had``: the names of the GPUs of each start, and of each of these."""
 
     gpus: int
     jobs: tuple[TraceJob, ...]
     started: tuple[float, ...]
     never: int = 0
     lost: tuple[tuple[int, float, float], ...] = ()
+    had: tuple[tuple[str, ...], ...] = ()
+    lost_had: tuple[tuple[str, ...], ...] = ()
 
     @property
     def begins(self) -> float:
@@ -104,6 +118,13 @@ class Replay:
         """Of all jobs."""
         return _summary(self.waits)
 
+    def by_class(self) -> dict[str | None, Wait]:
+        """Of the jobs that ask for each class of GPUs, "" for any whole ones, and of those without GPUs last, by None."""
+        waits: dict[str | None, list[float]] = defaultdict(list)
+        for job, wait in zip(self.jobs, self.waits, strict=True):
+            waits[job.gpu_class if job.gpus else None].append(wait)
+        return {name: _summary(waits[name]) for name in sorted(waits, key=lambda name: (name is None, name or ""))}
+
     def by_user(self) -> dict[str, Wait]:
         """Of each user's jobs; who has the most GPU time is first."""
         waits: dict[str, list[float]] = defaultdict(list)
@@ -119,25 +140,27 @@ class Replay:
             work[job.user] += job.gpus * job.length
         return work
 
-    def over_time(self, pieces: int) -> dict[str, list[float]]:
-        """How many GPUs each user has, as the mean of each of so many equal pieces of the time."""
+    def over_time(self, pieces: int, has: Has = _gpus) -> dict[str, list[float]]:
+        """How many GPUs each user has, or what else a job ``has``, as the mean of each of so many equal pieces of the time."""
         begins = self.begins
         piece = (self.ends - begins) / pieces
         rows: dict[str, list[float]] = {user: [0.0] * (pieces + 1) for user in self.by_user()}
-        runs = [(job, start, start + job.length) for job, start in self._pairs()]
-        runs += [(self.jobs[number], start, end) for number, start, end in self.lost]
-        for job, start, end in runs:
-            if not job.gpus:
+        had, lost_had = self.had or [()] * len(self.jobs), self.lost_had or [()] * len(self.lost)
+        runs = [(job, gpus, start, start + job.length) for (job, start), gpus in zip(self._pairs(), had, strict=True)]
+        runs += [(self.jobs[number], gpus, start, end) for (number, start, end), gpus in zip(self.lost, lost_had, strict=True)]
+        for job, gpus, start, end in runs:
+            amount = has(job, gpus)
+            if not amount:
                 continue
             row = rows[job.user]
             first, last = (min(pieces - 1, int((moment - begins) / piece)) for moment in (start, end))
             if first == last:
-                row[first] += job.gpus * (end - start) / piece
+                row[first] += amount * (end - start) / piece
                 continue
-            row[first] += job.gpus * (first + 1 - (start - begins) / piece)
+            row[first] += amount * (first + 1 - (start - begins) / piece)
             for at in range(first + 1, last):
-                row[at] += job.gpus
-            row[last] += job.gpus * ((end - begins) / piece - last)
+                row[at] += amount
+            row[last] += amount * ((end - begins) / piece - last)
         return {user: row[:pieces] for user, row in rows.items()}
 
     def _pairs(self) -> Iterable[tuple[TraceJob, float]]:
@@ -157,21 +180,30 @@ def replay(
     policy: Policy = "backfill",
     progress: Callable[[int], None] | None = None,
     half_life: float = 7 * 86400.0,
+    hours: Callable[[float], Sequence[Window]] | None = None,
 ) -> Replay:
     """Run ``jobs`` on ``host``, of which nobody waits and nothing runs. ``progress`` is told now and then how many have ended. Where
-    ``host.usage`` is there the order is fair, and what jobs have had counts half after ``half_life`` seconds."""
-    run = _Run(sorted(jobs, key=lambda job: job.submitted), host, policy, progress, half_life)
+    ``host.usage`` is there the order is fair, and what jobs have had counts half after ``half_life`` seconds. ``hours``: the reserved
+    ones that are next at a moment."""
+    run = _Run(sorted(jobs, key=lambda job: job.submitted), host, policy, progress, half_life, hours)
     run.to_the_end()
     kept = [number for number, start in enumerate(run.started) if start is not None]
     starts = tuple(start for start in run.started if start is not None)
     places = {number: place for place, number in enumerate(kept)}
-    lost = tuple((places[number], start, end) for number, start, end in run.lost)
-    return Replay(len(host.gpus), tuple(run.jobs[number] for number in kept), starts, len(run.jobs) - len(kept), lost)
+    lost = tuple((places[number], start, end) for number, start, end, _ in run.lost)
+    had = tuple(run.had[number] for number in kept), tuple(gpus for *_, gpus in run.lost)
+    return Replay(len(host.gpus), tuple(run.jobs[number] for number in kept), starts, len(run.jobs) - len(kept), lost, *had)
 
 
 class _Run:
     def __init__(
-        self, jobs: Sequence[TraceJob], host: QueueState, policy: Policy, progress: Callable[[int], None] | None, half_life: float
+        self,
+        jobs: Sequence[TraceJob],
+        host: QueueState,
+        policy: Policy,
+        progress: Callable[[int], None] | None,
+        half_life: float,
+        hours: Callable[[float], Sequence[Window]] | None,
     ) -> None:
         self.jobs = jobs
         self.host = host
@@ -179,7 +211,10 @@ class _Run:
         self.progress = progress
         self.ended = 0
         self.started: list[float | None] = [None] * len(jobs)
-        self.lost: list[tuple[int, float, float]] = []
+        self.lost: list[tuple[int, float, float, tuple[str, ...]]] = []
+        self.had: dict[int, tuple[str, ...]] = {}
+        self.hours = hours
+        self.in_vain = 0
         self.waiting = WaitingList()
         self.queued: dict[int, WaitingJob] = {}
         self.running: dict[int, RunningJob] = {}
@@ -196,7 +231,7 @@ class _Run:
 
     def to_the_end(self) -> None:
         coming = 0
-        while coming < len(self.jobs) or self.ends:
+        while coming < len(self.jobs) or self.ends or self._waits_for_hours():
             submitted = self.jobs[coming].submitted if coming < len(self.jobs) else math.inf
             now = min(submitted, self.ends[0][0] if self.ends else math.inf, math.inf if self.again is None else self.again)
             look = self.again == now
@@ -210,6 +245,11 @@ class _Run:
                     look = look or self.decision is None or not self.decision.held(job)
             if look:
                 self._pass(now)
+
+    def _waits_for_hours(self) -> bool:
+        """Nothing runs or comes, and reserved hours end that somebody may wait for: some of them, or one would wait for ever."""
+        self.in_vain += 1
+        return bool(self.waiting) and self.again is not None and self.in_vain < _HOURS
 
     def _queue(self, job: WaitingJob) -> None:
         self.waiting.add(job)
@@ -225,7 +265,7 @@ class _Run:
         if self.past is not None and ended.gpus:
             self.past.add(ended.user, ended.groups, len(ended.gpus), began, now)
         if ended.stopping and now < began + (self.jobs[number].time_limit or math.inf):
-            self.lost.append((number, began, now))
+            self.lost.append((number, began, now, self.had[number]))
             self._queue(self._waiting_job(number))
             return True
         self.ended += 1
@@ -240,7 +280,8 @@ class _Run:
             priority = priority * len(self.ranks) + self.ranks[job.time_limit or math.inf]
         return WaitingJob(
             *(number + 1, job.user, job.gpus, job.groups),
-            priority=priority, time_limit=job.time_limit, since=job.submitted, cores=job.cores, memory=job.memory,
+            priority=priority, time_limit=job.time_limit, since=job.submitted, gpu_class=job.gpu_class,
+            cores=job.cores, memory=job.memory,
         )  # fmt: skip
 
     def _can_start(self, job: WaitingJob) -> bool:
@@ -255,7 +296,8 @@ class _Run:
             running = list(self.running.values())
             usage = None if self.past is None else self.past.at(now, running)
             waiting = WaitingList([self._first(usage)]) if self.strict else self.waiting
-            decision = decide(replace(self.host, waiting=waiting, running=running, usage=usage), now)
+            hours = self.hours(now) if self.hours is not None else ()
+            decision = decide(replace(self.host, waiting=waiting, running=running, usage=usage, windows=hours), now)
             self.again = decision.again
             for start in decision.starts:
                 self._start(start.job, start.gpus, now)
@@ -273,7 +315,7 @@ class _Run:
     def _start(self, number: int, gpus: Sequence[str], now: float) -> None:
         job = self.jobs[number - 1]
         self.waiting.remove(self.queued.pop(number))
-        self.started[number - 1] = now
+        self.started[number - 1], self.had[number - 1], self.in_vain = now, tuple(gpus), 0
         ends = now + job.time_limit if job.time_limit else None
         held = frozenset(gpus)
         self.running[number] = RunningJob(number, job.user, held, job.groups, ends, now, cores=job.cores, memory=job.memory)

@@ -56,8 +56,8 @@ def test_two_policies(say, jobs):
     )
     assert err == (
         "dockless: 1 job of the trace left out: nobody knows how long it runs\n"
-        "dockless: fifo: 1 job could never start\n  hint: they ask for more GPUs than the host has, or a quota allows\n"
-        "dockless: backfill: 1 job could never start\n  hint: they ask for more GPUs than the host has, or a quota allows\n"
+        "dockless: fifo: 1 job could never start\n  hint: they ask for more than the host has, or a quota allows\n"
+        "dockless: backfill: 1 job could never start\n  hint: they ask for more than the host has, or a quota allows\n"
     )
 
 
@@ -99,6 +99,65 @@ def test_settings_of_guarantees_and_of_the_order(say, tmp_path):
     assert rows == {"fifo": {"ben": 5459, "anna": 5468}, "fair": {"ben": 5469, "anna": 1858}}
 
 
+DAY = """\
+submitted,run,gpus,user,group,time_limit,class,cores
+2026-11-24T09:00:00,3600,2,anna,,3600,H100,8
+2026-11-24T09:00:00,60,1,anna,,60,1g.10gb,
+2026-11-24T09:30:00,7200,1,ben,,7200,A100,
+2026-11-24T09:30:00,7200,1,ben,,7200,,
+2026-11-24T10:00:00,1800,3,carl,ml,1800,,
+2026-11-24T10:10:00,60,1,dan,,60,memory=60G,
+2026-11-24T10:20:00,600,0,eve,,600,,12
+2026-11-24T10:20:00,600,1,fred,,600,L40,
+"""
+HOURS = """
+[host]
+cores = 16
+[reservations.course]
+gpus = 3
+cores = 8
+groups = ["ml"]
+start = "2026-11-24T10:00"
+duration = "2h"
+"""
+OF_CLASSES = "H100:80G=2,A100:40G=2,1g.10gb=4"
+
+
+@pytest.fixture
+def day(tmp_path) -> list[str]:
+    (tmp_path / "day.csv").write_text(DAY)
+    (tmp_path / "day.toml").write_text(HOURS)
+    return [str(tmp_path / "day.csv"), "--config", str(tmp_path / "day.toml"), "--gpus", OF_CLASSES]
+
+
+def test_classes_reserved_hours_and_cores(say, day):
+    """From 10 to 12 others have one GPU and eight cores: Ben's second job waits for his first, Dan for Ben, and Eve for the end of the
+    hours. Nobody has an L40."""
+    code, out, err = say(*day, "--json")
+    (found,) = json.loads(out)["results"]
+    assert code == 0 and json.loads(out)["gpus"] == 8 and found["never"] == 1
+    assert {row["user"]: row["longest_wait"] for row in found["users"]} == {"anna": 0, "ben": 7200, "carl": 0, "dan": 6600, "eve": 6000}
+    waits = {row["class"]: row["mean_wait"] for row in found["classes"]}
+    assert waits == {"": 3600, "1g.10gb": 0, "A100": 0, "H100": 0, "memory=60G": 6600, None: 6000}
+    lasts = 4.5 * 3600
+    assert found["lasts"] == lasts and found["cores_asked"] == pytest.approx((8 * 3600 + 12 * 600) / (16 * lasts), abs=1e-6)
+    assert err == "dockless: backfill: 1 job could never start\n  hint: they ask for more than the host has, or a quota allows\n"
+    code, out, err = say(*day)
+    assert "  CORES ASKED  LASTS" in out and "  13.9 %  " in out
+    assert "CLASS       JOBS  MEAN WAIT  P95\nany         2     1h         2h\n" in out and "\nno GPUs     1     1h40m      1h40m\n" in out
+
+
+def test_hours_that_never_let_it_start(say, day, tmp_path):
+    """Each day has all of its 24, so it is looked at for a while only."""
+    (tmp_path / "day.toml").write_text(
+        HOURS.replace("2026-11-24T10:00", "daily 10:00").replace("2h", "24h").replace("[host]\ncores = 16", "")
+    )
+    _, out, err = say(*day, "--json")
+    (found,) = json.loads(out)["results"]
+    assert (found["jobs"], found["never"]) == (6, 2)  # Anna's job of two, which others never have together, and Fred's
+    assert "dockless: backfill: reserved cores are not counted\n  hint: say in the settings how much the host has: host.cores\n" in err
+
+
 def test_standard_input(say, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TRACE.encode())))
     code, out, _ = say("-", "--gpus", "4", "--json")
@@ -116,7 +175,9 @@ def test_the_gpus_of_this_host(say, jobs, monkeypatch):
     [
         (("nowhere.csv", "--gpus", "1"), "cannot read nowhere.csv: No such file or directory\n  hint: give a trace"),
         (("JOBS", "--gpus", "5000"), "5000 GPUs are more than one host has"),
-        (("JOBS", "--gpus", "0"), "'0' is not a whole number of 1 or more"),
+        (("JOBS", "--gpus", "0"), "--gpus '0' cannot be read"),
+        (("JOBS", "--gpus", "H100=4,=2"), "cannot be read at '=2'\n  hint: write how many, 8, or how many of each class"),
+        (("JOBS", "--gpus", "H100:lots=4"), "memory of a GPU 'lots'"),
         (("JOBS", "--gpus", "1", "--policy", "random"), "--policy cannot be 'random'"),
         (("JOBS", "--gpus", "1", "--config", "/nowhere.toml"), "/nowhere.toml is not there"),
         (("JOBS", "--gpus", "1", "--chart", "x.pdf"), "x.pdf is neither .svg nor .png"),
@@ -150,6 +211,17 @@ def test_a_chart(say, jobs, tmp_path):
     for word in ("fifo: mean wait 1m22s, 60.3 % used", "backfill: mean wait 33s, 99.7 % used", "anna", "carl", "minutes", "GPUs"):
         assert f">{word}</text>" in text
     assert drawn("gpus.png").startswith(b"\x89PNG")
+
+
+@requires("module:matplotlib")
+def test_a_chart_of_classes_hours_and_cores(day, home, tmp_path):
+    """A panel for each kind of GPUs, and one of cores; in each the hours."""
+    file = tmp_path / "day.svg"
+    subprocess.run([sys.executable, "-P", "-m", "dockless", "simulate", *day, "--chart", file], check=True, capture_output=True)
+    text = file.read_text()
+    for word in ("H100", "A100", "1g.10gb", "cores", "course", "hours", "eve"):
+        assert f">{word}</text>" in text
+    assert text.count("opacity: 0.15") == 4
 
 
 def test_an_interrupt_ends_it(home, tmp_path):

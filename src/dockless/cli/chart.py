@@ -1,13 +1,19 @@
-"""Who has how many GPUs over time, as a picture. Drawn by Matplotlib, which is installed with ``dockless[chart]``."""
+"""Who has how many GPUs of each kind, cores and memory over time, as a picture. Drawn by Matplotlib, which ``dockless[chart]`` installs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cli.output import span
 from dockless.errors import BadInput
+from dockless.sched.policy.supplies import CORES
 
 if TYPE_CHECKING:
-    from dockless.sched.policy.replay import Replay
+    from dockless.cli.simulated_host import SimulatedHost
+    from dockless.sched.policy.replay import Has, Replay, TraceJob
 
 PIECES = 600
 """Of the time: about two points of the picture each."""
@@ -28,28 +34,62 @@ def check_chart(file: str) -> None:
         ) from None
 
 
-def draw(found: dict[str, Replay], file: str) -> None:
-    """One panel below the other, over the same time."""
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """``total``: how much there is of it; ``has``: how much a job has."""
+
+    label: str
+    total: float
+    has: Has
+
+
+def _panels(host: SimulatedHost) -> list[_Panel]:
+    """Of each kind of GPUs, and of what else is counted."""
+    found = [_Panel(kind, len(of), partial(_of_kind, of)) for kind, of in host.kinds.items()] if len(host.kinds) > 1 else []
+    found = found or [_Panel("GPUs", len(host.state.gpus), lambda job, gpus: job.gpus)]
+    for pool, supply in host.state.supplies.items():
+        unit, label = (1000, "cores") if pool == CORES else (1 << 30, "GiB of memory")
+        found.append(_Panel(label, supply.total / unit, partial(_of_supply, host, pool, unit)))
+    return found
+
+
+def _of_kind(kind: frozenset[str], job: TraceJob, gpus: Sequence[str]) -> float:
+    return len(kind.intersection(gpus))
+
+
+def _of_supply(host: SimulatedHost, pool: str, unit: int, job: TraceJob, gpus: Sequence[str]) -> float:
+    return host.asked(pool, job) / unit
+
+
+def draw(found: dict[str, Replay], hosts: dict[str, SimulatedHost], file: str) -> None:
+    """One panel below the other, over the same time. Reserved hours are grey."""
     import io
 
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 1 + 2.6 * len(found)), layout="constrained")
-    panels: Any = figure.subplots(len(found), 1, sharex=True, sharey=True, squeeze=False)
+    rows = [(name, one, row, not place) for name, one in found.items() for place, row in enumerate(_panels(hosts[name]))]
+    figure = Figure(figsize=(12, 1 + 2.6 * len(rows)), layout="constrained")
+    panels: Any = figure.subplots(len(rows), 1, sharex=True, squeeze=False)
     begins = min(one.begins for one in found.values())
     longest = max(one.ends for one in found.values()) - begins
     _, second, unit = next(row for row in _UNITS if longest >= row[0])
     users = [*next(iter(found.values())).by_user()]
-    for (panel,), (name, one) in zip(panels, found.items(), strict=True):
-        series = _series(one, users)
+    for (panel,), (name, one, row, is_first) in zip(panels, rows, strict=True):
+        series = _series(one, users, row.has)
         length = (one.ends - one.begins) / PIECES / second
         times = [(one.begins - begins) / second + length * place for place in range(PIECES)]
         panel.stackplot(times, *series.values(), labels=[user or "-" for user in series], step="post", linewidth=0)
-        panel.axhline(one.gpus, color="black", linewidth=0.8)
-        wait = one.wait()
-        panel.set_title(f"{name}: mean wait {span(wait.mean)}, {100 * one.utilisation:.1f} % used", loc="left", fontsize=10)
-        panel.set_ylabel("GPUs")
+        panel.axhline(row.total, color="black", linewidth=0.8)
+        if is_first:
+            wait = one.wait()
+            panel.set_title(f"{name}: mean wait {span(wait.mean)}, {100 * one.utilisation:.1f} % used", loc="left", fontsize=10)
+        for hours in hosts[name].hours_between(one.begins, one.ends):
+            span_of = [(moment - begins) / second for moment in (max(hours.starts, one.begins), min(hours.ends, one.ends))]
+            panel.axvspan(*span_of, color="black", alpha=0.15, linewidth=0, zorder=3)
+            if is_first:
+                panel.annotate(hours.name, (span_of[0], row.total), fontsize=7, verticalalignment="bottom")
+        panel.set_ylabel(row.label)
         panel.margins(x=0)
     panels[-1][0].set_xlabel(unit)
     if len(users) > 1:
@@ -62,9 +102,9 @@ def draw(found: dict[str, Replay], file: str) -> None:
         out.write(picture.getvalue())
 
 
-def _series(one: Replay, users: list[str]) -> dict[str, list[float]]:
-    """The GPUs of those who have most, and of all others together."""
-    rows = one.over_time(PIECES)
+def _series(one: Replay, users: list[str], has: Has) -> dict[str, list[float]]:
+    """What those have who have most GPUs, and all others together."""
+    rows = one.over_time(PIECES, has)
     nothing = [0.0] * PIECES
     shown = {user: rows.get(user, nothing) for user in users[:USERS]}
     if others := [rows.get(user, nothing) for user in users[USERS:]]:
