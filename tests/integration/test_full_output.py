@@ -30,7 +30,7 @@ PRINTING = {
     "ps": "-a",
     "logs": "box",
     "stop": "box",
-    **dict.fromkeys(("attach", "cp", "exec", "fork", "pause", "rename", "restart", "start", "unpause", "update"), "--help"),
+    **dict.fromkeys(("attach", "cp", "debug", "exec", "fork", "pause", "rename", "restart", "start", "unpause", "update"), "--help"),
     "create": "--name later one:1",
     "events": "--since 1h --until 0s",
     "snapshot": "box shot:1",

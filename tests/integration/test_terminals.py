@@ -123,6 +123,7 @@ def test_job_control(box):
         screen.expect("Stopped")
         screen.type("jobs; bg; fg\n")
         screen.expect("sleep 792 &")
+        until(lambda: _in_front(box, "sleep"), "it has the terminal again")
         screen.type("\x03")
         screen.type("exit 4\n")
         assert screen.code() == 4
@@ -186,6 +187,12 @@ def _runs(box: Sandbox[Any], command: str) -> int:
     """How many processes inside have this command line."""
     script = f"n=0; for p in /proc/[0-9]*; do [ \"$(tr '\\0' ' ' 2>/dev/null < $p/cmdline)\" = '{command} ' ] && n=$((n+1)); done; echo $n"
     return int(box.exec("sh", "-c", script, text=True).stdout)
+
+
+def _in_front(box: Sandbox[Any], program: str) -> bool:
+    """Whether what a terminal's keys stop is this program. proc_pid_stat(5): the third field after its name, and the sixth."""
+    script = f"for p in /proc/[0-9]*; do read -r line 2>/dev/null < $p/stat && set -- $line && [ $2$5 = '({program})'$8 ] && echo yes; done"
+    return "yes" in box.exec("sh", "-c", script, text=True).stdout
 
 
 def test_by_the_library(box):

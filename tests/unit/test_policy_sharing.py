@@ -29,7 +29,7 @@ def state(dice: random.Random) -> QueueState:
     classes = {"memory=20G": tuple(sorted(gpus, key=lambda gpu: (gpu not in slices, gpu))), "A": gpus[:2]}
     limits_of_classes = {"A": 1} if dice.random() < 0.3 else {}
     supplies = {CORES: Supply(16_000, dice.choice((0, 2000)))} if dice.random() < 0.3 else {}
-    hours = Window("w", dice.randint(1, 2), frozenset(("bob",)), frozenset(), dice.choice((-1.0, 4.0, 15.0)), 40.0)
+    hours = Window("w", dice.randint(1, 2), frozenset(("bob",)), dice.choice((-1.0, 4.0, 15.0)), 40.0)
     windows = (hours,) if dice.random() < 0.25 else ()
     users = ["anna", "bob", "carl"][: dice.randint(1, 3)]
     company = dice.choice(("user", "all"))
