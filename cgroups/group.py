@@ -15,6 +15,7 @@ from types import TracebackType
 
 from dockless.base import signal
 from dockless.base.path import Path
+from dockless.base.pidfds import hold
 from dockless.base.text import is_name
 from dockless.cgroups import devices, users
 from dockless.cgroups.apply import apply, present
@@ -419,7 +420,7 @@ def _kill_listed(path: str, but: set[int]) -> list[int]:
         for pid in _pids_in(path):
             if pid and pid not in but:
                 with contextlib.suppress(ProcessLookupError):
-                    held[pid] = os.pidfd_open(pid)
+                    held[pid] = hold(pid)
         for pid in held.keys() & set(_pids_in(path)) if held else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):  # a user's own mapped ids are not hers to signal
                 signal.pidfd_send_signal(held[pid], signal.SIGKILL)

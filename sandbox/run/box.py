@@ -48,6 +48,7 @@ from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.locks import is_locked
 from dockless.base.path import Path
+from dockless.base.pidfds import hold
 from dockless.base.typing import TypeVar
 from dockless.base.waits import Pause, blocking
 from dockless.cgroups import Cgroup, Limits, Usage
@@ -326,7 +327,7 @@ class Box:
         """The same of one whose keeper's pid is known, 0 for none."""
         if pid:
             try:
-                fd = os.pidfd_open(pid)
+                fd = hold(pid)
             except ProcessLookupError:
                 raise gone(self.id) from None
             try:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from dockless.base import signal
 from dockless.base.locks import is_locked
+from dockless.base.pidfds import hold
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, DocklessError, SandboxError, SandboxGone
 from dockless.sandbox.run import documents, process, records, restarting
@@ -147,7 +148,7 @@ def send_to(box: Box, pid: int, number: int) -> bool:
     if not pid:
         return False
     try:
-        fd = os.pidfd_open(pid)
+        fd = hold(pid)
     except ProcessLookupError:
         return False
     try:

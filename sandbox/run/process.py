@@ -31,6 +31,7 @@ from dockless.base import signal
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.exit_codes import exit_code
 from dockless.base.interrupts import waiting
+from dockless.base.pidfds import hold
 from dockless.base.typing import TYPE_CHECKING, Literal
 from dockless.base.waits import readable
 from dockless.cgroups import Usage
@@ -265,7 +266,7 @@ class Process:
         self.pid = self._await_report(_READY)
         if not detached:  # that one is about to be released, and must not end for want of a descriptor now that it runs
             try:
-                self._init_fd = os.pidfd_open(self.pid)
+                self._init_fd = hold(self.pid)
             except ProcessLookupError:
                 pass  # it has ended already
             except OSError as error:

@@ -17,6 +17,7 @@ import sys
 from dockless.base import paths, signal
 from dockless.base.locks import is_locked
 from dockless.base.path import Path
+from dockless.base.pidfds import hold
 from dockless.base.typing import NoReturn
 from dockless.base.waits import readable
 from dockless.errors import SandboxGone, Unsupported
@@ -223,7 +224,7 @@ def _end(fd: int, directory: Path) -> None:
     if not pid.isdigit() or not int(pid):
         return
     try:
-        restarter = os.pidfd_open(int(pid))
+        restarter = hold(int(pid))
     except (ProcessLookupError, OverflowError):
         return
     try:

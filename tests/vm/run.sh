@@ -120,7 +120,7 @@ find "$payload/tests" "$payload/examples" -name __pycache__ -prune -exec rm -rf 
 collect() { (cd "$payload" && env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=site "$python" -m pytest -p no:cacheprovider --collect-only -q "$@"); }
 
 # An emulated processor is six times slower. Then only those tests run that need a controller, a device filter, a disk or accounts of their own, and
-# those of what an older kernel does in another way: overlays and mapped mounts. The host's own run has all others; where that was root's, her guest
+# those of what an older kernel does in another way: overlays, mapped mounts, pidfds. The host's own run has all others; where that was root's, her guest
 # leaves out what this machine has, too. What repeats itself does so less often.
 rounds=()
 more=()
@@ -136,6 +136,7 @@ elif [ "$accelerator" = tcg ] && [ "$chosen" = 0 ] && [ -z "${DOCKLESS_VM_ALL:-}
     mapfile -t needing < <({
       collect --needing cgroup2,device-filter,psi,virtio-disk,two-accounts "${lacking[@]}" "$@"
       collect --needing overlay,idmap tests/integration/test_sandbox_{mounts,root,namespaces,identity}.py
+      collect tests/unit/test_pidfds.py
     } | sed -n 's/\(.*::[^[]*\).*/\1/p' | sort -u)
     [ "${#needing[@]}" != 0 ] || { echo "test-vm: no test was found that needs the guest" >&2; exit 1; }
     if [ "$name" = root ]; then
