@@ -4,7 +4,7 @@
 
     inventory(kinds) ──► Gpu …             each with its name, "amd.com/gpu=0", in the place of a UUID
     meant(request, kinds) ──► request      with these names for others that mean the same, "amd.com/gpu=all"
-    nodes("amd.com/gpu=0") ──► numbers     of the nodes that nobody else may have meanwhile
+    nodes(["amd.com/gpu=0"]) ──► numbers   of the nodes that nobody else may have meanwhile
 
 Names of the Container Device Interface overlap: ``all`` has the nodes of each. What cannot be given twice is a node. So of the names of a
 kind those are devices that have the fewest nodes and none of another device; each other name stands for the devices whose nodes it has, and
@@ -139,10 +139,11 @@ def taken_out(spec: Spec, known: Collection[str], others: bool) -> tuple[Spec, s
     return (replace(spec, cdi=tuple(name for name in spec.cdi if name not in leased)) if leased else spec), ",".join(leased)
 
 
-def nodes(name: str) -> frozenset[str]:
-    """``c226:128`` and others; none where there is no such device any more."""
-    kind, _, device = name.partition("=")
-    return read(kind).devices.get(device, frozenset())
+def nodes(names: Collection[str]) -> dict[str, frozenset[str]]:
+    """Of each of these devices ``c226:128`` and others; none where there is no such device any more."""
+    parts = {name: name.partition("=") for name in names}
+    found = {kind: read(kind) for kind in {kind for kind, _, _ in parts.values()}}
+    return {name: found[kind].devices.get(device, frozenset()) for name, (kind, _, device) in parts.items()}
 
 
 def read(kind: str) -> Kind:

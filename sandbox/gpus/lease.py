@@ -122,7 +122,7 @@ def lease(request: GpuRequest) -> GpuLease:
     else:
         gpus = inventory()
     known = {gpu.uuid for gpu in (*gpus, *units(gpus))}
-    nodes = {name: uuid for uuid in known for name in names_of_nodes(uuid)}
+    nodes = {name: uuid for uuid, names in names_of_nodes(known).items() for name in names}
     for attempt in range(_TRIES):
         chosen = choose(request, gpus, {nodes.get(name, name) for name in holders({*known, *nodes})})
         with contextlib.suppress(_Taken):
@@ -149,13 +149,14 @@ def share_number(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def names_of_nodes(uuid: str) -> list[str]:
-    """The names that are bound beside that of a device: of its nodes, for another name may have the same ones by another's settings."""
-    if "=" not in uuid:
-        return []
+def names_of_nodes(uuids: Collection[str]) -> dict[str, list[str]]:
+    """The names that are bound beside that of each device: of its nodes, for another name may have the same ones by another's settings."""
+    devices = [uuid for uuid in uuids if "=" in uuid]
+    if not devices:
+        return {}
     from dockless.sandbox.gpus import handed_out
 
-    return sorted(f"node/{number}" for number in handed_out.nodes(uuid))
+    return {uuid: sorted(f"node/{number}" for number in numbers) for uuid, numbers in handed_out.nodes(devices).items()}
 
 
 def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
@@ -287,7 +288,8 @@ def _bind_all(uuids: Iterable[str]) -> list[socket.socket]:
     """All of them or none; in the same order whoever asks, so that one of two who want the same gets on. ``_Taken``, ``Unwritable``"""
     wanted = sorted(uuids)
     with contextlib.ExitStack() as opened:
-        bound = [_bind(uuid, name, opened) for uuid in wanted for name in (uuid, *names_of_nodes(uuid))]
+        nodes = names_of_nodes(wanted)
+        bound = [_bind(uuid, name, opened) for uuid in wanted for name in (uuid, *nodes.get(uuid, ()))]
         for share in shares(wanted):
             raise _Taken(share.uuid, " in part", seen=True)
         opened.pop_all()

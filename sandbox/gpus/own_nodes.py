@@ -46,7 +46,7 @@ def make(device: Device, opened: contextlib.ExitStack) -> None:
         opened.callback(os.unlink, name, dir_fd=place)
         os.chmod(name, mode, dir_fd=place)
     except OSError as error:
-        hint = "chmod(1) the devices' own nodes, so that all may open them: what opens one is then the lease"
+        hint = "make the devices' own nodes accessible with chmod(1): the lease still says who gets them"
         raise GpuError(f"cannot make the node of a leased device in {PLACE}: {error.strerror}", subject=PLACE, hint=hint) from error
 
 

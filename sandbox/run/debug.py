@@ -83,7 +83,11 @@ def _own_ids(box: Entrance) -> IdMap:
     shared = "user namespace" if box.identity.idmap is None else "processes" if not handed & NEW_NS["pid"] else ""
     if shared or box.identity.idmap is None:
         hint = "use the host's own tools, as root: its processes are the host's"
-        raise Unsupported(f"sandbox {box.id} has the host's {shared}, so who looks into it could look into all", subject=box.id, hint=hint)
+        raise Unsupported(
+            f"sandbox {box.id} shares the host's {shared}, so debug would give access to all of the host's processes",
+            subject=box.id,
+            hint=hint,
+        )
     return box.identity.idmap
 
 

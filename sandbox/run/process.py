@@ -477,7 +477,7 @@ def start(
 
 
 def prepare(plan: Plan, raw: bytes | bytearray, fds: Mapping[int, int], launch: Launch = native.launch) -> Process:
-    """Begin to carry out a plan with a BARRIER, up to that: ``Process.take`` gives it its program. Returns at once, and no deadline of the
+    """Begin to carry out a plan with a BARRIER, up to that: ``Process.give`` gives it its program. Returns at once, and no deadline of the
     sandbox has begun. Errors: ``LaunchFailed`` where there is no process to be had."""
     process = begin(plan, raw, fds, launch)
     process._due = math.inf

@@ -152,7 +152,7 @@ def carry_out(
 
 
 def prepare(start: StartInputs, name: str, *, cgroup: str = "") -> Process:
-    """The same for one whose plan has a BARRIER: it begins, and ``Process.take`` gives it its program."""
+    """The same for one whose plan has a BARRIER: it begins, and ``Process.give`` gives it its program."""
     return process.prepare(start.ready.plan, _filled(start, start.ready.raw(), cgroup, None), start.slots, _launcher(start, name))
 
 

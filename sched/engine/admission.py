@@ -82,7 +82,7 @@ class Admission:
         gpu_share = self.gpus.share_of(job.gpus) if self.config.share != "no" else 0
         if self.config.share != "no" and not self.gpus.not_whole.issuperset(wanted) and self.gpus.memory_of(job.gpus):
             raise Refused(
-                "GPUs that are named are given whole, and some memory of them is asked for",
+                "some memory of GPUs that are named is asked for, and they are given whole",
                 subject="gpu_memory",
                 hint="leave --gpu-memory out, or ask for the memory without names: any GPU that has so much left is shared",
             )
@@ -137,7 +137,7 @@ class Admission:
         if most and job.spec.disk > most:
             key = "per_job" if most == self.config.disk_per_job else "per_user"
             raise Refused(
-                f"a disk of {exact_size(job.spec.disk)} asked for, and a job may write {exact_size(most)} to its own",
+                f"the disk limit {exact_size(job.spec.disk)} is more than the {exact_size(most)} that a job may write",
                 subject="disk",
                 hint=f"ask for {exact_size(most)} or less, or leave --disk out; the setting is disk.{key}",
             )

@@ -96,7 +96,7 @@ def limits(engine: Engine) -> str:
     if not said:
         return ""
     why = project.lacking(paths.state())
-    return f"{', '.join(said)}: " + (f"measured, for {why}" if why else "held by the kernel, by project quotas")
+    return f"{', '.join(said)}: " + (f"measured ({why})" if why else "enforced by the kernel, with project quotas")
 
 
 def running(engine: Engine) -> dict[int, dict[Path, LiveJob]]:

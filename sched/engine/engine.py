@@ -389,7 +389,7 @@ class Engine:
         usage = self._past_usage().at(queue.ticks(), running) if self.config.order == "fair" else None
         outside: frozenset[str] = frozenset()
         shareable = self.gpus.shareable if self.config.share != "no" else {}
-        uids = set(self.per_user.jobs)
+        uids = set(self.per_user.jobs) if self.config.reservations else set[int]()
         if self.waiting.wants_gpus:
             if shareable or sum(len(job.gpus) for job in running) < len(self.gpus.uuids):  # else there is none that others could have
                 elsewhere = self._elsewhere()

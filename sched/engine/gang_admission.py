@@ -79,8 +79,8 @@ def _check_gpus(engine: Engine, caller: Caller, new: Sequence[NewJob]) -> None:
     wanted = next(iter(classes), "")
     there = len(engine.gpus.may_have(wanted))
     if total > there and not named:
-        hint = f"this host has {there}; ask for fewer, or submit them as jobs that run one after the other"
-        raise Refused(f"the jobs that start together need {total} GPUs: this could never be", subject="gpus", hint=hint)
+        hint = "ask for fewer, or submit them as jobs that run one after the other"
+        raise Refused(f"the jobs that start together need {total} GPUs, and this host has {there}", subject="gpus", hint=hint)
     engine.admission.check_quota(caller, new[0].gpus, total, new[0].quota_groups, len(new))
     cores = sum(gangs.counts_for(engine.supplies, CORES, job.options.millicores, job.gpu_count) for job in new)
     memory = sum(gangs.counts_for(engine.supplies, MEMORY, job.options.memory, job.gpu_count) for job in new)

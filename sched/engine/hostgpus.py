@@ -80,7 +80,7 @@ class HostGpus:
         self.unleased = handed_out.unleased(kinds)
         for line in (*handed_out.missing(kinds, self.devices), *handed_out.in_words(self.unleased)):
             say(line)
-        self._nodes = {unit.uuid: lease.names_of_nodes(unit.uuid) for unit in self.devices}
+        self._nodes = lease.names_of_nodes([unit.uuid for unit in self.devices])
         self._list(self.gpus)
         self._show(self.gpus)
 

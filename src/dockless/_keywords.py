@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
     ``{"nofile": 1024}``, a pair for soft and hard, -1 for none. gpus: ``2`` for any two free ones, ``"all"``, ``"device=0,2"``, a UUID.
     gpu_memory: ``"20G"`` that each has at least; a MIG slice that has it will do where one GPU is enough.
     gpu_class: what each is: a model (``"H100"``), a MIG profile (``"1g.10gb"``), ``"whole"``.
-    disk: ``"10G"`` that it may write to its image; where the disk has no project quotas an error, of a job measured.
+    disk: ``"10G"`` that it may write to its image; an error if the disk has no project quotas, a job is measured instead.
     io: ``"/data:read=50MB/s"``. cpu_affinity: ``"0-3,8"`` or numbers. limits: a ready ``Limits`` instead of the keywords for limits.
     tty: its standard streams are a terminal of its own. interactive: the standard input of a detached one stays open, for ``attach``.
     devices: ``"/dev/kvm"``, ``"/dev/sda:/dev/disk:r"``, ``"amd.com/gpu=0"`` as a file of the Container Device Interface describes it;

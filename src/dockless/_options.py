@@ -152,7 +152,7 @@ def _refuse_without_effect(image: str, options: Mapping[str, Any]) -> None:
         raise BadInput("root_size is the size of a root in memory", subject="root_size", hint=hint)
     if options.get("disk") is not None and (image == "host" or options.get("root") == "tmpfs"):
         hint = "leave it out, or bound the root by its size: --root-size (root_size)"
-        raise BadInput("disk bounds nothing of a root in memory, as the image host and root tmpfs have it", subject="disk", hint=hint)
+        raise BadInput("disk has no effect on a root in memory, as the image host and root tmpfs have it", subject="disk", hint=hint)
     if options.get("profile") == "untrusted":
         for name, value in (("network", "host"), ("root", "disk")):
             if options.get(name) == value:

@@ -142,8 +142,8 @@ def test_more_than_a_quota_can_never_start(quotas, asked, said):
     [
         (10 << 30, 0, 10 << 30, ""),
         (0, 0, 1 << 50, ""),
-        (10 << 30, 0, (10 << 30) + 1, "10737418241 asked for, and a job may write 10G to its own: ask for 10G or less,"),
-        (10 << 30, 5 << 30, 6 << 30, "6G asked for, and a job may write 5G to its own: ask for 5G or less,"),
+        (10 << 30, 0, (10 << 30) + 1, "10737418241 is more than the 10G that a job may write: ask for 10G or less,"),
+        (10 << 30, 5 << 30, 6 << 30, "6G is more than the 5G that a job may write: ask for 5G or less,"),
     ],
 )
 @pytest.mark.parametrize("best_effort", [False, True])
@@ -156,7 +156,7 @@ def test_a_larger_disk_than_the_settings_let_a_job_have(monkeypatch, per_job, pe
     with pytest.raises(Refused) as caught:
         of.admit(ANN, job)
     key = "per_user" if per_user else "per_job"
-    assert f"{caught.value}: {caught.value.hint}" == f"a disk of {said} or leave --disk out; the setting is disk.{key}"
+    assert f"{caught.value}: {caught.value.hint}" == f"the disk limit {said} or leave --disk out; the setting is disk.{key}"
 
 
 def test_how_much_more_a_user_may_queue():

@@ -106,7 +106,7 @@ def test_what_holds_the_limits_is_told(tmp_path):
         told = (await desk(ANN, lambda queue: queue.info())).disk
         assert told.startswith("100 GiB a job, 500 GiB a user: ")
         why = project.lacking(paths.state())
-        assert told.endswith(f": measured, for {why}" if why else ": held by the kernel, by project quotas")
+        assert told.endswith(f": measured ({why})" if why else ": enforced by the kernel, with project quotas")
 
     play(tmp_path, story)
 

@@ -148,7 +148,7 @@ async def ended(running, numbers):
 @pytest.mark.parametrize(
     ("jobs", "why"),
     [
-        ([plain(gpus="3"), plain(gpus="2")], "need 5 GPUs: this could never be"),
+        ([plain(gpus="3"), plain(gpus="2")], "need 5 GPUs, and this host has"),
         ([plain(gpus="device=0"), plain(gpus="device=0")], "two of the jobs that start together want GPU"),
         ([plain(gpus="device=0"), plain(gpus="1")], "some of the jobs that start together name their GPUs, others do not"),
         ([plain()] * 257, "257 jobs cannot start together"),
@@ -693,7 +693,7 @@ def test_a_gpu_that_is_named_is_not_shared(tmp_path, launcher, monkeypatch, ther
                 (number,) = await running.submit(ROOT, [job], None)
                 await running.cancel(number, "root", None)
             else:
-                with pytest.raises(Refused, match="GPUs that are named are given whole"):
+                with pytest.raises(Refused, match="GPUs that are named is asked for"):
                     await running.submit(ROOT, [job], None)
 
     play(tmp_path, launcher, story, Config(share="user"))

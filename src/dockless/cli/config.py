@@ -45,7 +45,7 @@ def _disk(values: Any) -> str:
     from dockless.sandbox.run import project
 
     why = project.lacking(paths.state())
-    return f"[disk] is measured: {why}." if why else "[disk] is held by the kernel, by project quotas."
+    return f"[disk] is measured: {why}." if why else "[disk] is enforced by the kernel, with project quotas."
 
 
 def _check(path: Any, unknown: list[str], disk: str, as_json: bool) -> int:

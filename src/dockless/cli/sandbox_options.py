@@ -342,7 +342,7 @@ FILES = (
     Option("tmpfs", "--tmpfs", "TARGET[:size=…]", "a private memory file system: size=, mode=, uid=, gid=, noexec", repeated=True),
     Option("root", "--root", "", "where changes to the image go (default: disk, thrown away)", ("disk", "tmpfs", "readonly"), value=_root),
     Option("root_size", "--root-size", "SIZE", "of --root tmpfs"),
-    Option("disk", "--disk", "SIZE", "how much may be written to the image, by the disk's project quotas; of a job also measured"),
+    Option("disk", "--disk", "SIZE", "limit for writes to the image; needs project quotas, jobs are measured without them"),
     Option("root", "--read-only", "", "the same as --root readonly", value=_root),
     Option("shm_size", "--shm-size", "SIZE", "of /dev/shm (default: 1G)"),
 )
