@@ -154,7 +154,7 @@ def test_what_is_refused(box):
 def test_who_could_look_into_the_host_is_refused(images, shared):
     with (
         Sandbox(TARGET, AGAIN, stdin=DEVNULL, namespaces=Namespaces(**{shared: "host"})) as box,
-        pytest.raises(Unsupported, match="has the host's"),
+        pytest.raises(Unsupported, match="shares the host's"),
     ):
         box.debug(TOOLS, "true")
 

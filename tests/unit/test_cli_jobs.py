@@ -352,6 +352,7 @@ def test_listings_of_some_jobs(daemon, say):
     say("submit", "--gpus", "2", "--", "true")
     for number, code in ((1, 0), (2, 3)):
         daemon.ended(number, Exit(code, None))
+    daemon.running(3), daemon.running(4)
     listed = {
         ("--group", group): "3", ("-a", "--group", group): "3 2 1", ("--state", "failed"): "2", ("--state", "FAILED,running"): "3 4 2",
         ("--state", "completed", "--limit", "1"): "1", ("-a", "--since", "1h"): "3 4 2 1", ("-a", "--until", "1h"): "",
