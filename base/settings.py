@@ -81,6 +81,7 @@ QUOTA = (
     Setting("weight", "count", None, "the part of the GPUs where queue.order is fair; left out: 1, for a group none of its own", 1),
     Setting("jobs", "count", None, "jobs that run at once, with or without GPUs; left out: no limit"),
     Setting("cpu_jobs", "count", None, "jobs without GPUs that run at once; left out: no limit"),
+    Setting("queued", "count", None, "jobs in the queue, waiting or running; left out: queue.per_user, for a group no limit"),
     Setting(
         "classes", "classes", {}, "GPUs at once of a class: a model, a MIG profile, a kind of gpus.devices, or whole; left out: no limit"
     ),
@@ -175,6 +176,7 @@ SETTINGS = (
     Setting("disk.per_job", "size", 0, "what a job may have written to its image, and without project quotas to its log; 0: any size"),
     Setting("disk.per_user", "size", 0, "the same of all running jobs of a user together"),
     Setting("host.admins", "names", (), "administrators besides root and the daemon's own user"),
+    Setting("host.admin_groups", "names", (), "and the members of these groups"),
     Setting("notify.sendmail", "path", None, "the program that sends notices of jobs by mail, as /usr/sbin/sendmail; left out: none"),
     Setting(
         "notify.smtp",
@@ -277,8 +279,9 @@ def unknown_names(path: Path | None = None) -> list[str]:
     lines = [(here, "user", name) for here, name in users if not is_known("user", name)]
     for name, said in values["reservations"].items():
         users += [(("reservations", name, "users"), user) for user in said.get("users", ())]
-    groups = [name for name in values["quota.groups"] if name not in values["groups"]]
-    lines += [(("quota", "groups", name), "group", name) for name in groups if not is_known("group", name)]
+    of_groups: list[tuple[tuple[str, ...], str]] = [(("quota", "groups", name), name) for name in values["quota.groups"]]
+    of_groups += [(("host", "admin_groups"), name) for name in values["host.admin_groups"]]
+    lines += [(here, "group", name) for here, name in of_groups if name not in values["groups"] and not is_known("group", name)]
     for name, said in values["reservations"].items():
         of = [group for group in said.get("groups", ()) if group not in values["groups"] and not is_known("group", group)]
         lines += [(("reservations", name, "groups"), "group", group) for group in of]

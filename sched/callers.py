@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable
 
-from dockless.base.dataclass import dataclass
+from dockless.base.dataclass import dataclass, replace
 from dockless.base.idmaps import subordinate_owner
 from dockless.errors import NotPermitted
 from dockless.sched.config import Config
@@ -25,8 +25,8 @@ _REMEMBER = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``admin``: root, the daemon's own user, or named in ``host.admins``: may do everything. ``account``: she is in the
-    system's list of users."""
+    """``admin``: may do everything: root, the daemon's own user, who is named in ``host.admins`` and the members of ``host.admin_groups``.
+    ``account``: she is in the system's list of users."""
 
     uid: int
     user: str
@@ -76,7 +76,8 @@ class Callers:
         if not account and uid not in (0, self._owner):
             # Each user has thousands of subordinate ids, subuid(5): limits that hold for each id would not hold for her.
             raise NotPermitted(f"uid {uid} has no account on this host", subject=f"uid {uid}", hint="see `getent passwd`")
-        return Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins, account)
+        found = Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins, account)
+        return replace(found, admin=found.admin or any(self.member(found, group) for group in self.config.admin_groups))
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:
         """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""

@@ -54,6 +54,7 @@ class Config:
     per_user: int = DEFAULTS["queue.per_user"]
     cpu_jobs: int = field(default_factory=lambda: max(8, 2 * (os.cpu_count() or 1)))
     admins: tuple[str, ...] = DEFAULTS["host.admins"]
+    admin_groups: tuple[str, ...] = DEFAULTS["host.admin_groups"]
     keep_days: float = DEFAULTS["logs.keep_days"]
     per_user_size: int = DEFAULTS["queue.per_user_size"]
     keep_jobs_days: float = DEFAULTS["queue.keep_days"]
@@ -106,6 +107,7 @@ def load(path: Path) -> Config:
         found["queue.per_user"],
         Config().cpu_jobs if found["host.cpu_jobs"] is None else found["host.cpu_jobs"],
         found["host.admins"],
+        found["host.admin_groups"],
         float(found["logs.keep_days"]),
         found["queue.per_user_size"],
         float(found["queue.keep_days"]),

@@ -49,14 +49,23 @@ class Admission:
         self.supplies = supplies or {}
 
     def refuse_too_many(self, caller: Caller, queued: PerUser, more: int) -> None:
-        """Refused: more jobs than one user may have in the queue."""
-        have = queued.jobs[caller.uid]
-        if have + more > self.config.per_user:
-            raise Refused(
-                f"user {caller.user} has {have} jobs in the queue; {more} more would pass the limit of {self.config.per_user}",
-                subject=caller.user,
-                hint="wait for some to end, or ask the administrator to raise queue.per_user",
-            )
+        """Refused: more jobs than one user, or a group that she is in, may have in the queue."""
+        own = self.config.quotas.of("user", caller.user).queued
+        limits = [("user", caller.user, self.config.per_user if own is None else own, "queue.per_user" if own is None else "the quota")]
+        for name in self.callers.quota_groups(caller):
+            if (most := self.config.quotas.of("group", name).queued) is not None:
+                limits.append(("group", name, most, "the quota"))
+        for kind, name, most, setting in limits:
+            have = queued.jobs[caller.uid] if kind == "user" else self._queued_of(name, queued)
+            if have + more > most:
+                raise Refused(
+                    f"{kind} {name} has {have} jobs in the queue; {more} more would pass the limit of {most}",
+                    subject=name,
+                    hint=f"wait for some to end, or ask the administrator to raise {setting}",
+                )
+
+    def _queued_of(self, group: str, queued: PerUser) -> int:
+        return sum(count for uid, count in queued.jobs.items() if group in self.callers.quota_of(uid)[1])
 
     def refuse_too_large(self, caller: Caller, queued: PerUser, more: int) -> None:
         """Refused: specs of more bytes than one user may have in the queue."""

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from dockless.base import paths
-from dockless.base.dataclass import replace
+from dockless.base.dataclass import copied, replace
 from dockless.base.records import read
 from dockless.base.typing import Any
 from dockless.errors import BadInput, DocklessError, SchedError
@@ -56,6 +56,7 @@ from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.per_user import PerUser, taken
+from dockless.sched.engine.regrouping import regroup
 from dockless.sched.engine.wants import waited_out
 from dockless.sched.engine.windows import windows
 from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
@@ -144,6 +145,7 @@ class Engine:
         self.notices.ways = config.notify
         self.gpus.keep_back(mps.OWN if config.has_mps else 0)
         self.callers = Callers(config)
+        regroup(self)
         self.supplies = host_supplies.here(config)
         self.admission = Admission(config, self.gpus, self.callers, self._check_image, self.supplies)
         self.decision = None
@@ -205,6 +207,7 @@ class Engine:
                     self.line_up(back[number])
                 elif not self.aside.limit_keeps(number, *limits[number]) and (waiting := self.entries.seen(number)) is not None:
                     self.waiting.add(waiting)
+        regroup(self)  # the settings may be others
         for entry, error in zip(
             unsettled, await asyncio.gather(*(starting.take_up(self, entry) for entry in unsettled), return_exceptions=True), strict=True
         ):
@@ -328,6 +331,7 @@ class Engine:
         """Of a job that waits, by what the policy sees of it."""
         (entry,) = self._made(queue.live(self.reader, [waiting.id]))
         entry.waiting = waiting
+        entry.live = copied(entry.live, quota_groups=waiting.groups)  # the queue on disk may not have them yet
         return entry
 
     def line_up(self, entry: LiveJob) -> None:

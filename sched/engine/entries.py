@@ -7,10 +7,10 @@ when somebody asks: when it starts, is cancelled, held or looked at. A listing r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import compress
 
-from dockless.base.dataclass import dataclass
+from dockless.base.dataclass import copied, dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.sched.engine.entry import LiveJob, waiting_jobs
 from dockless.sched.policy.waiting import Kind, WaitingJob
@@ -59,6 +59,20 @@ class Entries(MutableMapping[int, LiveJob]):
         """What the policy sees of it, or of the first of its gang; None for one that has ended."""
         found = self._of.get(number)
         return found.first.waiting if isinstance(found, LiveJob) else found
+
+    def all_seen(self) -> Iterator[tuple[int, WaitingJob]]:
+        """The number of each, and what the policy sees of it alone while it waits."""
+        for number, found in self._of.items():
+            yield number, found.waiting if isinstance(found, LiveJob) else found
+
+    def see(self, jobs: Mapping[int, WaitingJob]) -> None:
+        """What the policy sees from now on of these numbers, whose groups have changed."""
+        for number, job in jobs.items():
+            found = self._of[number]
+            if isinstance(found, LiveJob):
+                found.waiting, found.live = job, copied(found.live, quota_groups=job.groups)
+            else:
+                self._of[number] = job
 
     def add_outlines(self, ids: Iterable[int], jobs: Iterable[WaitingJob]) -> None:
         self._of.update(zip(ids, jobs, strict=True))

@@ -15,7 +15,8 @@ JOBS_OF, CPU_JOBS_OF = "jobs of ", "jobs without GPUs of "
 class Quota:
     """Of one user, or of all members of a group together. ``limit``: GPUs at once; ``jobs``: jobs that run at once, with or without GPUs;
     ``cpu_jobs``: those without; None for any number. ``guarantee``: GPUs that are given back by whoever borrows them. ``weight``: the part
-    in a fair order; None is 1 for a user, and no part of its own for a group. ``classes``: of these classes, GPUs at once."""
+    in a fair order; None is 1 for a user, and no part of its own for a group. ``classes``: of these classes, GPUs at once. ``queued``: jobs
+    that wait or run, which a submit does not pass."""
 
     limit: int | None = None
     jobs: int | None = None
@@ -23,6 +24,7 @@ class Quota:
     guarantee: int | None = None
     weight: int | None = None
     classes: Mapping[str, int] = field(default_factory=dict)
+    queued: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

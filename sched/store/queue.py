@@ -334,6 +334,11 @@ def finish(
         event(db, now, job, 0, str(state).lower(), reason)
 
 
+def set_quota_groups(db: sqlite3.Connection, groups: Mapping[str, tuple[str, ...]]) -> None:
+    """The groups that the jobs of these users count against which have not ended."""
+    db.executemany(f"UPDATE jobs SET quota_groups=? WHERE {LIVE} AND user=?", [(json.dumps(of), user) for user, of in groups.items()])
+
+
 def want_cancel(db: sqlite3.Connection, job: int, now: float, who: str) -> None:
     """The wish to end a job that has an attempt; a daemon that comes back still knows it."""
     db.execute("UPDATE jobs SET cancelled=1 WHERE id=?", (job,))

@@ -174,6 +174,7 @@ class QuotaInfo(Record):
     jobs: int | None = None
     cpu_jobs: int | None = None
     classes: tuple[ClassInfo, ...] = ()
+    queued: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

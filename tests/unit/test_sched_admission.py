@@ -170,3 +170,21 @@ def test_how_much_more_a_user_may_queue():
         of.refuse_too_many(ANN, queued, 3)
     with pytest.raises(Refused, match=r"^user ann has 90 B of jobs in the queue; 11 B more would pass the limit of 100 B$"):
         of.refuse_too_large(ANN, queued, 11)
+
+
+def test_how_much_more_a_quota_lets_somebody_queue(monkeypatch):
+    queued = PerUser()
+    queued.jobs[1001], queued.jobs[1002] = 3, 4
+    quotas = limits({"ann": Quota(queued=7)}, {"vision": Quota(queued=10), "others": Quota(queued=0)})
+    of = desk(Config(quotas, {"vision": ("ann", "boss"), "others": ("boss",)}, per_user=5))
+    monkeypatch.setattr(of.callers, "_look_up", lambda uid: ({1001: "ann", 1002: "boss"}[uid], frozenset(), True))
+    of.refuse_too_many(ANN, queued, 3)
+    with pytest.raises(Refused, match=r"^group vision has 7 jobs in the queue; 4 more would pass the limit of 10$") as caught:
+        of.refuse_too_many(ANN, queued, 4)
+    assert caught.value.hint.endswith("ask the administrator to raise the quota")
+    with pytest.raises(Refused, match=r"^user ann has 3 jobs in the queue; 5 more would pass the limit of 7$"):
+        of.refuse_too_many(ANN, queued, 5)
+    with pytest.raises(Refused, match=r"^user boss has 4 jobs in the queue; 2 more would pass the limit of 5$"):
+        of.refuse_too_many(BOSS, queued, 2)
+    with pytest.raises(Refused, match=r"^group others has 4 jobs in the queue"):
+        of.refuse_too_many(BOSS, queued, 1)

@@ -54,6 +54,14 @@ def test_roots_daemon_serves_all_who_have_an_account():
         daemon.caller(1003)
 
 
+def test_the_members_of_a_group_are_administrators():
+    """A group of the system, or one of the settings, which stands for the system's."""
+    assert served_by(0, Config(admin_groups=("vision",))).caller(1001).admin
+    assert not served_by(0, Config(admin_groups=("vision",))).caller(1002).admin
+    listed = served_by(0, Config(admin_groups=("vision",), groups={"vision": ("ben",)}))
+    assert listed.caller(1002).admin and not listed.caller(1001).admin
+
+
 def test_a_users_daemon_serves_her_and_root():
     """Also where the system has no name for her: then she has no account, and it is hers all the same."""
     assert served_by(1001).caller(1001) == Caller(1001, "ann", frozenset({"vision", "students"}), True)

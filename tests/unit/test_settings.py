@@ -66,6 +66,7 @@ signal = "USR1"
 [host]
 cpu_jobs = 3
 admins = ["carl"]
+admin_groups = ["ops"]
 cores = 30
 memory = "100G"
 cores_per_gpu = 2
@@ -161,6 +162,7 @@ def test_every_setting_is_read(home):
         "host.cores_per_job": 1,
         "host.memory_per_job": 1 << 30,
         "host.admins": ("carl",),
+        "host.admin_groups": ("ops",),
         "volumes": {"/mnt/$USER": "/srv/users/$USER", "/data.d": "/srv/data"},
         "disk.per_job": 50 << 30,
         "disk.per_user": 1 << 40,
@@ -365,6 +367,7 @@ def test_defaults_are_written_once():
         ("[quota.groups]\nroot = 1\nno-such = 4\n", "3: quota.groups.no-such: there is no group 'no-such'"),
         ('[groups]\nours = ["root", "nobody-here"]\n', "2: groups.ours: there is no user 'nobody-here'"),
         ('[host]\ncpu_jobs = 1\nadmins = ["nobody-here"]\n', "3: host.admins: there is no user 'nobody-here'"),
+        ('[host]\nadmin_groups = ["no-group"]\n', "2: host.admin_groups: there is no group 'no-group'"),
         (WEEKLY.replace("anna", "root").replace("Mon 10:00", "2020-01-01T10:00"), "4: reservations.ml.start: 2020-01-01T10:00 is over"),
         ('[gpus]\nmps = "yes"\n', "2: gpus.mps: is for share = \"user\", and gpus.share is 'no'"),
         ('[host]\nadmins = ["no\\u0000body"]\n', "2: host.admins: there is no user 'no\\x00body'"),

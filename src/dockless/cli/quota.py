@@ -21,7 +21,7 @@ def quota_options(parser: Parser) -> None:
         nargs="*",
         default=[],
         metavar="user|group|default",
-        help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=, classes.NAME=",
+        help="whose, and limit=, guarantee=, weight=, jobs=, cpu_jobs=, queued=, classes.NAME=",
     )
     parser.add_argument("--unset", action="append", default=[], metavar="KEY", help="what the quota no longer says (set)")
     parser.json()
@@ -49,11 +49,11 @@ def _show(options: Namespace) -> int:
         rows = [
             (
                 *(f"{one.kind} {one.name}", _of_all(one), _shown(one.guarantee), _shown(one.weight)),
-                *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting),
+                *(_of(one.running, one.jobs), _of(one.running_without_gpus, one.cpu_jobs), one.waiting, _shown(one.queued)),
             )
             for one in found
         ]
-        table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING"), rows)
+        table(("QUOTA", "GPUS", "GUARANTEE", "WEIGHT", "JOBS", "WITHOUT GPUS", "WAITING", "MOST QUEUED"), rows)
     return 0
 
 
