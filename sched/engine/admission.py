@@ -126,7 +126,7 @@ class Admission:
             uid=caller.uid,
             user=caller.user,
             name=job.name,
-            group=job.group,
+            group=job.group or (groups[0] if len(groups) == 1 else ""),
             image=job.spec.image,
             command=storable(shlex.join(arg[:200] for arg in argv[:40])[:200]),
             gpus=job.gpus,
