@@ -2,8 +2,9 @@
 
 Where the disk has project quotas the kernel refuses what passes a job's own limit (``sandbox.run.project``) and knows what each job takes;
 only who passes the limit of a user is ended. Elsewhere it is measured: by du(1), apart from the daemon and behind all others, of the
-changes to their images and of their logs, with deleted files that a process still has open (``deleted_files``). Measuring takes a
-twentieth of the time at most for each user; between two measures a job can pass its limit by what the disk takes in that time.
+changes to their images and of their logs, and with deleted files that a process still has open or mapped (``deleted_files``). Each of these
+two takes a twentieth of the time at most for each user, and neither waits for the other: who makes one of them long is ended by what the
+other finds. Between two measures a job can pass its limit by what the disk takes in that time.
 
 What a job writes into directories of the host is not its own.
 """
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dockless.base import paths
@@ -46,32 +47,39 @@ LONGEST = 1800.0
 _NICE = ("nice", "-n", "19")
 _DU = (*_NICE, "du", "-s", "-x", "-0", "--block-size=1", "--files0-from=-")
 _DELETED = (*_NICE, sys.executable, "-IS", os.path.join(os.path.dirname(__file__), "deleted_files.py"))
+Look = Callable[["Engine", Collection["Handle"]], Awaitable[dict[Path, int]]]
+Known = dict[tuple[Path, Look], int]
+"""Bytes, by the directory of a job and the look that found them."""
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C"}
 
 
 async def watch(engine: Engine) -> None:
     """Until cancelled. Each user's jobs are measured by themselves, so that the many files of one delay the measures of nobody else's."""
-    due: dict[int, float] = {}
-    measuring: dict[int, asyncio.Task[None]] = {}
+    due: dict[tuple[int, Look], float] = {}
+    measuring: dict[tuple[int, Look], asyncio.Task[None]] = {}
+    known: Known = {}
 
-    async def measure(uid: int, jobs: dict[Path, LiveJob]) -> None:
+    async def measure(uid: int, look: Look, jobs: dict[Path, LiveJob]) -> None:
         began = time.monotonic()
         try:
-            await look(engine, jobs)
+            await measure_once(engine, jobs, look, known)
         except Exception as error:
             say(f"the disk that jobs of uid {uid} use: {describe(error)}; going on")
         finally:
             now = time.monotonic()
-            due[uid] = now + max(EVERY, SHARE * (now - began))
-            del measuring[uid]
+            due[uid, look] = now + max(EVERY, SHARE * (now - began))
+            del measuring[uid, look]
 
     try:
         while True:
             await asyncio.sleep(EVERY)
             of_user = running(engine)
-            due = {uid: at for uid, at in due.items() if at > time.monotonic()}
-            for uid in of_user.keys() - due.keys() - measuring.keys():
-                measuring[uid] = asyncio.create_task(measure(uid, of_user[uid]))
+            due = {what: at for what, at in due.items() if at > time.monotonic()}
+            there = {directory for jobs in of_user.values() for directory in jobs}
+            for what in [what for what in known if what[0] not in there]:
+                del known[what]
+            for uid, look in {(uid, look) for uid in of_user for look in LOOKS} - due.keys() - measuring.keys():
+                measuring[uid, look] = asyncio.create_task(measure(uid, look, of_user[uid]))
     finally:
         for task in measuring.values():
             task.cancel()
@@ -111,16 +119,30 @@ def running(engine: Engine) -> dict[int, dict[Path, LiveJob]]:
     return found
 
 
-async def look(engine: Engine, running: Mapping[Path, LiveJob]) -> None:
-    """Once, at these jobs of one user."""
-    sizes = {directory: size for directory in running if (size := counted(directory)) is not None}
-    held = set(sizes)
-    if len(held) < len(running):
-        others = {directory: entry.handle for directory, entry in running.items() if directory not in held and entry.handle is not None}
-        sizes |= await measured([*others])
-        for directory, size in (await deleted(await engine.looked_at(groups_of, [*others.values()]))).items():
-            sizes[directory] = sizes.get(directory, 0) + size
-    jobs = [(sizes.get(directory, 0), directory in held, entry) for directory, entry in running.items()]
+async def named(_: Engine, handles: Collection[Handle]) -> dict[Path, int]:
+    """Bytes of the files of these, by directory."""
+    return await measured([handle.directory for handle in handles])
+
+
+async def unnamed(engine: Engine, handles: Collection[Handle]) -> dict[Path, int]:
+    """Bytes of the files that they have deleted and still use."""
+    return await deleted(await engine.looked_at(groups_of, handles))
+
+
+LOOKS: tuple[Look, ...] = (named, unnamed)
+
+
+async def measure_once(engine: Engine, running: Mapping[Path, LiveJob], look: Look, known: Known) -> None:
+    """One look at these jobs of one user, and the end of those that have too much by what is ``known`` then."""
+    handles = [entry.handle for directory, entry in running.items() if entry.handle is not None and counted(directory) is None]
+    if handles:
+        known |= {(directory, look): size for directory, size in (await look(engine, handles)).items()}
+    jobs = []
+    for directory, entry in running.items():
+        if entry.job.state is State.RUNNING and not entry.cancelled and not entry.verdict:
+            by_kernel = counted(directory)
+            size = sum(known.get((directory, one), 0) for one in LOOKS) if by_kernel is None else by_kernel
+            jobs.append((size, by_kernel is not None, entry))
     per_user = engine.config.disk_per_user
     total = 0
     for size, is_held, entry in sorted(jobs, key=lambda one: (one[0], one[2].job.id)):
@@ -156,7 +178,7 @@ async def measured(directories: Sequence[Path]) -> dict[Path, int]:
 
 
 async def deleted(groups: Mapping[Path, bytes]) -> dict[Path, int]:
-    """Bytes of the files that the processes of these cgroups have deleted and still have open, by directory. ``OSError``"""
+    """Bytes of the files that the processes of these cgroups have deleted and still have open or mapped, by directory. ``OSError``"""
     said = await _told(_DELETED, groups.values()) if groups else b""
     return dict(zip(groups, map(int, said.splitlines()), strict=False))
 

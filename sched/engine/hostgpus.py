@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
+MOST_HOLDERS = 64
+"""Users of one GPU that are told apart among those who share it without the queue."""
 MOST_CLASSES = 100_000
 """Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
@@ -278,8 +281,8 @@ class HostGpus:
             return {}
 
     def shares_of_others(self, ours: Collection[tuple[str, int, str]]) -> Sequence[Share]:
-        """Shares of GPUs that are not ``ours`` (GPU, MiB and number of each); none where that cannot be seen. Who has a GPU whole beside a
-        share has all of its memory."""
+        """Shares of GPUs that are not ``ours`` (GPU, MiB and number of each), those of one user of a GPU as one; none where that cannot be
+        seen. Who has a GPU whole beside a share has all of its memory."""
         from dockless.sandbox.gpus import lease
 
         try:
@@ -292,10 +295,25 @@ class HostGpus:
         own = (os.geteuid(), lease.NOBODY)
         found = [one for one in there if (one.uuid, one.memory, one.number) not in ours or one.uid not in own]
         found += [lease.Share(uuid, self.shareable.get(uuid, 0), "user", "", uid) for uuid, uid in beside.items()]
-        return found
+        return together(found, lease.NOBODY)
 
     def close(self) -> None:
         self._stack.close()
+
+
+def together(shares: Iterable[Share], nobody: int) -> list[Share]:
+    """Those of one user of a GPU as one. Anybody may bind a million names, each as another of her subordinate ids: of a GPU's users all but
+    the first ``MOST_HOLDERS`` count as one, as ``nobody``."""
+    found: dict[tuple[str, int], Share] = {}
+    users: Counter[str] = Counter()
+    for share in shares:
+        if (share.uuid, share.uid) not in found:
+            if users[share.uuid] >= MOST_HOLDERS:
+                share = replace(share, uid=nobody)
+            users[share.uuid] += 1
+        key = share.uuid, share.uid
+        found[key] = replace(share, memory=found[key].memory + share.memory) if key in found else share
+    return [*found.values()]
 
 
 def in_order_of_class(name: str, units: Iterable[Gpu]) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ def fill(directory, size: int, name: str = "upper/data") -> None:
 
 async def look(engine) -> None:
     for jobs in disk.running(engine).values():
-        await disk.look(engine, jobs)
+        known: disk.Known = {}
+        for one in disk.LOOKS:
+            await disk.measure_once(engine, jobs, one, known)
 
 
 def test_what_is_measured(tmp_path):
@@ -177,6 +179,30 @@ def test_a_user_with_endless_files_keeps_nobody_else_from_being_measured(tmp_pat
         assert desk.engine.entries[endless].job.state is State.RUNNING
         watching.cancel()
         await until(lambda: not Path("/proc", begun.read_text().strip()).exists())
+
+    play(tmp_path, story)
+
+
+def test_neither_look_waits_for_the_other(tmp_path, monkeypatch):
+    """Who has so many deleted files that looking at them takes long is ended for the others."""
+    begun = asyncio.Event()
+
+    async def deleted(groups):
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(disk, "deleted", deleted)
+    monkeypatch.setattr(disk, "EVERY", 0.01)
+
+    async def story(desk):
+        desk.engine.config = Config(disk_per_job=2 * MIB)
+        (number,) = await desk.submit(ANN, JOB)
+        box = await desk.runs(number)
+        watching = asyncio.create_task(disk.watch(desk.engine))
+        await until(begun.is_set)
+        fill(box.directory, 3 * MIB)
+        assert "MiB on disk" in (await desk(ANN, lambda queue: queue.wait(number))).reason
+        watching.cancel()
 
     play(tmp_path, story)
 

@@ -162,6 +162,17 @@ def test_names_of_no_gpu_of_this_host(host):
     assert gpus.leased_by_others(()) == {"GPU-b": 1002}
 
 
+def test_many_shares_of_one_user_count_as_one():
+    """And many users as one: names of shares cost nothing, and each of twenty thousand made the daemon slower until it answered nobody."""
+    share = gpu_lease.Share
+    some = [share("a", 5, "user", "1", 7), share("b", 1, "all", "1", 7), share("a", 6, "user", "2", 7), share("a", 1, "user", "3", 8)]
+    found = {(one.uuid, one.uid): one.memory for one in hostgpus.together(some, 99)}
+    assert found == {("a", 7): 11, ("b", 7): 1, ("a", 8): 1}
+    many = [share("a", 1, "user", f"{uid:x}", uid) for uid in (*range(1000, 6000), 1000)]
+    found = {(one.uuid, one.uid): one.memory for one in hostgpus.together(many, 99)}
+    assert len(found) == hostgpus.MOST_HOLDERS + 1 and found["a", 1000] == 2 and sum(found.values()) == 5001
+
+
 def test_leases_that_cannot_be_seen(host):
     """Nobody can be kept from a GPU by them, who could not start with it anyway; the reason is shown."""
     gpus = HostGpus()
