@@ -46,7 +46,7 @@ def room(group: str) -> int:
 
 def _processes(group: str) -> list[int]:
     """In any order: what is looked at no more is not the same each time."""
-    found = []
+    found: list[int] = []
     for place, _, _ in os.walk(group):
         with contextlib.suppress(OSError), open(f"{place}/cgroup.procs") as file:
             found += map(int, file.read().split())
