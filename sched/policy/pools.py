@@ -24,7 +24,7 @@ class Pools:
         usable = [gpu for gpu in state.gpus if gpu not in state.outside]
         self.whole = frozenset(usable) - state.slices
         free = [gpu for gpu in usable if gpu not in held]
-        self.shared = SharedGpus(state)
+        self.shared = SharedGpus(state, self.waiting)
         self.running = list(state.running)
         self.promised_to: dict[str, int] = {}
         self.used: dict[str, int] = defaultdict(int)

@@ -7,12 +7,13 @@ longer than a reservation counts on.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from dockless.base.dataclass import dataclass
-from dockless.sched.policy.packing import WHOLE, Node, Task, choose
+from dockless.sched.policy.packing import WHOLE, Demand, Node, Task, choose
 from dockless.sched.policy.state import QueueState, RunningJob
-from dockless.sched.policy.waiting import WaitingJob
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
 
 
 @dataclass(slots=True)
@@ -25,11 +26,13 @@ class _Gpu:
 
 
 class SharedGpus:
-    def __init__(self, state: QueueState) -> None:
+    def __init__(self, state: QueueState, waiting: WaitingList) -> None:
         self._company = state.company
         self._shareable = state.shareable
         self._closed = state.outside | state.out_of_service
         self._gpus: dict[str, _Gpu] = {}
+        self._waiting = waiting
+        self._expected: Demand | None = None
         for job in state.running:
             if job.share:
                 self.add(job)
@@ -72,9 +75,22 @@ class SharedGpus:
         return any(len(self._gpus[gpu].jobs) > 1 for gpu in job.gpus if gpu in self._gpus)
 
     def best(self, job: WaitingJob, gpus: Collection[str]) -> str:
-        """Of GPUs with room for it, the one that it fills best."""
+        """Of GPUs with room for it, the one where it leaves most for those that wait."""
         names = sorted(gpus)
-        parts = [(self._gpus[gpu].left * WHOLE // self._gpus[gpu].whole, self._gpus[gpu].whole) for gpu in names]
-        share = max(1, min(*(left for left, _ in parts), *(job.share * WHOLE // whole for _, whole in parts)))
-        place = choose((Node(tuple(left for left, _ in parts)),), Task(1, share))
+        if len(names) == 1:
+            return names[0]
+        most = max(shared.whole for shared in self._gpus.values())
+        left = tuple(min(WHOLE, self._gpus[gpu].left * WHOLE // most) for gpu in names)
+        share = max(1, min(*left, job.share * WHOLE // most))
+        place = choose((Node(left),), Task(1, share), self._demand(most))
         return names[place.gpus[0]] if place else names[0]
+
+    def _demand(self, most: int) -> Demand:
+        """Of all that wait for a share, as parts of the largest GPU; worked out once for a pass."""
+        if self._expected is None:
+            mix: Counter[Task] = Counter()
+            for kind, line in self._waiting.lines.items():
+                if kind.share:
+                    mix[Task(1, max(1, min(WHOLE, kind.share * WHOLE // most)))] += len(line)
+            self._expected = Demand(mix, (Node(tuple(max(0, shared.left) * WHOLE // most for shared in self._gpus.values())),))
+        return self._expected

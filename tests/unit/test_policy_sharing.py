@@ -175,6 +175,12 @@ def test_of_two_the_one_that_it_fills_best():
     assert placed(shared(share(3, 20), share(4, 40), running=running)) == {3: "g1", 4: "g0"}
 
 
+def test_what_is_left_fits_those_that_wait():
+    """By best fit the first would leave 20 and 60 GiB, and one of the others would wait."""
+    running = (had(1, "g0", 40), had(2, "g1", 20))
+    assert placed(shared(share(3, 20), share(4, 40), share(5, 40), running=running)) == {3: "g1", 4: "g0", 5: "g1"}
+
+
 @pytest.mark.parametrize(("company", "where"), [("user", "g1"), ("all", "g0")])
 def test_with_whom(company, where):
     assert placed(shared(share(2, 20, "bob"), running=(had(1, "g0", 20),), company=company)) == {2: where}
