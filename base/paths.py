@@ -20,6 +20,14 @@ _LONGEST_PATH, _LONGEST_NAME = 2048, 255
 """Bytes: half of what the kernel takes, so that what lies below has room; limits.h(0p)."""
 
 
+SANDBOXS_OWN = "/, /proc, /sys and /dev"
+
+
+def is_the_sandboxs(path: str) -> bool:
+    """Whether a whole, normal path inside is a place of the kernel's file systems, where a mount uncovers or replaces what is masked."""
+    return path in ("/", "/dev") or any(path == top or path.startswith(top + "/") for top in ("/proc", "/sys"))
+
+
 def _home() -> Path | None:
     value = os.environ.get("DOCKLESS_HOME")
     if not value:

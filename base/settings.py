@@ -276,9 +276,9 @@ def unknown_names(path: Path | None = None) -> list[str]:
     users: list[tuple[tuple[str, ...], str]] = [(("quota", "users", name), name) for name in values["quota.users"]]
     users += [(("groups", group), name) for group, names in values["groups"].items() for name in names]
     users += [(("host", "admins"), name) for name in values["host.admins"]]
-    lines = [(here, "user", name) for here, name in users if not is_known("user", name)]
     for name, said in values["reservations"].items():
         users += [(("reservations", name, "users"), user) for user in said.get("users", ())]
+    lines = [(here, "user", name) for here, name in users if not is_known("user", name)]
     of_groups: list[tuple[tuple[str, ...], str]] = [(("quota", "groups", name), name) for name in values["quota.groups"]]
     of_groups += [(("host", "admin_groups"), name) for name in values["host.admin_groups"]]
     lines += [(here, "group", name) for here, name in of_groups if name not in values["groups"] and not is_known("group", name)]
@@ -466,6 +466,8 @@ class _Reader:
         target = here[-1]
         if not _is_template(target):
             raise self.wrong(here, f"cannot be the place of a volume, which is {_KINDS['volume']}", setting)
+        if paths.is_the_sandboxs(target):
+            raise self.wrong(here, f"cannot be the place of a volume: {paths.SANDBOXS_OWN} are the sandbox's own", setting)
         if not _is_template(value):
             raise self.wrong(here, f"is {_shown(value)}, not {_KINDS['volume']}", setting)
         if (GROUP in value) != (GROUP in target):
@@ -538,11 +540,11 @@ def _nearest_key(here: tuple[str, ...], *, section: bool) -> str:
     return f"[{near}]" if section and near else near
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The one of ``known`` that ``name`` may be a slip of, empty for none."""
+def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
+    """The one of ``known`` that ``name`` may be a slip of, empty for none. ``likeness``: from 0, any, to 1, the same."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.5)), "")
+    return next(iter(difflib.get_close_matches(name, sorted(known), 1, likeness)), "")
 
 
 def _line(text: str, here: tuple[str, ...]) -> int:

@@ -286,11 +286,10 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
     memory."""
     mounts: list[Mount] = []
     for mount in spec.mounts:
-        if _reserved(mount.target):
-            raise BadInput(
-                f"nothing can be mounted at {mount.target}", subject=mount.target, hint="/, /proc, /sys and /dev are the sandbox's own"
-            )
         target = directory(mount.target)
+        if paths.is_the_sandboxs(target):
+            hint = f"{paths.SANDBOXS_OWN} are the sandbox's own"
+            raise BadInput(f"nothing can be mounted at {mount.target}", subject=mount.target, hint=hint)
         if mount.kind == "volume":
             mounts.append(replace(mount, source=volume_path(mount.source, owner), target=target, idmap=False))
         elif mount.kind == "bind" and not mount.source.startswith("/"):
@@ -308,15 +307,9 @@ def _mounts(spec: Spec, image: Image, owner: int | None) -> tuple[Mount, ...]:
         mounts += [
             Tmpfs(path, mode=0o755)
             for path in image.config.volumes
-            if path not in taken and not _reserved(path) and not path.startswith("/dev/")
+            if path not in taken and not paths.is_the_sandboxs(directory(path)) and not path.startswith("/dev/")
         ]
     return tuple(mounts)
-
-
-def _reserved(target: str) -> bool:
-    """Places of the kernel's file systems, where a mount would uncover or replace what is masked."""
-    path = directory(target)
-    return path in ("/", "/dev") or any(path == top or path.startswith(top + "/") for top in ("/proc", "/sys"))
 
 
 def _host_entries() -> tuple[HostEntry, ...]:

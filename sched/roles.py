@@ -62,7 +62,8 @@ def environment(members: Sequence[JobOptions], rank: int, *, openpai: bool) -> d
     own, first = members[rank], members[0]
     cluster: dict[str, list[str]] = {}
     for member in members:
-        cluster.setdefault(member.role, []).append(f"{LOOPBACK}:{member.ports[0]}")
+        if member.role.lower() != "evaluator":  # it is no part of the cluster that trains
+            cluster.setdefault(member.role, []).append(f"{LOOPBACK}:{member.ports[0]}")
     found = {
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(first.ports[0]),

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dockless.base.dataclass import dataclass
+from dockless.base.settings import nearest
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import parse_size
 from dockless.errors import BadInput
@@ -48,7 +49,9 @@ NAMES = {
 }
 """What each column may be called; where a file has several of them, the first counts."""
 
-_HINT = "the first line names the columns: submitted,run,gpus,user,group,priority,time_limit (seconds; the first two must be there)"
+_HINT = f"the first line names the columns: {','.join(NAMES)} (seconds; submitted and run, or started and ended, must be there)"
+_SLIP = 0.8
+"""From what likeness on a column that is not read is taken for a slip of one that is."""
 _MOST = 1e12
 _JOBS = 10_000_000
 
@@ -106,6 +109,11 @@ def _of_csv(text: str, name: str) -> Trace:
 def _columns(head: Sequence[str], name: str) -> dict[str, int]:
     """Where each column is."""
     found = {column: head.index(called[0]) for column, names in NAMES.items() if (called := [one for one in names if one in head])}
+    free = {one for column, names in NAMES.items() if column not in found for one in names}
+    for cell in head:
+        if near := "" if cell in free else nearest(cell, free, _SLIP):
+            hint = f"did you mean {near}? Other columns that are not read have names of their own"
+            raise BadInput(f"{name} has a column {cell[:40]!r}, which is not read", subject=name, hint=hint)
     if "run" not in found and not {"started", "ended"} <= found.keys():
         raise BadInput(f"{name} has no column 'run'", subject=name, hint=_HINT)
     if "submitted" not in found:

@@ -58,7 +58,7 @@ from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.per_user import PerUser, taken
 from dockless.sched.engine.regrouping import regroup
 from dockless.sched.engine.wants import waited_out
-from dockless.sched.engine.windows import windows
+from dockless.sched.engine.windows import can_be_kept, windows
 from dockless.sched.jobs import NO_OPTIONS, JobSpec, State, sandbox_id
 from dockless.sched.policy import policy
 from dockless.sched.policy.decision import Decision
@@ -416,7 +416,12 @@ class Engine:
             shareable=shareable,
             company=self.config.share,
             supplies=self.supplies,
-            windows=tuple(windows(self.config.reservations, queue.ticks(), time.time(), lambda groups: self.callers.members(groups, uids))),
+            windows=tuple(
+                windows(
+                    *(self.config.reservations, queue.ticks(), time.time(), lambda groups: self.callers.members(groups, uids)),
+                    can_be_kept(self.gpus.units, self.supplies),
+                )
+            ),
         )
 
     def _running(self, entry: LiveJob) -> RunningJob:
@@ -481,6 +486,8 @@ class Engine:
             part = map(work, numbers[start : start + AT_A_TIME])
             wrong += [error for error in await asyncio.gather(*part, return_exceptions=True) if error is not None]
         if wrong:
+            if len(wrong) < len(numbers):
+                wrong[0].add_note(f"it was done for {len(numbers) - len(wrong)} of the {len(numbers)} jobs that were named")
             raise wrong[0]
 
     async def cancel(self, number: int, who: str, grace: float | None) -> None:

@@ -199,5 +199,7 @@ def told_of_the_others(gang: Gang, member: LiveJob, spec: Spec) -> Spec:
     found = roles.environment([one.job.options for one in gang.members], member.job.index, openpai="PAI_TASK_ROLE_LIST" in names)
     env = (*spec.env, *((name, value) for name, value in found.items() if name not in names))
     known = {name for name, _ in spec.hosts}
-    hosts = dict.fromkeys(name for one in gang.members if (name := one.job.options.role) not in known and roles.is_host_name(name))
+    others = (one.job.options for one in gang.members)
+    named = (name for one in others for name in (one.role, f"{one.role}-{one.role_index}"))
+    hosts = dict.fromkeys(name for name in named if name not in known and roles.is_host_name(name))
     return replace(spec, env=env, hosts=(*spec.hosts, *((name, roles.LOOPBACK) for name in hosts)))

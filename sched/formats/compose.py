@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dockless.base.later import re
 from dockless.base.text import shown
 from dockless.base.typing import Any
+from dockless.sandbox.gpus.request import CAPABILITIES
 from dockless.sched.formats.jobfile import JobFile, Role
 from dockless.sched.formats.tables import Path, Source, Table
 
@@ -27,7 +28,6 @@ _NO_EFFECT = {
     "container_name": "a job's sandbox has the job's number for a name",
     "logging": "its output is kept for it: dockless logs JOB",
     "depends_on": "the roles of a job start together",
-    "runtime": "GPUs are given by gpus or deploy alone",
     "memswap_limit": "swap is limited by the host alone",
     "mem_swappiness": "cgroup v2 has nothing of the kind",
     "cpu_shares": "say cpus",
@@ -184,6 +184,10 @@ def _role(table: Table, name: str, directory: str, volumes: Mapping[str, str], s
         options["entrypoint"] = _words(table, "entrypoint")
     _restart(table, queue)
     gpus, count = _deploy(table, options, queue)
+    if table.text("runtime") == "nvidia" and not gpus and env.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void", "none"):
+        table.wrong("runtime", "is nvidia, and the service asks for no GPUs", "write gpus: all, or how many it needs under deploy")
+    if table.has("runtime"):
+        table.note("runtime", "GPUs are given by gpus or deploy alone")
     found = Role(name, count, table.text("image"), tuple(_words(table, "command")), gpus, options)
     table.done_but("x-")
     return found
@@ -346,7 +350,7 @@ def _deploy(table: Table, options: dict[str, Any], queue: dict[str, Any]) -> tup
     _one(options, "pids", (table, "pids_limit"), (limits, "pids"))
     _one(options, "memory_low", (table, "mem_reservation"), (reserved, "memory"))
     if reserved.has("cpus"):
-        reserved.note("cpus", "processors are not kept free for it")
+        reserved.note("cpus", "what the queue counts, and the job gets, is limits.cpus")
     gpus = _gpus(table, reserved)
     for one in (limits, reserved, resources, deploy):
         one.done()
@@ -398,8 +402,12 @@ def _request(entry: Table, *, gpu: bool) -> str:
     ids = entry.texts("device_ids")
     if ids and entry.has("count"):
         entry.wrong("count", "stands beside device_ids", "give one of them")
+    more = [one for one in capabilities if one != "gpu"]
+    if unknown := [one for one in more if one not in CAPABILITIES]:
+        entry.wrong("capabilities", f"has {unknown[0][:40]!r}, which no GPU has", f"there are gpu, {', '.join(sorted(CAPABILITIES))}")
     wanted = "all" if not entry.has("count") or entry.value("count") in ("all", -1) else str(entry.whole("count", most=10_000))
     entry.done()
     if not all(re.fullmatch("[A-Za-z0-9:/_.=-]{1,120}", one) for one in ids):
         entry.wrong("device_ids", "has a name that no GPU has", "give indices or UUIDs")
-    return f"device={','.join(one.removeprefix('nvidia.com/gpu=') for one in ids)}" if ids else wanted
+    found = f"device={','.join(one.removeprefix('nvidia.com/gpu=') for one in ids)}" if ids else wanted
+    return f"{found},capabilities={','.join(more)}" if more else found

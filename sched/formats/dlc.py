@@ -147,8 +147,8 @@ def _role(
         top.wrong(f"{name}_gpu", f"{gpus[:40]!r} is no number of GPUs", "give a whole number")
     if of("spec"):
         top.note(f"{name}_spec", "it names a machine of the cloud: say worker_cpu, worker_memory and worker_gpu")
-    if of("gpu_type"):
-        top.note(f"{name}_gpu_type", "any GPU of this host is taken")
+    if (model := of("gpu_type")) and gpus.strip("0"):
+        options["gpu_class"] = model
     image = of("image")
     if not count:
         return None

@@ -14,6 +14,8 @@ from dockless.base.typing import Any
 from dockless.sched.formats.jobfile import JobFile, Role, Secret, host_path, mounts_of
 from dockless.sched.formats.tables import Source, Table
 from dockless.sched.formats.templates import filled, secrets_in
+from dockless.sched.parsing import MAX_AFTER
+from dockless.sched.roles import LOOPBACK
 
 _NAME_1 = r"[A-Za-z0-9._~-]{1,255}"
 _ROLE_1 = r"[A-Za-z0-9._~-]{1,64}"
@@ -21,6 +23,8 @@ _NAME_2 = r"[a-zA-Z0-9_-]{1,255}"
 _ROLE_2 = r"[a-zA-Z_][a-zA-Z0-9_]{0,63}"
 _SHM = 64
 """MiB of shared memory of a task that does not say."""
+_FILES = "file://"
+"""Where files are that have no other address: on this host."""
 _PIECES = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|//[^\n]*|/\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/|\Z)|[^"/]+|.'
 """Texts, comments and what is neither, each as far as it goes: one pass, whatever is missing."""
 _NOT_FETCHED = "it is told to the program, and nothing is fetched from there"
@@ -53,7 +57,7 @@ def parse_1(values: Any, source: Source) -> JobFile:
                 env[variable] = path
                 (written if key == "outputDir" else read).append(path)
                 continue
-            env[variable] = directory
+            env[variable] = directory.replace("$PAI_DEFAULT_FS_URI", _FILES)
             top.note(
                 key,
                 f"{_NOT_FETCHED}; give the path of a directory of this host"
@@ -64,13 +68,12 @@ def parse_1(values: Any, source: Source) -> JobFile:
         top.note("authFile", "it is not read; log in with: dockless login REGISTRY")
     if top.text("virtualCluster", "default") not in ("", "default"):
         top.note("virtualCluster", "there are no virtual clusters; who may have how many GPUs is said in dockless.toml")
-    if top.text("gpuType"):
-        top.note("gpuType", "any GPU of this host is taken")
+    model = top.text("gpuType")
     if top.has("extras") and top.value("extras") != {}:
         top.note("extras", "it has no effect")
     retries = top.whole("retryCount")
     mounts = mounts_of(read, written)
-    roles = tuple(_role_1(entry, image, env, mounts) for entry in top.entries("taskRoles"))
+    roles = tuple(_role_1(entry, image, env, mounts, model) for entry in top.entries("taskRoles"))
     if not roles:
         top.wrong("taskRoles", "is empty", "give one role at least")
     _refuse_twins(roles, top)
@@ -79,7 +82,7 @@ def parse_1(values: Any, source: Source) -> JobFile:
     return _with_variables(job)
 
 
-def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str]) -> Role:
+def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str], model: str) -> Role:
     table.required("name", "taskNumber", "cpuNumber", "memoryMB", "gpuNumber", "command")
     memory = table.whole("memoryMB", least=100)
     shm = table.whole("shmMB", min(_SHM, memory), least=1)
@@ -98,13 +101,21 @@ def _role_1(table: Table, image: str, env: Mapping[str, str], mounts: list[str])
         table.wrong("command", "is empty", "give the line that is executed")
     # A key without a value is not the same as none: null says never, none says 1.
     never = "minFailedTaskCount" in table.values and not table.has("minFailedTaskCount")
+    gpus = str(table.whole("gpuNumber", most=10_000) or "")
+    options = {
+        "cpus": table.whole("cpuNumber", least=1),
+        "memory": f"{memory}M",
+        "shm_size": f"{shm}M",
+        "env": dict(env),
+        **_mounted(mounts),
+    }
     found = Role(
         table.text("name", like=_ROLE_1, hint="letters, digits, '-', '_', '.' and '~' make a name"),
         table.whole("taskNumber", least=1, most=10_000),
         image,
         ("bash", "-c", command),
-        str(table.whole("gpuNumber", most=10_000) or ""),
-        {"cpus": table.whole("cpuNumber", least=1), "memory": f"{memory}M", "shm_size": f"{shm}M", "env": dict(env), **_mounted(mounts)},
+        gpus,
+        {**options, "gpu_class": model} if model and gpus else options,
         ports,
         None if never else table.whole("minFailedTaskCount", 1, least=1),
         table.whole("minSucceededTaskCount", least=1) if table.has("minSucceededTaskCount") else None,
@@ -148,7 +159,7 @@ def parse_2(values: Any, source: Source) -> JobFile:
         defaults.note("virtualCluster", "there are no virtual clusters; who may have how many GPUs is said in dockless.toml")
     defaults.done()
     around = _deployment(top, chosen)
-    retries = top.whole("jobRetryCount")
+    retries = _retries(top)
     roles = tuple(_role_2(table, role, components, scope, around) for role, table in top.tables("taskRoles"))
     if not roles:
         top.wrong("taskRoles", "is empty", "give one role at least")
@@ -166,6 +177,14 @@ def parse_2(values: Any, source: Source) -> JobFile:
         tuple(source.notes),
     )
     return _with_variables(job)
+
+
+def _retries(top: Table) -> int:
+    """-1 and -2 are without end in real files."""
+    if top.value("jobRetryCount") in (-1, -2):
+        top.note("jobRetryCount", f"it is started again at most {MAX_AFTER} times")
+        return MAX_AFTER
+    return top.whole("jobRetryCount")
 
 
 def _prerequisites(top: Table) -> dict[str, dict[str, dict[str, Any]]]:
@@ -264,7 +283,7 @@ def _role_2(
             "shm_size": f"{extra.whole('shmMB', min(_SHM, memory), least=1)}M",
             **_mounted(mounts_of(read, written)),
         },
-        {label: ports.whole(label, least=1, most=1000) for label in ports.values},
+        {label: ports.whole(label, most=1000) or 1 for label in ports.values},
         _or_all(completion, "minFailedInstances", 1),
         _or_all(completion, "minSucceededInstances", None),
     )
@@ -309,6 +328,7 @@ def _with_variables(job: JobFile) -> JobFile:
 
     common = {
         "PAI_JOB_NAME": job.name,
+        "PAI_DEFAULT_FS_URI": _FILES,
         "PAI_TASK_ROLE_COUNT": str(len(job.roles)),
         "PAI_TASK_ROLE_LIST": ",".join(role.name for role in job.roles),
     }
@@ -332,6 +352,7 @@ def _with_variables(job: JobFile) -> JobFile:
                         **common,
                         "PAI_CURRENT_TASK_ROLE_NAME": role.name,
                         **({"PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "0"} if role.count == 1 else {}),
+                        **({f"PAI_HOST_IP_{role.name}_0": LOOPBACK} if len(job.roles) == role.count == 1 else {}),
                     },
                 },
             )

@@ -32,6 +32,7 @@ _NO_EFFECT = {
                      "hint", "gpu-bind", "mem-bind", "cpu-freq", "gres-flags", "gpu-freq", "exclusive", "oversubscribe"), _ONE_HOST),
     **dict.fromkeys(("output", "error", "open-mode"), "its output is kept for it: dockless logs JOB"),
     "input": "there is nothing to read",
+    "reservation": "hours that are reserved for you or your group are yours without a word",
     **dict.fromkeys(("comment", "quiet", "verbose", "parsable", "propagate", "get-user-env", "time-min", "profile", "tmp", "power",
                      "ignore-pbs", "kill-on-invalid-dep", "delay-boot", "reboot"), "it has no effect"),
 }  # fmt: skip
@@ -39,7 +40,6 @@ _REFUSED = {
     "wait": "submit it with --wait",
     "test-only": "dockless convert FILE shows what would be submitted",
     "licenses": "there are no licenses; leave it out",
-    "reservation": "there are no reservations; leave it out",
     "deadline": "leave it out, or say --time",
     "uid": "a job is its submitter's",
     "gid": "a job is its submitter's; give -u in a job file of dockless's own form",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dockless._submitting import make_job
 from dockless.base import json
 from dockless.base.dataclass import replace
+from dockless.base.idmaps import user_name
 from dockless.base.text import shown
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import BadInput, DocklessError
@@ -160,6 +161,9 @@ def _make_job(file: JobFile, role: Role, what: str, queue: Mapping[str, Any]) ->
     for name in said:
         if name not in QueueOptions.__annotations__:
             raise BadInput(f"{what}: {name} is not possible yet", subject=name, hint="leave it out")
+    if file.format.startswith("openpai"):
+        user = {"PAI_USER_NAME": user_name(os.geteuid()) or str(os.geteuid())}
+        role = replace(role, options={**role.options, "env": {**user, **role.options.get("env", {})}})
     role = _with_secrets(role, _secrets(file), what)
     try:
         _check_names(role)

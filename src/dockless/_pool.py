@@ -112,7 +112,7 @@ class Pool(Unpicklable):
         """A sandbox of the pool for ``with``, which runs ``args``, the image's own command if left out; once, as ``dockless.Sandbox``.
         ``env`` is added to the pool's, ``workdir`` is a directory that is there. Streams: as of ``Sandbox``. Where none waits, one is
         made meanwhile."""
-        return Taken(self, args, **options)
+        return _taken(self, args, **options)
 
     @overload
     def run(self, args: Arguments = None, **options: Unpack[TextTakeRun]) -> Result[str]: ...
@@ -130,7 +130,20 @@ class Pool(Unpicklable):
         return result
 
     def _box_for(self, args: Arguments, **options: Any) -> Sandbox[Any]:
-        return box_for(lambda image, args, **options: Taken(self, args, **options), None, args, **options)
+        return box_for(lambda image, args, **options: _taken(self, args, **options), None, args, **options)
+
+
+def _taken(pool: Pool, args: Arguments, **options: Any) -> Taken[Any]:
+    """``BadInput`` for a keyword of the pool: its sandboxes are made by then."""
+    try:
+        return Taken(pool, args, **options)
+    except TypeError:
+        from dockless._keywords import Options, TakeOptions
+
+        for name in Options.__annotations__.keys() & options.keys() - TakeOptions.__annotations__.keys():
+            hint = f"Pool(…, {name}=…): a take says the command, env, workdir and streams"
+            raise BadInput(f"{name} is set on the pool, not on a take", subject=name, hint=hint) from None
+        raise
 
 
 class Taken(Sandbox[S]):

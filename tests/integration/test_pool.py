@@ -280,6 +280,12 @@ def test_what_a_pool_cannot_be():
             Pool("host", size=size)
     with pytest.raises(TypeError):
         Pool("host", color="red")
+    with Pool("host", size=1) as pool:
+        for method in (pool.run, pool.take):
+            with pytest.raises(BadInput, match=r"^timeout is set on the pool, not on a take$"):
+                method(["true"], timeout=1)
+            with pytest.raises(TypeError, match="color"):
+                method(["true"], color="red")
 
 
 def test_the_hosts_own_system_and_what_a_start_refuses():

@@ -158,6 +158,27 @@ def test_hours_that_never_let_it_start(say, day, tmp_path):
     assert "dockless: backfill: reserved cores are not counted\n  hint: say in the settings how much the host has: host.cores\n" in err
 
 
+def test_reserved_hours_that_add_up_to_more_than_there_is(say, tmp_path):
+    """The later ones keep what is left. Each kept the members of the other from all."""
+    hours = '[reservations.%s]\ngpus = 6\nusers = ["%s"]\nstart = "2026-11-02T10:00"\nduration = "2h"\n'
+    (tmp_path / "two.toml").write_text(hours % ("a", "anna") + hours % ("b", "ben"))
+    (tmp_path / "two.csv").write_text(
+        "submitted,run,gpus,user\n2026-11-02T10:10,600,6,anna\n2026-11-02T10:10,600,2,ben\n2026-11-02T10:10,60,4,ben\n"
+    )
+    _, out, _ = say(str(tmp_path / "two.csv"), "--gpus", "8", "--config", str(tmp_path / "two.toml"), "--json")
+    (found,) = json.loads(out)["results"]
+    assert {row["user"]: row["longest_wait"] for row in found["users"]} == {"anna": 0, "ben": 6600}
+
+
+def test_a_column_that_is_a_slip_of_one_is_told(say, tmp_path):
+    for head, slip, meant in (("gpu,user", "gpu", "gpus"), ("gpus,time_limt", "time_limt", "time_limit"), ("gpus,clas", "clas", "class")):
+        (tmp_path / "slip.csv").write_text(f"submitted,run,{head}\n0,1,1,x\n")
+        code, _, err = say(str(tmp_path / "slip.csv"), "--gpus", "1")
+        assert code == 125 and f"has a column {slip!r}, which is not read\n  hint: did you mean {meant}?" in err
+    (tmp_path / "more.csv").write_text("job_id,submitted,run,gpus,model_name\n1,0,1,1,x\n")
+    assert say(str(tmp_path / "more.csv"), "--gpus", "1")[0] == 0
+
+
 def test_standard_input(say, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TRACE.encode())))
     code, out, _ = say("-", "--gpus", "4", "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import random
 import subprocess
 import time
@@ -20,6 +21,7 @@ from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sched.formats import FORMATS, JobFile, read
 from dockless.sched.formats.own import document, toml
+from dockless.sched.parsing import MAX_AFTER
 
 FILES = Path(__file__).resolve().parents[1] / "golden" / "job-files"
 NAMES = sorted(path.name for path in FILES.iterdir() if not path.name.endswith(".txt"))
@@ -73,6 +75,8 @@ WRONG = [
     ("a.yaml", "services:\n  a: {image: x, privilegd: true}", "a.yaml:2: services.a.privilegd is unknown", "did you mean privileged?"),
     ("a.yaml", "services:\n  a: {image: x, build: .}", "services.a.build is not possible here", "push it"),
     ("a.yaml", "services:\n  a: {image: x, gpus: [{count: 1, device_ids: ['0']}]}", "stands beside device_ids", "one of them"),
+    ("a.yaml", "services:\n  a: {image: x, gpus: [{count: 1, capabilities: [gpu, tpu]}]}", "has 'tpu', which no GPU has", "there are"),
+    ("a.yaml", "services:\n  a: {image: x, runtime: nvidia, environment: [NVIDIA_VISIBLE_DEVICES=all]}", "asks for no GPUs", "gpus: all"),
     ("a.yaml", "services:\n  a: {image: '${X:?say it}'}", "needs the variable X: say it", "X=…"),
     ("a.yaml", "services:\n  a: {image: x, command: $}", "stands for nothing", "$$"),
     ("a.yaml", "services: {a: {image: x}}\nservices: {}", "a.yaml:2: 'services' is there twice", "remove"),
@@ -117,6 +121,7 @@ def test_what_is_wrong_is_said_with_its_place(name, text, said, hint):
         ("--gres=gpu:a100_1g.5gb:2 --gpus=2", "2", {}, {"env": {"SLURM_GPUS": "2"}, "gpu_class": "1g.5gb"}),
         ("--gres=gpu:3g.20gb:1", "1", {}, {"env": {"SLURM_GPUS": "1"}, "gpu_class": "3g.20gb"}),
         ("--gres=gpu:h100:0", "", {}, {}),
+        ("--reservation=ml101", "", {}, {}),
     ],
 )  # fmt: skip
 def test_what_lines_of_a_batch_script_ask_for(said, gpus, queue, options):
@@ -143,6 +148,10 @@ def test_times_as_slurm_counts_them(said):
         ("deploy: {resources: {reservations: {generic_resources: [{discrete_resource_spec: {kind: gpu, value: 2}}]}}}", "2"),
         ("gpus: all\n    deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: all}]}}}", "all"),
         ("tty: false", ""),
+        ("deploy: {resources: {reservations: {devices: [{capabilities: [[gpu, video]], count: 1}]}}}", "1,capabilities=video"),
+        ("gpus: [{device_ids: ['0'], capabilities: [gpu, compute, utility]}]", "device=0,capabilities=compute,utility"),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: none}", ""),
+        ("runtime: nvidia\n    environment: {NVIDIA_VISIBLE_DEVICES: all}\n    gpus: all", "all"),
     ],
 )
 def test_gpus_of_compose_and_swarm(said, gpus):
@@ -267,6 +276,38 @@ def test_roles_keep_their_rules_and_ports(name):
         assert dict(text.split(":") for text in job.ports) == {label: str(count) for label, count in role.ports.items()}
     firsts = [job.role for job in jobs if job.role in ("master", "chief")]
     assert [job.role for job in jobs][: len(firsts)] == firsts
+
+
+OPENPAI = """{"jobName": "a", "image": "x", "gpuType": "%s", "dataDir": "$PAI_DEFAULT_FS_URI/data", "taskRoles": [
+    {"name": "r", "taskNumber": 1, "cpuNumber": 1, "memoryMB": 100, "gpuNumber": %s, "command": "true"}]}"""
+OPENPAI_2 = """
+protocolVersion: 2
+name: a
+type: job
+jobRetryCount: -2
+prerequisites: [{type: dockerimage, name: i, uri: x}]
+taskRoles:
+  r: {dockerImage: i, resourcePerInstance: {cpu: 1, memoryMB: 100, gpu: 0, ports: {http: 0}}, commands: ["true"]}
+"""
+
+
+@pytest.mark.parametrize(("model", "count", "gpu_class"), [("H100", 1, "H100"), ("H100", 0, ""), ("", 1, "")])
+def test_a_type_of_gpus_is_a_class(model, count, gpu_class):
+    assert read_text(OPENPAI % (model, count), "a.json").roles[0].options.get("gpu_class", "") == gpu_class
+    dlc = f"kind=TFJob\nworker_count=1\nworker_image=x\ncommand=true\nworker_gpu={count}\nworker_gpu_type={model}\n"
+    assert read_text(dlc, "a.params").roles[0].options.get("gpu_class", "") == gpu_class
+
+
+def test_openpais_jobs_know_their_user_and_where_files_are():
+    file = read_text(OPENPAI % ("", 0), "a.json")
+    env = dict(make_job_of(file, "a.json").spec.env)
+    assert (env["PAI_USER_NAME"], env["PAI_DATA_DIR"]) == (pwd.getpwuid(os.geteuid()).pw_name, "file:///data")
+    assert env["PAI_HOST_IP_r_0"] == "127.0.0.1" and env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == "0"
+
+
+def test_what_real_files_of_openpai_say_beyond_the_schema():
+    file = read_text(OPENPAI_2, "a.yaml")
+    assert file.queue == {"retries": MAX_AFTER} and file.roles[0].ports == {"http": 1}
 
 
 def test_what_cannot_start_together_is_refused():

@@ -88,6 +88,13 @@ def test_what_each_is_told():
     assert not any(name.startswith("PAI") for name in roles.environment(members, 0, openpai=False))
 
 
+def test_an_evaluator_is_no_part_of_the_cluster():
+    """It is told of it. TensorFlow's TF_CONFIG."""
+    members = [JobOptions(role=role, role_index=0, ports=(20000 + at,)) for at, role in enumerate(("chief", "evaluator"))]
+    found = json.loads(roles.environment(members, 1, openpai=False)["TF_CONFIG"])
+    assert found == {"cluster": {"chief": ["127.0.0.1:20000"]}, "task": {"type": "evaluator", "index": 0}}
+
+
 @pytest.mark.parametrize(("role", "host"), [("worker", True), ("a_b.c-1", True), ("~", False), ("-x", False), ("a..b", False)])
 def test_a_role_is_a_hosts_name_where_it_can_be(role, host):
     assert roles.is_host_name(role) == host
@@ -394,7 +401,9 @@ def test_what_a_job_says_itself_stays(tmp_path, launcher):
     async def story(running):
         spec = Spec(argv=("true",), network="host", env=(("RANK", "mine"),), hosts=(("worker", "10.0.0.1"),))
         _, (box,) = await started(running, launcher, differences(JobSpec(spec, role="worker")))
-        assert [value for name, value in box.spec.env if name == "RANK"] == ["mine"] and box.spec.hosts == (("worker", "10.0.0.1"),)
+        assert [value for name, value in box.spec.env if name == "RANK"] == ["mine"] and box.spec.hosts == (
+            ("worker", "10.0.0.1"), ("worker-0", "127.0.0.1"),
+        )  # fmt: skip
         box.end(Exit(0, None))
 
     play(tmp_path, launcher, story)

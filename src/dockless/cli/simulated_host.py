@@ -37,9 +37,10 @@ class SimulatedHost:
 
     def hours(self, now: float) -> tuple[Window, ...]:
         """The reserved hours that are next at that moment of the trace, seconds since 1970."""
-        from dockless.sched.engine.windows import windows
+        from dockless.sched.engine.windows import can_be_kept, windows
 
-        return tuple(windows(self.reservations, now, now, lambda groups: {user for group in groups for user in self.members[group]}))
+        there = can_be_kept(len(self.state.gpus) - len(self.state.slices), self.state.supplies)
+        return tuple(windows(self.reservations, now, now, lambda groups: {user for group in groups for user in self.members[group]}, there))
 
     def asked(self, pool: str, job: TraceJob) -> int:
         """What it counts for while it runs, of cores in thousandths or of memory in bytes: where it has GPUs, what it says."""
