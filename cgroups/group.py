@@ -62,8 +62,10 @@ class Cgroup:
         delegation: Delegation | None = None,
         best_effort: bool = False,
         user: int | None = None,
+        controllers: Iterable[str] = (),
     ) -> Cgroup:
         """Make ``dockless/<name>`` with its limits in force, or leave nothing behind. ``user``: in that user's group, ``cgroups.users``.
+        ``controllers``: what it has besides those of its limits, where this host has them.
 
         Raises ``BadInput`` (impossible limit or name), ``LimitUnavailable`` (names the controller; with ``best_effort`` a line in
         ``warnings`` instead), ``CgroupError`` (no place, the name is taken, the kernel refuses).
@@ -79,7 +81,7 @@ class Cgroup:
         inside = home if user is None else f"{home}/{users.group_of(user)}"
         path = f"{inside}/{name}"
         for left in range(1 if user is None else users.TRIES, -1, -1):
-            have = enable(place, [write.controller for write in writes])
+            have = enable(place, {write.controller for write in writes}.union(controllers))
             try:
                 if user is not None:
                     have = users.make(inside, have)

@@ -125,11 +125,34 @@ result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *d, unsigned *n,
 
 typedef struct { const char *group; unsigned long long soft, hard, used; } memory_limits; /* set: without the last */
 
+/* Of groups a kernel with the controller dmem limits those that have its files; another kernel leaves all to the driver. The groups above
+ * one are those directories that have a cgroup.controllers, up to the root, which lists what the kernel has. */
+static int can_be_limited(const char *name) {
+    char path[4400], text[4096] = "", *slash;
+    int there, has_files;
+
+    snprintf(path, sizeof path, "%s/cgroup.controllers", name);
+    there = !access(name, F_OK);
+    snprintf(path, sizeof path, "%s/dmem.max", name);
+    has_files = !access(path, F_OK);
+    for (snprintf(path, sizeof path, "%s", name); (slash = strrchr(path, '/')); ) {
+        FILE *file;
+
+        strcpy(slash, "/cgroup.controllers");
+        if (!(file = fopen(path, "re"))) break;
+        text[fread(text, 1, sizeof text - 1, file)] = 0;
+        fclose(file);
+        *slash = 0;
+    }
+    return there && (has_files || !strstr(text, "dmem"));
+}
+
 result nvmlDeviceSetMemoryLimits_v1(struct device *d, const memory_limits *wanted) {
     CHECK(good(d) && wanted && wanted->group, INVALID_ARGUMENT);
     MODERN();
     if (!limits || d->parent) return NOT_SUPPORTED;
     if (geteuid()) return NO_PERMISSION;
+    if (!can_be_limited(wanted->group)) return NOT_FOUND;
     FILE *file = open_state("ae");
     if (file) fprintf(file, "limit %d %llu %s\n", d->index, wanted->hard, wanted->group);
     close_state(file);

@@ -1,5 +1,9 @@
-"""A limit of a GPU's memory that its driver enforces, for all processes of a control group together: since R615, where the kernel has the
-controller ``dmem``, for root. An allocation beyond it fails in the program that makes it. It goes with the group.
+"""A limit of a GPU's memory that its driver enforces, for all processes of a control group together: since R615, for root. An allocation
+beyond it fails in the program that makes it. It goes with the group.
+
+Where the kernel has the controller ``dmem`` (6.14) the driver sets it in the group's ``dmem.max``, and says "not found" for a group that
+has no such file: each group above it must pass the controller on, so who makes the group asks for ``CONTROLLERS``. For other kernels NVIDIA
+documents an accounting of the driver's own, called misc: there no controller is needed. docs.nvidia.com, MPS v3 Memory Partitioning
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from dockless.base.typing import Any
 from dockless.sandbox.gpus.attempt import attempt
 from dockless.sandbox.gpus.nvml import session
 
+CONTROLLERS = ("dmem",)
+"""What a group that is to be limited has, where the kernel has it."""
 _PAGE = 2 << 20
 """Bytes by which a driver may round."""
 

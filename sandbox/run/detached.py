@@ -99,13 +99,15 @@ def start(
     leased: Sequence[socket] = (),
     network: SharedNetwork | None = None,
     user: int | None = None,
+    controllers: Sequence[str] = (),
 ) -> Box:
     """Start a sandbox that goes on without us. Returns when its program has been exec'd; on an error nothing is left behind.
 
     Reads no settings: 128 MiB of output are kept where the spec does not say. ``owner``: the host user it runs for (root only).
     ``remove``: nothing of it is kept at its end. ``restart``: its restart policy. ``leased``: the lease of its GPUs, where there is one
     already. ``network``: what it enters instead of a network of its own, if it does not have the host's. ``user``: in
-    whose group its cgroup lies, ``cgroups.users``. Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s."""
+    whose group its cgroup lies, ``cgroups.users``. ``controllers``: what its cgroup has besides those of its limits, where this host has
+    them. Errors: ``BadInput`` if the id is taken, and all of ``Sandbox``'s."""
     id = check_id(id) if id else new_id()
     spec = _with_log_size(spec)
     image = find_image(spec.image)
@@ -120,7 +122,7 @@ def start(
             raise taken(id)
         try:
             opened.enter_context(chosen(made.directory))
-            _start(asked, made, image, place, owner, opened, leased=leased, network=network, user=user)
+            _start(asked, made, image, place, owner, opened, leased=leased, network=network, user=user, controllers=controllers)
         except BaseException as error:
             opened.close()  # the lock, or it would be taken for one that lives
             try:
@@ -231,6 +233,7 @@ def _start(
     leased: Sequence[socket] = (),
     network: SharedNetwork | None = None,
     user: int | None = None,
+    controllers: Sequence[str] = (),
 ) -> None:
     """``asked``: what is known before it is resolved. ``lock``: of the restarter that calls us."""
     spec = asked.spec
@@ -242,7 +245,7 @@ def _start(
             place.slots.update(restarting.slots(orders, made.directory, opened, lock))
     unbounded = bound_disk(spec, made.directory)
     name = group_name(made.directory)
-    group = make_cgroup(spec, name, user)
+    group = make_cgroup(spec, name, user, controllers)
     if group is not None:
         opened.callback(group.close)
     stdin = _standard_input(spec, made.directory)

@@ -215,9 +215,9 @@ def document_of(asked: Document, image: Image, start: StartInputs, group: Cgroup
     )
 
 
-def make_cgroup(spec: Spec, name: str, user: int | None = None) -> Cgroup | None:
+def make_cgroup(spec: Spec, name: str, user: int | None = None, controllers: Sequence[str] = ()) -> Cgroup | None:
     """The cgroup of a sandbox with its limits, or None where there is no place and nothing was asked for. ``user``: in whose group it lies.
-    ``LimitUnavailable``"""
+    ``controllers``: as in ``Cgroup.create``. ``LimitUnavailable``"""
     asked = spec.limits != Limits()
     place = find_delegation(ask_systemd=asked)
     limits = _limits(spec, place)
@@ -230,7 +230,7 @@ def make_cgroup(spec: Spec, name: str, user: int | None = None) -> Cgroup | None
                 "a shared PID namespace needs a cgroup, to end what is left", subject="pid namespace", hint=place.hint or place.why
             )
         return None
-    return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort, user=user)
+    return Cgroup.create(name, limits, delegation=place, best_effort=spec.best_effort, user=user, controllers=controllers)
 
 
 def _limits(spec: Spec, place: Delegation) -> Limits:

@@ -47,7 +47,7 @@ class SharingLauncher:
 
     def start(self, spec: Spec, *, id: str, owner: int | None = None, labels: dict[str, str] = _NONE, **how: Any) -> Handle:
         """As ``Launcher.start``."""
-        from dockless.sandbox.gpus import lease
+        from dockless.sandbox.gpus import lease, limits
 
         (uuid,) = spec.gpus
         share = lease.Share(uuid, self.memory, self.company, lease.share_number(id))
@@ -55,7 +55,7 @@ class SharingLauncher:
             sockets = lease.take_share(share, self.capacity)
             for socket in sockets:
                 held.enter_context(socket)  # its keeper has it once it runs
-            more: Mapping[str, Any] = {**how, "leased": sockets}
+            more: Mapping[str, Any] = {**how, "leased": sockets, "controllers": limits.CONTROLLERS}
             handle = self.launcher.start(spec, id=id, owner=owner, labels=labels, **more)
         otherwise = "mps" if has_limit(spec) else "watchdog"
         self.enforced_by = "driver" if _limited(handle, uuid, self.memory) else otherwise
