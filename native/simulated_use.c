@@ -36,8 +36,11 @@ static unsigned long long occupied(const struct device *d) {
     long long n[4];
     FILE *file = open_state("re");
 
-    while (next_line(file, "process", d->index, n))
-        if (inside(d, n) && n[2] > 0) sum += n[2];
+    for (int i = 0; i < 2; i++) {
+        while (next_line(file, i ? "process" : "graphics", d->index, n))
+            if (inside(d, n) && n[2] > 0) sum += n[2];
+        if (file) rewind(file);
+    }
     close_state(file);
     return sum < d->memory ? sum : d->memory;
 }
@@ -97,20 +100,40 @@ result nvmlDeviceGetTotalEccErrors(struct device *d, unsigned type, unsigned cou
 
 /* ---- who uses it ---- */
 
-result nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
+static result running(struct device *d, unsigned *n, process_info *list, const char *word, int foreign) {
     CHECK(good(d) && n, INVALID_ARGUMENT);
     MODERN();
     unsigned room = list ? *n : 0, have = 0;
-    if (d->index == busy && !d->parent && have++ < room)
+    if (foreign && have++ < room)
         list[0] = (process_info){.pid = 1, .used = 1ull << 30, .gi = divided(d) ? 1u : ~0u, .ci = divided(d) ? 0u : ~0u};
     long long numbers[4];
     FILE *file = open_state("re");
-    while (next_line(file, "process", d->index, numbers))
+    while (next_line(file, word, d->index, numbers))
         if (inside(d, numbers) && have++ < room)
             list[have - 1] = (process_info){.pid = numbers[1], .used = numbers[2], .gi = numbers[3], .ci = numbers[3] < 0 ? ~0u : 0};
     close_state(file);
     *n = have;
     return have > room ? INSUFFICIENT_SIZE : OK;
+}
+
+result nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
+    return running(d, n, list, "process", good(d) && d->index == busy && !d->parent);
+}
+
+result nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {
+    return running(d, n, list, "graphics", 0);
+}
+
+/* Whether a display is shown, with or without a monitor. */
+result nvmlDeviceGetDisplayActive(struct device *d, unsigned *active) {
+    CHECK(good(d) && active, INVALID_ARGUMENT);
+    if (d->parent) return NOT_SUPPORTED;
+    long long n[4];
+    FILE *file = open_state("re");
+    *active = 0;
+    while (next_line(file, "display", d->index, n)) *active = n[1] == 1;
+    close_state(file);
+    return OK;
 }
 
 result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct device *d, unsigned *n, process_info *list) {

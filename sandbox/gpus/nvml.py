@@ -41,17 +41,22 @@ _SIMULATE_GRAMMAR = re.compile(
 _MARK = "dockless_simulated_nvml"  # exported by the stand-in only
 _RESERVED = 1 << 30
 """Bytes that a driver may keep of a GPU, where it does not say."""
+_LITTLE = 64 << 20
+"""Bytes below which a context for graphics is taken for one of a display server."""
 _MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process with a compute context on a GPU. ``pid``: in the host's PID namespace; ``memory``: bytes, None where not told;
-    ``gi``: the MIG GPU instance it runs in, None on a whole GPU."""
+    """A process with a context on a GPU, for computing or for graphics. ``pid``: in the host's PID namespace; ``memory``: bytes, None where
+    not told; ``gi``: the MIG GPU instance it runs in, None on a whole GPU. ``display``: it belongs to the host's display, and leaves the
+    GPU free: it has no context but for graphics, on a GPU that shows a display, or less than 64 MiB, for a display server keeps some MiB
+    of each GPU that it finds."""
 
     pid: int
     memory: int | None = None
     gi: int | None = None
+    display: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,11 @@ class Gpu:
     mig_enabled: bool = False
     parent: str = ""
     trouble: str = ""
+
+    @property
+    def used_by(self) -> tuple[GpuProcess, ...]:
+        """Its processes, without those of the host's display."""
+        return tuple(process for process in self.processes if not process.display)
 
     def __str__(self) -> str:
         """``GPU 0 Simulated GPU, 80.0 GiB, GPU-… (simulated)``"""
@@ -260,17 +270,27 @@ def _read(nvml: Any, index: int, handle: Any, simulated: bool, caps: dict[str, i
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Compute processes, MPS clients too. A driver older than R450 cannot be asked: it shows none."""
+    """Those that compute, clients of MPS too, and those that draw. A driver older than R450 cannot be asked: it shows none."""
     found: dict[int, GpuProcess] = {}
-    for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"):
-        listed = attempt(None, getattr(nvml, name), handle)
-        if listed is None:
-            listed = attempt((), getattr(nvml, name.replace("_v3", "_v2"), tuple), handle)
-        for item in listed:
-            gi = getattr(item, "gpuInstanceId", 0xFFFFFFFF)
-            memory = item.usedGpuMemory
-            found[item.pid] = GpuProcess(int(item.pid), None if memory is None else int(memory), None if gi == 0xFFFFFFFF else int(gi))
+    for item in _listed(nvml, handle, "Graphics"):
+        memory = None if item.usedGpuMemory is None else int(item.usedGpuMemory)
+        shown = (memory or 0) < _LITTLE or bool(attempt(0, nvml.nvmlDeviceGetDisplayActive, handle))
+        found[item.pid] = GpuProcess(int(item.pid), memory, _instance(item), shown)
+    for item in (*_listed(nvml, handle, "Compute"), *_listed(nvml, handle, "MPSCompute")):
+        told = [int(one) for one in (item.usedGpuMemory, found[item.pid].memory if item.pid in found else None) if one is not None]
+        found[item.pid] = GpuProcess(int(item.pid), max(told, default=None), _instance(item))
     return tuple(found[pid] for pid in sorted(found))
+
+
+def _listed(nvml: Any, handle: Any, kind: str) -> Any:
+    name = f"nvmlDeviceGet{kind}RunningProcesses_v3"
+    listed = attempt(None, getattr(nvml, name), handle)
+    return attempt((), getattr(nvml, name.replace("_v3", "_v2"), tuple), handle) if listed is None else listed
+
+
+def _instance(item: Any) -> int | None:
+    gi = getattr(item, "gpuInstanceId", 0xFFFFFFFF)
+    return None if gi == 0xFFFFFFFF else int(gi)
 
 
 def _numa_node(nvml: Any, handle: Any, address: str) -> int | None:

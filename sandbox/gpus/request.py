@@ -12,8 +12,8 @@ The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, w
     capabilities=compute,utility  driver=nvidia  options=key=value     checked and kept
 
 Two differences, on purpose. **N means N free GPUs**: Docker's ``--gpus 2`` is always the first two, whoever computes there. Free is:
-nobody holds a lease on it, and no process computes on it. ``choose`` takes nearest neighbours among the free ones. And Docker's ``-1``
-is refused: taking every GPU of a shared host is said with the word.
+nobody holds a lease on it, and no process uses it but the host's display. ``choose`` takes nearest neighbours among the free ones. And
+Docker's ``-1`` is refused: taking every GPU of a shared host is said with the word.
 
 A GPU that MIG divides is not given whole; its slices are GPUs of their own here (``units``), asked for by name, profile or memory.
 
@@ -216,7 +216,7 @@ def possible(request: GpuRequest, inventory: Collection[Gpu]) -> int:
 
 
 def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str] = ()) -> tuple[Gpu, ...]:
-    """The units to lease, none of them in ``busy`` (UUIDs of leased units), none with a process computing on it; neighbours preferred.
+    """The units to lease, none of them in ``busy`` (UUIDs of leased units), none with a process that uses it; neighbours preferred.
 
     Pure: same arguments, same answer. Errors: ``UnknownGpu``, ``NotEnoughGpus`` with who holds what.
     """
@@ -246,9 +246,9 @@ def why_not_free(gpu: Gpu, busy: Collection[str]) -> str:
         return "is leased"
     if gpu.trouble:
         return f"is out of service: {gpu.trouble}"
-    if gpu.processes:
-        pids = ", ".join(str(process.pid) for process in gpu.processes[:4])
-        more = ", …" if len(gpu.processes) > 4 else ""
+    if gpu.used_by:
+        pids = ", ".join(str(process.pid) for process in gpu.used_by[:4])
+        more = ", …" if len(gpu.used_by) > 4 else ""
         return f"is used by process {pids}{more}, which dockless did not start"
     return ""
 

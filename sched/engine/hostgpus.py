@@ -262,7 +262,7 @@ class HostGpus:
     def unusable(self, leased: Collection[str]) -> frozenset[str]:
         """GPUs that nobody has leased, and on which something computes all the same, or that are out of service."""
         self.look()
-        return frozenset(unit.uuid for unit in self.everything if unit.processes or unit.trouble) - frozenset(leased)
+        return frozenset(unit.uuid for unit in self.everything if unit.used_by or unit.trouble) - frozenset(leased)
 
     def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
         """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that

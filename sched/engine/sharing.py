@@ -2,8 +2,8 @@
 
 Where it can be had the driver's own limit does (``limits``), or that of its Multi-Process Service where the settings want it (``mps``); an
 allocation beyond the share fails then. Everywhere the memory of each job's processes is looked at once a second, and a job that has more
-than its share is ended. The driver tells it for each process, contexts of CUDA included. A look can be too late for a neighbour that wants
-its memory at that moment.
+than its share is ended. The driver tells it for each process, contexts of CUDA and of graphics included. A look can be too late for a
+neighbour that wants its memory at that moment.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Answers:
                 gpu.memory,
                 -1 if gpu.numa_node is None else gpu.numa_node,
                 gpu.simulated,
-                gpu.uuid not in holder and (gpu.uuid in user_of or bool(gpu.processes)),
+                gpu.uuid not in holder and (gpu.uuid in user_of or bool(gpu.used_by)),
                 user=user_of.get(gpu.uuid, ""),
                 trouble=gpu.trouble,
                 shares=tuple(shares.get(gpu.uuid, ())),

@@ -181,7 +181,7 @@ def _gpus(stage: Stage) -> None:
 
     if not os.environ.get("DOCKLESS_SIMULATED_GPUS"):
         try:
-            free = [unit for unit in gpu.inventory(links=False) if not unit.processes and not unit.mig_enabled]
+            free = [unit for unit in gpu.inventory(links=False) if not unit.used_by and not unit.mig_enabled]
         except DocklessError:
             free = []
         if len(free) >= 2:

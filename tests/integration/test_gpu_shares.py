@@ -335,6 +335,13 @@ def test_who_takes_more_than_its_share_is_ended(daemon, now):
         assert queue.job(good).state is State.RUNNING
 
 
+def test_what_a_program_draws_with_counts(daemon, now):
+    with daemon.client() as queue:
+        job = running(queue, submit(queue, "40G")).id
+        now.write_text(program(queue, job, 40 * GB + 1).replace("process", "graphics"))
+        assert "it had 40 GiB of a shared GPU" in queue.wait(job).reason
+
+
 @requires("root")
 def test_the_drivers_limit_where_it_has_one(simulation, now, home):
     for daemon in served(home, f"{simulation},limits", now):

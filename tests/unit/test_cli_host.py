@@ -118,6 +118,16 @@ def test_gpus_where_no_daemon_answers(home, monkeypatch, say):
 
 
 @pytest.mark.usefixtures("_no_daemon")
+def test_the_hosts_display_leaves_a_gpu_free(home, monkeypatch, say, tmp_path):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+    (state := tmp_path / "state").write_text("graphics 0 4711 4194304\ngraphics 1 4712 1073741824\n")
+    monkeypatch.setenv("DOCKLESS_SIMULATED_STATE", str(state))
+    assert [row["outside"] for row in json.loads(say("info", "--json")[1])["gpus"]] == [False, True]
+    shown = json.loads(say("top", "--json")[1])["gpus"]
+    assert [(row["outside"], row["programs"][0]["pid"]) for row in shown] == [(False, 4711), (True, 4712)]
+
+
+@pytest.mark.usefixtures("_no_daemon")
 def test_real_gpus_are_not_called_simulated(home, monkeypatch, say):
     monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "1x80G")
     (unit,) = gpu.units(gpu.inventory())

@@ -250,6 +250,45 @@ def test_what_the_simulated_gpus_do_changes_at_will(simulate, monkeypatch, tmp_p
         assert watch.readings(nvml, [gpus[0].uuid])[0].busy == 0
 
 
+def test_programs_that_draw(simulate, monkeypatch, tmp_path):
+    """They have a GPU like those that compute; the host's display has it beside them: what is on a GPU that shows one, and the few MiB that
+    a display server keeps of each GPU."""
+    simulate("2x80G")
+    lines = "graphics 0 11 4194304", f"graphics 1 21 {3 << 30}", f"graphics 1 22 {1 << 30}", f"process 1 22 {2 << 30}"
+    state = state_of(monkeypatch, tmp_path, *lines)
+    first, second = inventory()
+    assert [(p.pid, p.memory, p.display) for p in first.processes] == [(11, 4 << 20, True)]
+    assert [(p.pid, p.memory, p.display) for p in second.processes] == [(21, 3 << 30, False), (22, 2 << 30, False)]
+    assert choose(parse_request("1"), (second, first)) == (first,)
+    with pytest.raises(NotEnoughGpus) as refused:
+        choose(parse_request("2"), (first, second))
+    assert "GPU 1 is used by process 21, 22, which dockless did not start" in refused.value.hint
+    host = HostGpus()
+    assert host.unusable(()) == {second.uuid}
+    host.close()
+    with state.open("a") as file:
+        file.write("display 1 1\n")
+    assert [(p.pid, p.display) for p in refresh((second,))[0].processes] == [(21, True), (22, False)]
+    state.write_text(f"display 1 1\n{lines[1]}\n")
+    assert choose(parse_request("2"), inventory()) == inventory()
+    with session() as nvml:
+        assert watch.readings(nvml, [second.uuid])[0].used == 3 << 30
+
+
+def test_a_driver_that_does_not_tell_of_those_that_draw(simulate, monkeypatch, tmp_path):
+    """Those that compute are told all the same."""
+    simulate("1x80G")
+    state_of(monkeypatch, tmp_path, "graphics 0 11 1073741824", "process 0 12 1048576")
+    with session() as nvml:
+
+        def unknown(handle):
+            raise nvml.NVMLError(nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+        for version in ("_v2", "_v3"):
+            monkeypatch.setattr(nvml, f"nvmlDeviceGetGraphicsRunningProcesses{version}", unknown)
+        assert [p.pid for p in inventory()[0].processes] == [12]
+
+
 def test_what_the_driver_reports_by_itself(simulate, monkeypatch, tmp_path):
     """Failures of a GPU, each once, and not what a program has done to itself."""
     simulate("3x80G,lost=2")

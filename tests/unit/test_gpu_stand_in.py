@@ -129,6 +129,8 @@ ABOUT_A_GPU = {
     "nvmlDeviceGetMigDeviceHandleByIndex": (0, ctypes.byref(Handle())),
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": (ctypes.byref(Handle()),),
     "nvmlDeviceGetComputeRunningProcesses_v3": (ctypes.byref(ctypes.c_uint()), ctypes.byref(Running())),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": (ctypes.byref(ctypes.c_uint()), ctypes.byref(Running())),
+    "nvmlDeviceGetDisplayActive": (ctypes.byref(ctypes.c_uint()),),
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": (ctypes.byref(ctypes.c_uint()), None),
 }
 OF_TWO = {

@@ -66,6 +66,16 @@ def test_what_is_there_at_one_moment(tmp_path, now, monkeypatch):
     play(tmp_path, story)
 
 
+def test_what_the_hosts_display_has_is_shown_and_in_use_by_nobody(tmp_path, now):
+    now.write_text("graphics 0 1 4194304\ngraphics 1 1 1073741824\n")
+
+    async def story(desk):
+        top = await desk(BEN, lambda queue: queue.top())
+        assert [(one.outside, len(one.programs)) for one in top.gpus] == [(False, 1), (True, 1), (False, 0)]
+
+    play(tmp_path, story)
+
+
 def test_a_job_that_has_ended_since_is_as_nameless_for_others(tmp_path, monkeypatch):
     monkeypatch.setattr(picture, "FRESH", 3600.0)
 

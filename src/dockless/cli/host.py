@@ -113,7 +113,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
     unleased = handed_out.unleased(handed_out.kinds())
     users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = [
-        GpuInfo(u.index, u.uuid, u.model, u.memory, simulated=u.simulated, outside=bool(u.processes) or u.uuid in users,
+        GpuInfo(u.index, u.uuid, u.model, u.memory, simulated=u.simulated, outside=bool(u.used_by) or u.uuid in users,
                 user=users.get(u.uuid, ""), trouble=u.trouble, shares=parts.get(u.uuid, ()))
         for u in units
     ]  # fmt: skip

@@ -72,7 +72,7 @@ def without_daemon(problem: str) -> Top:
             unit.memory,
             unit.simulated,
             user=held.get(unit.uuid, ""),
-            outside=bool(unit.processes) or unit.uuid in held,
+            outside=bool(unit.used_by) or unit.uuid in held,
             trouble=unit.trouble,
             busy=reading.busy,
             used=reading.used,
