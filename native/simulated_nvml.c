@@ -22,6 +22,7 @@
  *     process 1 4711 1048576 2   … of its MIG GPU instance 2
  *     graphics 0 4711 1048576    the same for a process that has a context for graphics, and none for computing (it may have a line of both)
  *     display 0 1                GPU 0 shows a display
+ *     recovery 0 1               what its driver asks to be done with GPU 0, as nvmlDeviceGpuRecoveryAction_t counts: 0 nothing, 1 a reset
  *     slice 4 2 20480            the fifth MIG slice of the last GPU, of two sevenths and 20 GiB: such lines are added when slices are made
  *     gone 4 0                   … and such when they are removed
  *     limit 0 10737418240 PATH   such a limit; these lines are added when it is set, and the last of a control group holds

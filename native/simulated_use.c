@@ -98,6 +98,30 @@ result nvmlDeviceGetTotalEccErrors(struct device *d, unsigned type, unsigned cou
     return OK;
 }
 
+enum { RECOVERY = 230, UNSIGNED_INT = 1 };
+typedef struct {
+    unsigned id, scope;
+    long long timestamp, latency;
+    unsigned type;
+    result status;
+    unsigned long long value;
+} field_value;
+
+/* One field is known: what its driver asks to be done with it, if the state has a line that says so. */
+result nvmlDeviceGetFieldValues(struct device *d, int n, field_value *fields) {
+    CHECK(good(d) && n > 0 && fields, INVALID_ARGUMENT);
+    MODERN();
+    for (int i = 0; i < n; i++) {
+        long long numbers[4];
+        FILE *file = open_state("re");
+        fields[i].status = NOT_SUPPORTED;
+        while (fields[i].id == RECOVERY && next_line(file, "recovery", d->index, numbers))
+            fields[i].type = UNSIGNED_INT, fields[i].status = OK, fields[i].value = numbers[1];
+        close_state(file);
+    }
+    return OK;
+}
+
 /* ---- who uses it ---- */
 
 static result running(struct device *d, unsigned *n, process_info *list, const char *word, int foreign) {

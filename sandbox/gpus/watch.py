@@ -23,6 +23,8 @@ _ACTIONS = {
     7: "its driver asks for a reboot of the system",
 }
 """nvmlDeviceGpuRecoveryAction_t, since R570."""
+_NOTHING = 0
+"""The one of these for a GPU that needs none."""
 _OF_PROGRAMS = frozenset((13, 31, 43, 45, 68, 109))
 """Xid errors that a program causes, and that end with it. docs.nvidia.com, Xid Errors"""
 _MENDED = frozenset((63, 94))
@@ -56,16 +58,24 @@ def trouble(nvml: Any, handle: Any) -> str:
     """Why a GPU is not fit for use; empty for one that is, or whose driver does not tell. ``handle`` None: it could not be had."""
     if handle is None or attempt(None, nvml.nvmlDeviceGetUUID, handle) is None:
         return LOST
-    values = attempt((), nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
-    if values and values[0].nvmlReturn == 0 and (action := _ACTIONS.get(values[0].value.uiVal)):
-        return action
+    action = _action(nvml, handle)
+    if action in _ACTIONS:
+        return _ACTIONS[action]
     _, _, pending, failed = attempt((0, 0, 0, 0), nvml.nvmlDeviceGetRemappedRows, handle)
     if failed:
         return "a row of its memory is broken and could not be replaced"
     if pending:
         return "rows of its memory are replaced by a reset, which has not been done"
+    if action == _NOTHING:  # whatever it has met is contained, or mended
+        return ""
     errors = attempt(0, nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     return f"{errors} uncorrectable errors of its memory since its driver was loaded" if errors else ""
+
+
+def _action(nvml: Any, handle: Any) -> int | None:
+    """What its driver asks to be done with a GPU; None where it does not tell."""
+    values = attempt((), nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return int(values[0].value.uiVal) if values and values[0].nvmlReturn == 0 else None
 
 
 def readings(nvml: Any, uuids: Collection[str]) -> tuple[Reading, ...]:

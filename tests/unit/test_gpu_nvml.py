@@ -139,6 +139,15 @@ def test_one_that_is_not_fit_for_use(simulate):
     assert [unit.trouble for unit in units(inventory())] == ["", broken, broken] == [unit.trouble for unit in refresh(units(inventory()))]
 
 
+def test_what_a_contained_error_leaves_behind(simulate, monkeypatch, tmp_path):
+    """A count that stays until the driver is loaded again takes no GPU out of service where the driver says that nothing is to be done."""
+    simulate("2x80G,ecc=1")
+    state = state_of(monkeypatch, tmp_path, "recovery 1 0")
+    assert [gpu.trouble for gpu in inventory()] == ["", ""]
+    state.write_text("recovery 1 1\n")
+    assert [gpu.trouble for gpu in inventory()] == ["", "its driver asks for a reset of the GPU"]
+
+
 def test_one_that_falls_off_its_bus(simulate):
     simulate("2x80G")
     both = inventory()
@@ -165,6 +174,9 @@ class Answers:
     [
         ({}, ""),
         ({"action": 0}, ""),
+        ({"action": 0, "errors": 5}, ""),
+        ({"action": 0, "rows": (0, 0, 1, 0)}, "are replaced by a reset"),
+        ({"action": 5, "errors": 5}, "5 uncorrectable errors"),
         ({"action": 1, "errors": 5}, "asks for a reset of the GPU"),
         ({"action": 2}, "asks for a reboot of the host"),
         ({"rows": (9, 9, 0, 0)}, ""),

@@ -131,6 +131,7 @@ ABOUT_A_GPU = {
     "nvmlDeviceGetComputeRunningProcesses_v3": (ctypes.byref(ctypes.c_uint()), ctypes.byref(Running())),
     "nvmlDeviceGetGraphicsRunningProcesses_v3": (ctypes.byref(ctypes.c_uint()), ctypes.byref(Running())),
     "nvmlDeviceGetDisplayActive": (ctypes.byref(ctypes.c_uint()),),
+    "nvmlDeviceGetFieldValues": (1, ctypes.create_string_buffer(64)),
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": (ctypes.byref(ctypes.c_uint()), None),
 }
 OF_TWO = {
