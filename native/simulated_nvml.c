@@ -27,6 +27,7 @@
  *     gone 4 0                   … and such when they are removed
  *     limit 0 10737418240 PATH   such a limit; these lines are added when it is set, and the last of a control group holds
  *     xid 0 79                   an event: GPU 0 has met the error 79; each such line is told once to who waits, in their order
+ *     xid 3 31 2                 … in its MIG GPU instance 2
  *
  * Without the variable it says "driver not loaded". Every model name contains "Simulated". The symbol dockless_simulated_nvml tells
  * callers what they have loaded. Handles point into one static table, which changes only while nobody holds the library initialised.

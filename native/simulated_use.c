@@ -263,7 +263,7 @@ static int happened(struct event_set *set, event_data *event) {
     event->device = NULL;
     while (!event->device && next_line(file, "xid", -1, n))
         if (++line > set->told && n[0] >= 0 && n[0] < count && set->wanted[n[0]] & XID)
-            *event = (event_data){.device = &gpus[n[0]], .type = XID, .data = n[1], .gi = ~0u, .ci = ~0u};
+            *event = (event_data){.device = &gpus[n[0]], .type = XID, .data = n[1], .gi = n[2], .ci = n[2] < 0 ? ~0u : 0};
     close_state(file);
     set->told = line;
     return event->device != NULL;

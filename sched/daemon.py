@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from dockless._version import __version__
@@ -35,6 +36,7 @@ from dockless.sched.engine.attempts import Launcher
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.failures import listen
 from dockless.sched.engine.faults import describe, say
+from dockless.sched.engine.gpu_errors import reported
 from dockless.sched.engine.hostgpus import HostGpus
 from dockless.sched.engine.housekeeping import keep_house
 from dockless.sched.wire.protocol import check_address
@@ -94,7 +96,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         _notify("READY=1")
         if ready is not None:
             ready()
-        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, gpus.failed))
+        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, partial(reported, engine)))
         chores = [asyncio.create_task(work) for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine))]
         await end.wait()
         for chore in chores:

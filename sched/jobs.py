@@ -285,7 +285,8 @@ def options_of(job: JobSpec, user: str, gpu_class: str = "", gpu_share: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try to run a job. Times are seconds since the epoch; ``exit`` is the sandbox's exit record as JSON, see ``Exit``."""
+    """One try to run a job. Times are seconds since the epoch; ``exit`` is the sandbox's exit record as JSON, see ``Exit``; ``gpu_errors``:
+    what the driver reported of its GPUs while it ran, in words, each once and only the first few."""
 
     job: int
     number: int
@@ -296,6 +297,7 @@ class Attempt:
     ended: float = 0.0
     reason: str = ""
     exit: dict[str, Any] | None = None
+    gpu_errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,7 @@ class Job:
         out["devices"] = list(self.devices)
         out["options"] = differences(self.options)
         out["attempts"] = [
-            {name: (str(value) if name == "state" else list(value) if name == "gpus" else value) for name, value in _fields(attempt)}
+            {name: (str(value) if name == "state" else list(value) if name in _TUPLES else value) for name, value in _fields(attempt)}
             for attempt in self.attempts
         ]
         return out
@@ -363,7 +365,7 @@ class Job:
         for item in known.get("attempts", ()):
             fields = {name: item[name] for name in Attempt.__slots__ if name in item}
             fields["state"] = AttemptState(fields["state"])
-            fields["gpus"] = tuple(fields.get("gpus", ()))
+            fields |= {name: tuple(fields.get(name, ())) for name in _TUPLES}
             attempts.append(Attempt(**fields))
         known["attempts"] = tuple(attempts)
         return Job(**known)
@@ -395,6 +397,7 @@ def read_options(values: dict[str, Any]) -> JobOptions:
     return read(JobOptions, values, "options", newer=True) if values else NO_OPTIONS
 
 
+_TUPLES = ("gpus", "gpu_errors")
 _JOB_FIELDS: tuple[str, ...] = tuple(Job.__slots__)
 
 

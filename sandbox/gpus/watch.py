@@ -25,26 +25,38 @@ _ACTIONS = {
 """nvmlDeviceGpuRecoveryAction_t, since R570."""
 _NOTHING = 0
 """The one of these for a GPU that needs none."""
-_OF_PROGRAMS = frozenset((13, 31, 43, 45, 68, 109))
+_OF_PROGRAMS = frozenset((13, 31, 43, 45, 68, 69, 109))
 """Xid errors that a program causes, and that end with it. docs.nvidia.com, Xid Errors"""
-_MENDED = frozenset((63, 94))
-"""Xid errors that the driver has dealt with; where a reset is still to be done, ``trouble`` says so."""
+_MENDED = frozenset((63, 94, 154))
+"""Those that the driver has dealt with, or that tell of others; where something is still to be done, ``trouble`` says so."""
 _XIDS = {
+    13: "a program's fault, such as an access beyond an array",
+    31: "an access of a program to memory that it does not have",
+    43: "a program has stopped for a fault of its own",
+    45: "the work of a program that ended was removed",
     48: "an uncorrectable error of its memory",
+    63: "a row of its memory is replaced",
     64: "a row of its memory could not be replaced",
+    68: "a fault of its video decoder",
+    69: "a command of a program that it does not know",
     74: "an error of an NVLink",
     79: "it has fallen off its bus",
+    94: "an error of its memory that ends the program that met it, and no other",
     95: "an uncontained error of its memory",
+    109: "a program did not let others have their turn",
     119: "its system processor does not answer",
     120: "its system processor has failed",
+    154: "what its driver asks to be done with it has changed",
 }
+_NO_INSTANCE = 0xFFFFFFFF
 LOST = "it does not answer: nvidia-smi and the kernel's log say why"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What one GPU does now; None for what this driver or GPU does not tell. ``busy``: the share of the last sample, up to a second, in
-    which something computed, 0 to 1. ``used``: bytes of its memory. ``temperature``: degrees Celsius. ``power``: watts."""
+    which something computed, 0 to 1. ``used``: bytes of its memory. ``temperature``: degrees Celsius. ``power``: watts. ``ecc_corrected``,
+    ``ecc_uncorrected``: errors of its memory since its driver was loaded."""
 
     uuid: str
     busy: float | None = None
@@ -52,6 +64,21 @@ class Reading:
     temperature: float | None = None
     power: float | None = None
     trouble: str = ""
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a driver has reported by itself. ``uuid``: of a whole GPU; empty for one that it does not name. ``why``: in words. ``xid``: the
+    number of an Xid error, 0 for anything else. ``unfit``: the GPU is not fit for use; else a program is in trouble, or the driver has
+    dealt with it. ``gi``: the MIG GPU instance that it is about, None for the whole GPU."""
+
+    uuid: str
+    why: str
+    xid: int = 0
+    unfit: bool = True
+    gi: int | None = None
 
 
 def trouble(nvml: Any, handle: Any) -> str:
@@ -97,14 +124,15 @@ def readings(nvml: Any, uuids: Collection[str]) -> tuple[Reading, ...]:
                 attempt(None, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
                 None if power is None else power / 1000,
                 trouble(nvml, handle),
+                attempt(None, nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC),
+                attempt(None, nvml.nvmlDeviceGetTotalEccErrors, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
             )
         )
     return tuple(found)
 
 
-def failures(nvml: Any, uuids: Collection[str], seconds: float) -> Iterator[tuple[str, str] | None]:
-    """What the driver reports of whole GPUs, as it happens: UUID and why the GPU is not fit for use; ``""`` as UUID for all of them. None
-    at least every so many seconds. Ends where the driver reports nothing."""
+def failures(nvml: Any, uuids: Collection[str], seconds: float) -> Iterator[Report | None]:
+    """What the driver reports of whole GPUs, as it happens. None at least every so many seconds. Ends where the driver reports nothing."""
     wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
     events = attempt(None, nvml.nvmlEventSetCreate)
     if events is None:
@@ -124,14 +152,13 @@ def failures(nvml: Any, uuids: Collection[str], seconds: float) -> Iterator[tupl
                 yield None
                 continue
             except nvml.NVMLError_GpuIsLost:  # the driver does not say which: whoever asks each finds out
-                yield None if lost else ("", LOST)
+                yield None if lost else Report("", LOST)
                 lost = True
                 time.sleep(seconds)  # it says so again at once
                 continue
             except nvml.NVMLError:
                 return
-            if what := _failure(nvml, event):
-                yield names.get(_address(event.device), ""), what
+            yield _report(nvml, names.get(_address(event.device), ""), event)
     finally:
         attempt(None, nvml.nvmlEventSetFree, events)
 
@@ -146,11 +173,10 @@ def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _failure(nvml: Any, event: Any) -> str:
-    """Empty for what is no failure of the GPU."""
+def _report(nvml: Any, uuid: str, event: Any) -> Report:
+    gi = None if event.gpuInstanceId == _NO_INSTANCE else int(event.gpuInstanceId)
     if event.eventType != nvml.nvmlEventTypeXidCriticalError:
-        return "an uncorrectable error of its memory"
+        return Report(uuid, "an uncorrectable error of its memory", unfit=_action(nvml, event.device) != _NOTHING, gi=gi)
     number = int(event.eventData)
-    if number in _OF_PROGRAMS or number in _MENDED:
-        return ""
-    return f"Xid {number}, {_XIDS.get(number, 'an error that its driver has reported: the kernel log says more')}"
+    what = _XIDS.get(number, "an error that its driver has reported: the kernel log says more")
+    return Report(uuid, f"Xid {number}, {what}", number, number not in _OF_PROGRAMS | _MENDED, gi)

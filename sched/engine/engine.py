@@ -117,6 +117,7 @@ class Engine:
         self.per_user = PerUser()
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
+        self.xids: Counter[tuple[str, int]] = Counter()  # how often each Xid error was heard, by GPU or slice
         self.mps = mps.ControlDaemons(launcher, self.queue_id)
         self.mps_turns: dict[str, asyncio.Lock] = {}
         self.notices = Notices()

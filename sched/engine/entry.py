@@ -38,7 +38,8 @@ class LiveJob:
     it will be ended for it. ``verdict``: why it is ended, where nobody asked for it. ``since``: when it started, on the policy's clock.
     ``kept``: the output of its newest attempt is. ``alarm``: the moment at which it is looked at again because it could not start before;
     ``met``: what it waited for has ended (``aside``). ``disk``: what it asked for
-    itself that it may write to its disk, in bytes, 0 for any size. ``gang``: those that it starts together with."""
+    itself that it may write to its disk, in bytes, 0 for any size. ``gang``: those that it starts together with. ``gpu_errors``: the
+    attempts and the errors of their GPUs that are written down for them."""
 
     live: Live
     waiting: WaitingJob
@@ -64,6 +65,7 @@ class LiveJob:
     met: bool = False
     disk: int = 0
     gang: Gang | None = None
+    gpu_errors: tuple[tuple[int, str], ...] = ()
 
     @property
     def going_on(self) -> list[LiveJob]:

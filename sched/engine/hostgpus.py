@@ -234,6 +234,11 @@ class HostGpus:
         self._failed.setdefault(uuid, f"{why} ({time.strftime('%Y-%m-%d %H:%M')})")
         self._show(self.gpus)
 
+    def met(self, uuid: str, gi: int | None) -> tuple[Gpu, ...]:
+        """What can be leased of a whole GPU that has met something: itself, or its slices in that MIG GPU instance, all for None."""
+        found = (unit for unit in self.gpus if uuid and uuid == (unit.parent or unit.uuid))
+        return tuple(unit for unit in found if gi is None or not unit.parent or unit.mig[0].gi == gi)
+
     def drain(self, drained: Mapping[str, str]) -> None:
         """These are out of service, by their UUIDs, and why; all others are not, as far as that goes."""
         self._drained = drained

@@ -66,6 +66,7 @@ SCHEMA = (
     *usage.SCHEMA,
 )
 
+_GPU_ERROR = "gpu"
 _COLUMNS = (
     "id, uid, user, state, reason, name, grp, image, command, gpus, gpu_count, devices, priority, time_limit, on_reboot, submitted,"
     " started, ended, attempt, exit_code, signal, array, idx, options"
@@ -397,6 +398,21 @@ def event(db: sqlite3.Connection, now: float, job: int, attempt: int, what: str,
     db.execute("INSERT INTO events(at, job, attempt, event, detail) VALUES(?,?,?,?,?)", (now, job, attempt, what, detail))
 
 
+def note_gpu_error(db: sqlite3.Connection, job: int, attempt: int, now: float, text: str, most: int) -> None:
+    """What the driver has reported of a GPU of an attempt: once, and of one attempt so many at most."""
+    known = gpu_errors(db, job).get(attempt, ())
+    if len(known) < most and text not in known:
+        event(db, now, job, attempt, _GPU_ERROR, text)
+
+
+def gpu_errors(db: sqlite3.Connection, job: int) -> dict[int, tuple[str, ...]]:
+    """Those of each attempt of a job, in their order."""
+    found: dict[int, tuple[str, ...]] = {}
+    for attempt, text in db.execute("SELECT attempt, detail FROM events WHERE job=? AND event=? ORDER BY seq", (job, _GPU_ERROR)):
+        found[attempt] = (*found.get(attempt, ()), text)
+    return found
+
+
 def _end_attempt(
     db: sqlite3.Connection, job: int, attempt: int, state: AttemptState, now: float, reason: str, record: dict[str, Any] | None
 ) -> None:
@@ -521,8 +537,13 @@ def attempts(db: sqlite3.Connection, number: int) -> tuple[Attempt, ...]:
     rows = db.execute(
         "SELECT job, number, state, sandbox, gpus, started, ended, reason, exit FROM attempts WHERE job=? ORDER BY number", (number,)
     )
+    errors = gpu_errors(db, number)
     return tuple(
-        Attempt(r[0], r[1], AttemptState(r[2]), r[3], tuple(json.loads(r[4])), r[5], r[6], r[7], json.loads(r[8]) if r[8] else None)
+        Attempt(
+            *(r[0], r[1], AttemptState(r[2]), r[3], tuple(json.loads(r[4])), r[5], r[6], r[7]),
+            json.loads(r[8]) if r[8] else None,
+            errors.get(r[1], ()),
+        )
         for r in rows
     )
 

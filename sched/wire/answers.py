@@ -89,7 +89,8 @@ class Answers:
             place = await self._place(entry.first.waiting, turn)
             job = self.own(caller, number)  # it may have started meanwhile
         if job.state is not State.PENDING or entry is None or entry.cancelled:
-            return Why(number, str(job.state), job.reason)
+            errors = queue.gpu_errors(engine.reader, number).get(job.attempt, ())
+            return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
         entry, now, decision = entry.first, queue.ticks(), engine.decision
         if entry.job.id in engine.aside.kept:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))

@@ -28,6 +28,9 @@ HELP = {
     "dockless_gpu_leased": "Whether a GPU is leased, and to whom.",
     "dockless_gpu_shared_bytes": "Memory of a shared GPU that is leased, by user.",
     "dockless_gpu_out_of_service": "Whether a GPU is not given to anybody, and why.",
+    "dockless_gpu_xid_errors_total": "Xid errors that the daemon has heard, by number.",
+    "dockless_gpu_ecc_corrected": "Corrected errors of its memory since its driver was loaded.",
+    "dockless_gpu_ecc_uncorrected": "Uncorrected errors of its memory since its driver was loaded.",
     "dockless_gpu_busy_ratio": "Share of the last sample in which something computed.",
     "dockless_gpu_memory_used_bytes": "Memory in use.",
     "dockless_gpu_memory_bytes": "Memory.",
@@ -53,7 +56,7 @@ def text(host: HostInfo | None, top: Top) -> str:
     for name, about in HELP.items():
         values = [(labels, value) for found, labels, value in samples if found == name and value is not None]
         if values:
-            lines += (f"# HELP {name} {about}", f"# TYPE {name} gauge")
+            lines += (f"# HELP {name} {about}", f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
             lines += (f"{name}{_labels(labels)} {value:.15g}" for labels, value in values)
     return "".join(f"{line}\n" for line in lines)
 
@@ -85,6 +88,10 @@ def _gpu(gpu: GpuUse) -> Iterable[Sample]:
     for user, memory in sorted(shares.items()):
         yield "dockless_gpu_shared_bytes", {**labels, "user": user}, memory
     yield "dockless_gpu_out_of_service", {**labels, "reason": gpu.trouble}, bool(gpu.trouble)
+    for number, count in gpu.xids:
+        yield "dockless_gpu_xid_errors_total", {**labels, "xid": number}, count
+    yield "dockless_gpu_ecc_corrected", labels, gpu.ecc_corrected
+    yield "dockless_gpu_ecc_uncorrected", labels, gpu.ecc_uncorrected
     yield "dockless_gpu_busy_ratio", labels, gpu.busy
     yield "dockless_gpu_memory_used_bytes", labels, gpu.used
     yield "dockless_gpu_memory_bytes", labels, gpu.memory

@@ -75,7 +75,8 @@ class Picture:
 
     def _gpu(self, row: GpuInfo, figures: Figures | None) -> GpuUse:
         held = GpuUse(
-            row.index, row.uuid, row.model, row.memory, row.simulated, row.job, row.user, row.since, row.outside, row.trouble
+            row.index, row.uuid, row.model, row.memory, row.simulated, row.job, row.user, row.since, row.outside, row.trouble,
+            xids=tuple(sorted((xid, count) for (uuid, xid), count in self.engine.xids.items() if uuid == row.uuid)),
         )  # fmt: skip
         if figures is None:
             return held
@@ -92,6 +93,8 @@ class Picture:
                 for one in programs[:PROGRAMS]
             ),
             more=max(0, len(programs) - PROGRAMS),
+            ecc_corrected=reading.ecc_corrected,
+            ecc_uncorrected=reading.ecc_uncorrected,
         )
 
     def _job(self, entry: LiveJob) -> JobUse:

@@ -30,7 +30,8 @@ class GpuShare:
 class GpuUse:
     """What a GPU does and who holds it: see ``GpuInfo``. ``busy``: the share of the last sample, up to a second, in which something
     computed, 0 to 1; ``used``: bytes of its memory; ``temperature``: degrees Celsius; ``power``: watts; None for what is not known.
-    ``programs``: the first of those that use it; ``more``: how many more there are."""
+    ``programs``: the first of those that use it; ``more``: how many more there are. ``ecc_corrected``, ``ecc_uncorrected``: errors of its
+    memory since its driver was loaded; ``xids``: the numbers of Xid errors, and how many of each the daemon has heard."""
 
     index: int
     uuid: str
@@ -49,6 +50,9 @@ class GpuUse:
     programs: tuple[GpuProgram, ...] = ()
     more: int = 0
     shares: tuple[GpuShare, ...] = ()
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    xids: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
     with daemon.client() as queue:
         runs = queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="device=0"))
         until(lambda: queue.job(runs).state is State.RUNNING, "it runs")
-        state.write_text(f"process 0 {os.getpid()} 1048576\nprocess 1 {os.getpid()} 1048576\nxid 0 79\nxid 2 13\nxid 2 119\n")
+        state.write_text(f"process 0 {os.getpid()} 1048576\nprocess 1 {os.getpid()} 1048576\nxid 0 31\nxid 0 79\nxid 2 13\nxid 2 119\n")
         until(lambda: [bool(one.trouble) for one in queue.info().gpus] == [True, False, True], "the driver was heard")
         until(lambda: [one.outside for one in queue.info().gpus] == [False, True, False], "the program was seen")
         (inside,) = seen.processes(run_box.get(sandbox := queue.job(runs).attempts[0].sandbox))
@@ -298,6 +298,9 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
         until(lambda: "0 free" in queue.job(waits).reason, "nothing is free")
         assert "is out of service: Xid 119, its system processor does not answer (" in queue.job(waits).reason
         assert queue.job(runs).state is State.RUNNING and "is out of service: Xid 79" in daemon.errors()
+        assert [error.partition(",")[0] for error in queue.job(runs).attempts[0].gpu_errors] == ["GPU 0: Xid 31", "GPU 0: Xid 79"]
+        assert [one.xids for one in queue.top().gpus] == [((31, 1), (79, 1)), (), ((13, 1), (119, 1))]
+        assert main(["queue", str(runs)]) == 0 and "GPU 0: Xid 31, " in capfd.readouterr().out
         state.write_text("")
         assert queue.wait(waits, timeout=30).state is State.COMPLETED  # on GPU 1
     daemon.end()

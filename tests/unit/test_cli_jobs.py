@@ -428,7 +428,7 @@ def test_a_job_in_full(capfd):
     ]
     attempts = (
         Attempt(7, 1, AttemptState.VOID, "job-7-1-x", (), 0.0, 300.0, "the daemon died"),
-        Attempt(7, 2, AttemptState.ENDED, "job-7-2-x", ("GPU-1", "GPU-2"), 200.0, 205.0),
+        Attempt(7, 2, AttemptState.ENDED, "job-7-2-x", ("GPU-1", "GPU-2"), 200.0, 205.0, gpu_errors=("GPU 0: Xid 31", "GPU 1: Xid 45")),
         Attempt(7, 3, AttemptState.RUNNING, "job-7-3-x", (), 300.0),
     )
     full = row(
@@ -449,6 +449,8 @@ def test_a_job_in_full(capfd):
         "exit code   0",
         "attempt     1: VOID, sandbox job-7-1-x, the daemon died",
         "attempt     2: ENDED, sandbox job-7-2-x, 5s",
+        "            GPU 0: Xid 31",
+        "            GPU 1: Xid 45",
         "attempt     3: RUNNING, sandbox job-7-3-x",
         "",
     ]

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from support.requires import requires
 
+from dockless.base.dataclass import replace
 from dockless.errors import BadInput, GpuDriverMissing, GpuError, NotEnoughGpus
 from dockless.sandbox.gpus import nvml as gpu_nvml
 from dockless.sandbox.gpus import watch
@@ -196,8 +197,8 @@ def test_what_a_gpu_does(simulate):
     with session() as nvml:
         readings = watch.readings(nvml, [whole.uuid, divided.mig[0].uuid, "GPU-0"])
     assert readings == (
-        watch.Reading(whole.uuid, 1.0, 1 << 30, 70, 300.5),
-        watch.Reading(divided.mig[0].uuid, None, 0),
+        watch.Reading(whole.uuid, 1.0, 1 << 30, 70, 300.5, "", 0, 0),
+        watch.Reading(divided.mig[0].uuid, None, 0, None, None, "", 0, 0),
         watch.Reading("GPU-0", trouble=watch.LOST),
     )
 
@@ -302,21 +303,26 @@ def test_a_driver_that_does_not_tell_of_those_that_draw(simulate, monkeypatch, t
 
 
 def test_what_the_driver_reports_by_itself(simulate, monkeypatch, tmp_path):
-    """Failures of a GPU, each once, and not what a program has done to itself."""
+    """Each once, in their order; what a program has done to itself, and what is mended, leaves the GPU fit for use."""
     simulate("3x80G,lost=2")
-    state = state_of(monkeypatch, tmp_path, "xid 0 31", "xid 1 79", "xid 0 63")
+    state = state_of(monkeypatch, tmp_path, "xid 0 31", "xid 1 79", "xid 0 94 3")
     with session() as nvml:
         uuids = [gpu.uuid for gpu in inventory()]
         heard = watch.failures(nvml, [*uuids, "GPU-of-another-host"], 0.01)
-        assert next(heard) == (uuids[1], "Xid 79, it has fallen off its bus")
+        fault = "Xid 31, an access of a program to memory that it does not have"
+        assert next(heard) == watch.Report(uuids[0], fault, 31, unfit=False)
+        assert next(heard) == watch.Report(uuids[1], "Xid 79, it has fallen off its bus", 79)
+        contained = "Xid 94, an error of its memory that ends the program that met it, and no other"
+        assert next(heard) == watch.Report(uuids[0], contained, 94, unfit=False, gi=3)
         assert next(heard) is None
         with state.open("a") as file:
-            file.write("xid 0 13\nxid 0 1000\n")
-        assert next(heard) == (uuids[0], "Xid 1000, an error that its driver has reported: the kernel log says more")
+            file.write("xid 0 69\nxid 0 1000\n")
+        assert not next(heard).unfit
+        assert next(heard) == watch.Report(uuids[0], "Xid 1000, an error that its driver has reported: the kernel log says more", 1000)
         state.write_text("xid 0 48\n")
         assert next(heard) is None and state.write_text("") == 0 and next(heard) is None
         state.write_text("xid 0 48\n")
-        assert next(heard) == (uuids[0], "Xid 48, an uncorrectable error of its memory")
+        assert next(heard) == watch.Report(uuids[0], "Xid 48, an uncorrectable error of its memory", 48)
         heard.close()
 
 
@@ -333,7 +339,7 @@ def test_a_lost_gpu_that_is_not_named(simulate, monkeypatch):
     with session() as nvml:
         uuids = [gpu.uuid for gpu in inventory()]
         device = nvml.nvmlDeviceGetHandleByUUID(uuids[1])
-        event = SimpleNamespace(device=device, eventType=nvml.nvmlEventTypeDoubleBitEccError, eventData=0)
+        event = SimpleNamespace(device=device, eventType=nvml.nvmlEventTypeDoubleBitEccError, eventData=0, gpuInstanceId=0xFFFFFFFF)
         lost = nvml.NVMLError(nvml.NVML_ERROR_GPU_IS_LOST)
         said = [lost, lost, event, nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN)]
 
@@ -343,9 +349,11 @@ def test_a_lost_gpu_that_is_not_named(simulate, monkeypatch):
             return one
 
         monkeypatch.setattr(nvml, "nvmlEventSetWait_v2", wait)
-        assert [*watch.failures(nvml, uuids, 0.001)] == [
-            ("", watch.LOST), None, (uuids[1], "an uncorrectable error of its memory")
-        ]  # fmt: skip
+        broken = watch.Report(uuids[1], "an uncorrectable error of its memory")
+        assert [*watch.failures(nvml, uuids, 0.001)] == [watch.Report("", watch.LOST), None, broken]
+        monkeypatch.setattr(watch, "_action", lambda nvml, handle: 0)
+        said.extend((event, nvml.NVMLError(nvml.NVML_ERROR_UNKNOWN)))
+        assert [*watch.failures(nvml, uuids, 0.001)] == [replace(broken, unfit=False)], "its driver asks for nothing"
 
 
 def test_once_the_variable_is_gone_the_simulated_gpus_are(simulate, monkeypatch):

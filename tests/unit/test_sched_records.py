@@ -136,7 +136,7 @@ def test_what_holds_an_environment_does_not_show_it(record):
 
 
 def test_job_reads_back():
-    attempt = Attempt(7, 1, AttemptState.ENDED, "job-7-1-abc", ("GPU-1",), 1.0, 2.0, "exit code 3", {"code": 3})
+    attempt = Attempt(7, 1, AttemptState.ENDED, "job-7-1-abc", ("GPU-1",), 1.0, 2.0, "exit code 3", {"code": 3}, ("GPU 0: Xid 31",))
     job = Job(7, 1000, "anna", State.FAILED, "exit code 3", devices=("GPU-1",), exit_code=3, attempts=(attempt,))
     assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
     assert Job.from_dict({**job.as_dict(), "of a newer daemon": 1}) == job
@@ -223,7 +223,7 @@ def test_a_job_of_which_nothing_is_known_but_that_it_waits():
     attempt = Attempt(7, 1, AttemptState.VOID, "job-7-1-abc", ("GPU-1",))
     assert Job(7, 1, "ann", State.LOST, attempts=(attempt,)).as_dict()["attempts"] == [{
         "job": 7, "number": 1, "state": "VOID", "sandbox": "job-7-1-abc", "gpus": ["GPU-1"], "started": 0.0, "ended": 0.0, "reason": "",
-        "exit": None,
+        "exit": None, "gpu_errors": [],
     }]  # fmt: skip
     assert Job.from_dict({"id": 7, "uid": 1, "user": "ann", "state": "PENDING"}) == Job(7, 1, "ann", State.PENDING)
     older = {"job": 7, "number": 1, "state": "VOID", "sandbox": "s"}

@@ -318,6 +318,8 @@ def _detail(job: Job, simulated: bool) -> None:
         length = f", {span(attempt.ended - attempt.started)}" if attempt.ended and attempt.started else ""
         reason = f", {attempt.reason}" if attempt.reason else ""
         out(f"{'attempt':<12}{attempt.number}: {attempt.state}, sandbox {attempt.sandbox}{length}{reason}")
+        for error in attempt.gpu_errors:
+            out(f"{'':<12}{error}")
     out("")
 
 

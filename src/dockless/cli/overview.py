@@ -80,6 +80,8 @@ def without_daemon(problem: str) -> Top:
             power=reading.power,
             programs=tuple(GpuProgram(process.pid, memory=process.memory) for process in unit.processes),
             shares=parts.get(unit.uuid, ()),
+            ecc_corrected=reading.ecc_corrected,
+            ecc_uncorrected=reading.ecc_uncorrected,
         )
         for unit, reading in zip(units, found, strict=True)
     )
