@@ -5,6 +5,8 @@
  * library is initialised for the first time (or again after the last shutdown):
  *
  *     DOCKLESS_SIMULATED_GPUS=4x80G                 four GPUs of 80 GiB
+ *     DOCKLESS_SIMULATED_GPUS=2x80G:H100+2x40G      two "Simulated H100" and two of 40 GiB without a model; the options below come after all kinds
+ *     DOCKLESS_SIMULATED_GPUS=2x40G,cuda=12.4       a driver for CUDA 12.4; without it the version is not known
  *     DOCKLESS_SIMULATED_GPUS=8x80G,nvlink=4        NVLink inside groups of four (of 2..4: direct links; of more: through NVSwitch)
  *     DOCKLESS_SIMULATED_GPUS=2x40G,mig=3           the last GPU is divided into three MIG slices
  *     DOCKLESS_SIMULATED_GPUS=2x40G,busy=1          a foreign process (pid 1) computes on GPU 1
@@ -52,26 +54,48 @@ pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 int count, divisions, slices, busy, ecc, old, limits;
 struct device gpus[MAX_GPUS], parts[MAX_PARTS];
 char state[4096];
-static int users, group, lost;
+static int users, group, lost, cuda;
 
 const int dockless_simulated_nvml = 1;
 
-/* "4x80G,nvlink=2,…" into the table; 0 if it is not well formed. */
-static int configure(const char *text) {
+/* "4x80G:H100" into the table: how many characters that are, 0 if it is not well formed. */
+static int add_kind(const char *text) {
     unsigned long long size;
-    char unit;
-    int used = 0;
+    char unit, model[24] = "";
+    int more, used = 0, named = 0;
 
-    group = divisions = slices = old = limits = 0;
-    busy = ecc = lost = -1;
-    if (sscanf(text, "%dx%llu%c%n", &count, &size, &unit, &used) != 3 || count < 1 || count > MAX_GPUS || !size || size > 999999)
+    if (*text < '1' || *text > '9') return 0; /* scanf takes signs and spaces */
+    if (sscanf(text, "%dx%llu%c%n", &more, &size, &unit, &used) != 3 || more < 1 || more > MAX_GPUS - count || !size || size > 999999)
         return 0;
     if (unit == 'M') size <<= 20;
     else if (unit == 'G') size <<= 30;
     else if (unit == 'T') size <<= 40;
     else return 0;
-    for (text += used; *text; text += used) {
+    if (text[used] == ':' && (sscanf(text + used, ":%20[A-Za-z0-9-]%n", model, &named) != 1 || !named)) return 0;
+    for (; more; more--, count++) {
+        gpus[count] = (struct device){.index = count, .gi = -1, .ci = -1, .memory = size};
+        snprintf(gpus[count].uuid, sizeof gpus[count].uuid, "GPU-51d01a7e-d000-4000-8000-%012x", count);
+        strcpy(gpus[count].model, model);
+    }
+    return used + named;
+}
+
+/* "4x80G+2x40G,nvlink=2,…" into the table; 0 if it is not well formed. */
+static int configure(const char *text) {
+    int used, major, minor;
+
+    count = group = divisions = slices = old = limits = cuda = 0;
+    busy = ecc = lost = -1;
+    do {
+        if (!(used = add_kind(text))) return 0;
+        text += used;
+    } while (*text++ == '+');
+    for (text--; *text; text += used) {
         used = 0;
+        if (sscanf(text, ",cuda=%2d.%1d%n", &major, &minor, &used) == 2 && used) {
+            cuda = major * 1000 + minor * 10;
+            continue;
+        }
         if (sscanf(text, ",nvlink=%d%n", &group, &used) == 1 && used) continue;
         if (sscanf(text, ",mig=%d%n", &divisions, &used) == 1 && used) continue;
         if (sscanf(text, ",busy=%d%n", &busy, &used) == 1 && used) continue;
@@ -83,11 +107,7 @@ static int configure(const char *text) {
         else return 0;
     }
     if (group < 0 || divisions < 0 || divisions > MAX_SLICES) return 0;
-    for (int i = 0; i < count; i++) {
-        gpus[i] = (struct device){.index = i, .gi = -1, .ci = -1, .memory = size};
-        snprintf(gpus[i].uuid, sizeof gpus[i].uuid, "GPU-51d01a7e-d000-4000-8000-%012x", i);
-    }
-    while (slices < divisions) add_part(MAX_SLICES / divisions, size / divisions, 0);
+    while (slices < divisions) add_part(MAX_SLICES / divisions, gpus[count - 1].memory / divisions, 0);
     if (divisions) later_parts();
     return 1;
 }
@@ -168,7 +188,7 @@ result nvmlSystemGetDriverVersion(char *buffer, unsigned length) {
 result nvmlSystemGetNVMLVersion(char *buffer, unsigned length) { return put(buffer, length, "0.0-simulated"); }
 result nvmlSystemGetCudaDriverVersion(int *version) {
     CHECK(version, INVALID_ARGUMENT);
-    *version = 0;
+    *version = cuda;
     return OK;
 }
 result nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
@@ -210,9 +230,11 @@ result nvmlDeviceGetUUID(struct device *d, char *buffer, unsigned length) {
 
 result nvmlDeviceGetName(struct device *d, char *buffer, unsigned length) {
     CHECK(good(d), INVALID_ARGUMENT);
-    char name[64] = "Simulated GPU";
+    const char *model = (d->parent ? d->parent : d)->model;
+    char name[96];
 
-    if (d->parent) snprintf(name, sizeof name, "Simulated GPU MIG %dg.%llugb", d->sevenths, d->memory >> 30);
+    snprintf(name, sizeof name, "Simulated %s", *model ? model : "GPU");
+    if (d->parent) snprintf(name + strlen(name), sizeof name - strlen(name), " MIG %dg.%llugb", d->sevenths, d->memory >> 30);
     return put(buffer, length, name);
 }
 

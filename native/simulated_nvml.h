@@ -29,7 +29,7 @@ struct device {
     int index, gi, ci;       /* gi, ci: -1 for a whole GPU */
     int sevenths, gone;      /* of a slice */
     unsigned long long memory;
-    char uuid[48];
+    char uuid[48], model[24]; /* of a slice: that of its GPU is shown */
     struct device *parent;
 };
 

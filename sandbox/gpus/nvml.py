@@ -35,9 +35,12 @@ from dockless.sandbox.gpus.topology import Link, bus_id, read_links
 from dockless.sandbox.gpus.watch import trouble
 
 SIMULATE = "DOCKLESS_SIMULATED_GPUS"
+_KIND = "[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](:[A-Za-z0-9-]{1,20})?"
 _SIMULATE_GRAMMAR = re.compile(
-    r"[1-9][0-9]?x[1-9][0-9]{0,5}[MGT](,(nvlink=[1-9][0-9]?|mig=[1-7]|(busy|ecc|lost)=[0-9]{1,2}|old|limits|host=([a-z0-9]{1,20})))*\Z"
+    rf"{_KIND}(\+{_KIND})*(,(nvlink=[1-9][0-9]?|mig=[1-7]|(busy|ecc|lost)=[0-9]{{1,2}}|cuda=[1-9][0-9]?\.[0-9]|old|limits"
+    r"|host=(?P<host>[a-z0-9]{1,20})))*\Z"
 )
+_MOST_SIMULATED = 99
 _MARK = "dockless_simulated_nvml"  # exported by the stand-in only
 _RESERVED = 1 << 30
 """Bytes that a driver may keep of a GPU, where it does not say."""
@@ -231,8 +234,8 @@ def simulated_host() -> str:
     if not wanted:
         return ""
     found = _SIMULATE_GRAMMAR.match(wanted)
-    if found is not None and found[4]:
-        return f"{found[4]}/"
+    if found is not None and found["host"]:
+        return f"{found['host']}/"
     return f"{hashlib.blake2b(os.fsencode(paths.runtime()), digest_size=10).hexdigest()}/"
 
 
@@ -359,12 +362,13 @@ def stand_in_library() -> Path:
 
 def _load_stand_in(pynvml: Any) -> None:
     wanted = os.environ.get(SIMULATE, "")
-    if not _SIMULATE_GRAMMAR.match(wanted):
+    numbers = [kind.partition("x")[0] for kind in wanted.partition(",")[0].split("+")]
+    if not _SIMULATE_GRAMMAR.match(wanted) or sum(map(int, numbers)) > _MOST_SIMULATED:
         raise BadInput(
             f"{SIMULATE}={wanted[:80]!r} does not describe simulated GPUs",
             subject=SIMULATE,
-            hint="write COUNTxMEMORY, like 4x80G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX', ',ecc=INDEX', ',lost=INDEX',"
-            " ',old', ',limits' or ',host=NAME' after it",
+            hint="write COUNTxMEMORY, like 4x80G or 2x80G:H100+2x40G, with ',nvlink=GROUP', ',mig=SLICES', ',busy=INDEX', ',ecc=INDEX',"
+            " ',lost=INDEX', ',cuda=12.4', ',old', ',limits' or ',host=NAME' after it; 99 GPUs are the most",
         )
     if pynvml.nvmlLib is not None:
         if not is_simulated(pynvml):

@@ -223,7 +223,11 @@ def test_a_session_ends_when_its_body_fails(simulate):
 
 
 @pytest.mark.parametrize(
-    "text", ["4", "0x80G", "4x0G", "x80G", "4x80", "100x80G", "4x80G,", "4x80G,mig=8", "4x80G,nvlink", "4x80G;", "-1x80G", "yes"]
+    "text",
+    [
+        *["4", "0x80G", "4x0G", "x80G", "4x80", "100x80G", "4x80G,", "4x80G,mig=8", "4x80G,nvlink", "4x80G;", "-1x80G", "yes"],
+        *["4x80G+", "60x80G+40x80G", "4x80G:", "4x80G:H_100", "4x80G,cuda=12", "4x80G,cuda=012.4"],
+    ],
 )
 def test_a_malformed_simulation_is_bad_input(simulate, text):
     simulate(text)

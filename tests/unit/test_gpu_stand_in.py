@@ -185,6 +185,8 @@ def test_wrong_arguments(started):
     "wrong",
     [
         *["0x8G", "100x8G", "-1x8G", "2x0G", "2x1000000M", "2x8K", "2x8", "2x", "x8G", "2x8G,", "2x8G,nvlink", "2x8G,mig=8", "2x8G,mig=-1"],
+        *["2x8G+", "+2x8G", "2x8G+x", "60x8G+40x8G", "2x8G:", "2x8G:H_100", "2x8G:a23456789012345678901", "2x8G:H100:A100"],
+        *["2x8G,cuda", "2x8G,cuda=12", "2x8G,cuda=12.", "2x8G,mig=1+2x8G"],
         *["2x8G,nvlink=-1", "2x8G,young", "2x8Gold", "2x8G,old,x"],
     ],
 )
@@ -248,6 +250,20 @@ def test_names_and_places(started):
             assert LIBRARY.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(found)) == OK and found.value == handle.value
         for uuid in (b"", b"GPU-51d01a7e-d000-4000-8000-000000000003", b"MIG-51d01a7e-d000-5000-8002-000000000002"):
             assert LIBRARY.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(found)) == NOT_FOUND
+
+
+def test_kinds(started):
+    """Their models are shown as simulated ones, also with their slices; slices are of the last."""
+    with started("2x80G:H100+1x40G+1x24G:RTX-4090,mig=2,cuda=12.4"):
+        sizes = [filled("nvmlDeviceGetMemoryInfo", Memory, gpu(n)).total >> 30 for n in range(4)]
+        assert sizes == [80, 80, 40, 24] and number("nvmlDeviceGetCount_v2") == 4
+        names = ["Simulated H100", "Simulated H100", "Simulated GPU", "Simulated RTX-4090"]
+        assert [text("nvmlDeviceGetName", gpu(n)) for n in range(4)] == names
+        assert text("nvmlDeviceGetName", part(gpu(3), 1)) == "Simulated RTX-4090 MIG 3g.12gb"
+        assert [number("nvmlDeviceGetMinorNumber", gpu(n)) for n in range(4)] == [1, 2, 3, 0]
+        assert number("nvmlSystemGetCudaDriverVersion_v2") == 12040
+    with started("1x80G"):
+        assert number("nvmlDeviceGetCount_v2") == 1 and number("nvmlSystemGetCudaDriverVersion_v2") == 0
 
 
 def test_mig(started):
