@@ -50,6 +50,7 @@ _PROGRAMS = {
     "utility": "nvidia-smi nvidia-debugdump nvidia-persistenced nv-fabricmanager",
     "compute": "nvidia-cuda-mps-control nvidia-cuda-mps-server",
 }
+_PROGRAM_DIRECTORIES = ("usr/bin", "usr/sbin", "bin", "sbin")
 _CONFIGURATION = {
     "compute": "etc/OpenCL/vendors/nvidia.icd",
     "graphics": "usr/share/glvnd/egl_vendor.d/10_nvidia.json usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json"
@@ -85,6 +86,34 @@ def find(root: str, version: str) -> tuple[DriverFile, ...]:
     for file in found.values():
         check_owner(file.source)
     return tuple(found.values())
+
+
+def searched(root: str, version: str) -> tuple[str, ...]:
+    """Where ``find`` looks, as paths below ``root``: directories, also such as are not there, and the linker's cache. What it finds can
+    only be another while one of them, or a file that was found, has changed. ``GpuError``"""
+    with _opened(root) as top:
+        libraries = [linker_cache.PATH, *(f"usr/lib/{name}/nvidia" for name in _multiarch()), *_library_places(top)]
+        programs = ["usr/lib/nvidia", *_inside(top, "usr/lib/nvidia"), *_PROGRAM_DIRECTORIES, "etc/alternatives"]
+    others = [os.path.dirname(path) for paths in _CONFIGURATION.values() for path in paths.split()]
+    return tuple(dict.fromkeys((*libraries, *programs, *others, _firmware(version))))
+
+
+def changed_at(root: str, places: Iterable[str]) -> list[int]:
+    """When each of these places below ``root`` changed last, its mode and owner among what counts: nanoseconds, -1 where nothing is.
+    ``GpuError``"""
+    with _opened(root) as top:
+        return [_changed_at(top, place) for place in places]
+
+
+def _changed_at(top: int, place: str) -> int:
+    try:
+        fd = _below(top, place)
+    except OSError:
+        return -1
+    try:
+        return os.fstat(fd).st_ctime_ns
+    finally:
+        os.close(fd)
 
 
 def installed_version(root: str) -> str:
@@ -168,21 +197,29 @@ def _below(top: int, path: str, flags: int = os.O_PATH) -> int:
 
 
 def _directories(top: int) -> Iterator[tuple[str, list[str]]]:
-    """Directories that may have libraries, 64 bit first, and what is in them."""
-    machine = platform.machine()
-    wide, narrow = MULTIARCH.get(machine, machine), MULTIARCH_32.get(machine, "none")
+    """Those of them that are there, and what is in them."""
+    for place in _library_places(top):
+        with contextlib.suppress(OSError):
+            fd = _below(top, place, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                names = os.listdir(fd)
+            finally:
+                os.close(fd)
+            yield place, names
+
+
+def _library_places(top: int) -> list[str]:
+    """Directories that may have libraries, 64 bit first."""
+    wide, narrow = _multiarch()
     paths = ["usr/lib64", f"usr/lib/{wide}", *_inside(top, f"usr/lib/{wide}/nvidia"), "lib64", f"lib/{wide}"]
     paths += _named_by_the_cache(top)
     paths += [f"usr/lib/{narrow}", *_inside(top, f"usr/lib/{narrow}/nvidia"), "usr/lib32", "usr/lib"]
-    for path in dict.fromkeys(paths):
-        for place in (path, f"{path}/vdpau"):
-            with contextlib.suppress(OSError):
-                fd = _below(top, place, os.O_RDONLY | os.O_DIRECTORY)
-                try:
-                    names = os.listdir(fd)
-                finally:
-                    os.close(fd)
-                yield place, names
+    return [place for path in dict.fromkeys(paths) for place in (path, f"{path}/vdpau")]
+
+
+def _multiarch() -> tuple[str, str]:
+    machine = platform.machine()
+    return MULTIARCH.get(machine, machine), MULTIARCH_32.get(machine, "none")
 
 
 def _inside(top: int, path: str) -> list[str]:
@@ -240,7 +277,7 @@ def _libraries(top: int, version: str) -> Iterator[DriverFile]:
 
 
 def _programs(top: int, families: list[str]) -> Iterator[DriverFile]:
-    directories = [*(f"usr/lib/nvidia/{family}" for family in families), "usr/bin", "usr/sbin", "bin", "sbin"]
+    directories = [*(f"usr/lib/nvidia/{family}" for family in families), *_PROGRAM_DIRECTORIES]
     for capability, names in _PROGRAMS.items():
         for name in names.split():
             paths = (_regular(top, f"{directory}/{name}") for directory in directories)
@@ -254,10 +291,13 @@ def _others(top: int, version: str) -> Iterator[DriverFile]:
         for path in paths.split():
             if source := _regular(top, path):
                 yield DriverFile(source, "", path, (capability,))
-    folder = f"lib/firmware/nvidia/{version}"
-    for path in _inside(top, folder):
+    for path in _inside(top, _firmware(version)):
         if os.path.basename(path).startswith("gsp") and path.endswith(".bin") and (source := _regular(top, path)):
             yield DriverFile(source, "", path, ("utility", "compute"))
+
+
+def _firmware(version: str) -> str:
+    return f"lib/firmware/nvidia/{version}"
 
 
 def _regular(top: int, path: str) -> str:

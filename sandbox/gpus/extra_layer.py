@@ -32,7 +32,7 @@ from dockless.sandbox.resolved import DRIVER_LAYER, HostFile
 
 KEPT = 64
 """Layers, and records of what was found, that are kept at most besides those that sandboxes have."""
-_FORMAT = "2"
+_FORMAT = "3"
 """Of what is kept: another one is not read."""
 
 
@@ -148,12 +148,12 @@ def kept(
     """The layer for an image, what is bound in, and what is missing and why: made now, or kept since it was. ``what``: all that it is made
     of besides the image and the files."""
     lies = [str(one.path) for one in (*below, *image.layers)]
-    place = _place()
+    place = place_of_boot()
     record = place / f"{digest.of(json.dumps([_FORMAT, image.digest, lies, what]).encode()).hex[:32]}.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         known = json.loads(record.read_bytes())
         found = Layer(place / known["layer"] / "fs") if known["layer"] else None
-        if all(_stamp(file[0]) == file[-1] for file in known["files"]) and (found is None or found.path.is_dir()):
+        if all(stamp(file[0]) == file[-1] for file in known["files"]) and (found is None or found.path.is_dir()):
             for used in (record, *((found.path.parent,) if found is not None else ())):
                 os.utime(used)
             return found, tuple(HostFile(*file[:-1]) for file in known["files"]), tuple(known["warnings"])
@@ -163,14 +163,14 @@ def kept(
         name = f"{DRIVER_LAYER}{os.urandom(8).hex()}"
         with paths.writing("the image store", place):
             layer.write(place / name / "fs")
-    listed = [[f.source, f.target, f.readonly, f.noexec, f.recursive, _stamp(f.source)] for f in layer.files]
+    listed = [[f.source, f.target, f.readonly, f.noexec, f.recursive, stamp(f.source)] for f in layer.files]
     with paths.writing("the image store", place), replacing(record) as out:
         out.write(json.dumps({"layer": name, "files": listed, "warnings": layer.warnings}).encode())
     _make_room(place)
     return Layer(place / name / "fs") if name else None, tuple(layer.files), tuple(layer.warnings)
 
 
-def _place() -> Path:
+def place_of_boot() -> Path:
     """Where it is kept: of this boot. What is of others no sandbox can use any more."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     top = paths.store() / "driver"
@@ -216,6 +216,7 @@ def pin(layers: Sequence[Layer], opened: contextlib.ExitStack) -> list[int]:
     return found
 
 
-def _stamp(path: str) -> list[int]:
+def stamp(path: str) -> list[int]:
+    """What of a file is another once it has changed, its mode and owner too; of anything else, once another is in its place."""
     found = os.lstat(path)
-    return [found.st_ino, found.st_size, found.st_mtime_ns] if stat.S_ISREG(found.st_mode) else [found.st_ino]
+    return [found.st_ino, found.st_size, found.st_ctime_ns] if stat.S_ISREG(found.st_mode) else [found.st_ino]

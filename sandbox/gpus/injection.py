@@ -3,7 +3,7 @@
 ::
 
     image's and caller's variables ─► what kind of access      NVIDIA_DRIVER_CAPABILITIES, _VISIBLE_DEVICES, _REQUIRE_*; never which GPUs
-    driver_files.find              ─► files of the host        read-only binds, made by the plan
+    collected                      ─► files of the host        read-only binds, made by the plan
     the image's layout             ─► one more layer           empty files to mount on, links, /etc/ld.so.cache with our libraries in it
 
 The layer, and what is kept of it between starts: ``extra_layer``.
@@ -25,6 +25,7 @@ from dockless.errors import DocklessError, GpuError
 from dockless.images.catalog.image import Image
 from dockless.images.layers.layers import Layer
 from dockless.sandbox.gpus import driver_files, elf, linker_cache, nvml, requirements
+from dockless.sandbox.gpus.collected import collected, fields
 from dockless.sandbox.gpus.driver_files import DriverFile
 from dockless.sandbox.gpus.extra_layer import ExtraLayer, kept
 from dockless.sandbox.gpus.nvml import Gpu
@@ -105,16 +106,19 @@ def _kept(
 ) -> tuple[Layer | None, tuple[HostFile, ...], tuple[str, ...]]:
     minors = sorted({gpu.minor for gpu in gpus}) if "graphics" in capabilities else []
     sockets = driver_files.needed(driver_files.sockets(root), capabilities)
-    what = ["driver", root, version, sorted(capabilities), minors, [file.source for file in sockets]]
-    return kept(image, what, _DriverLayer(root, version, capabilities, minors, sockets))
+    found = driver_files.needed(collected(root, version), capabilities)
+    what = ["driver", version, sorted(capabilities), minors, [fields(file) for file in (*found, *sockets)]]
+    return kept(image, what, _DriverLayer(found, version, capabilities, minors, sockets))
 
 
 class _DriverLayer(ExtraLayer):
     """For one image."""
 
-    def __init__(self, root: str, version: str, capabilities: frozenset[str], minors: list[int], sockets: tuple[DriverFile, ...]) -> None:
+    def __init__(
+        self, found: tuple[DriverFile, ...], version: str, capabilities: frozenset[str], minors: list[int], sockets: tuple[DriverFile, ...]
+    ) -> None:
         super().__init__()
-        self._root, self._version, self._capabilities, self._minors, self._sockets = root, version, capabilities, minors, sockets
+        self._found, self._version, self._capabilities, self._minors, self._sockets = found, version, capabilities, minors, sockets
 
     def fill(self, image: Image) -> None:
         if self._is_musl():
@@ -124,13 +128,12 @@ class _DriverLayer(ExtraLayer):
                 "inside; take an image of Debian, Ubuntu or Red Hat"
             )
             return
-        found = driver_files.needed(driver_files.find(self._root, self._version), self._capabilities)
-        if "compute" in self._capabilities and not any(file.soname == "libcuda.so.1" for file in found):
+        if "compute" in self._capabilities and not any(file.soname == "libcuda.so.1" for file in self._found):
             self.warnings.append(f"libcuda.so.{self._version} is not on this host, so CUDA does not start: install the whole driver")
-        self._add_files((*found, *self._sockets))
+        self._add_files((*self._found, *self._sockets))
         if "graphics" in self._capabilities:
             self._add_graphics(self._minors)
-        self._add_cache(found, self._version)
+        self._add_cache(self._found, self._version)
 
     def _add_files(self, found: Iterable[DriverFile]) -> None:
         self.places = {

@@ -20,7 +20,7 @@ from support.requires import requires
 import dockless
 from dockless.base import paths
 from dockless.errors import GpuError
-from dockless.sandbox.gpus import extra_layer, injection
+from dockless.sandbox.gpus import driver_files, extra_layer, injection
 
 pytestmark = [
     requires("userns", "overlay", "program:gcc"),
@@ -368,7 +368,7 @@ def test_an_image_that_leads_to_proc_is_refused(tmp_path, stand_in, driver):
 def test_what_was_found_is_kept_and_looked_at_again(image, stand_in):
     output(image, "true", gpus=1)
     kept = {path: path.stat().st_ino for path in (paths.store() / "driver").rglob("*.json")}
-    assert len(kept) == 1
+    assert len(kept) == 2  # of the driver, and of the image's layer
     output(image, "true", gpus=1)
     assert {path: path.stat().st_ino for path in (paths.store() / "driver").rglob("*.json")} == kept
     program = stand_in / "usr/bin/nvidia-smi"
@@ -380,6 +380,52 @@ def test_what_was_found_is_kept_and_looked_at_again(image, stand_in):
     finally:
         away.rename(program)
         program.write_text("#!/bin/sh\necho this is nvidia-smi\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        (f"{glibc_images.DIRECTORY['debian']}/libnvidia-cfg.so.{VERSION}", f"/{glibc_images.DIRECTORY['debian']}/libnvidia-cfg.so.1"),
+        (f"usr/lib64/libnvidia-cfg.so.{VERSION}", f"/{glibc_images.DIRECTORY['debian']}/libnvidia-cfg.so.1"),
+        (f"usr/lib/{os.uname().machine}-linux-gnu/nvidia/current/libnvidia-cfg.so.{VERSION}", "/usr/lib/*/libnvidia-cfg.so.1"),
+        ("usr/bin/nvidia-debugdump", "/usr/bin/nvidia-debugdump"),
+        ("usr/sbin/nvidia-persistenced", "/usr/bin/nvidia-persistenced"),
+        ("etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd"),
+        (f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"),
+    ],
+)
+def test_what_is_installed_later_is_seen(path, shown, image, stand_in):
+    script = f"ls {shown} 2> /dev/null || echo none"
+    assert output(image, script, gpus=1) == ["none"]
+    made = next(place for place in (*reversed((stand_in / path).parents), stand_in / path) if not place.exists())
+    library(stand_in / path, "libnvidia-cfg.so.1")
+    try:
+        assert output(image, script, gpus=1) != ["none"]
+    finally:
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+    assert output(image, script, gpus=1) == ["none"]
+
+
+def test_a_libcuda_that_comes_later_is_no_longer_missed(image, stand_in):
+    libcuda = stand_in / glibc_images.DIRECTORY["debian"] / f"libcuda.so.{VERSION}"
+    away = libcuda.rename(stand_in / "away")  # one of 32 bits is left, by which simulated GPUs know the version
+    try:
+        told = dockless.run(image, ["true"], gpus=1, capture_output=True).warnings
+    finally:
+        away.rename(libcuda)
+    missing = f"libcuda.so.{VERSION} is not on this host, so CUDA does not start: install the whole driver"
+    assert missing in told and missing not in dockless.run(image, ["true"], gpus=1, capture_output=True).warnings
+
+
+def test_the_driver_is_searched_once_for_all_images_and_capabilities(tmp_path, stand_in, driver, monkeypatch):
+    searches = []
+    find = driver_files.find
+    monkeypatch.setattr(driver_files, "find", lambda *where: searches.append(where) or find(*where))
+    driver(stand_in)
+    one, other = glibc_images.load(tmp_path, "debian"), glibc_images.load(tmp_path, "rpm")
+    for image, wanted in ((one, "utility"), (one, "compute"), (other, "compute"), (other, "all")):
+        output(image, "true", gpus=f"capabilities={wanted}")
+    assert searches == [(str(stand_in), VERSION)]
 
 
 def test_what_was_kept_goes_with_the_boot(image):
@@ -425,8 +471,10 @@ def test_a_layer_that_is_gone_is_made_again(image):
     assert output(image, "nvidia-smi", gpus=1) == ["this is nvidia-smi"]
 
 
-def test_a_file_that_others_may_change_is_refused(image, stand_in):
-    library = stand_in / glibc_images.DIRECTORY["debian"] / f"libcuda.so.{VERSION}"
+@pytest.mark.parametrize("name", ["", f"libcuda.so.{VERSION}"], ids=["the directory", "the library"])
+def test_a_file_that_others_may_change_is_refused(name, image, stand_in):
+    output(image, "true", gpus=1)
+    library = stand_in / glibc_images.DIRECTORY["debian"] / name
     library.chmod(0o777)
     try:
         with pytest.raises(GpuError, match="can be changed by others"):

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from support import driver_trees
 from support.elf_files import library
 
 from dockless.errors import GpuError
 from dockless.sandbox.gpus import elf, linker_cache
-from dockless.sandbox.gpus.driver_files import DriverFile, find, installed_version, needed, parse_capabilities
+from dockless.sandbox.gpus.driver_files import DriverFile, changed_at, find, installed_version, needed, parse_capabilities, searched
 from dockless.sandbox.gpus.injection import _majors, _same
 
 VERSION = "580.65.06"
@@ -106,6 +107,28 @@ def test_programs_and_firmware_and_configuration(root):
     assert set(names(needed(found, parse_capabilities("utility")), "")) == everywhere
     assert set(names(needed(found, parse_capabilities("compute")), "")) == {*everywhere, "etc/OpenCL/vendors/nvidia.icd"}
     assert names(needed(found, parse_capabilities("display")), "") == ["usr/share/glvnd/egl_vendor.d/10_nvidia.json"]
+
+
+@pytest.mark.parametrize("layout", ["debian", "rpm"])
+def test_all_that_is_found_lies_where_is_searched(layout, root):
+    """So that what is kept is looked at again once another file lies there."""
+    top = driver_trees.make(root / "driver", VERSION, layout)
+    looked = {os.path.realpath(top / place) for place in searched(str(top), VERSION)}
+    found = find(str(top), VERSION)
+    assert len(found) > 40 and {os.path.dirname(file.source) for file in found} <= looked
+
+
+def test_when_a_place_has_changed(root):
+    driver(root, "usr/lib64")
+    (root / "lib64").symlink_to("usr/lib64")
+    places = ["usr/lib64", "lib64", "usr/lib", "etc/ld.so.cache"]
+    before = changed_at(str(root), places)
+    assert before[0] == before[1] == (root / "usr/lib64").stat().st_ctime_ns and before[2:] == [-1, -1]
+    (root / "usr/lib").mkdir()
+    (root / "usr/lib64").chmod(0o700)
+    (root / "lib64").unlink()
+    after = changed_at(str(root), places)
+    assert after[0] > before[0] and after[1] == -1 and after[2] > 0
 
 
 def test_capabilities():
