@@ -32,6 +32,10 @@ from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.resolved import HostFile
 
 _COMPAT = "usr/local/cuda/compat"
+_LINKER = "etc/ld.so.conf"
+_LINKER_MAX = 1 << 16
+"""Bytes of that file that are read."""
+_INCLUDE = re.compile(rb"^\s*include\s+(/etc/)?ld\.so\.conf\.d/\*(\.conf)?\s*(#.*)?$", re.MULTILINE)
 _TEXTS = ("params", "version", "registry")
 _MODULE_VERSION = Path("/sys/module/nvidia/version")
 _LOADERS = {"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
@@ -172,10 +176,22 @@ class _DriverLayer(ExtraLayer):
             if file.soname and "/vdpau/" not in file.source:
                 path = os.path.join("/", self.places[file.place], file.soname)
                 ours[file.place, file.soname] = (path, wide if file.place == "lib" else linker_cache.LIBC6)
-        for soname in self._forward_compatible(version):
+        if compatible := self._forward_compatible(version):
+            self._configure_linker()
+        for soname in compatible:
             ours["lib", soname] = (f"/{_COMPAT}/{soname}", wide)
         entries = [linker_cache.Entry(soname.encode(), path.encode(), flags) for (_, soname), (path, flags) in ours.items()]
         self.add_to_cache(entries)
+
+    def _configure_linker(self) -> None:
+        """Programs inside run ``ldconfig``, as every installation of a package does. The cache that it makes has the libraries of the
+        directory first that these files name first."""
+        self.tree[self.inside(f"{_LINKER}.d/00-dockless-compat.conf")] = f"/{_COMPAT}\n".encode()
+        text = b""
+        with contextlib.suppress(DocklessError, OSError):  # one that the linker would not read either
+            text = self.read(_LINKER, _LINKER_MAX + 1)
+        if len(text) <= _LINKER_MAX and not _INCLUDE.search(text):
+            self.tree[self.inside(_LINKER)] = b"include /etc/ld.so.conf.d/*.conf\n" + text
 
     def _forward_compatible(self, version: str) -> list[str]:
         """Libraries of the image that stand for the driver's own, for a CUDA that is newer than the driver: where its libcuda says in a

@@ -278,6 +278,50 @@ def test_a_newer_libcuda_of_the_image_stands_above_the_driver(theirs, drivers, t
     ]
 
 
+COMPAT = "usr/local/cuda/compat"
+INCLUDE = "include /etc/ld.so.conf.d/*.conf\n"
+PLACE = f"/{glibc_images.DIRECTORY['debian']}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "configuration"),
+    [
+        ([file("etc/.wh.ld.so.conf", b"")], INCLUDE),
+        ([file("etc/ld.so.conf", PLACE)], INCLUDE + PLACE),
+        ([file("etc/ld.so.conf", INCLUDE), directory("etc/ld.so.conf.d"), file("etc/ld.so.conf.d/multiarch.conf", PLACE)], INCLUDE),
+        ([file("etc/ld.so.conf", "include ld.so.conf.d/*.conf # all"), symlink("etc/ld.so.conf.d", "../../opt"), directory("opt")], None),
+        ([file("etc/own.conf", PLACE), symlink("etc/ld.so.conf", "../../../etc/own.conf")], INCLUDE + PLACE),
+        ([directory("etc/ld.so.conf.d"), file("etc/ld.so.conf", f"include ld.so.conf.d/a*.conf\n{PLACE}")], None),
+    ],
+    ids=["no file", "no include", "Debian's", "links", "a link", "another include"],
+)
+def test_it_stands_there_after_an_ldconfig_inside_too(more, configuration, tmp_path, stand_in, driver):
+    """As the installation of any package runs one."""
+    driver(stand_in)
+    command = ["gcc", "-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "c", "/dev/null", "-o", str(tmp_path / "libcuda")]
+    subprocess.run(command, check=True, capture_output=True)
+    compat = [
+        file(f"{COMPAT}/libcuda.so.610.1", (tmp_path / "libcuda").read_bytes()),
+        symlink(f"{COMPAT}/libcuda.so.1", "libcuda.so.610.1"),
+    ]
+    image = glibc_images.load(tmp_path, "debian", [*compat, *more])
+    look = "ldconfig -p | grep libcuda.so.1 | head -n 1; LD_DEBUG=libs probe 2>&1 | grep -m 1 'trying file=.*libcuda.so.1'"
+    found = output(image, f"{look}; ldconfig 2> /dev/null; {look}; cat /etc/ld.so.conf", gpus=1)
+    assert [line.split("=")[-1].lstrip("> ") for line in found[:4]] == [f"/{COMPAT}/libcuda.so.1"] * 4
+    if configuration is not None:
+        assert "".join(f"{line}\n" for line in found[4:]) == configuration
+    assert "dockless" not in " ".join(output(image, "ls /etc/ld.so.conf.d 2> /dev/null; true"))
+
+
+@pytest.mark.parametrize("theirs", ["500.1", ""])
+def test_the_linkers_configuration_stays_as_it_is_where_the_driver_is_the_newer(theirs, tmp_path, stand_in, driver):
+    driver(stand_in)
+    library(tmp_path / "libcuda", "libcuda.so.1")
+    more = [file(f"{COMPAT}/libcuda.so.{theirs}", (tmp_path / "libcuda").read_bytes())] if theirs else []
+    image = glibc_images.load(tmp_path, "debian", more)
+    assert output(image, "cat /etc/ld.so.conf; ls -d /etc/ld.so.conf.d 2> /dev/null || echo none", gpus=1) == [PLACE.strip(), "none"]
+
+
 def test_proc_driver_shows_the_leased_gpu_alone(image):
     found = output(
         image,
