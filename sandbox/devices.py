@@ -154,7 +154,7 @@ def _check_one_filter(found: list[Device]) -> None:
     for device in found:
         known = kept.setdefault((device.block, device.major, device.minor), set(device.access))
         if known != set(device.access):
-            hint = f"give it as {''.join(letter for letter in 'rwm' if letter in known)}, or once"
+            hint = f"give it as {''.join(letter for letter in 'rwm' if letter in known) or 'none'}, or once"
             raise BadInput(f"device {device.source} is given twice with other rights", subject="devices", hint=hint)
 
 

@@ -93,7 +93,7 @@ def Volume(name: str, target: StrPath, *, readonly: bool = False) -> Mount:
 @dataclass(frozen=True, slots=True)
 class HostDevice:
     """A device node of the host, or a directory of them, and where it is shown inside, below /dev. ``access``: letters of ``rwm``: to read,
-    to write, to make such nodes."""
+    to write, to make such nodes; empty: it is there, and cannot be opened."""
 
     source: str
     target: str
@@ -108,7 +108,7 @@ class HostDevice:
             raise BadInput(f"{shown} is not an absolute path", subject="devices", hint=hint)
         if not self.target.startswith("/dev/") or posixpath.normpath(self.target) != self.target:
             raise BadInput(f"{shown}: {self.target[:60]!r} is not below /dev", subject="devices", hint=hint)
-        if not self.access or set(self.access) - set("rwm") or len(set(self.access)) < len(self.access) or self.access == "m":
+        if set(self.access) - set("rwm") or len(set(self.access)) < len(self.access) or self.access == "m":
             raise BadInput(f"{shown}: {self.access[:20]!r} is not r, w or rw, with or without m", subject="devices", hint=hint)
 
 

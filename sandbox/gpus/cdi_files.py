@@ -32,7 +32,7 @@ _NODE = dict.fromkeys(("path", "type", "major", "minor", "fileMode", "permission
 _MOUNT = {"hostPath": "", "containerPath": "", "type": "0.4.0", "options": ""}
 _HOOK = dict.fromkeys(("hookName", "path", "args", "env", "timeout"), "")
 """The fields of each object, and the version that brought them; "" for the first."""
-_ACCESS = re.compile(r"(?!.*(.).*\1)[rwm]+\Z")
+_ACCESS = re.compile(r"[rwm]*\Z")
 _REFUSED = {
     "intelRdt": "shares of the processor's caches are not set by dockless",
     "netDevices": "a sandbox has no network devices of the host; --network host shows all of them",
@@ -43,7 +43,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A device node. ``kind``: c or b, "" where the file does not say; ``major``, ``minor``: -1 where it does not."""
+    """A device node. ``kind``: c or b, "" where the file does not say; ``major``, ``minor``: -1 where it does not. ``access``: letters of
+    ``rw``, "" for a node that nothing inside may open."""
 
     source: str
     target: str
@@ -128,12 +129,13 @@ def _loaded(path: str, text: str) -> tuple[Any, Mapping[yaml.Path, int]]:
 
 
 class _Reader:
-    """Of one file. ``lines``: of its values; ``version``: an index into ``VERSIONS``."""
+    """Of one file. ``lines``: of its values; ``version``: an index into ``VERSIONS``; ``refused``: of the edits that are being read."""
 
     def __init__(self, path: str, lines: Mapping[yaml.Path, int]) -> None:
         self.path = path
         self.lines = lines
         self.version = 0
+        self.refused = ""
 
     def where(self, given: _Given) -> str:
         """The line of that value, or of what it is in: behind an alias nothing has a line."""
@@ -144,6 +146,10 @@ class _Reader:
 
     def wrong(self, given: _Given, why: str, hint: str = "") -> NoReturn:
         raise BadInput(escaped(f"{self.where(given)}: {why}"), subject=self.path, hint=hint or "the vendor's tool makes the file anew")
+
+    def refuse(self, given: _Given, why: str) -> None:
+        """What is sound, and not done here: an error for who asks for the device."""
+        self.refused = self.refused or escaped(f"{self.where(given)}: {why}")
 
     # ---- values --------------------------------------------------------------------------------------------------------------------
 
@@ -248,16 +254,18 @@ class _Reader:
         if given is None:
             return Edits()
         found = self.fields(given, _EDITS, "containerEdits")
-        for name in _REFUSED.keys() & found.keys():
-            self._check_opaque(name, found[name])
-        refused = {name: f"{self.where(found[name])}: {name}: {why}" for name, why in _REFUSED.items() if name in found}
+        self.refused = ""
+        for name, why in _REFUSED.items():
+            if name in found:
+                self._check_opaque(name, found[name])
+                self.refuse(found[name], f"{name}: {why}")
         return Edits(
             self.items(found["env"], "env", self._variable) if "env" in found else (),
             self.items(found["deviceNodes"], "deviceNodes", self._node) if "deviceNodes" in found else (),
             self.items(found["mounts"], "mounts", self._mount) if "mounts" in found else (),
             self.items(found["hooks"], "hooks", self._hook) if "hooks" in found else (),
             self.items(found["additionalGids"], "additionalGids", self._gid) if "additionalGids" in found else (),
-            next(iter(refused.values()), ""),
+            self.refused,  # read last
         )
 
     def _check_opaque(self, name: str, given: _Given) -> None:
@@ -282,11 +290,10 @@ class _Reader:
             self.wrong(given, "a device node has no path")
         path = self.absolute(found["path"], "path")
         kind = self.text(found["type"], "type") if "type" in found else ""
-        if kind not in ("", "b", "c", "u"):
-            self.wrong(found["type"], f"type {kind[:20]!r} is not b, c or u", "a named pipe is no device: mount it")
-        access = self.text(found["permissions"], "permissions") if "permissions" in found else "rw"
-        if not _ACCESS.match(access):
-            self.wrong(found["permissions"], f"permissions {access[:20]!r} are not letters of rwm")
+        if kind not in ("", "b", "c", "u", "p"):
+            self.wrong(found["type"], f"type {kind[:20]!r} is not b, c, u or p")
+        if kind == "p":
+            self.refuse(found["type"], "a named pipe is no device, and dockless makes none")
         for name in ("fileMode", "uid", "gid"):  # of a node that is made; this one is bound, and stays the host's
             if name in found:
                 self.number(found[name], name)
@@ -296,22 +303,34 @@ class _Reader:
             kind.replace("u", "c"),
             self.number(found["major"], "major") if "major" in found else -1,
             self.number(found["minor"], "minor") if "minor" in found else -1,
-            access.replace("m", "") or "rw",
+            self._access(found["permissions"]) if "permissions" in found else "rw",
             self.where(given),
         )
+
+    def _access(self, given: _Given) -> str:
+        """Without m: nothing inside makes nodes."""
+        said = self.text(given, "permissions")
+        if said == "none":
+            return ""
+        if not _ACCESS.match(said):
+            self.wrong(given, f"permissions {said[:20]!r} are neither letters of rwm nor none")
+        return "".join(letter for letter in "rw" if letter in said) or "rw"
 
     def _mount(self, given: _Given) -> FileMount:
         found = self.fields(given, _MOUNT, "a mount")
         for name in ("hostPath", "containerPath"):
             if name not in found:
                 self.wrong(given, f"a mount has no {name}")
-        if "type" in found and self.text(found["type"], "type") not in ("", "bind", "none"):
-            self.wrong(found["type"], f"a mount of type {found['type'].value[:20]!r}", "files and directories are bound, and nothing else")
+        source = self.text
+        if "type" not in found or self.text(found["type"], "type") in ("", "bind", "none"):
+            source = self.absolute
+        else:  # of another type it is no path
+            self.refuse(found["type"], f"a mount of type {found['type'].value[:20]!r}: files and directories are bound, and nothing else")
         options = set(self.items(found["options"], "options", lambda item: self._option(item))) if "options" in found else set()
         return FileMount(
-            self.absolute(found["hostPath"], "hostPath"),
+            source(found["hostPath"], "hostPath"),
             self.absolute(found["containerPath"], "containerPath"),
-            "ro" in options,
+            not options.isdisjoint(("ro", "rro")),
             "noexec" in options,
             "rbind" in options,
             self.where(given),
@@ -320,7 +339,7 @@ class _Reader:
     def _option(self, given: _Given) -> str:
         option = self.text(given, "a mount's option")
         if option not in _OPTIONS:
-            self.wrong(given, f"option {option[:40]!r} of a mount is unknown", f"known are {', '.join(_OPTIONS)}")
+            self.refuse(given, f"option {option[:40]!r} of a mount is not among {', '.join(_OPTIONS)}")
         return option
 
     def _hook(self, given: _Given) -> Hook:
@@ -337,10 +356,11 @@ class _Reader:
 
 
 _OPTIONS = (
-    *("ro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "exec", "private", "rprivate", "slave", "rslave"),
+    *("ro", "rro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "exec", "private", "rprivate", "slave", "rslave"),
     *("relatime", "noatime", "nodiratime"),
 )
-"""Of mounts. Every mount is nosuid, nodev and private here, and its times are its file system's."""
+"""Of mounts. Every mount is nosuid, nodev and private here, and its times are its file system's. A mount that is read-only is so with
+what is mounted below it, where that is bound, too."""
 
 
 def all_edits(file: DeviceFile, names: tuple[str, ...]) -> Iterator[Edits]:

@@ -59,7 +59,8 @@ class Prepared:
         resolved = self.resolved
         if not resolved.rootful or resolved.spec.profile == "privileged":
             return ()
-        extra = [DeviceRule("b" if device.block else "c", device.major, device.minor, device.access) for device in resolved.devices]
+        opened = [device for device in resolved.devices if device.access]
+        extra = [DeviceRule("b" if device.block else "c", device.major, device.minor, device.access) for device in opened]
         return tuple(dict.fromkeys([*STANDARD_DEVICES, *extra]))
 
     def raw(self, *, times: bool = False, detached: bool = False) -> bytes:

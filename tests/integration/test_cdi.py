@@ -133,12 +133,35 @@ def test_no_hook_runs(args, write, tmp_path):
     assert str(caught.value).startswith(f"{path}:") and caught.value.hint and not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("edits", [{"netDevices": [{"hostInterfaceName": "lo"}]}, {"intelRdt": {"closID": "x"}}])
-def test_what_cannot_be_given_is_refused(edits, write):
+@pytest.mark.parametrize(
+    ("edits", "why"),
+    [
+        ({"netDevices": [{"hostInterfaceName": "lo"}]}, "netDevices"),
+        ({"intelRdt": {"closID": "x"}}, "intelRdt"),
+        ({"deviceNodes": [{"path": "/dev/pipe", "type": "p"}]}, "a named pipe is no device"),
+        ({"mounts": [{"hostPath": "tmpfs", "containerPath": "/scratch", "type": "tmpfs", "options": ["size=1m"]}]}, "of type 'tmpfs'"),
+        ({"mounts": [{"hostPath": "/etc", "containerPath": "/scratch", "options": ["dev"]}]}, "option 'dev'"),
+    ],
+)
+def test_what_cannot_be_given_is_refused(edits, why, write):
     write({"0": edits, "1": {}})
-    with pytest.raises(Unsupported, match=next(iter(edits))):
+    with pytest.raises(Unsupported, match=why):
         output("true", "example.com/gpu=0")
     assert output("echo yes", "example.com/gpu=1") == ["yes"]
+
+
+@requires("root", "cgroup2")
+def test_a_node_without_permissions_is_there_and_cannot_be_opened(write, tmp_path):
+    nodes = []
+    for number, said in enumerate(("none", "", "rr")):
+        os.mknod(tmp_path / f"n{number}", 0o020666, os.makedev(10, 200 + number))
+        os.chmod(tmp_path / f"n{number}", 0o666)
+        nodes.append({"path": f"/dev/n{number}", "hostPath": f"{tmp_path}/n{number}", "permissions": said})
+    write({"0": {"deviceNodes": nodes}})
+    script = "for n in 0 1 2; do [ -c /dev/n$n ] && ( exec 3< /dev/n$n ) 2>&1; done"
+    # The filter lets the other two by, to a driver that this host need not have.
+    told = dockless.run("host", ["sh", "-c", script], devices=["example.com/gpu=0"], capture_output=True, text=True).stdout
+    assert "/dev/n0: Operation not permitted" in told and told.count("not permitted") == 1, told
 
 
 def test_files_that_others_may_write_are_not_believed(write, tmp_path):

@@ -104,12 +104,11 @@ def test_json_means_the_same_with_tabs_and_without_blanks():
         ("ONE=1", "ONE", 12, "variable 'ONE' is not NAME=value"),
         ("path: /dev/dri/renderD128", "path: dev/dri", 14, "path 'dev/dri' is not an absolute path"),
         ("path: /dev/dri/renderD128", "path: /dev/../etc", 14, "path '/dev/../etc' is not an absolute path"),
-        ("type: u", "type: p", 16, "type 'p' is not b, c or u"),
+        ("type: u", "type: f", 16, "type 'f' is not b, c, u or p"),
         ("major: 226", "major: '226'", 17, "major is not a whole number"),
         ("minor: 129", "minor: 1.5", 18, "minor is not a whole number"),
-        ("permissions: rwm", "permissions: rr", 20, "permissions 'rr' are not letters of rwm"),
-        ("type: bind", "type: tmpfs", 26, "a mount of type 'tmpfs'"),
-        ("[ro, nosuid", "[ro, suid", 27, "option 'suid' of a mount is unknown"),
+        ("permissions: rwm", "permissions: rx", 20, "permissions 'rx' are neither letters of rwm nor none"),
+        ("[ro, nosuid", "[ro, 1", 27, "a mount's option is not a text"),
         ("hookName: createContainer\n      path", "path", 29, "a hook has no hookName"),
         ("additionalGids: [44, 109]", "additionalGids: 44", 34, "additionalGids is not a list"),
         ("additionalGids: [44, 109]", "env: [A=1]", 34, "'env' is there twice"),
@@ -193,3 +192,32 @@ def test_what_cannot_be_done_here_is_kept_for_who_asks():
         {"name": "y", "containerEdits": {"intelRdt": {"closID": "a"}}}]}  # fmt: skip
     found = parse("/a.json", json.dumps(said)).devices
     assert "/a.json:1: netDevices: " in found["x"].refused and "/a.json:1: intelRdt: " in found["y"].refused
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "why"),
+    [
+        ("type: u", "type: p", 16, "a named pipe is no device"),
+        ("type: bind", "type: tmpfs", 26, "a mount of type 'tmpfs': files and directories are bound"),
+        ("hostPath: /usr/lib/one.so\n      containerPath: /usr/lib/two.so\n      type: bind",
+         "hostPath: tmpfs\n      containerPath: /scratch\n      type: tmpfs", 26, "a mount of type 'tmpfs': files and directories"),
+        ("[ro, nosuid", "[ro, suid", 27, "option 'suid' of a mount is not among ro, rro, rw"),
+    ],
+)  # fmt: skip
+def test_what_is_sound_and_not_done_here_is_told_to_who_asks_for_that_device(old, new, line, why):
+    assert old in YAML
+    found = parse("/etc/cdi/a.yaml", YAML.replace(old, new, 1))
+    assert found.devices["0"].refused.startswith(f"/etc/cdi/a.yaml:{line}: {why}")
+    assert not found.devices["all"].refused and not found.edits.refused
+
+
+@pytest.mark.parametrize(("said", "access"), [("none", ""), ('""', "rw"), ("rr", "r"), ("wrw", "rw"), ("m", "rw"), ("mr", "r")])
+def test_permissions(said, access):
+    (node,) = parse("/a.yaml", YAML.replace("permissions: rwm", f"permissions: {said}")).devices["0"].nodes
+    assert node.access == access
+
+
+@pytest.mark.parametrize(("options", "readonly"), [("rro", True), ("rro, rbind", True), ("rbind", False), ("rw", False)])
+def test_mounts_that_are_read_only_with_what_is_below_them(options, readonly):
+    (mount,) = parse("/a.yaml", YAML.replace("[ro, nosuid, nodev, rbind, noexec]", f"[{options}]")).devices["0"].mounts
+    assert (mount.readonly, mount.recursive) == (readonly, "rbind" in options)
