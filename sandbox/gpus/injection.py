@@ -69,7 +69,7 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
         requirements.check(wanted, nvml.facts(gpus) | {"driver": version}, note=" (simulated)" if simulated else "")
     proc, proc_files = _proc(root if simulated else "/", gpus) if version else ((), ())
     capabilities = driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""))
-    if image.is_host or not version or variables.get("NVIDIA_VISIBLE_DEVICES") == "void":
+    if image.is_host or not version or "void" in map(str.strip, variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
         return Injection(proc=proc, proc_files=proc_files)
     layer, files, warnings = _kept(image, root, version, capabilities, gpus)
     return Injection(layer, files, proc, proc_files, warnings)

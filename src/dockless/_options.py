@@ -139,6 +139,8 @@ def gpus_wanted(options: Mapping[str, Any]) -> str | int | None:
         raise BadInput("gpus and gpu_memory both say how much memory", subject="gpu_memory", hint="say it once")
     if gpu_class is not None and said is not None and said.gpu_class:
         raise BadInput("gpus and gpu_class both say which class", subject="gpu_class", hint="say it once")
+    if gpu_class is not None and said is not None and said.devices:
+        raise BadInput("gpus names GPUs, and gpu_class says which class", subject="gpu_class", hint="leave one of them out")
     parts = [] if gpus is None else [str(gpus)]
     parts += [] if memory is None else [f"memory={_size(memory, 'gpu_memory')}"]
     parts += [] if gpu_class is None else [f"class={gpu_class}"]

@@ -145,10 +145,20 @@ def test_an_unknown_capability_is_an_error(image):
         dockless.run(image, ["true"], gpus=1, env={"NVIDIA_DRIVER_CAPABILITIES": "everything"})
 
 
-def test_void_leaves_the_files_out(image):
-    assert output(
-        image, "ls /usr/lib/*/libcuda* 2>/dev/null; ls /dev | grep nvidiactl", gpus=1, env={"NVIDIA_VISIBLE_DEVICES": "void"}
-    ) == ["nvidiactl"]
+@pytest.mark.parametrize("said", ["void", " void", "0,void", "0, void ,1"])
+def test_void_leaves_the_files_out(said, image):
+    script = "ls /usr/lib/*/libcuda* 2>/dev/null; ls /dev | grep nvidiactl"
+    assert output(image, script, gpus=1, env={"NVIDIA_VISIBLE_DEVICES": said}) == ["nvidiactl"]
+
+
+@pytest.mark.parametrize("said", ["none", "", "all", "0,avoid"])
+def test_nothing_else_does_and_the_lease_says_which_gpus(said, tmp_path, stand_in, driver):
+    """Who asks for no GPU leaves it out."""
+    driver(stand_in)
+    image = glibc_images.load(tmp_path, "debian", env={"NVIDIA_VISIBLE_DEVICES": said})
+    script = "basename /usr/lib/*/libcuda.so.1; ls /dev | grep -c 'nvidia[0-9]'; echo $NVIDIA_VISIBLE_DEVICES"
+    assert output(image, script, gpus=1) == ["libcuda.so.1", "1", "void"]
+    assert output(image, f"ls /usr/lib/*/libcuda* 2> /dev/null; {script.partition('; ')[2]}")[0] == "0"
 
 
 def test_without_a_gpu_there_is_nothing_of_it(image):

@@ -81,6 +81,16 @@ def test_the_variable_of_nvidia_docker(monkeypatch, line, gpus):
     assert parsed()["gpus"] is None
 
 
+@pytest.mark.parametrize(
+    ("line", "said"), [("--gpu-class whole", "--gpu-class whole is given"), ("--device amd.com/gpu:2", "--device amd.com/gpu:2 is given")]
+)
+def test_what_is_wrong_with_that_variable_names_it(monkeypatch, line, said):
+    monkeypatch.setenv("NV_GPU", "0")
+    with pytest.raises(BadInput, match=f"NV_GPU=0 is set, which names GPUs, and {said}") as caught:
+        parsed(*line.split())
+    assert caught.value.subject == "NV_GPU" and "unset the variable" in caught.value.hint
+
+
 @pytest.mark.parametrize(("line", "given"), LINES, ids=[line for line, _ in LINES])
 def test_each_option_is_its_keyword(monkeypatch, line, given):
     monkeypatch.setenv("GIVEN", "by the caller")
@@ -98,6 +108,7 @@ def test_nothing_said_is_nothing_given():
         ("--read-only --root tmpfs", "--root", "--read-only and --root tmpfs"),
         ("--log-opt max-size=1M --log-size 1M", "--log-opt", "--log-opt and --log-size"),
         ("--gpus 1 --device nvidia.com/gpu=0", "--gpus", "--gpus and --device"),
+        ("--gpus 1 --gpus device=0", "--gpus", "--gpus 1 and --gpus device=0"),
         ("--log-opt max-file=3", "--log-opt", "without max-size"),
         ("--log-opt max-size=0", "--log-opt", "no room"),
         ("--log-opt max-size=1M --log-opt max-file=0", "--log-opt", "no room"),

@@ -239,9 +239,10 @@ def test_what_would_have_no_effect_is_refused(image, keywords):
     [
         ({"devices": ["amd.com/gpu:2", "amd.com/gpu:1"]}, "'amd.com/gpu:2' and 'amd.com/gpu:1' together"),
         ({"devices": ["amd.com/gpu:2"], "gpu_memory": "2G"}, "'amd.com/gpu:2' and gpu_memory 2G together"),
+        ({"gpus": "device=0", "gpu_class": "whole"}, "gpus names GPUs, and gpu_class says which class"),
     ],
 )
-def test_a_number_of_devices_says_what_stands_beside_it(keywords, words):
+def test_what_does_not_go_together_is_told_as_it_was_written(keywords, words):
     with pytest.raises(BadInput, match=words):
         gpus_wanted(keywords)
 

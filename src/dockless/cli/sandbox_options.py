@@ -263,13 +263,29 @@ def _devices(options: Namespace) -> list[str]:
 
 def _gpus(options: Namespace) -> str | None:
     named = [text.removeprefix(_CDI) for text in options.device if text.startswith(_CDI)]
-    gpus: str | None = options.gpus
+    if len(options.gpus) > 1:
+        raise BadInput(
+            f"--gpus {options.gpus[0][:40]} and --gpus {options.gpus[1][:40]}", subject="--gpus", hint="give one: --gpus device=0,2"
+        )
+    gpus: str | None = options.gpus[0] if options.gpus else None
     if not named:
-        first = os.environ.get("NV_GPU") if gpus is None else None  # nvidia-docker's, before Docker had --gpus
-        return f"device={first}" if first else gpus
+        return _by_variable(options) if gpus is None else gpus
     if gpus is not None:
         raise BadInput(f"--gpus and --device {_CDI}{named[0][:40]}", subject="--gpus", hint="give one of them")
     return "all" if "all" in named else f"device={','.join(named)}"
+
+
+def _by_variable(options: Namespace) -> str | None:
+    """What nvidia-docker's variable says, from before Docker had --gpus."""
+    names = os.environ.get("NV_GPU")
+    if not names:
+        return None
+    beside = [f"--gpu-class {options.gpu_class}"] if options.gpu_class is not None else []
+    beside += [f"--device {text}" for text in options.device if text[:1] != "/" and "=" not in text]  # a number of leased ones
+    if beside:
+        what = f"NV_GPU={names[:40]} is set, which names GPUs, and {beside[0][:60]} is given"
+        raise BadInput(what, subject="NV_GPU", hint="unset the variable, or leave the option out")
+    return f"device={names}"
 
 
 _SECURITY = {
@@ -397,7 +413,7 @@ HEALTH = (
     Option("health", "--no-healthcheck", "", "none, though the image has one", value=_health),
 )
 GPUS = (
-    Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs", value=_gpus),
+    Option("gpus", "--gpus", "N|all|device=…", "N free ones; all; device=0,2; or UUIDs", repeated=True, value=_gpus),
     Option("gpu_memory", "--gpu-memory", "SIZE", "that each has at least; a MIG slice may do"),
     Option("gpu_class", "--gpu-class", "NAME", "a model, as H100; a MIG profile, as 1g.10gb; or whole"),
 )
