@@ -4,7 +4,8 @@ The grammar is Docker's (docker/cli ``opts/gpus.go``), one line of CSV fields, w
 
     2 | all | count=2             that many GPUs; all of them
     device=0,2                    these, by index (Docker: '"device=0,2"', accepted too), by UUID, or GPU:SLICE for MIG
-    GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID
+    GPU-8a4f…[,GPU-…]  MIG-…      these, by UUID, or by so much of it that it is one's alone
+    device=nvidia.com/gpu=0       this, by the name that the Container Device Interface gives it
     memory=20G                    each has at least so much; of one GPU a MIG slice that has it will do
     class=H100  class=1g.10gb     each is of that class: a model, a MIG profile, or 'whole' (no slice)
     class=amd.com/gpu             each is a device of that kind, see ``handed_out``
@@ -41,7 +42,9 @@ CAPABILITIES = frozenset({"gpu", "nvidia", "compute", "compat32", "graphics", "u
 
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE = re.compile(rf"{device_names.KIND}={device_names.NAME}\Z")
-_NAME = re.compile(rf"(?:(?:GPU|MIG)-{_HEX}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
+_PART = "[0-9a-f]{4,8}(?:-[0-9a-f]{0,4}){0,3}(?:-[0-9a-f]{0,12})?"
+"""A UUID, or its beginning, which is told from an index by its length."""
+_NAME = re.compile(rf"(?:(?:GPU|MIG)-{_PART}|MIG-GPU-{_HEX}/[0-9]{{1,2}}/[0-9]{{1,2}})\Z", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,6}\Z")
 _MORE_DEVICES = re.compile(r"(?!all\Z)")
 _MORE_CAPABILITIES = re.compile(r"(?!(all|-?[0-9]+)\Z)")
@@ -50,6 +53,7 @@ _INDEX = re.compile(r"[0-9]{1,4}(:[0-9]{1,2})?\Z")
 _KEYS = ("count", "device", "memory", "class", "capabilities", "driver", "options")
 _PROFILE = re.compile(r"([0-9]c\.)?[0-9]g\.[0-9]{1,4}gb[a-z0-9.+-]*\Z")
 _WORD = re.compile(r"[a-z0-9]+")
+_OF_NVIDIA = "nvidia.com/gpu="
 WHOLE = "whole"
 """The class of all GPUs that are no slices."""
 _HINT = "write a number of GPUs, 'all', 'device=0,2' or GPU UUIDs"
@@ -271,7 +275,9 @@ def _named(request: GpuRequest, inventory: Collection[Gpu]) -> tuple[Gpu, ...]:
 
 
 def _one(name: str, inventory: Collection[Gpu]) -> Gpu:
-    """The unit called ``name``: an index, ``GPU:SLICE`` in the order of NVML, a UUID, or the old ``MIG-GPU-uuid/gi/ci``."""
+    """The unit called ``name``: an index, ``GPU:SLICE`` in the order of NVML, a UUID or its beginning, or the old
+    ``MIG-GPU-uuid/gi/ci``."""
+    name = _in_full(name, inventory)
     parent, _, place = name.partition(":")
     parts = name.lower().split("/")
     for unit in units(inventory):
@@ -290,6 +296,16 @@ def _one(name: str, inventory: Collection[Gpu]) -> Gpu:
                 hint=f"name its slices: {slices}" if slices else "it has no slices yet: 'nvidia-smi mig -cgi PROFILE -C' makes them",
             )
     raise _unknown(name, inventory)
+
+
+def _in_full(name: str, inventory: Collection[Gpu]) -> str:
+    """The UUID that begins so; anything else as it is. ``BadInput`` where two do."""
+    if not _NAME.match(name):
+        return name
+    found = sorted({gpu.uuid for gpu in (*inventory, *units(inventory)) if gpu.uuid.lower().startswith(name.lower())})
+    if len(found) > 1:
+        raise BadInput(f"GPU {name} may be {' or '.join(found)}", subject=name, hint="write more of its UUID")
+    return found[0] if found else name
 
 
 def _unknown(name: str, inventory: Collection[Gpu]) -> UnknownGpu:
@@ -351,6 +367,7 @@ def _count(text: str | int, value: str) -> int:
 
 
 def _device(text: str | int, item: str) -> str:
+    item = item.removeprefix(_OF_NVIDIA)
     if item.lower() == "all":
         return "all"
     if _INDEX.match(item):

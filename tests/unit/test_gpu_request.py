@@ -84,6 +84,12 @@ def host(count: int = 4, *, group: int = 1, mig: int = 0, foreign: frozenset[int
         (SLICE, GpuRequest(0, (SLICE,))),
         (f"MIG-{A}/1/0", GpuRequest(0, (f"MIG-{A}/1/0",))),
         ("device=3:1", GpuRequest(0, ("3:1",))),
+        ("device=GPU-FEF8089b", GpuRequest(0, ("GPU-fef8089b",))),
+        ("GPU-fef8,MIG-fef8089b-", GpuRequest(0, ("GPU-fef8", "MIG-fef8089b-"))),
+        ("device=nvidia.com/gpu=0", GpuRequest(0, ("0",))),
+        ("nvidia.com/gpu=0,nvidia.com/gpu=3:1", GpuRequest(0, ("0", "3:1"))),
+        (f"device=nvidia.com/gpu={A},1", GpuRequest(0, (A, "1"))),
+        ("device=nvidia.com/gpu=all", GpuRequest(ALL)),
     ],
 )
 def test_parses(text, expected):
@@ -94,7 +100,20 @@ WRONG = [
     *("", " ", ",", 0, -2, "\x00", "1\n2", "²", "٣", True, None, 1.0, '"device=0', 'device="0"x"', f"{A},2", f"2,{A}"),
     *("0", "-2", "count=0", "device=", "device=,", "two", "1.5", "1e3", "99999999", "+1", "2,3", "2,count=3", "count=2,device=0", "GPU-"),
     *("device=0,all", "device=0,0", "device=0,00", "device=0,device=1", "device=-1", "device=../../dev/sda", "device=nvidia0"),
-    *("device=GPU-1234", "capabilities=fly", "capabilities=", "driver=amd", "options=a", "x=1", "count=", "all,all"),
+    *(
+        "device=GPU-123",
+        "GPU-123456789",
+        "device=GPU-1234/1",
+        "nvidia.com/gpu=x",
+        "nvidia.com/gpu=0,0",
+        "capabilities=fly",
+        "capabilities=",
+        "driver=amd",
+        "options=a",
+        "x=1",
+        "count=",
+        "all,all",
+    ),
 ]
 
 
@@ -111,6 +130,24 @@ def test_docker_s_word_for_every_gpu(text):
     with pytest.raises(BadInput) as caught:
         parse_request(text)
     assert "--gpus all" in caught.value.hint
+
+
+def test_the_beginning_of_a_uuid_is_enough_where_it_is_one_s_alone():
+    gpus = tuple(replace(gpu, uuid=f"GPU-{start}-0000-0000-0000-000000000000") for gpu, start in zip(
+        host(4), ("fef8089b", "fef80000", "12345678", "abcdef01"), strict=True))  # fmt: skip
+    gpus = (*gpus[:3], replace(gpus[3], mig=(MigInstance(SLICE, 1, 0, 10 << 30),), mig_enabled=True))
+    for text, uuid in (("device=GPU-fef8089", 0), ("GPU-1234", 2), ("gpu-FEF80000-0000-0", 1)):
+        assert [unit.uuid for unit in choose(parse_request(text), gpus)] == [gpus[uuid].uuid]
+    assert [unit.uuid for unit in choose(parse_request("MIG-0000"), gpus)] == [SLICE]
+    with pytest.raises(BadInput) as caught:
+        choose(parse_request("GPU-fef8"), gpus)
+    assert gpus[0].uuid in str(caught.value) and gpus[1].uuid in str(caught.value) and caught.value.hint
+    with pytest.raises(BadInput, match="twice"):
+        choose(parse_request("GPU-fef8089b,GPU-fef8089"), gpus)
+    with pytest.raises(UnknownGpu, match="divided by MIG"):
+        choose(parse_request("GPU-abcd"), gpus)
+    with pytest.raises(UnknownGpu, match="no GPU GPU-9999"):
+        choose(parse_request("GPU-9999"), gpus)
 
 
 @given(st.text(max_size=40))
