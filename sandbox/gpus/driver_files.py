@@ -16,13 +16,17 @@ The table follows ``nvc_info.c`` of NVIDIA's libnvidia-container.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
 from dockless import native
+from dockless.base import settings
 from dockless.base.dataclass import dataclass
+from dockless.base.path import Path
+from dockless.base.paths import config_file
 from dockless.errors import GpuError
 from dockless.sandbox.gpus import elf, linker_cache
 from dockless.sandbox.gpus.request import CAPABILITIES
@@ -77,6 +81,18 @@ class DriverFile:
     links: tuple[str, ...] = ()
 
 
+def configured_root() -> str:
+    """``/``, or where the settings say that the driver is. ``BadInput``"""
+    return _configured_root(config_file())
+
+
+@functools.cache
+def _configured_root(path: Path) -> str:
+    """Read once by a process: a daemon's jobs do not fail while somebody edits the settings."""
+    found: str = settings.load(path)["gpus.driver_root"]
+    return found
+
+
 def find(root: str, version: str) -> tuple[DriverFile, ...]:
     """Every file of this version of the driver below ``root``. ``GpuError`` for one that others than root may change."""
     with _opened(root) as top:
@@ -114,6 +130,16 @@ def _changed_at(top: int, place: str) -> int:
         return os.fstat(fd).st_ctime_ns
     finally:
         os.close(fd)
+
+
+def find_library(root: str, soname: str) -> str:
+    """Where the 64-bit library of this name lies, with no link in the path; "" for none. ``GpuError`` as ``find``"""
+    with _opened(root) as top:
+        there = (_library(top, f"{directory}/{soname}") for directory, names in _directories(top) if soname in names)
+        source = next((one[0] for one in there if one is not None and one[1].bits == 64), "")
+    if source:
+        check_owner(source)
+    return source
 
 
 def installed_version(root: str) -> str:
@@ -258,22 +284,31 @@ def _libraries(top: int, version: str) -> Iterator[DriverFile]:
             base, dot, suffix = file.partition(".so.")
             if not dot or base not in capabilities or (suffix != version and not (base in _OWN_VERSIONS and "." in suffix)):
                 continue
-            with contextlib.suppress(OSError, ValueError):
-                fd = _below(top, f"{directory}/{file}", os.O_RDONLY | os.O_NONBLOCK)
-                try:
-                    about = elf.read(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-                    source = os.readlink(f"/proc/self/fd/{fd}")
-                finally:
-                    os.close(fd)
-                place = "lib" if about is not None and about.bits == 64 else "lib32"
-                if about is None or (place, file) in seen:
-                    continue
-                seen.add((place, file))
-                links = [about.soname] if "/" not in about.soname else []
-                links += [f"{base}.so"] if f"{base}.so" in there else []
-                links += _LINKS.get(base, "").split()
-                links = [name for name in dict.fromkeys(links) if name and name != file]
-                yield DriverFile(source, place, file, tuple(capabilities[base]), about.soname, tuple(links))
+            read = _library(top, f"{directory}/{file}")
+            if read is None:
+                continue
+            source, about = read
+            place = "lib" if about.bits == 64 else "lib32"
+            if (place, file) in seen:
+                continue
+            seen.add((place, file))
+            links = [about.soname] if "/" not in about.soname else []
+            links += [f"{base}.so"] if f"{base}.so" in there else []
+            links += _LINKS.get(base, "").split()
+            links = [name for name in dict.fromkeys(links) if name and name != file]
+            yield DriverFile(source, place, file, tuple(capabilities[base]), about.soname, tuple(links))
+
+
+def _library(top: int, path: str) -> tuple[str, elf.Elf] | None:
+    """Where a library lies on the host, and what it says of itself; None for what is none."""
+    with contextlib.suppress(OSError, ValueError):
+        fd = _below(top, path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return os.readlink(f"/proc/self/fd/{fd}"), elf.read(fd)
+        finally:
+            os.close(fd)
+    return None
 
 
 def _programs(top: int, families: list[str]) -> Iterator[DriverFile]:

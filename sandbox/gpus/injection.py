@@ -12,13 +12,12 @@ The layer, and what is kept of it between starts: ``extra_layer``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from dockless.base import json, paths, settings
+from dockless.base import json
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
 from dockless.errors import DocklessError, GpuError
@@ -77,15 +76,8 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
 
 def installed(*, simulated: bool) -> tuple[str, str]:
     """Where the driver's files are, and its version: "" for simulated GPUs that have no driver. ``GpuError``, ``BadInput``"""
-    root = _driver_root(paths.config_file())
+    root = driver_files.configured_root()
     return root, _version(root, simulated)
-
-
-@functools.cache
-def _driver_root(path: Path) -> str:
-    """Read once by a process: a daemon's jobs do not fail while somebody edits the settings."""
-    root: str = settings.load(path)["gpus.driver_root"]
-    return root
 
 
 def _version(root: str, simulated: bool) -> str:

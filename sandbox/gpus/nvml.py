@@ -127,12 +127,15 @@ class Driver:
 def session() -> Iterator[Any]:
     """An initialised ``pynvml``, shut down again at the end; nests, and may be held open by a daemon.
 
-    Errors: ``GpuDriverMissing`` without a driver, ``BadInput`` for a malformed simulation, ``GpuError`` for a driver that is broken.
+    Errors: ``GpuDriverMissing`` without a driver, ``BadInput`` for a malformed simulation and malformed settings, ``GpuError`` for a driver
+    that is broken.
     """
     import pynvml  # type: ignore[import-untyped]
 
     if os.environ.get(SIMULATE):
         _load_stand_in(pynvml)
+    elif pynvml.nvmlLib is None:
+        _load_installed()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -378,16 +381,25 @@ def _load_stand_in(pynvml: Any) -> None:
                 hint="set the variable before the process starts",
             )
         return
-    path = stand_in_library()
+    _load(str(stand_in_library()), "the simulated NVML library", "build it with 'make build', or unset " + SIMULATE)
+
+
+def _load_installed() -> None:
+    """The driver's own library where the driver lies apart from the host's files, which the linker's path does not lead to. Where it is not
+    there, pynvml goes by that path."""
+    from dockless.sandbox.gpus import driver_files
+
+    root = driver_files.configured_root()
+    if root != "/" and (path := driver_files.find_library(root, "libnvidia-ml.so.1")):
+        _load(path, "the NVIDIA driver's library", "see gpus.driver_root in dockless.toml")
+
+
+def _load(path: str, what: str, hint: str) -> None:
+    """By path and RTLD_GLOBAL: afterwards dlopen("libnvidia-ml.so.1") finds this one by its SONAME, whatever ld.so would pick."""
     try:
-        # By path and RTLD_GLOBAL: afterwards dlopen("libnvidia-ml.so.1") finds this one by its SONAME, whatever ld.so would pick.
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise GpuError(
-            f"the simulated NVML library does not load: {error}",
-            subject=str(path),
-            hint="build it with 'make build', or unset " + SIMULATE,
-        ) from error
+        raise GpuError(f"{what} does not load: {error}", subject=path, hint=hint) from error
 
 
 def _init_error(pynvml: Any, error: Any) -> GpuError:

@@ -37,6 +37,65 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-P", "-c", code], env={**clean, **env}, capture_output=True, text=True, timeout=60)
 
 
+_NVML = r"""
+int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return flags ? 1 : 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { return *count = 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { for (char *at = "600.10.01"; size-- && (*text++ = *at++);) ; return 0; }
+"""
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """Where a driver is installed apart from the host's files, and the settings that say so."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has a real NVIDIA driver")
+    tmp_path.chmod(0o755)
+    place = tmp_path / f"driver/usr/lib/{os.uname().machine}-linux-gnu"
+    place.mkdir(parents=True)
+    made = [
+        "gcc",
+        "-shared",
+        "-nostdlib",
+        "-fPIC",
+        "-Wl,-soname,libnvidia-ml.so.1",
+        "-x",
+        "c",
+        "-",
+        "-o",
+        str(place / "libnvidia-ml.so.600.10.01"),
+    ]
+    subprocess.run(made, check=True, input=_NVML.encode(), capture_output=True)
+    (place / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.600.10.01")
+    (tmp_path / "dockless.toml").write_text(f'[gpus]\ndriver_root = "{tmp_path}/driver"\n')
+    return place
+
+
+_ASK = "from dockless.sandbox.gpus.gpu import driver; print(driver())"
+
+
+@requires("program:gcc")
+def test_a_driver_that_is_installed_apart_is_asked(apart, tmp_path):
+    result = python(_ASK, DOCKLESS_HOME=str(tmp_path))
+    assert "version='600.10.01'" in result.stdout and "simulated=False" in result.stdout, result
+
+
+@requires("program:gcc")
+def test_nothing_is_loaded_that_others_may_change(apart, tmp_path):
+    (apart / "libnvidia-ml.so.600.10.01").chmod(0o777)
+    result = python(_ASK, DOCKLESS_HOME=str(tmp_path))
+    assert result.returncode == 1 and "can be changed by others than root" in result.stderr
+
+
+@requires("program:gcc")
+def test_a_driver_apart_whose_library_is_no_library(apart, tmp_path):
+    """Of 32 bits, or none at all: the linker's path is gone by, as without the setting."""
+    (apart / "libnvidia-ml.so.600.10.01").write_text("no library")
+    result = python(_ASK, DOCKLESS_HOME=str(tmp_path))
+    assert result.returncode == 1 and "no NVIDIA driver on this host: libnvidia-ml.so.1 is not installed" in result.stderr
+
+
 def test_four_gpus(simulate):
     simulate("4x80G")
     gpus = inventory()
