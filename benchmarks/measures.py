@@ -241,6 +241,13 @@ def streams(scene: Scene, effort: Effort) -> Table:
     return measure(scene, max(3, effort.slow_starts // 4), 1 << 28)
 
 
+def driver(scene: Scene, effort: Effort) -> Table:
+    """The driver's files for a start with a GPU."""
+    from benchmarks.driver import driver as measure
+
+    return measure(scene, 50)
+
+
 MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "start": start,
     "memory": memory,
@@ -254,4 +261,5 @@ MEASURES: dict[str, Callable[[Scene, Effort], Table]] = {
     "forks": forks,
     "together": together,
     "streams": streams,
+    "driver": driver,
 }

@@ -19,12 +19,12 @@ pytestmark = [
 ]
 
 
-def test_start_and_keeper():
-    options = ["--starts", "1", "--burst", "1", "--peers", "none", "--only", "start,keeper", "--json", "-"]
+def test_start_and_keeper_and_driver():
+    options = ["--starts", "1", "--burst", "1", "--peers", "none", "--only", "start,keeper,driver", "--json", "-"]
     ran = subprocess.run([sys.executable, "-P", TOP / "benchmarks/run.py", *options], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)["measurements"]
-    assert set(found) == {"start", "keeper"} and "not measured" not in ran.stderr
+    assert set(found) == {"start", "keeper", "driver"} and "not measured" not in ran.stderr
     names = {"dockless", "dockless.run"} | (
         {"floor.c", "floor.c - overlay"} if os.geteuid() == 0 else set()
     )  # whose system calls are root's
