@@ -105,10 +105,13 @@ def find(root: str, version: str) -> tuple[DriverFile, ...]:
 
 
 def searched(root: str, version: str) -> tuple[str, ...]:
-    """Where ``find`` looks, as paths below ``root``: directories, also such as are not there, and the linker's cache. What it finds can
-    only be another while one of them, or a file that was found, has changed. ``GpuError``"""
+    """Where ``find`` looks, as paths below ``root``: directories, also such as are not there, the linker's cache, and files that have a
+    library's name and are none, which may just be written. What it finds can only be another while one of them, or a file that was found,
+    has changed. ``GpuError``"""
     with _opened(root) as top:
         libraries = [linker_cache.PATH, *(f"usr/lib/{name}/nvidia" for name in _multiarch()), *_library_places(top)]
+        named = [f"{directory}/{name}" for directory, names in _directories(top) for name in names if name.endswith(f".so.{version}")]
+        libraries += [path for path in named if _library(top, path) is None]
         programs = ["usr/lib/nvidia", *_inside(top, "usr/lib/nvidia"), *_PROGRAM_DIRECTORIES, "etc/alternatives"]
     others = [os.path.dirname(path) for paths in _CONFIGURATION.values() for path in paths.split()]
     return tuple(dict.fromkeys((*libraries, *programs, *others, _firmware(version))))

@@ -460,6 +460,19 @@ def test_what_is_installed_later_is_seen(path, shown, image, stand_in):
     assert output(image, script, gpus=1) == ["none"]
 
 
+def test_a_library_that_was_just_being_written_is_seen_when_it_is_whole(image, stand_in):
+    """In its place, as installers write it: its directory does not change any more."""
+    path = stand_in / glibc_images.DIRECTORY["debian"] / f"libnvidia-cfg.so.{VERSION}"
+    script = "ls /usr/lib/*/libnvidia-cfg.so.1 2> /dev/null || echo none"
+    path.touch(0o644)
+    try:
+        assert output(image, script, gpus=1) == ["none"]
+        library(path, "libnvidia-cfg.so.1")
+        assert output(image, script, gpus=1) != ["none"]
+    finally:
+        path.unlink()
+
+
 def test_a_libcuda_that_comes_later_is_no_longer_missed(image, stand_in):
     libcuda = stand_in / glibc_images.DIRECTORY["debian"] / f"libcuda.so.{VERSION}"
     away = libcuda.rename(stand_in / "away")  # one of 32 bits is left, by which simulated GPUs know the version
