@@ -109,6 +109,19 @@ def test_the_hosts_own_programs(images):
         assert (ran.returncode, ran.stdout) == (0, "slim\n")
 
 
+@requires("cgroup2")
+def test_what_it_takes_is_not_taken_from_the_sandbox(box):
+    """Its cgroup lies beside the sandbox's, whose programs' are at or below the root of what they see."""
+    assert "/../" not in box.shell("cat /proc/self/cgroup", text=True).stdout
+    assert "\n0::/../" in "\n" + shown(box, "cat /proc/self/cgroup")
+
+
+def test_it_knows_the_hosts_that_the_sandbox_knows(images):
+    for profile in ("default", "untrusted"):
+        with Sandbox(TARGET, AGAIN, stdin=DEVNULL, profile=profile, add_hosts={"peer.example": "192.0.2.7"}) as box:
+            assert ("192.0.2.7" in shown(box, "cat /etc/hosts")) == (profile == "default")
+
+
 def test_its_terminal_is_the_tools(box):
     with box.spawn_debug(TOOLS, "sh", "-c", "tty; stty size < /dev/tty", tty=True, size=(12, 34)) as command:
         out, _ = command.communicate(timeout=20)

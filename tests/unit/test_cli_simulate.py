@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from support.requires import requires
 
 from dockless.cli import main
+from dockless.cli.simulated_host import simulated_host, units_of
+from dockless.sched.policy.replay import TraceJob
 
 TRACE = """\
 submitted,run,gpus,user,time_limit
@@ -145,6 +148,27 @@ def test_classes_reserved_hours_and_cores(say, day):
     code, out, err = say(*day)
     assert "  CORES ASKED  LASTS" in out and "  13.9 %  " in out
     assert "CLASS       JOBS  MEAN WAIT  P95\nany         2     1h         2h\n" in out and "\nno GPUs     1     1h40m      1h40m\n" in out
+
+
+def test_groups_of_the_settings_that_have_no_quota_count_in_none(tmp_path):
+    """As in the daemon, where such a group is one of reserved hours alone; and a job with GPUs counts for the cores that it asks for."""
+    settings = tmp_path / "a.toml"
+    settings.write_text('[host]\ncores = 16\ncores_per_job = 2\n[quota.groups]\nml = 3\n[groups]\nml = ["anna"]\nlab = ["anna", "ben"]\n')
+    jobs = [TraceJob(0, 1, 1, "anna"), TraceJob(0, 1, 0, "ben"), TraceJob(0, 1, 1, "carl", cores=4000)]
+    found = simulated_host(str(settings), units_of("4"), jobs)
+    assert [job.groups for job in found.jobs] == [("ml",), (), ()]
+    assert [found.asked("cores", job) for job in jobs] == [0, 2000, 4000]
+
+
+def test_each_of_the_hours_of_several_reservations(tmp_path):
+    """Those that begin while others last, too."""
+    settings = tmp_path / "a.toml"
+    one = '[reservations.{}]\ngpus = 1\nusers = ["anna"]\nstart = "{}"\nduration = "{}"\n'
+    settings.write_text(one.format("long", "2026-11-24T00:00", "48h") + one.format("short", "daily 10:00", "1h"))
+    found = simulated_host(str(settings), units_of("4"), [])
+    begins = time.mktime((2026, 11, 24, 0, 0, 0, 0, 0, -1))
+    hours = found.hours_between(begins, begins + 2 * 86400)
+    assert [(one.name, one.starts - begins) for one in hours] == [("long", 0.0), ("short", 36000.0), ("short", 36000.0 + 86400)]
 
 
 def test_hours_that_never_let_it_start(say, day, tmp_path):

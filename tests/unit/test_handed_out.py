@@ -164,3 +164,14 @@ def test_who_makes_a_node_removes_what_is_old(tmp_path, monkeypatch):
         own_nodes.make(Device("/dev/null", f"{place}/new", 1, 3, "rw"), opened)
         assert os.listdir(place) == ["new"] and stat.S_IMODE((place / "new").stat().st_mode) == 0o666
     assert not os.listdir(place)
+
+
+@requires("root")
+def test_a_node_whose_mode_cannot_be_set_is_not_left(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir(0o700)
+    monkeypatch.setattr(own_nodes, "PLACE", str(place))
+    monkeypatch.setattr(own_nodes.os, "chmod", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "planted")))
+    with contextlib.ExitStack() as opened, pytest.raises(GpuError, match="planted"):
+        own_nodes.make(Device("/dev/null", f"{place}/new", 1, 3, "rw"), opened)
+    assert not os.listdir(place)

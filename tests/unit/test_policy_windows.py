@@ -57,8 +57,9 @@ def test_what_runs_into_them_counts():
     assert decision.reason(job(1, 1)).starts_at == 120.0 and "job 1 comes first among the others" in decision.reason(job(2, 1, "carl")).text
     assert given(0.0, job(1, 1), running=[replace(running[0], ends=100.0)]).starts
     assert given(0.0, job(1, 1), running=[replace(running[0], user="prof")]).starts
-    overdue = [replace(running[0], ends=140.0)]
-    assert not given(150.0, job(1, 1), running=overdue).starts  # it is still there
+    for ends in (100.0, 140.0):
+        overdue = [replace(running[0], ends=ends)]
+        assert not given(150.0, job(1, 1), running=overdue).starts  # it is still there
 
 
 def test_a_promise_that_leads_into_them_is_for_afterwards():
@@ -130,6 +131,13 @@ def test_so_is_that_of_who_shares_a_gpu():
     assert given(0.0, first, **more).reason(first).starts_at == 200.0
     brief = replace(first, time_limit=50.0)
     assert given(0.0, brief, **more).reason(brief).starts_at == 50.0
+
+
+def test_who_ends_before_them_joins_a_shared_gpu_though_others_have_all_that_is_left():
+    running = [RunningJob(9, "anna", frozenset({"g0"}), share=300)]
+    more = {"running": running, "shareable": dict.fromkeys(FOUR, 1000)}
+    assert given(0.0, job(1, 1, limit=100.0, share=300), **more).starts == [StartJob(1, ("g0",))]
+    assert not given(0.0, job(1, 1, limit=101.0, share=300), **more).starts
 
 
 def windows(dice: random.Random, users, supplies=()) -> list[Window]:

@@ -7,10 +7,11 @@ import random
 import pytest
 
 from dockless.errors import BadInput
+from dockless.sched.policy import replay as replays
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.replay import TraceJob, replay
-from dockless.sched.policy.state import Preemption, QueueState, RunningJob
+from dockless.sched.policy.state import Preemption, QueueState, RunningJob, Window
 from dockless.sched.policy.supplies import CORES, MEMORY, Supply
 from dockless.sched.policy.waiting import WaitingJob
 from dockless.sched.traces import parse
@@ -70,12 +71,28 @@ def test_what_is_borrowed_is_given_back():
     assert found.started == (35, 25) and found.lost == ((0, 0, 25),) and found.waits == [35, 15]
     assert found.ends == 135 and found.utilisation == pytest.approx(410 / 540)
     assert [sum(pieces) * 135 / 27 for pieces in found.over_time(27).values()] == pytest.approx([500, 10])
+    assert (found.had, found.lost_had) == ((("g0", "g1", "g2", "g3"), ("g0",)), (("g0", "g1", "g2", "g3"),))
+    one_of_them = replay([TraceJob(0, 1, 0, "eve"), TraceJob(0, 100, 4, "ben"), TraceJob(10, 10, 1, "anna")], state)
+    names = one_of_them.over_time(27, lambda job, gpus: len(gpus))
+    assert [sum(pieces) * 135 / 27 for pieces in names.values()] == pytest.approx([500, 10, 0])
     assert replay([TraceJob(0, 23, 4, "ben"), TraceJob(10, 10, 1, "anna")], state).lost == ((0, 0, 23),)
     assert replay([TraceJob(0, 30, 4, "ben", time_limit=23), TraceJob(10, 10, 1, "anna")], state).lost == ()
     twice = [TraceJob(0, 100, 4, "ben"), TraceJob(10, 10, 1, "anna"), TraceJob(36, 10, 1, "anna")]
     assert replay(twice, state).lost == ((0, 0, 25), (0, 35, 60))
     strictly = replay([TraceJob(0, 100, 4, "ben"), TraceJob(5, 50, 1, "carl"), TraceJob(10, 10, 1, "anna")], state, "fifo")
     assert strictly.started == (35, 135, 25)
+
+
+def test_hours_that_begin_again_and_again_are_waited_for_as_long_as_somebody_starts_between_them(monkeypatch):
+    """How many are looked at while nothing runs is counted anew with each start."""
+    monkeypatch.setattr(replays, "_HOURS", 3)
+
+    def hours(now):
+        begins = 100.0 * max(1, (now - 60) // 100 + 1)
+        return (Window("x", 1, frozenset(), begins, begins + 60.0),)
+
+    found = replay([TraceJob(0, 30, 1, "anna", time_limit=40)] * 8, host(1), hours=hours)
+    assert found.started == (0, 30, 60, 160, 260, 360, 460, 560)
 
 
 def test_a_fair_order():

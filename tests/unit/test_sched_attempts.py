@@ -206,7 +206,9 @@ def test_what_ends_at_once_comes_with_its_end(box, tmp_path, before):
         return box
 
     timer = threading.Timer(0.01, lambda: box.end(Exit(3, None)))
+    fds = set(os.listdir("/proc/self/fd"))
     found = attempts.started(start, tmp_path, 20.0)
+    assert set(os.listdir("/proc/self/fd")) == fds
     assert found == attempts.Started(box, -1, (Exit(3, None), True)) and (tmp_path / f"{box.id}.log").read_text() == "x"
 
 

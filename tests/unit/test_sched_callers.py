@@ -90,6 +90,12 @@ def test_groups_of_the_settings_come_before_those_of_the_system():
     assert (daemon.quota_groups(ann), daemon.quota_groups(ben)) == (("vision", "lab"), ("students",))
 
 
+def test_of_a_group_that_the_settings_list_the_systems_members_are_none():
+    daemon = served_by(0, Config(groups={"vision": ("ben",)}))
+    assert daemon.members(("vision",), (1001, 1002)) == {"ben"}
+    assert daemon.members(("vision", "students"), (1001,)) == {"ann", "ben"}
+
+
 def test_groups_are_looked_up_again_after_a_minute(monkeypatch, asked):
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.desk import ANN, BEN, play
@@ -14,6 +15,7 @@ from support.stand_in import until
 from dockless.base import paths
 from dockless.errors import BadInput, Refused
 from dockless.sandbox.run import project
+from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
 from dockless.sched.config import Config
@@ -147,6 +149,29 @@ def test_what_the_kernel_counts_is_not_measured(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_one_that_is_being_ended_is_not_ended_again(tmp_path):
+    """Its grace is not cut short for what it writes meanwhile."""
+
+    async def story(desk):
+        (number,) = await desk.submit(ANN, JOB)
+        box = await desk.runs(number)
+        await until(lambda: desk.engine.entries[number].pidfd >= 0)
+        fill(box.directory, 3 * MIB)
+        desk.engine.config = Config(disk_per_job=2 * MIB)
+        box.send_stop = lambda: box.said.append("stop")
+        there = disk.running(desk.engine)[ANN]
+        await desk.engine.cancel(number, "ann", 500.0)
+        await until(lambda: box.said == ["stop"])
+        until_then = desk.engine.entries[number].stop_by
+        known: disk.Known = {}
+        for one in disk.LOOKS:
+            await disk.measure_once(desk.engine, there, one, known)
+        assert desk.engine.entries[number].stop_by == until_then
+        box.end(Exit(None, 15))
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("limit", ["disk_per_job", "disk_per_user"])
 def test_a_user_with_endless_files_keeps_nobody_else_from_being_measured(tmp_path, monkeypatch, limit):
     """A tree that is not to be come to an end of; what du(1) says of it is as long as it likes. It ends with the daemon."""
@@ -202,6 +227,37 @@ def test_neither_look_waits_for_the_other(tmp_path, monkeypatch):
         await until(begun.is_set)
         fill(box.directory, 3 * MIB)
         assert "MiB on disk" in (await desk(ANN, lambda queue: queue.wait(number))).reason
+        watching.cancel()
+
+    play(tmp_path, story)
+
+
+def test_the_next_measure_is_waited_for_twenty_times_as_long_as_the_last_took(tmp_path, monkeypatch):
+    clock, looked, rounds = SimpleNamespace(now=1000.0), [], []
+
+    async def look(engine, jobs, which, known):
+        looked.append(clock.now)
+        clock.now += 2.0
+
+    running = disk.running
+    monkeypatch.setattr(disk, "EVERY", 0.001)
+    monkeypatch.setattr(disk, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(disk, "LOOKS", disk.LOOKS[:1])
+    monkeypatch.setattr(disk, "measure_once", look)
+    monkeypatch.setattr(disk, "running", lambda engine: rounds.append(1) or running(engine))
+
+    async def story(desk):
+        desk.engine.config = Config(disk_per_job=MIB)
+        (number,) = await desk.submit(ANN, JOB)
+        await desk.runs(number)
+        watching = asyncio.create_task(disk.watch(desk.engine))
+        await until(lambda: looked)
+        clock.now += 39.0
+        before = len(rounds)
+        await until(lambda: len(rounds) > before + 3)
+        assert len(looked) == 1
+        clock.now += 2.0
+        await until(lambda: len(looked) == 2)
         watching.cancel()
 
     play(tmp_path, story)

@@ -72,9 +72,11 @@ def ends_with(launcher, *codes):
 
 def test_a_start_and_an_end_are_one_transaction_where_the_program_ends_at_once(tmp_path, launcher):
     ends_with(launcher, 0, 3)
+    told = []
 
     async def play():
         async with engine(tmp_path, launcher) as running:
+            running.tell = lambda entry, event: told.append((entry.job.id, event))
             for code, state in ((0, State.COMPLETED), (3, State.FAILED)):
                 (number,) = await running.submit(ME, [plain()], None)
                 before = running._writer.transactions
@@ -85,7 +87,8 @@ def test_a_start_and_an_end_are_one_transaction_where_the_program_ends_at_once(t
                 events = running.reader.execute("SELECT event FROM events WHERE job=? ORDER BY seq", (number,)).fetchall()
                 assert [event for (event,) in events] == ["submit", "start", "running", "ended"]
                 name = running.name(number, 1)
-                assert (running.logs / f"{name}.log").read_text() == name
+                assert (running.logs / f"{name}.log").read_text() == name and told[0] == (number, "start")
+                told.clear()
                 await until(lambda name=name: launcher.boxes[name].said == ["remove"])
 
     asyncio.run(play())
@@ -104,6 +107,28 @@ def test_what_ends_at_once_and_is_to_run_again_does(tmp_path, launcher):
     asyncio.run(play())
 
 
+def test_output_of_what_ends_at_once_is_kept_later_where_it_cannot_be_then(tmp_path, launcher, monkeypatch):
+    ends_with(launcher, 0)
+    keep, tried = attempts.keep_log, []
+
+    def full_at_first(handle, kept):
+        tried.append(kept)
+        if len(tried) == 1:
+            raise OSError(28, "No space left on device")
+        keep(handle, kept)
+
+    monkeypatch.setattr(attempts, "keep_log", full_at_first)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            (number,) = await running.submit(ME, [plain()], None)
+            await until(lambda: number not in running.entries)
+            name = running.name(number, 1)
+            assert (running.logs / f"{name}.log").read_text() == name and ended(running, number)[:2] == ("COMPLETED", "")
+
+    asyncio.run(play())
+
+
 def test_an_end_is_waited_for_only_while_programs_end_soon(tmp_path, launcher, monkeypatch):
     waited = []
     started_really = attempts.started
@@ -111,13 +136,13 @@ def test_an_end_is_waited_for_only_while_programs_end_soon(tmp_path, launcher, m
 
     async def play():
         async with engine(tmp_path, launcher) as running:
-            for at in (2.0, 2.001, 3.0):  # when it ends, of 2.0
+            for at in (2.0, 2.001, 3.0, 2.0, 1.0, 2.0):  # when it ends, of 2.0; a clock may be set back
                 _, (box,) = await started(running, launcher, plain())
                 box.end(Exit(0, None, started=2.0, ended=at))
                 await until(lambda: not running.entries)
             await started(running, launcher, plain())
             await started(running, launcher, plain())
-        assert waited == [0.0, ending.SOON, ending.SOON, 0.0, 0.0]
+        assert waited == [0.0, ending.SOON, ending.SOON, 0.0, ending.SOON, 0.0, ending.SOON, 0.0]
 
     asyncio.run(play())
 

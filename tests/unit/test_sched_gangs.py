@@ -423,6 +423,28 @@ def test_one_that_ended_keeps_its_gpus_until_the_last_has(tmp_path, launcher):
     play(tmp_path, launcher, story)
 
 
+def test_one_that_ends_at_once_keeps_its_gpus_until_the_last_has(tmp_path, launcher):
+    start = launcher.start
+
+    def begin(*args, **how):
+        box = start(*args, **how)
+        if how["id"].startswith("job-1-"):
+            box.end(Exit(0, None))
+        return box
+
+    launcher.start = begin
+
+    async def story(running):
+        numbers = await running.submit(ROOT, [plain(gpus="1"), plain(gpus="1")], None, gang=True)
+        await until(lambda: running.entries[1].job.reason.startswith("its program has ended (exit code 0)"))
+        assert running.entries[1].job.state is State.RUNNING and len(held(running.reader)) == 2
+        await until(lambda: running.entries[2].pidfd >= 0)
+        launcher.boxes[running.name(2, 1)].end(Exit(0, None))
+        assert await ended(running, numbers) == [("COMPLETED", "", 0)] * 2
+
+    play(tmp_path, launcher, story)
+
+
 def test_a_failed_start_of_one_ends_the_others(tmp_path, launcher):
     start = launcher.start
 

@@ -93,6 +93,13 @@ def test_which_are_meant(host):
     assert HostGpus().resolve("all") == (2, ())
 
 
+def test_of_a_class_slices_come_first_and_of_them_the_smallest(host):
+    host.there = (A, replace(C, mig=(MigInstance(MIG_1, 1, 0, 40 << 30), MigInstance(MIG_2, 2, 0, 20 << 30))))
+    gpus = HostGpus()
+    wanted = gpus.class_of("memory=10G")
+    assert gpus.of_classes([wanted]) == {wanted: (MIG_2, MIG_1, "GPU-a")}
+
+
 @pytest.mark.parametrize("simulated", ["2x80G", "2x80G,mig=2"])
 def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
     """Slices, too, which are given by name only: no job waits for ever for what the host has."""

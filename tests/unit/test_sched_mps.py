@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +99,61 @@ def test_a_user_for_whom_it_does_not_start_waits_for_it_once(shared):
     assert launcher.said.count("start") == 1
     daemons.join(spec, 1002, gpus[0], 4096, 81920, None, None)
     assert launcher.said.count("start") == 2
+
+
+class Service:
+    """A control daemon that listens."""
+
+    def __init__(self, place: Path, now: str = "running") -> None:
+        self.now = now
+        self.document = SimpleNamespace(cgroup="g")
+        self.socket = socket.socket(socket.AF_UNIX)
+        pipe = os.open(place / "pipe", os.O_PATH)
+        self.socket.bind(f"/proc/self/fd/{pipe}/control")  # its own name may be too long
+        os.close(pipe)
+
+    def state(self) -> str:
+        return self.now
+
+    def send_stop(self) -> None:
+        self.now = "exited"
+
+    def remove(self) -> None:
+        self.socket.close()
+
+
+class Starter(Launcher):
+    """``how``: as what those that it starts are found, one after the other."""
+
+    def __init__(self, *how: str) -> None:
+        super().__init__()
+        self.how = [*how]
+
+    def start(self, spec: Spec, **how: Any) -> Any:
+        self.found = Service(mps_places.place(how["id"]), self.how.pop(0))
+        return self.found
+
+
+def test_each_that_ends_before_its_jobs_is_told_once(shared):
+    launcher: Any = Starter("running", "running")
+    daemons = mps.ControlDaemons(launcher, QUEUE)
+    gpu = f"GPU-{uuid.uuid4()}"
+    name = daemons.name(1001, gpu)
+    for _ in range(2):
+        assert mps.has_limit(daemons.join(Spec(("true",)), 1001, gpu, 4096, 81920, None, None))
+        assert not daemons.lost(name)
+        launcher.found.now = "exited"
+        assert [daemons.lost(name) for _ in range(2)] == [True, False]
+    daemons.end(name)
+
+
+def test_one_that_has_ended_does_not_listen(shared, capfd):
+    """Though its socket is there."""
+    launcher: Any = Starter("exited")
+    spec = Spec(("true",))
+    daemons = mps.ControlDaemons(launcher, QUEUE)
+    assert daemons.join(spec, 1001, f"GPU-{uuid.uuid4()}", 4096, 81920, None, None) is spec
+    assert "does not listen" in capfd.readouterr().err and not daemons.known
 
 
 @pytest.mark.parametrize(

@@ -270,3 +270,29 @@ def test_removals_are_done_behind_by_as_few_threads_as_it_takes(tmp_path, launch
         assert "last" in by
 
     asyncio.run(play())
+
+
+def test_the_daemons_own_end_waits_for_what_is_being_removed_but_not_for_ever(tmp_path, launcher):
+    held, removed = threading.Event(), []
+
+    def remove():
+        held.wait(DEADLINE)
+        removed.append(1)
+
+    async def play():
+        async with engine(tmp_path, launcher) as running:
+            over = running.removals.over
+            running.removals.add(SimpleNamespace(id="held", remove=remove))
+            try:
+                await asyncio.wait_for(over(0.001), DEADLINE / 10)
+            except TimeoutError:
+                held.set()
+                raise
+            assert not removed
+            running.removals.over = lambda seconds: held.set() or over(seconds)
+        assert removed
+
+    try:
+        asyncio.run(play())
+    finally:
+        held.set()

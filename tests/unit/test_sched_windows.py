@@ -15,7 +15,7 @@ from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, ReservationInfo, State
 from dockless.sched.config import Config, Reserved
-from dockless.sched.engine.windows import said
+from dockless.sched.engine.windows import said, windows
 
 
 def test_who_has_the_gpus_then(tmp_path, home, monkeypatch, capfd):
@@ -121,6 +121,12 @@ def test_a_group_that_is_named_while_jobs_wait(tmp_path, home, monkeypatch):
         assert "1 are kept for ml101" in (await desk(ANN, lambda queue: queue.why(after))).reason
 
     play(tmp_path, story)
+
+
+def test_for_those_that_are_named_and_for_the_members_of_groups():
+    reserved = Reserved("ml101", Occasion(1000.0), 60.0, users=("prof",), groups=("vision",), gpus=1)
+    (window,) = windows([reserved], 5.0, 900.0, lambda groups: {"ann"} if groups == ("vision",) else set())
+    assert (window.users, window.starts, window.ends) == ({"prof", "ann"}, 105.0, 165.0)
 
 
 def test_how_they_are_said():

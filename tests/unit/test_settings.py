@@ -301,6 +301,10 @@ def test_all_mistakes_are_told_at_once(home):
     assert "default.limt (did you mean limit?)" in lines[2] and "does not say gpus" in lines[8]
     error = refused("".join(f"a{number} = 1\n" for number in range(100)))
     assert len(error.__notes__) == 20 and error.__notes__[-1] == "there may be more: correct these first"
+    error = refused("[quota]\ndefault = { " + ", ".join(f"a{number} = 1" for number in range(100)) + " }\n")
+    assert len(error.__notes__) == 20 and len(set(error.__notes__)) == 20  # each once, though it is a table in a table
+    error = refused("a = 1\nzzzzzz = 1\n")
+    assert error.__notes__ == [f"{path}:2: there is no setting zzzzzz"]  # the list of all settings is told with the first alone
     assert not hasattr(refused("a = 1\n"), "__notes__")
 
 
