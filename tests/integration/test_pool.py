@@ -116,6 +116,15 @@ def test_streams(tmp_path: Path):
         assert b"/dev/" in box.communicate()[0] and box.returncode == 3
 
 
+@requires("root")
+def test_pipes_are_the_programs_users(tmp_path: Path):
+    """User and group, by the ids that they are outside."""
+    ref = load(tmp_path, [])
+    with Pool(ref, size=1, user="1000:100") as pool, pool.take(["cat"], stdin=PIPE, stdout=PIPE) as box:
+        about = os.fstat(box.stdout.fileno())
+        assert about.st_uid > 1000 and about.st_uid - about.st_gid == 1000 - 100
+
+
 def test_each_runs_once(tmp_path: Path):
     ref = load(tmp_path, [])
     with Pool(ref, size=2) as pool:
