@@ -125,7 +125,7 @@ def test_a_group_that_is_named_while_jobs_wait(tmp_path, home, monkeypatch):
 
 def test_for_those_that_are_named_and_for_the_members_of_groups():
     reserved = Reserved("ml101", Occasion(1000.0), 60.0, users=("prof",), groups=("vision",), gpus=1)
-    (window,) = windows([reserved], 5.0, 900.0, lambda groups: {"ann"} if groups == ("vision",) else set())
+    (window,) = windows([reserved], 5.0, 900.0, lambda groups: {"ann"} if groups == ("vision",) else set(), {})
     assert (window.users, window.starts, window.ends) == ({"prof", "ann"}, 105.0, 165.0)
 
 
