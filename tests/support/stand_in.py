@@ -104,6 +104,7 @@ class StandIn:
         network: Any = None,
         user: int | None = None,
         leased: Sequence[Any] = (),
+        controllers: Sequence[str] = (),
     ) -> Box:
         box = self.boxes[id] = Box(id, self.place / id, labels or {}, spec)
         self.started.set()
