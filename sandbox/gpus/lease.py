@@ -12,6 +12,9 @@ sock_diag(7).
     take_share(uuid, …) ──► sockets    a part of one GPU's memory
     holders(uuids) ──► {uuid: uid}     whose they are now
     shares(uuids) ──► Share …          the parts that are leased now
+    keep_out(uuid) ──► sockets         nobody gets this GPU, which is out of service
+    say_why(uuid, why) ──► sockets     and all are told why
+    out_of_service(uuids) ──► {uuid: why}
 
 The sandbox's keeper gets the sockets, so a GPU is leased for as long as its keeper lives, and no daemon has to. What none of this sees,
 programs that compute without dockless, shows as processes on the GPU, which ``choose`` respects.
@@ -19,6 +22,8 @@ programs that compute without dockless, shows as processes on the GPU, which ``c
 A share of a GPU is a name below the GPU's, ``…/share/<company>/<MiB>/<number>``. Who takes a GPU, whole or in part, binds the name first
 and then looks at all names of that GPU: whole and shared exclude each other, and shares go on a GPU only as far as its memory lasts. Of two
 at the same time both may see the other and step back, but never neither.
+
+A GPU that is out of service has its name bound by root's daemon, and another below it, ``…/out/<why>``: no lease, so it counts in no quota.
 
 Nothing can be sent to such a socket, for nobody listens. Who is in a network namespace of their own has a table of their own.
 """
@@ -37,7 +42,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from dockless.base import paths
-from dockless.base.dataclass import dataclass
+from dockless.base.dataclass import dataclass, replace
 from dockless.base.idmaps import user_name
 from dockless.base.path import Path
 from dockless.base.typing import Literal
@@ -65,7 +70,9 @@ _HEADER, _REQUEST, _ANSWER, _ATTRIBUTE = (
 _BEGIN = struct.Struct("=IH")
 _SHOW_NAME, _SHOW_UID, _UID = 1, 64, 7
 """netlink(7); linux/sock_diag.h, linux/unix_diag.h."""
-_SHARE = b"/share/"
+_SHARE, _OUT = b"/share/", b"/out/"
+_LONGEST = 108
+"""Bytes of a name. unix(7)"""
 _SHARED = re.compile(rb"(user|all)/([1-9][0-9]{0,7})/([0-9a-f]{1,8})")
 
 
@@ -124,7 +131,8 @@ def lease(request: GpuRequest) -> GpuLease:
     known = {gpu.uuid for gpu in (*gpus, *units(gpus))}
     nodes = {name: uuid for uuid, names in names_of_nodes(known).items() for name in names}
     for attempt in range(_TRIES):
-        chosen = choose(request, gpus, {nodes.get(name, name) for name in holders({*known, *nodes})})
+        having, out = ({nodes.get(name, name): said for name, said in one.items()} for one in standing({*known, *nodes}))
+        chosen = choose(request, gpus, having, out)
         with contextlib.suppress(_Taken):
             return GpuLease(chosen, _bind_all(gpu.uuid for gpu in chosen))
         time.sleep(random.random() * 0.001 * (attempt + 1))
@@ -132,7 +140,7 @@ def lease(request: GpuRequest) -> GpuLease:
 
 
 def take(uuids: Collection[str]) -> list[socket.socket]:
-    """Hold these very GPUs until the sockets are closed. ``NotEnoughGpus`` if one is leased, also in part."""
+    """Hold these very GPUs until the sockets are closed. ``NotEnoughGpus`` if one is leased, also in part, or out of service."""
     with _told():
         return _patiently(lambda: _bind_all(uuids))
 
@@ -142,6 +150,36 @@ def take_share(wanted: Share, capacity: int) -> list[socket.socket]:
     whole, if too little of it is left, or if others share it who do not want that company."""
     with _told():
         return _patiently(lambda: _bind_share(wanted, capacity))
+
+
+def keep_out(uuid: str) -> list[socket.socket]:
+    """Hold a GPU that is out of service until the sockets are closed, so that nobody leases it; none where somebody has it now.
+    ``Unwritable``, ``GpuError``"""
+    try:
+        return _bind_all([uuid])
+    except _Taken:
+        return []
+
+
+def say_why(uuid: str, why: str) -> list[socket.socket]:
+    """Tell all why a GPU is kept out, until the sockets are closed; root alone is believed. What is too long for a name is cut.
+    ``Unwritable``"""
+    with contextlib.ExitStack() as opened:
+        said = []
+        for name in (uuid, *names_of_nodes([uuid]).get(uuid, ())):
+            below = f"{name}{_OUT.decode()}"
+            with contextlib.suppress(_Taken):
+                said.append(_bind(uuid, below + _cut(why, _LONGEST - len(_name(below).encode())), opened))
+        opened.pop_all()
+        return said
+
+
+def _cut(text: str, room: int) -> str:
+    """To so many bytes."""
+    said, dots = text.encode(), "…"
+    if len(said) <= room:
+        return text
+    return said[: max(0, room - len(dots.encode()))].decode(errors="ignore") + dots if room >= len(dots.encode()) else ""
 
 
 def share_number(text: str) -> str:
@@ -161,40 +199,76 @@ def names_of_nodes(uuids: Collection[str]) -> dict[str, list[str]]:
 
 def holders(uuids: Collection[str] | None = None) -> dict[str, int]:
     """Those of these GPUs that are leased now, whole or in part, and the user ids of who leased them, of several the least. Without
-    ``uuids`` every name that somebody has bound, also one of no GPU. ``GpuError`` where the kernel does not tell."""
-    found: dict[str, int] = {}
-    for name, uid in _leased(uuids):
+    ``uuids`` every name that somebody has bound, also one of no GPU. None that is out of service. ``GpuError`` where the kernel does not
+    tell."""
+    return standing(uuids)[0]
+
+
+def out_of_service(uuids: Collection[str]) -> dict[str, str]:
+    """Those of these GPUs that root's daemon keeps out of service now, and why; a long reason is cut. ``GpuError``"""
+    return standing(uuids)[1]
+
+
+def standing(uuids: Collection[str] | None = None) -> tuple[dict[str, int], dict[str, str]]:
+    """``holders`` and ``out_of_service`` as of one moment."""
+    bound = _bound(uuids)
+    out, found = _reasons(bound), dict[str, int]()
+    for name, uid in bound:
         # Anybody binds any bytes.
         gpu = name.split(_SHARE, 1)[0] if _share(name) else name
+        if _gpu(name) in out:
+            continue
         text = gpu.decode(errors="backslashreplace")
         found[text] = min(uid, found.get(text, uid))
-    return found
+    return found, {name.decode(errors="backslashreplace"): why for name, why in out.items()}
+
+
+def told(units: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """The same, with why root's daemon keeps them out of service where their driver finds nothing wrong. ``GpuError``"""
+    there = tuple(units)
+    out = out_of_service([unit.uuid for unit in there]) if there else {}
+    return tuple(replace(unit, trouble=unit.trouble or out.get(unit.uuid, "")) for unit in there)
 
 
 def whole(uuids: Collection[str]) -> dict[str, int]:
     """As ``holders``, those alone whose own name is bound: also beside shares, where somebody did not look first."""
-    return {name.decode(): uid for name, uid in _leased(uuids) if _share(name) is None}
+    bound = _bound(uuids)
+    out = _reasons(bound)
+    return {name.decode(): uid for name, uid in bound if _gpu(name) == name and name not in out}
 
 
 def shares(uuids: Collection[str]) -> tuple[Share, ...]:
     """Of these GPUs. ``GpuError`` where the kernel does not tell."""
-    return tuple(share for name, uid in _leased(uuids) if (share := _share(name, uid)) is not None)
+    return tuple(share for name, uid in _bound(uuids) if (share := _share(name, uid)) is not None)
 
 
 def _share(name: bytes, uid: int = -1) -> Share | None:
-    """None for the name of a whole GPU, and for what is no name of ours."""
+    """None for the name of a whole GPU, for a reason, and for what is no name of ours."""
     gpu, cut, rest = name.partition(_SHARE)
-    found = _SHARED.fullmatch(rest) if cut else None
+    found = _SHARED.fullmatch(rest) if cut and _OUT not in gpu else None
     if found is None:
         return None
     company: Company = "all" if found[1] == b"all" else "user"
     return Share(gpu.decode(errors="backslashreplace"), int(found[2]), company, found[3].decode(), uid)
 
 
-def _leased(uuids: Collection[str] | None) -> list[tuple[bytes, int]]:
-    """The names without their prefix, and who bound them. ``GpuError``"""
+def _gpu(name: bytes) -> bytes:
+    """That a name is below, or the name itself."""
+    return name.partition(_SHARE)[0].partition(_OUT)[0]
+
+
+def _reasons(bound: Iterable[tuple[bytes, int]]) -> dict[bytes, str]:
+    """Why these are out of service. Only root's word for it is believed, and only of what root has bound."""
+    roots = [name for name, uid in bound if uid == 0]
+    said = {_gpu(name): name.partition(_OUT)[2] for name in roots if _OUT in name and _share(name) is None}
+    whole = said.keys() & set(roots)
+    return {gpu: why.decode(errors="backslashreplace") or "root's daemon says so" for gpu, why in said.items() if gpu in whole}
+
+
+def _bound(uuids: Collection[str] | None) -> list[tuple[bytes, int]]:
+    """The names of these GPUs and those below them, without their prefix, and who bound them. ``GpuError``"""
     prefix = _name("").encode()
-    wanted = None if uuids is None else {prefix + uuid.encode() for uuid in uuids}
+    wanted = None if uuids is None else {uuid.encode() for uuid in uuids}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as asked:
             body = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
@@ -205,7 +279,8 @@ def _leased(uuids: Collection[str] | None) -> list[tuple[bytes, int]]:
             hint = paths.HINTS.get(error.errno or 0, "see `dockless doctor`")
             raise GpuError(f"cannot see which GPUs are leased: {error.strerror}", subject="sock_diag", hint=hint) from error
         found = [(name, NOBODY) for name in _names(prefix, wanted)]
-    return [(name[len(prefix) :], uid) for name, uid in found if wanted is None or name in wanted or _share(name) is not None]
+    names = [(name[len(prefix) :], uid) for name, uid in found]
+    return [(name, uid) for name, uid in names if wanted is None or name in wanted or _OUT in name or _share(name) is not None]
 
 
 def users(uuids: Collection[str]) -> dict[str, str]:
@@ -229,7 +304,7 @@ def _answers(asked: socket.socket, prefix: bytes, wanted: Collection[bytes] | No
             first = at + _HEADER.size + _ANSWER.size  # of the attributes; a name is always the first
             if data.startswith(prefix, first + _ATTRIBUTE.size) and data[at + _HEADER.size + 1] == _KIND:
                 name = data[first + _ATTRIBUTE.size : first + _ATTRIBUTE.unpack_from(data, first)[0]]
-                if wanted is None or name.partition(_SHARE)[0] in wanted:
+                if wanted is None or _gpu(name[len(prefix) :]) in wanted:
                     attributes = dict(_attributes(memoryview(data)[first : at + length]))
                     yield name, struct.unpack("=I", attributes[_UID])[0]
             at += (length + 3) & ~3
@@ -241,7 +316,7 @@ def _names(prefix: bytes, wanted: Collection[bytes] | None) -> Iterable[bytes]:
         for line in lines:
             fields = line.rstrip(b"\n").split(None, 7)  # one without a name has seven
             kind, name = fields[4], fields[-1].replace(b"@", b"\0", 1)
-            if kind == b"%04X" % _KIND and name.startswith(prefix) and (wanted is None or name.partition(_SHARE)[0] in wanted):
+            if kind == b"%04X" % _KIND and name.startswith(prefix) and (wanted is None or _gpu(name[len(prefix) :]) in wanted):
                 yield name
 
 
@@ -266,10 +341,10 @@ def _told() -> Iterator[None]:
     try:
         yield
     except _Taken as taken:
-        what = "device" if "=" in taken.uuid else "GPU"
-        raise NotEnoughGpus(
-            f"{what} {taken.uuid} is leased{taken.how}", subject=taken.uuid, hint="wait for it, or ask for another"
-        ) from None
+        what, how = "device" if "=" in taken.uuid else "GPU", f"is leased{taken.how}"
+        with contextlib.suppress(GpuError):
+            how = "".join(f"is out of service: {why}" for why in out_of_service([taken.uuid]).values()) or how
+        raise NotEnoughGpus(f"{what} {taken.uuid} {how}", subject=taken.uuid, hint="wait for it, or ask for another") from None
 
 
 def _patiently(bind: Callable[[], list[socket.socket]]) -> list[socket.socket]:
@@ -300,7 +375,7 @@ def _bind_share(wanted: Share, capacity: int) -> list[socket.socket]:
     """``_Taken``, ``Unwritable``"""
     with contextlib.ExitStack() as opened:
         bound = [_bind(wanted.uuid, wanted.name, opened)]
-        leased = _leased([wanted.uuid])
+        leased = _bound([wanted.uuid])
         if any(name == wanted.uuid.encode() for name, _ in leased):
             raise _Taken(wanted.uuid, seen=True)
         there = [share for name, uid in leased if (share := _share(name, uid)) is not None]

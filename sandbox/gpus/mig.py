@@ -19,7 +19,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import Any
 from dockless.errors import BadInput, GpuError, NotEnoughGpus, UnknownGpu
 from dockless.sandbox.gpus.attempt import attempt
-from dockless.sandbox.gpus.lease import take
+from dockless.sandbox.gpus.lease import out_of_service, take
 from dockless.sandbox.gpus.nvml import Gpu, inventory, session
 from dockless.sandbox.gpus.request import find, units
 
@@ -73,7 +73,8 @@ def remove(uuids: Sequence[str]) -> None:
             if part.processes:
                 pids = ", ".join(str(process.pid) for process in part.processes)
                 raise GpuError(f"process {pids} computes on {part.uuid}", subject=part.uuid, hint="end it first")
-        for socket in take(uuids):
+        out = out_of_service(uuids)  # nobody can lease those either
+        for socket in take([uuid for uuid in uuids if uuid not in out]):
             held.enter_context(socket)
         for part in find(uuids, there):
             _remove(nvml, part)

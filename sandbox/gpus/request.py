@@ -27,7 +27,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from dockless.base import device_names
 from dockless.base.dataclass import dataclass, replace
@@ -54,6 +54,7 @@ _KEYS = ("count", "device", "memory", "class", "capabilities", "driver", "option
 _PROFILE = re.compile(r"([0-9]c\.)?[0-9]g\.[0-9]{1,4}gb[a-z0-9.+-]*\Z")
 _WORD = re.compile(r"[a-z0-9]+")
 _OF_NVIDIA = "nvidia.com/gpu="
+_NONE: Mapping[str, str] = {}
 WHOLE = "whole"
 """The class of all GPUs that are no slices."""
 _HINT = "write a number of GPUs, 'all', 'device=0,2' or GPU UUIDs"
@@ -219,14 +220,18 @@ def possible(request: GpuRequest, inventory: Collection[Gpu]) -> int:
     return len(pool) if request.count == ALL else request.count
 
 
-def choose(request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str] = ()) -> tuple[Gpu, ...]:
+def choose(
+    request: GpuRequest, inventory: Collection[Gpu], busy: Collection[str] = (), out_of_service: Mapping[str, str] = _NONE
+) -> tuple[Gpu, ...]:
     """The units to lease, none of them in ``busy`` (UUIDs of leased units), none with a process that uses it; neighbours preferred.
+    ``out_of_service``: why nobody gets these, beside those whose driver finds something wrong.
 
     Pure: same arguments, same answer. Errors: ``UnknownGpu``, ``NotEnoughGpus`` with who holds what.
     """
     wanted = possible(request, inventory)
     pool = _named(request, inventory) if request.devices else candidates(request, inventory)
-    taken = {gpu.uuid: why for gpu in pool if (why := why_not_free(gpu, busy))}
+    told = (replace(gpu, trouble=gpu.trouble or out_of_service.get(gpu.uuid, "")) for gpu in pool)
+    taken = {gpu.uuid: why for gpu in told if (why := why_not_free(gpu, busy))}
     free = [gpu for gpu in pool if gpu.uuid not in taken]
     if len(free) < wanted:
         names = {gpu.uuid: gpu.uuid if gpu.parent or request.of_devices else f"GPU {gpu.index}" for gpu in pool}

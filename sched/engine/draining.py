@@ -1,4 +1,6 @@
-"""GPUs, or the whole host, on which nothing new is started: before a disk is changed, say. What runs there goes on."""
+"""GPUs, or the whole host, on which nothing new is started: before a disk is changed, say. What runs there goes on.
+
+While root's daemon runs nobody else leases those GPUs either: see ``kept_out``."""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ from collections.abc import Sequence
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, NotPermitted, UnknownGpu
 from dockless.sched.callers import Caller
+from dockless.sched.engine import kept_out
+from dockless.sched.engine.hostgpus import HOST
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:
     from dockless.sched.engine.engine import Engine
 
-HOST = "host"
 MAX_REASON = 200
 
 
@@ -40,6 +43,7 @@ def take_over(engine: Engine, drained: dict[str, str]) -> None:
     """As it is on disk."""
     engine.drained = drained
     engine.gpus.drain(drained)
+    kept_out.settle(engine)
     engine.kick()
 
 

@@ -12,7 +12,7 @@ from dockless.base.dataclass import dataclass
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.errors import DocklessError
 from dockless.sandbox.state import RUNNING
-from dockless.sched.engine import again, attempts, gang_ends, preempting, remains, sharing, stopping, warning, weights
+from dockless.sched.engine import again, attempts, gang_ends, kept_out, preempting, remains, sharing, stopping, warning, weights
 from dockless.sched.engine.entry import wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.housekeeping import AFTER_ENDS
@@ -70,6 +70,8 @@ async def watch(engine: Engine, entry: LiveJob, pidfd: int = -1) -> None:
 
 def _gone(engine: Engine, entry: LiveJob) -> None:
     unwatch(engine, entry)
+    if engine.gpus.reasons:  # before anybody else leases one of them that this job had
+        kept_out.settle(engine)
     engine.spawn(surely(engine, entry, finish(engine, entry)))
 
 

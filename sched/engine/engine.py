@@ -37,6 +37,7 @@ from dockless.sched.engine import (
     gang_ends,
     gangs,
     host_supplies,
+    kept_out,
     mps,
     preempting,
     remains,
@@ -52,7 +53,7 @@ from dockless.sched.engine.entries import Entries, outlines
 from dockless.sched.engine.entry import LiveJob, just_submitted, live_jobs, quiet_collector, wake
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.figures import Watch
-from dockless.sched.engine.hostgpus import HostGpus
+from dockless.sched.engine.hostgpus import HOST, HostGpus
 from dockless.sched.engine.notices import Notice, Notices
 from dockless.sched.engine.outage import Outage
 from dockless.sched.engine.per_user import PerUser, taken
@@ -135,8 +136,10 @@ class Engine:
         self._undecided: list[asyncio.Future[None]] = []
         self._look_again: asyncio.TimerHandle | None = None
         self._time_comes: asyncio.TimerHandle | None = None
+        self.settles_again: asyncio.TimerHandle | None = None
         self._settled = False
         self.closing = False
+        gpus.changed = partial(kept_out.settle, self)
         self._check_image = check_image
         self.configure(config)
 
@@ -195,12 +198,12 @@ class Engine:
 
     async def recover(self) -> None:
         """Take up what an earlier daemon left: nothing lost, nothing run twice."""
-        draining.take_over(self, queue.drained(self.reader))
         with quiet_collector():
             others, limited = outlines(self)
             entries = self._enter(queue.live(self.reader, others))
             unsettled = [entry for entry in entries if entry.job.state is not State.PENDING]
             self.active |= {entry.job.id: entry for entry in unsettled}
+            draining.take_over(self, queue.drained(self.reader))
             back = {entry.job.id: entry for entry in entries if entry.job.state is State.PENDING}
             limits = {number: (array, limit) for number, array, limit in limited}
             for number in sorted([*back, *limits]):  # of an array the first come first
@@ -360,7 +363,7 @@ class Engine:
     def _pass(self) -> None:
         self._kicked = False
         wake(self._undecided)
-        if self.closing or self.outage.text or draining.HOST in self.drained:  # the end of either kicks again
+        if self.closing or self.outage.text or HOST in self.drained:  # the end of either kicks again
             return
         now, began = queue.ticks(), self.loop.time()
         decision = self.decision = policy.decide(self.state(), now)
@@ -555,7 +558,7 @@ class Engine:
     async def close(self) -> None:
         """Start nothing more, let what is being launched or recorded come to its end, close the database. Running jobs go on."""
         self.closing = True
-        for timer in (self._look_again, self._time_comes):
+        for timer in (self._look_again, self._time_comes, self.settles_again):
             if timer is not None:
                 timer.cancel()
         self.aside.close()

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
 from dockless.sched.engine.faults import say
+from dockless.sched.engine.kept_out import KeptOut
 from dockless.sched.policy import classes
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
 MOST_HOLDERS = 64
 """Users of one GPU that are told apart among those who share it without the queue."""
+HOST = "host"
+"""What is drained where nothing at all is started."""
 MOST_CLASSES = 100_000
 """Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
@@ -34,7 +37,7 @@ MOST_CLASSES = 100_000
 class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
     which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
-    some number of GPUs."""
+    some number of GPUs. ``reasons``: why this daemon has those out of service that it has; ``changed`` is called when they change."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -56,6 +59,11 @@ class HostGpus:
         self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
+        self._theirs: Mapping[str, str] = {}
+        self._seen = self.gpus
+        self.reasons: Mapping[str, str] = {unit.uuid: unit.trouble for unit in self.gpus if unit.trouble}
+        self.kept_out = KeptOut()
+        self.changed: Callable[[], None] = lambda: None
         self._list(self.gpus)
 
     def _list(self, gpus: tuple[Gpu, ...]) -> None:
@@ -85,7 +93,7 @@ class HostGpus:
             say(line)
         self._nodes = lease.names_of_nodes([unit.uuid for unit in self.devices])
         self._list(self.gpus)
-        self._show(self.gpus)
+        self._show(self._seen)
 
     def list_again(self) -> None:
         """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
@@ -146,7 +154,7 @@ class HostGpus:
         count = gpu.possible(request, there)
         if not request.devices and (request.gpu_class or request.count != gpu.ALL or not self.not_whole):
             return count, ()
-        idle = tuple(replace(unit, processes=()) for unit in there)
+        idle = tuple(replace(unit, processes=(), trouble="") for unit in there)  # else it waits for them
         return count, tuple(unit.uuid for unit in gpu.choose(request, idle))
 
     def class_of(self, text: str) -> str:
@@ -216,7 +224,7 @@ class HostGpus:
             return
         from dockless.sandbox.gpus import gpu
 
-        before, now = self.gpus, self.gpus
+        before, now = self._seen, self._seen
         try:
             now, self.error = (gpu.refresh(before), "") if before else ((), self.error)
         except DocklessError as error:
@@ -232,7 +240,7 @@ class HostGpus:
             self.look()
             return
         self._failed.setdefault(uuid, f"{why} ({time.strftime('%Y-%m-%d %H:%M')})")
-        self._show(self.gpus)
+        self._show(self._seen)
 
     def met(self, uuid: str, gi: int | None) -> tuple[Gpu, ...]:
         """What can be leased of a whole GPU that has met something: itself, or its slices in that MIG GPU instance, all for None."""
@@ -246,18 +254,25 @@ class HostGpus:
         self.look()
 
     def _show(self, gpus: tuple[Gpu, ...]) -> None:
-        before = self.everything
-        self.devices = tuple(replace(unit, trouble=self._drained.get(unit.uuid, "")) for unit in self.devices)
-        found = []
-        for unit in gpus:
-            names = (unit.uuid, unit.parent or unit.uuid)
-            why = next((all[name] for all in (self._failed, self._drained) for name in names if name in all), unit.trouble)
-            found.append(replace(unit, trouble=why))
-        self.gpus = tuple(found)
+        before, reasons = self.everything, self.reasons
+        devices = tuple(replace(unit, trouble="") for unit in self.devices)
+        ours = {unit.uuid: why for unit in (*gpus, *devices) if (why := self._why(unit))}
+        self._seen = gpus
+        self.gpus, self.devices = (
+            tuple(replace(unit, trouble=ours.get(unit.uuid) or self._theirs.get(unit.uuid, "")) for unit in units)
+            for units in (gpus, devices)
+        )
+        self.reasons = dict.fromkeys(self.uuids, self._drained[HOST]) | ours if HOST in self._drained else ours
+        if self.reasons != reasons:
+            self.changed()
         for old, new in zip(before, self.everything, strict=True):
             if old.trouble != new.trouble:
                 name = f"device {new.uuid}" if "=" in new.uuid else f"GPU {new.uuid}"
                 say(f"{name} is out of service: {new.trouble}" if new.trouble else f"{name} is in service again")
+
+    def _why(self, unit: Gpu) -> str:
+        names = (unit.uuid, unit.parent or unit.uuid)
+        return next((all[name] for all in (self._failed, self._drained) for name in names if name in all), unit.trouble)
 
     @property
     def out_of_service(self) -> frozenset[str]:
@@ -271,19 +286,24 @@ class HostGpus:
 
     def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
         """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that
-        wants them fails then, and its job waits on."""
+        wants them fails then, and its job waits on. Those that another daemon of root's keeps out of service are that here, too."""
         if not self.uuids:
             return {}
         from dockless.sandbox.gpus import lease
 
         try:
             # Of this host's GPUs alone: a name of no GPU would count in the quota of a whole group.
-            free = set(self.uuids).difference(leased)
+            free = set(self.uuids).difference(leased, self.kept_out.uuids)
             nodes = {name: uuid for uuid, names in self._nodes.items() if uuid in free for name in names}
-            return {nodes.get(name, name): uid for name, uid in lease.holders(free.union(nodes)).items()}
+            having, out = lease.standing(free.union(nodes))
         except DocklessError as error:
             self.error = str(error)
             return {}
+        theirs = {nodes.get(name, name): why for name, why in out.items()}
+        if theirs != self._theirs:
+            self._theirs = theirs
+            self._show(self._seen)
+        return {nodes.get(name, name): uid for name, uid in having.items()}
 
     def shares_of_others(self, ours: Collection[tuple[str, int, str]]) -> Sequence[Share]:
         """Shares of GPUs that are not ``ours`` (GPU, MiB and number of each), those of one user of a GPU as one; none where that cannot be
@@ -303,6 +323,7 @@ class HostGpus:
         return together(found, lease.NOBODY)
 
     def close(self) -> None:
+        self.kept_out.close()
         self._stack.close()
 
 

@@ -15,9 +15,9 @@ from dockless.base.typing import Any
 from dockless.errors import NotPermitted, UnknownJob
 from dockless.sched.callers import Caller
 from dockless.sched.engine import disk, host_supplies, sharing
-from dockless.sched.engine.draining import HOST
 from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
+from dockless.sched.engine.hostgpus import HOST
 from dockless.sched.engine.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
 from dockless.sched.policy.decision import duration

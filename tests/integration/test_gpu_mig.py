@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from support.scheduling import DaemonProcess
 import dockless
 from dockless.cli import main
 from dockless.errors import BadInput, GpuError, NotEnoughGpus, UnknownGpu
-from dockless.sandbox.gpus import gpu, mig
+from dockless.sandbox.gpus import gpu, lease, mig
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 
@@ -75,6 +76,19 @@ def test_a_slice_is_leased_as_soon_as_it_is_made_and_not_removed_while_it_is(emp
         box.kill()
     mig.remove([made])
     assert there() == {}
+
+
+@requires("root")
+def test_a_slice_that_is_out_of_service_can_be_removed(empty):
+    """Root's daemon has its name meanwhile, so nobody leases it."""
+    made = mig.create(1, ["1g.10gb", "1g.10gb"])
+    with contextlib.ExitStack() as kept:
+        for one in (*lease.keep_out(made[0]), *lease.say_why(made[0], "drained by root"), *lease.take([made[1]])):
+            kept.enter_context(one)
+        with pytest.raises(NotEnoughGpus, match=f"{made[1]} is leased"):
+            mig.remove(made)
+        mig.remove(made[:1])
+    assert list(there()) == [made[1]]
 
 
 @requires("root")

@@ -33,7 +33,7 @@ BUSY = (GpuProcess(4711, 1 << 20),)
 @pytest.fixture
 def host(monkeypatch):
     """``there``: what the driver shows, or the error it raises. ``now``: the clock. ``looks``: how often its processes were read."""
-    host = SimpleNamespace(there=(A, B, C), now=100.0, looks=0, holders={}, open=0)
+    host = SimpleNamespace(there=(A, B, C), now=100.0, looks=0, holders={}, out={}, open=0)
 
     def shown():
         if isinstance(host.there, Exception):
@@ -56,12 +56,12 @@ def host(monkeypatch):
     monkeypatch.setattr(gpu, "refresh", refresh)
     monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now, strftime=time.strftime))
 
-    def holders(uuids):
+    def standing(uuids):
         if isinstance(host.holders, Exception):
             raise host.holders
-        return {uuid: uid for uuid, uid in host.holders.items() if uuid in uuids}
+        return tuple({uuid: said for uuid, said in one.items() if uuid in uuids} for one in (host.holders, host.out))
 
-    monkeypatch.setattr(gpu_lease, "holders", holders)
+    monkeypatch.setattr(gpu_lease, "standing", standing)
     return host
 
 
@@ -185,6 +185,19 @@ def test_leases_that_cannot_be_seen(host):
     gpus = HostGpus()
     host.holders = GpuError("cannot see which GPUs are leased: No such file or directory")
     assert gpus.leased_by_others(()) == {} and gpus.error == str(host.holders)
+
+
+def test_one_that_another_daemon_keeps_out_of_service(host, capfd):
+    """It is so here, too, and no reason of this daemon's: it is in service again when the other lets go of it, whatever has changed."""
+    gpus = HostGpus()
+    host.out = {"GPU-b": "drained by root: fan"}
+    for _ in range(2):
+        assert gpus.leased_by_others(()) == {} and gpus.unusable(()) == gpus.out_of_service == {"GPU-b"} and gpus.reasons == {}
+    assert capfd.readouterr().err.count("GPU GPU-b is out of service: drained by root: fan") == 1
+    gpus.failed("GPU-a", "Xid 79")
+    host.out = {}
+    assert gpus.leased_by_others(()) == {} and gpus.out_of_service == gpus.reasons.keys() == {"GPU-a"}
+    assert "GPU GPU-b is in service again" in capfd.readouterr().err
 
 
 def test_how_often_their_processes_are_read(host):

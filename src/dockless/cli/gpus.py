@@ -42,7 +42,9 @@ def _list(options: Namespace) -> int:
         error = str(missing)
     names = [unit.uuid for unit in handed_out.beside(units)]
     unleased = handed_out.unleased(handed_out.kinds())
+    units = lease.told(units)
     users, parts = lease.users([*(unit.uuid for unit in units), *names]), shares([unit.uuid for unit in units])
+    troubles = lease.out_of_service(names) | unleased
     rows: list[dict[str, Any]] = [
         {
             "index": unit.index,
@@ -59,7 +61,7 @@ def _list(options: Namespace) -> int:
     ]
     described = [(f"{file.kind}={name}", file.path) for file in cdi.listed() for name in file.devices]
     devices = [
-        {"name": name, "file": path, "leased": name in names, "user": users.get(name, ""), "trouble": unleased.get(name, "")}
+        {"name": name, "file": path, "leased": name in names, "user": users.get(name, ""), "trouble": troubles.get(name, "")}
         for name, path in described
     ]
     if options.json:
@@ -71,13 +73,17 @@ def _list(options: Namespace) -> int:
     else:
         out(f"There are no GPUs: {error}" if error else "There are no GPUs.")
     if devices:
-        lines = [(one["name"], one["file"], one["user"] or ("free" if one["leased"] else ""), one["trouble"]) for one in devices]
+        lines = [
+            (one["name"], one["file"], one["user"] or ("free" if one["leased"] and not one["trouble"] else ""), one["trouble"])
+            for one in devices
+        ]
         table(("DEVICE", "DESCRIBED IN", "LEASED BY", "TROUBLE"), lines)
     return 0
 
 
 def _holders(row: dict[str, Any]) -> str:
-    return ", ".join(f"{one['user']} {format_size(one['memory'])}" for one in row["shares"]) or row["user"] or "free"
+    shares = ", ".join(f"{one['user']} {format_size(one['memory'])}" for one in row["shares"])
+    return shares or row["user"] or ("" if row["trouble"] else "free")
 
 
 def _describe(options: Namespace) -> int:

@@ -109,7 +109,7 @@ def _without_daemon(options: Namespace, error: DaemonUnavailable) -> int:
         units = gpu.units(gpu.inventory(links=False))
     except GpuDriverMissing as missing:
         problem = str(missing)
-    units += handed_out.beside(units)
+    units = lease.told(units + handed_out.beside(units))
     unleased = handed_out.unleased(handed_out.kinds())
     users, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = [

@@ -62,7 +62,7 @@ def without_daemon(problem: str) -> Top:
     except GpuDriverMissing as missing:
         problem = f"{problem}; {missing}"
     devices = handed_out.beside(units)
-    units, found = units + devices, found + tuple(Reading(unit.uuid) for unit in devices)
+    units, found = lease.told(units + devices), found + tuple(Reading(unit.uuid) for unit in devices)
     held, parts = lease.users([unit.uuid for unit in units]), shares([unit.uuid for unit in units])
     gpus = tuple(
         GpuUse(
