@@ -50,7 +50,7 @@ def given(
         raise BadInput(f"{len(found)} devices are more than {_MOST}", subject="devices", hint="name the nodes that it needs")
     _check_targets(found, spec)
     for at, device in enumerate(found):
-        if device.source in leased and _lacking(device, idmap):
+        if device.source in leased and lacks(device, idmap, rootful=rootful):
             found[at] = named_anew(device)
             continue
         _check_rights(device, idmap, rootful=rootful)
@@ -117,23 +117,31 @@ def _check_targets(found: list[Device], spec: Spec) -> None:
 def _check_rights(device: Device, idmap: IdMap | None, *, rootful: bool) -> None:
     """Whether some id of the sandbox can open it as is asked."""
     found = os.stat(device.source)
-    lacking = _lacking(device, idmap)
-    if not lacking or (not rootful and _by_list(device, lacking, idmap)):
+    lacking = lacks(device, idmap, rootful=rootful)
+    if not lacking:
         return
     mode = f"{stat.filemode(found.st_mode)} {found.st_uid}:{found.st_gid}"
     if rootful:
         hint = "root's sandboxes have ids of their own: --userns host gives it root's, or chmod(1) the node"
-    elif _may(device, lacking):
-        hint = f"you may by a group, which a sandbox does not keep: setfacl -m u:{os.geteuid()}:rw {device.source}, as root"
+    elif hint := only_by_group(device, lacking):
+        pass
     else:
         hint = "you may not yourself: ask root for it"
     raise Unsupported(f"device {device.source}: nobody inside could open it for '{lacking}' ({mode})", subject="devices", hint=hint)
 
 
-def _lacking(device: Device, idmap: IdMap | None) -> str:
+def only_by_group(device: Device, letters: str) -> str:
+    """The next step for a user who may herself open what nobody inside could; empty where she may not."""
+    if not _may(device, letters):
+        return ""
+    return f"you may by a group, which a sandbox does not keep: setfacl -m u:{os.geteuid()}:rw {device.source}, as root"
+
+
+def lacks(device: Device, idmap: IdMap | None, *, rootful: bool) -> str:
     """What of its access no id of the sandbox has."""
     allowed = _allowed(os.stat(device.source), idmap)
-    return "".join(letter for letter, bit in _BITS.items() if letter in device.access and not allowed & bit)
+    lacking = "".join(letter for letter, bit in _BITS.items() if letter in device.access and not allowed & bit)
+    return "" if lacking and not rootful and _by_list(device, lacking, idmap) else lacking
 
 
 def _check_unfiltered(device: Device, idmap: IdMap | None, *, rootful: bool) -> None:

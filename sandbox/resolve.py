@@ -54,7 +54,7 @@ def resolve(spec: Spec, image: Image, features: Features, *, owner: int | None =
             idmap.require(mount.uid, mount.gid)
     kept = capabilities.resolve(spec.profile, spec.cap_add, spec.cap_drop)
     hostname = spec.hostname or "dockless"
-    gpu_nodes, gpu_environment, driver = _gpus(spec, image)
+    gpu_nodes, gpu_environment, driver = _gpus(spec, image, idmap, account, rootful)
     named = _named(spec, image, owner, _own_layers(driver))
     if named is not None and named.gids and idmap is None:
         account = replace(account, groups=tuple(dict.fromkeys((*account.groups, *named.gids))))
@@ -334,15 +334,18 @@ def _devices(
     return devices.given(spec, idmap, given, rootful=rootful, filtered=filtered, makes_nodes=makes_nodes)
 
 
-def _gpus(spec: Spec, image: Image) -> tuple[tuple[Device, ...], dict[str, str], Injection | None]:
+def _gpus(
+    spec: Spec, image: Image, idmap: IdMap | None, account: Account, rootful: bool
+) -> tuple[tuple[Device, ...], dict[str, str], Injection | None]:
     uuids, devices = spec.uuids, spec.leased_devices
     if not uuids:
         return (), environment((), devices), None
+    from dockless.sandbox import gpu_nodes
     from dockless.sandbox.gpus import gpu, injection
 
     with gpu.session():
         leased = gpu.find(uuids, gpu.inventory(processes=False, links=False))
-        nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
+        nodes = gpu_nodes.given(gpu.device_nodes(leased), idmap, account, rootful=rootful)
         driver = injection.inject(image, dict((*image.config.env, *spec.env)), leased)
     return nodes, environment(leased, devices), driver
 

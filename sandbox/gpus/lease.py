@@ -131,7 +131,11 @@ def lease(request: GpuRequest) -> GpuLease:
     known = {gpu.uuid for gpu in (*gpus, *units(gpus))}
     nodes = {name: uuid for uuid, names in names_of_nodes(known).items() for name in names}
     for attempt in range(_TRIES):
-        having, out = ({nodes.get(name, name): said for name, said in one.items()} for one in standing({*known, *nodes}))
+        having, out = standing({*known, *nodes})
+        having, out = (
+            {nodes.get(name, name): uid for name, uid in having.items()},
+            {nodes.get(name, name): why for name, why in out.items()},
+        )
         chosen = choose(request, gpus, having, out)
         with contextlib.suppress(_Taken):
             return GpuLease(chosen, _bind_all(gpu.uuid for gpu in chosen))

@@ -32,10 +32,15 @@ from dockless.sandbox.gpus.nvml import Gpu
 NVIDIA_MAJOR = 195  # fixed, Documentation/admin-guide/devices.txt
 CTL_MINOR, MODESET_MINOR = 255, 254
 
+OPTIONAL = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""What programs can do without."""
+
 _DEV = Path("/dev")
 _PROC_DEVICES = Path("/proc/devices")
 _EXPERIMENTAL = range(254, 239, -1)  # majors 240-254 are for local use, devices.txt
 _NULL = (1, 3)
+_MODE = 0o666
+"""Of stand-ins: as the driver's are where no parameter of its says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +233,7 @@ def _make(folder: Path, wanted: _Wanted) -> Path:
     fresh = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
     os.mknod(fresh, stat.S_IFCHR | 0o600, number)
     try:
-        os.chmod(fresh, 0o666)  # not by mknod: the umask would take bits away
+        os.chmod(fresh, _MODE)  # not by mknod: the umask would take bits away
         try:
             # Who comes second takes the first one's: that may just be being mounted, and a mount of what was replaced fails.
             os.link(fresh, path)
@@ -245,4 +250,4 @@ def _stands(path: Path, number: int) -> bool:
         found = os.lstat(path)
     except FileNotFoundError:
         return False
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == number and stat.S_IMODE(found.st_mode) == 0o666
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == number and stat.S_IMODE(found.st_mode) == _MODE

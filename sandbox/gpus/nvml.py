@@ -416,7 +416,7 @@ def _init_error(pynvml: Any, error: Any) -> GpuError:
         )
     hints = {
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated under its running module: reboot, or reload the nvidia modules",
-        pynvml.NVML_ERROR_NO_PERMISSION: "this user may not open /dev/nvidiactl; check its owner and mode",
+        pynvml.NVML_ERROR_NO_PERMISSION: "its nodes are closed to this user, see /dev/nvidiactl: `dockless submit` asks root's daemon",
     }
     return GpuError(
         f"the NVIDIA driver does not start: {error}", subject="NVML", hint=hints.get(error.value, "look at 'nvidia-smi' and 'dmesg'")

@@ -1,4 +1,4 @@
-"""Nodes of leased devices that a sandbox's ids could not open, as those of mode 0660 that are a group's: made anew while it starts.
+"""Nodes of leased GPUs and devices that a sandbox's ids could not open, as those of mode 0660: made anew while it starts.
 
 The new node is open to all, in a directory of /dev that is root's alone. The launcher clones it, and then its name is removed: so only the
 sandbox has it, and it goes with the sandbox. What a starter that was killed has left nobody else can reach; a later one removes it.

@@ -132,7 +132,7 @@ def collect(
         from dockless.sandbox.gpus.extra_layer import pin
 
         held += pin(ready.resolved.layers, opened)
-    if spec.leased_devices:
+    if spec.gpus:
         from dockless.sandbox.gpus import own_nodes
 
         for device in ready.resolved.devices:

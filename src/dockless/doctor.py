@@ -7,14 +7,17 @@ well. ``fail``: no sandbox can run. The last check starts a real sandbox, so tha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass
 from dockless.base.path import Path
-from dockless.base.typing import Literal
+from dockless.base.typing import TYPE_CHECKING, Literal
 from dockless.base.units import format_size
 from dockless.errors import DocklessError
+
+if TYPE_CHECKING:
+    from dockless.sandbox.gpus.nodes import DeviceNode
 
 Status = Literal["ok", "note", "fail"]
 ROOM_WANTED = 5 << 30
@@ -236,8 +239,19 @@ def _gpus() -> tuple[Status, str, str]:
     models = ", ".join(sorted({f"{gpu.model}, {format_size(gpu.memory)}" for gpu in found}))
     if found[0].simulated:
         return "note", f"{len(found)} simulated GPUs ({models}): DOCKLESS_SIMULATED_GPUS is set", "unset it to see real ones"
-    gpu.device_nodes(found)
-    return "ok", f"{len(found)} ({models}), driver {gpu.driver().version}", ""
+    return _opened(f"{len(found)} ({models}), driver {gpu.driver().version}", gpu.device_nodes(found))
+
+
+def _opened(what: str, nodes: Sequence[DeviceNode]) -> tuple[Status, str, str]:
+    """Who may open the nodes of GPUs."""
+    from dockless.sandbox import gpu_nodes
+
+    closed = gpu_nodes.closed(nodes)
+    if not closed:
+        return "ok", f"{what}; every user may open their nodes without a lease (docs/security.md says how to close them)", ""
+    if os.geteuid() == 0:
+        return "ok", f"{what}; their nodes are closed: users get them by leases of root's daemon", ""
+    return "note", f"{what}; their nodes are closed to some users ({closed[0]})", "dockless submit asks root's daemon for GPUs"
 
 
 def _daemon() -> tuple[Status, str, str]:

@@ -172,7 +172,8 @@ def test_gpus(monkeypatch):
     monkeypatch.setattr(gpu, "device_nodes", lambda gpus: ())
     monkeypatch.setattr(gpu, "driver", lambda: SimpleNamespace(version="570.1"))
     it = examined(doctor._gpus)
-    assert (it.status, it.what) == ("ok", "2 (H100, 80 GiB), driver 570.1")
+    to_all = "every user may open their nodes without a lease (docs/security.md says how to close them)"
+    assert (it.status, it.what) == ("ok", f"2 (H100, 80 GiB), driver 570.1; {to_all}")
 
 
 @pytest.mark.parametrize(("free", "status"), [(doctor.ROOM_WANTED - 1, "note"), (doctor.ROOM_WANTED, "ok")])
