@@ -86,6 +86,7 @@ def state() -> Path:
     return _place("state", "/var/lib/dockless", "XDG_STATE_HOME", ".local/state")
 
 
+SOCKET_OF_ROOT = Path("/run/dockless/daemon.sock")
 CONFIG_OF_ROOT = Path("/etc/dockless/dockless.toml")
 
 

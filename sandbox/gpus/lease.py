@@ -25,7 +25,7 @@ at the same time both may see the other and step back, but never neither.
 
 A GPU that is out of service has its name bound by root's daemon, and another below it, ``…/out/<why>``: no lease, so it counts in no quota.
 
-Nothing can be sent to such a socket, for nobody listens. Who is in a network namespace of their own has a table of their own.
+Nothing can be sent to such a socket, for nobody listens. Who is in a network namespace of their own has a table of their own: ``tables``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from dockless.base.idmaps import user_name
 from dockless.base.path import Path
 from dockless.base.typing import Literal
 from dockless.errors import GpuError, NotEnoughGpus
+from dockless.sandbox.gpus import tables
 from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simulated_host, units
 
 Company = Literal["user", "all"]
@@ -120,7 +121,7 @@ class GpuLease:
 
 def lease(request: GpuRequest) -> GpuLease:
     """Choose free GPUs for a request and hold them. Errors: ``UnknownGpu``, ``NotEnoughGpus``, ``GpuDriverMissing``, ``GpuError`` where the
-    kernel does not tell what is leased."""
+    kernel does not tell what is leased, and as ``check_table``."""
     if request.of_devices:
         from dockless.sandbox.gpus import handed_out
 
@@ -130,6 +131,7 @@ def lease(request: GpuRequest) -> GpuLease:
         gpus = inventory()
     known = {gpu.uuid for gpu in (*gpus, *units(gpus))}
     nodes = {name: uuid for uuid, names in names_of_nodes(known).items() for name in names}
+    check_table({*known, *nodes})
     for attempt in range(_TRIES):
         having, out = standing({*known, *nodes})
         having, out = (
@@ -141,6 +143,19 @@ def lease(request: GpuRequest) -> GpuLease:
             return GpuLease(chosen, _bind_all(gpu.uuid for gpu in chosen))
         time.sleep(random.random() * 0.001 * (attempt + 1))
     raise NotEnoughGpus(f"{request} asked for, and others were faster each time", subject=str(request), hint="try again")
+
+
+def check_table(uuids: Collection[str]) -> None:
+    """``GpuError`` where others lease these GPUs in a table of another network namespace."""
+    tables.check_daemons()
+    names = tables.of_first_process()
+    wanted = {uuid.encode() for uuid in uuids}
+    if names and any(True for _ in _names(_name("").encode(), wanted, names)):
+        raise GpuError(
+            "GPUs of this host are leased in the network namespace of process 1, and this program is in another",
+            subject="network namespace",
+            hint="start it in that one (ip netns, PrivateNetwork=, unshare), or ask root's daemon: dockless submit",
+        )
 
 
 def take(uuids: Collection[str]) -> list[socket.socket]:
@@ -314,9 +329,9 @@ def _answers(asked: socket.socket, prefix: bytes, wanted: Collection[bytes] | No
             at += (length + 3) & ~3
 
 
-def _names(prefix: bytes, wanted: Collection[bytes] | None) -> Iterable[bytes]:
+def _names(prefix: bytes, wanted: Collection[bytes] | None, file: str = "/proc/net/unix") -> Iterable[bytes]:
     """The same names as everybody may read them, without whose they are. proc_net(5)"""
-    with open("/proc/net/unix", "rb") as lines:
+    with open(file, "rb") as lines:
         for line in lines:
             fields = line.rstrip(b"\n").split(None, 7)  # one without a name has seven
             kind, name = fields[4], fields[-1].replace(b"@", b"\0", 1)

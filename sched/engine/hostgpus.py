@@ -53,7 +53,7 @@ class HostGpus:
 
             # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
             self._stack.enter_context(gpu.session())
-            self.gpus = gpu.units(gpu.inventory())
+            self.gpus = _inventory()
         except DocklessError as error:
             self.error = str(error)
         self._read = time.monotonic()
@@ -98,10 +98,8 @@ class HostGpus:
     def list_again(self) -> None:
         """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
         driver does not answer."""
-        from dockless.sandbox.gpus import gpu
-
         try:
-            now, self.error = gpu.units(gpu.inventory()), ""
+            now, self.error = _inventory(), ""
         except DocklessError as error:
             self.error = str(error)
             return
@@ -340,6 +338,16 @@ def together(shares: Iterable[Share], nobody: int) -> list[Share]:
         key = share.uuid, share.uid
         found[key] = replace(share, memory=found[key].memory + share.memory) if key in found else share
     return [*found.values()]
+
+
+def _inventory() -> tuple[Gpu, ...]:
+    """What can be leased here. ``GpuError`` where others lease it in another network namespace."""
+    from dockless.sandbox.gpus import gpu, lease
+
+    units = gpu.units(gpu.inventory())
+    if units:
+        lease.check_table([unit.uuid for unit in units])
+    return units
 
 
 def in_order_of_class(name: str, units: Iterable[Gpu]) -> tuple[str, ...]:

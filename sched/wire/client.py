@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dockless.sched.used import Used
     from dockless.sched.wire.top import Top
 
-ROOT_SOCKET = Path("/run/dockless/daemon.sock")
+ROOT_SOCKET = paths.SOCKET_OF_ROOT
 _AT_ONCE = 1000
 """Jobs of one request: so many are ended, held or released well within the time that a client waits for an answer."""
 _A_MOMENT = Pause(-1, 0.1)
