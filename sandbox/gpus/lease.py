@@ -53,6 +53,9 @@ from dockless.sandbox.gpus.gpu import Gpu, GpuRequest, choose, inventory, simula
 Company = Literal["user", "all"]
 """Who may share a GPU with one who has a share of it: the same user, or all."""
 
+_NR_PIDFD_GETFD = 438
+_MOST_HELD = 253
+"""Descriptors of one message. unix(7)"""
 _TRIES = 50
 """How often GPUs are chosen anew because others were faster."""
 _LOOKS = 5
@@ -178,6 +181,41 @@ def keep_out(uuid: str) -> list[socket.socket]:
         return _bind_all([uuid])
     except _Taken:
         return []
+
+
+def copied(keeper: int, uuid: str) -> list[socket.socket]:
+    """The sockets of a whole GPU that the sandbox of this keeper (a pidfd) has: with them it stays leased when the keeper has ended. None
+    where they cannot be had. pidfd_getfd(2)"""
+    from dockless import native
+    from dockless.sandbox.plan.plan import SLOT_HELD
+
+    fd = native.syscall(_NR_PIDFD_GETFD, keeper, SLOT_HELD, 0)
+    if fd < 0:
+        return []
+    fds = [fd]
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # which socket.recv_fds does not pass on
+    # Of several it holds a message that nobody takes away: ``start.held_open``.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
+        for _, _, data in held.recvmsg(16, socket.CMSG_LEN(4 * _MOST_HELD), flags)[1]:
+            fds += struct.unpack(f"={len(data) // 4}i", data)
+    wanted = {_name(name) for name in (uuid, *names_of_nodes([uuid]).get(uuid, ()))}
+    found = {}
+    for fd in fds:
+        try:
+            one = socket.socket(fileno=fd)
+        except OSError:  # the pin of an image
+            os.close(fd)
+            continue
+        name = one.getsockname()
+        if one.family == socket.AF_UNIX and name and os.fsdecode(name) in wanted:
+            found[name] = one
+        else:
+            one.close()
+    if len(found) == len(wanted):
+        return [*found.values()]
+    for one in found.values():
+        one.close()
+    return []
 
 
 def say_why(uuid: str, why: str) -> list[socket.socket]:

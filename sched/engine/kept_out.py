@@ -4,8 +4,9 @@
 
     settle(engine)       holds those that are out of service as soon as they are free, and lets go of those that are in service again
 
-Whoever has one keeps it: the name of a GPU in the one table of leases has one holder. When a job of this daemon ends, its GPU is held
-before anything else is done; of a GPU that somebody else has it is looked every ``AGAIN`` seconds whether it is free.
+Whoever has one keeps it: the name of a GPU in the one table of leases has one holder. Of a job of this daemon the sockets are copied, so
+that its GPU stays held when it has ended and nobody comes between. Of a GPU that somebody else has, or that jobs share, it is looked every
+``AGAIN`` seconds whether it is free.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class KeptOut:
 
     def __init__(self) -> None:
         self._names: dict[str, list[socket]] = {}
+        self._copies: dict[str, list[socket]] = {}
         self._said: dict[str, tuple[str, list[socket]]] = {}
         self._failed: set[str] = set()
 
@@ -37,18 +39,39 @@ class KeptOut:
     def uuids(self) -> Collection[str]:
         return self._names.keys()
 
-    def settle(self, reasons: Mapping[str, str], starting: Collection[str]) -> bool:
-        """Hold these and no others. ``starting``: jobs that have not leased them yet are about to. False where some are not free."""
+    def settle(self, reasons: Mapping[str, str], starting: Collection[str], running: Mapping[str, int]) -> bool:
+        """Hold these and no others. ``starting``: jobs that have not leased them yet are about to; ``running``: jobs have them, with these
+        keepers (pidfds). False where it is to be looked again before one of these jobs ends: somebody else has one."""
         for uuid in self._names.keys() - reasons.keys():
             self._let_go(uuid)
+        for uuid in [uuid for uuid in self._copies if uuid not in reasons or uuid not in running]:
+            self._take_over(uuid, uuid in reasons)
         for uuid in reasons.keys() - starting:
             try:
+                if uuid in running and uuid not in self._names:
+                    self._copy(uuid, running[uuid])
+                    continue
                 self._hold(uuid, reasons[uuid])
             except DocklessError as error:
                 if uuid not in self._failed:
                     say(f"others may still lease {uuid}, which is out of service: {describe(error)}; trying again")
                 self._failed.add(uuid)
-        return reasons.keys() <= self._names.keys()
+        return reasons.keys() <= self._names.keys() | running.keys()
+
+    def _copy(self, uuid: str, keeper: int) -> None:
+        from dockless.sandbox.gpus import lease
+
+        if uuid not in self._copies:
+            self._copies[uuid] = lease.copied(keeper, uuid)
+
+    def _take_over(self, uuid: str, wanted: bool) -> None:
+        """Its job has ended, and what the job had is ours alone, or nobody's where it is not ``wanted``."""
+        copies = self._copies.pop(uuid)
+        if wanted and copies and uuid not in self._names:
+            self._names[uuid] = copies
+            return
+        for one in copies:
+            one.close()
 
     def _hold(self, uuid: str, why: str) -> None:
         from dockless.sandbox.gpus import lease
@@ -71,14 +94,18 @@ class KeptOut:
     def close(self) -> None:
         for uuid in [*self._names]:
             self._let_go(uuid)
+        for uuid in [*self._copies]:
+            self._take_over(uuid, wanted=False)
 
 
 def settle(engine: Engine) -> None:
     """Now, and again while some that are out of service are not free. Nothing where this is a user's own daemon: nobody believes it."""
     if engine.closing or os.geteuid() != 0:
         return
-    starting = (entry.job.devices for entry in engine.active.values() if entry.job.state is State.STARTING)
-    if engine.gpus.kept_out.settle(engine.gpus.reasons, {uuid for devices in starting for uuid in devices}):
+    active = engine.active.values()
+    starting = {uuid for entry in active if entry.job.state is State.STARTING for uuid in entry.job.devices}
+    running = {uuid: entry.pidfd for entry in active if entry.pidfd >= 0 for uuid in entry.job.devices}
+    if engine.gpus.kept_out.settle(engine.gpus.reasons, starting, running):
         return
     if engine.settles_again is None:
         engine.settles_again = engine.loop.call_later(AGAIN, _again, engine)

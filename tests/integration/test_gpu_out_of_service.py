@@ -128,6 +128,47 @@ def test_a_job_that_has_one_goes_on_and_nobody_has_it_after_that(daemon, uuids):
         assert lease.out_of_service(uuids) == {uuids[0]: "drained by root: disk", uuids[1]: WHY}
 
 
+@pytest.mark.parametrize("wanted", ["device=0", "2"])
+def test_nobody_comes_between_a_job_and_the_daemon(wanted, daemon, uuids):
+    """Who tries without a pause, as a user, gets it at no moment."""
+    with daemon.client() as queue:
+        job = queue.submit(JobSpec(Spec(argv=tuple(FOREVER)), gpus=wanted))
+        until(lambda: queue.job(job).state is State.RUNNING, "it runs")
+        queue.drain(["0", "1"], reason="fan")
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setresgid(12345, 12345, 12345)
+                os.setresuid(12345, 12345, 12345)
+                while not lease.keep_out(uuids[0]):
+                    pass
+            finally:
+                os._exit(0)
+        try:
+            queue.cancel(job, grace=0)
+            assert queue.wait(job, timeout=30).state is State.CANCELLED
+            assert lease.out_of_service(uuids) == dict.fromkeys(uuids, WHY)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL, "it had it"
+        again = queue.submit(JobSpec(Spec(argv=("true",)), gpus=wanted))
+        queue.undrain(["0", "1"])
+        assert queue.wait(again, timeout=30).state is State.COMPLETED
+
+
+def test_one_that_is_in_service_again_before_its_job_ends(daemon, uuids):
+    with daemon.client() as queue:
+        job = queue.submit(JobSpec(Spec(argv=tuple(FOREVER)), gpus="2"))
+        until(lambda: queue.job(job).state is State.RUNNING, "it runs")
+        for _ in range(2):
+            queue.drain(["0", "1"], reason="fan")
+            queue.undrain(["0", "1"])
+        assert lease.standing() == (dict.fromkeys(uuids, 0), {}), "the job has them still"
+        queue.cancel(job, grace=0)
+        assert queue.wait(job, timeout=30).state is State.CANCELLED
+        assert lease.standing() == ({}, {})
+
+
 def test_the_whole_host(daemon, uuids):
     with daemon.client() as queue:
         queue.drain(everything=True, reason="power")
