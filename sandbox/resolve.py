@@ -341,7 +341,7 @@ def _gpus(spec: Spec, image: Image) -> tuple[tuple[Device, ...], dict[str, str],
     from dockless.sandbox.gpus import gpu, injection
 
     with gpu.session():
-        leased = gpu.find(uuids, gpu.inventory(processes=False, links=False))
+        leased = gpu.find(uuids, gpu.inventory(processes=False, links=False, only=uuids))
         nodes = tuple(Device(n.target, n.source, n.major, n.minor) for n in gpu.device_nodes(leased))
         driver = injection.inject(image, dict((*image.config.env, *spec.env)), leased)
     return nodes, environment(leased, devices), driver
