@@ -81,13 +81,13 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     end = asyncio.Event()
     server = Server(engine, path, __version__, end.set)
 
-    def reload() -> None:
+    async def reload() -> None:
         with contextlib.suppress(DocklessError):  # it is in the log
-            reading.reload(engine)
+            await reading.reload(engine)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, lambda: engine.spawn(reload()))
     try:
         await engine.recover()
         await server.open()

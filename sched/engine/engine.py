@@ -91,6 +91,7 @@ class Engine:
         database = directory / "jobs.db"
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
+        gpus.changed = self.kick
         gpus.hand_out(config.devices)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.everything})
         self.database = database
@@ -357,7 +358,10 @@ class Engine:
             self._kicked = True
             self.loop.call_later(self._took, self._pass)
 
-    def _pass(self) -> None:
+    def _pass(self, looked: bool = False) -> None:
+        if not looked and self.waiting.wants_gpus and self.gpus.is_old and not self.closing:
+            self.spawn(self._look_and_pass())
+            return
         self._kicked = False
         wake(self._undecided)
         if self.closing or self.outage.text or draining.HOST in self.drained:  # the end of either kicks again
@@ -376,6 +380,12 @@ class Engine:
             self._time_comes = self.loop.call_later(max(0.0, decision.again - now), self.kick)
         if self.waiting and decision.others_have_gpus and self._look_again is None:
             self._look_again = self.loop.call_later(LOOK_AGAIN, self._looked)
+
+    async def _look_and_pass(self) -> None:
+        try:
+            await self.gpus.look()
+        finally:
+            self._pass(looked=True)
 
     async def decided(self) -> None:
         """Until what has changed so far is known to the reasons for which jobs wait."""

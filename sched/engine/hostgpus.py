@@ -1,21 +1,24 @@
-"""The host's GPUs as the daemon keeps them in mind: read once, their processes read again when that matters.
+"""The host's GPUs as the daemon keeps them in mind: read once, their processes read again when that matters, by threads (``asking``).
+Whoever only wants to know has what was read last.
 
 A host without GPUs, or without a driver, is no error here: it runs jobs that ask for none, and says why there are none to others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
+from dockless.sched.engine.asking import NO_ANSWER, Asker
 from dockless.sched.engine.faults import say
 from dockless.sched.policy import classes
 
@@ -27,6 +30,7 @@ FRESH = 2.0
 """Seconds for which the list of processes on the GPUs is believed."""
 MOST_HOLDERS = 64
 """Users of one GPU that are told apart among those who share it without the queue."""
+SILENT = "its driver does not answer"
 MOST_CLASSES = 100_000
 """Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
@@ -34,9 +38,12 @@ MOST_CLASSES = 100_000
 class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
     which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
-    some number of GPUs."""
+    some number of GPUs. ``changed``: called when more or fewer of them may be usable than at the last look."""
 
     def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self.asker = Asker(self._changed)
+        self._looking: asyncio.Future[None] | None = None
         self._stack = ExitStack()
         self.error = ""
         self.gpus: tuple[Gpu, ...] = ()
@@ -45,18 +52,20 @@ class HostGpus:
         self.unleased: Mapping[str, str] = {}
         self._nodes: dict[str, list[str]] = {}
         self.kept = 0
+        self._seen: tuple[Gpu, ...] = ()  # as the driver says, without what else keeps them out of service
+        self._capacity: Mapping[str, int] = {}
         try:
             from dockless.sandbox.gpus import gpu
 
             # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
             self._stack.enter_context(gpu.session())
-            self.gpus = gpu.units(gpu.inventory())
+            self._seen, self._capacity = _there()
         except DocklessError as error:
             self.error = str(error)
         self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
-        self._list(self.gpus)
+        self._list(self._seen)
 
     def _list(self, gpus: tuple[Gpu, ...]) -> None:
         self.gpus = gpus
@@ -85,24 +94,28 @@ class HostGpus:
             say(line)
         self._nodes = lease.names_of_nodes([unit.uuid for unit in self.devices])
         self._list(self.gpus)
-        self._show(self.gpus)
+        self._show()
 
-    def list_again(self) -> None:
+    async def list_again(self) -> None:
         """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
         driver does not answer."""
-        from dockless.sandbox.gpus import gpu
-
+        began = time.monotonic()
         try:
-            now, self.error = gpu.units(gpu.inventory()), ""
+            answers = await self.asker.ask({"": _there}, NO_ANSWER)
         except DocklessError as error:
             self.error = str(error)
             return
+        if not answers:
+            self.error = "the NVIDIA driver does not answer: nvidia-smi and the kernel's log say why"
+            say(f"the GPUs are not listed again: {self.error}")
+            return
+        (now, self._capacity), self.error = answers[""], ""
         before = {unit.uuid: unit.trouble for unit in self.gpus}
         for uuid in sorted(before.keys() ^ {unit.uuid for unit in now}):
             say(f"GPU {uuid} is gone" if uuid in before else f"GPU {uuid} is new")
         self._list(tuple(replace(unit, trouble=before.get(unit.uuid, "")) for unit in now))
-        self._read = time.monotonic()
-        self._show(now)
+        self._seen, self._read = now, began
+        self._show()
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -178,14 +191,7 @@ class HostGpus:
     @cached_property
     def shareable(self) -> Mapping[str, int]:
         """The MiB of each GPU that several jobs can have together; of none where the driver does not tell what a process has."""
-        from dockless.sandbox.gpus import gpu
-
-        try:
-            found = gpu.shareable(self.gpus) if self.gpus else {}
-            return {uuid: max(0, memory - self.kept) for uuid, memory in found.items()}
-        except DocklessError as error:
-            self.error = str(error)
-            return {}
+        return {uuid: max(0, memory - self.kept) for uuid, memory in self._capacity.items()}
 
     def keep_back(self, memory: int) -> None:
         """So many MiB of each GPU that jobs share are not theirs."""
@@ -209,30 +215,59 @@ class HostGpus:
 
         return gpu.parse_request(text).memory if text else 0
 
-    def look(self) -> None:
-        """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each
-        that goes out of service or comes back."""
-        if not self.everything or time.monotonic() - self._read <= FRESH:
-            return
+    @property
+    def is_old(self) -> bool:
+        """Whether the last look is too old for GPUs to be given to anybody by it."""
+        return bool(self.gpus) and time.monotonic() - self._read > FRESH
+
+    @property
+    def by_whole(self) -> dict[str, tuple[Gpu, ...]]:
+        """GPUs and slices by the UUID of the whole GPU."""
+        found: dict[str, tuple[Gpu, ...]] = {}
+        for unit in self.gpus:
+            whole = unit.parent or unit.uuid
+            found[whole] = (*found.get(whole, ()), unit)
+        return found
+
+    async def look(self) -> None:
+        """Read again what their processes are, and whether they are fit for use, where the last look is too old. Returns within a second or
+        so: what does not answer meanwhile is not usable. The log is told of each that goes out of service or comes back."""
+        if self._looking is None and self.is_old:
+            self._looking = asyncio.ensure_future(self._look())
+        if self._looking is not None:
+            await asyncio.shield(self._looking)  # who asked may go away, and others wait for it, too
+
+    async def _look(self) -> None:
         from dockless.sandbox.gpus import gpu
 
-        before, now = self.gpus, self.gpus
-        try:
-            now, self.error = (gpu.refresh(before), "") if before else ((), self.error)
-        except DocklessError as error:
-            self.error = str(error)
         self._read = time.monotonic()
-        self._show(now)
+        try:
+            answers = await self.asker.ask({whole: partial(gpu.refresh, units) for whole, units in self.by_whole.items()})
+            self.error = ""
+        except DocklessError as error:
+            self.error, answers = str(error), {}
+        finally:
+            self._looking = None
+        found = {unit.uuid: unit for units in answers.values() for unit in units}
+        self._seen = tuple(found.get(unit.uuid, unit) for unit in self._seen)
+        self._show()
+
+    def _changed(self) -> None:
+        """A GPU has been out of reach for too long, or is in reach again."""
+        self._read = -math.inf
+        self._show()
+        self.changed()
 
     def failed(self, uuid: str, why: str) -> None:
         """The driver has reported a failure of a GPU, or (``""``) of one that it does not name: until the daemon is started again nobody
         gets the GPU, nor a slice of it."""
         if not uuid:
             self._read = -math.inf
-            self.look()
+            if self.gpus and self._looking is None:
+                self._looking = asyncio.ensure_future(self._look())
             return
         self._failed.setdefault(uuid, f"{why} ({time.strftime('%Y-%m-%d %H:%M')})")
-        self._show(self.gpus)
+        self._show()
 
     def met(self, uuid: str, gi: int | None) -> tuple[Gpu, ...]:
         """What can be leased of a whole GPU that has met something: itself, or its slices in that MIG GPU instance, all for None."""
@@ -242,16 +277,16 @@ class HostGpus:
     def drain(self, drained: Mapping[str, str]) -> None:
         """These are out of service, by their UUIDs, and why; all others are not, as far as that goes."""
         self._drained = drained
-        self._read = -math.inf
-        self.look()
+        self._show()
 
-    def _show(self, gpus: tuple[Gpu, ...]) -> None:
+    def _show(self) -> None:
         before = self.everything
         self.devices = tuple(replace(unit, trouble=self._drained.get(unit.uuid, "")) for unit in self.devices)
         found = []
-        for unit in gpus:
+        for unit in self._seen:
             names = (unit.uuid, unit.parent or unit.uuid)
-            why = next((all[name] for all in (self._failed, self._drained) for name in names if name in all), unit.trouble)
+            own = SILENT if self.asker.silent(names[1]) else unit.trouble
+            why = next((all[name] for all in (self._failed, self._drained) for name in names if name in all), own)
             found.append(replace(unit, trouble=why))
         self.gpus = tuple(found)
         for old, new in zip(before, self.everything, strict=True):
@@ -265,9 +300,11 @@ class HostGpus:
         return frozenset(unit.uuid for unit in self.everything if unit.trouble)
 
     def unusable(self, leased: Collection[str]) -> frozenset[str]:
-        """GPUs that nobody has leased, and on which something computes all the same, or that are out of service."""
-        self.look()
-        return frozenset(unit.uuid for unit in self.everything if unit.used_by or unit.trouble) - frozenset(leased)
+        """GPUs that nobody has leased, and on which something computes all the same, or that are out of service or do not answer; as of the
+        last look."""
+        found = {unit.uuid for unit in self.everything if unit.used_by or unit.trouble}
+        found |= {unit.uuid for unit in self.gpus if self.asker.hangs(unit.parent or unit.uuid)}
+        return frozenset(found.difference(leased))
 
     def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
         """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that
@@ -303,7 +340,17 @@ class HostGpus:
         return together(found, lease.NOBODY)
 
     def close(self) -> None:
-        self._stack.close()
+        self.asker.close()
+        if self.asker.idle:  # else the end of the session might wait for the driver, too
+            self._stack.close()
+
+
+def _there() -> tuple[tuple[Gpu, ...], Mapping[str, int]]:
+    """The GPUs and slices, and the MiB of each GPU that can be shared. Blocking."""
+    from dockless.sandbox.gpus import gpu
+
+    found = gpu.units(gpu.inventory())
+    return found, gpu.shareable(found) if found else {}
 
 
 def together(shares: Iterable[Share], nobody: int) -> list[Share]:
