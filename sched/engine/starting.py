@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dockless.base import exit_codes
@@ -71,11 +71,11 @@ def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -
     return spec
 
 
-def _groups(engine: Engine, entry: LiveJob) -> frozenset[str]:
+def _groups(engine: Engine, entry: LiveJob) -> Mapping[str, int]:
     """Those of the host that its user is in, where something depends on it; of root's own jobs none, which may mount what they want."""
     if entry.job.uid == os.geteuid() or not any(GROUP in source for source in engine.config.volumes.values()):
-        return frozenset()
-    return engine.callers.caller(entry.job.uid).groups
+        return {}
+    return engine.callers.groups(entry.job.uid)
 
 
 def asked_for(engine: Engine, job: Job) -> Spec:
