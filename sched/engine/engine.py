@@ -116,6 +116,7 @@ class Engine:
         self.drained: dict[str, str] = {}
         self.active: dict[int, LiveJob] = {}
         self.per_user = PerUser()
+        self.weights: dict[int, int] = {}  # what the group of each user weighs, while jobs of hers run
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
         self.xids: Counter[tuple[str, int]] = Counter()  # how often each Xid error was heard, by GPU or slice
@@ -237,7 +238,7 @@ class Engine:
         await self.write_surely(change)
         await self.take_down(entry)
         self.active.pop(entry.job.id, None)
-        weights.weigh(self, entry.job.uid)
+        weights.ended(self, entry.job.uid)
         if entry.cancelled:
             await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
             return

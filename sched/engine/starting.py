@@ -179,7 +179,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
             os.close(started.pidfd)
         raise
     sharing.runs(entry, enforced_by)
-    weights.weigh(engine, job.uid)
+    weights.started(engine, job.uid)
     engine.tell(entry, "start")
     wake(entry.up)
     if started.over is not None:
@@ -204,6 +204,7 @@ async def take_up(engine: Engine, entry: LiveJob) -> None:
             enforced_by = await engine.looked_at(sharing.taken_over, engine, job, found.handle)
             await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted", enforced_by))
             sharing.runs(entry, enforced_by)
+        weights.started(engine, job.uid)
         await ending.watch(engine, entry)
     elif found.what == "exited":
         record = None
