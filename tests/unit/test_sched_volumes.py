@@ -39,7 +39,9 @@ def test_a_directory_of_each_group_that_has_one(tmp_path):
     for name in ("daemon", "bin", "sys", "no-such-group", "root"):
         (tmp_path / name).mkdir()
     volumes = {"/mnt/$GROUP": f"{tmp_path}/$GROUP", "/at/$GROUP/$USER": f"{tmp_path}/$GROUP/of/$USER"}
-    made = with_volumes(Spec(host_groups=(7,)), volumes, "anna", {"bin": 2, "daemon": 1, "mail": 8, "no-such-group": 0, "..": 5, "a/b": 6, "root": 0})
+    made = with_volumes(
+        Spec(host_groups=(7,)), volumes, "anna", {"bin": 2, "daemon": 1, "mail": 8, "no-such-group": 0, "..": 5, "a/b": 6, "root": 0}
+    )
     assert made.mounts == (
         Bind(f"{tmp_path}/bin", "/mnt/bin"),
         Bind(f"{tmp_path}/daemon", "/mnt/daemon"),
