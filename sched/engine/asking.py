@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 from dockless.base.typing import Any, TypeVar
@@ -17,6 +18,21 @@ PATIENCE = 1.0
 """Seconds for which an answer is waited for."""
 NO_ANSWER = 10.0
 """Seconds without an answer after which a GPU is out of service."""
+
+
+def begun(question: Callable[[], T]) -> Future[T]:
+    """The answer to come to a question that is asked before there is a loop."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # whoever no longer waits cancels nothing
+
+    def run() -> None:
+        try:
+            future.set_result(question())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="dockless-gpu", daemon=True).start()
+    return future
 
 
 class Asker:

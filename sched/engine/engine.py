@@ -72,6 +72,7 @@ from dockless.sched.store.writer import Change, QueueWriter
 from dockless.sched.used import By, Used
 
 LAUNCHERS = 4
+LAUNCHERS_ON_GPUS = 16
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 MOST_NAMED = 1_000_000
@@ -101,6 +102,8 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.outage = Outage(directory, self.write, self.kick)
         self.launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
+        # Apart, so that starts that wait for a driver that hangs keep none from starting that wants no GPU.
+        self.launching_on_gpus = ThreadPoolExecutor(LAUNCHERS_ON_GPUS, "dockless-launch-gpu")
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
         self.looking = ThreadPoolExecutor(16, "dockless-end")
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
@@ -585,8 +588,7 @@ class Engine:
         self.notices.close()
         self.outage.close()
         await self.loop.run_in_executor(None, self._writer.close)
-        self.launching.shutdown(wait=False)
-        for pool in (self.looking, self.removing, self.serving, self.signalling, self._reporting):
+        for pool in (self.launching, self.launching_on_gpus, self.looking, self.removing, self.serving, self.signalling, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
-from dockless.sched.engine.asking import NO_ANSWER, Asker
+from dockless.sched.engine.asking import NO_ANSWER, Asker, begun
 from dockless.sched.engine.faults import say
 from dockless.sched.policy import classes
 
@@ -31,6 +31,7 @@ FRESH = 2.0
 MOST_HOLDERS = 64
 """Users of one GPU that are told apart among those who share it without the queue."""
 SILENT = "its driver does not answer"
+_HANGS = "the NVIDIA driver does not answer: nvidia-smi and the kernel's log say why"
 MOST_CLASSES = 100_000
 """Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
@@ -54,18 +55,31 @@ class HostGpus:
         self.kept = 0
         self._seen: tuple[Gpu, ...] = ()  # as the driver says, without what else keeps them out of service
         self._capacity: Mapping[str, int] = {}
+        self._opened = begun(self._open)
         try:
-            from dockless.sandbox.gpus import gpu
-
-            # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
-            self._stack.enter_context(gpu.session())
-            self._seen, self._capacity = _there()
+            self._seen, self._capacity = self._opened.result(NO_ANSWER)
+        except TimeoutError:
+            self.error = _HANGS
         except DocklessError as error:
             self.error = str(error)
         self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
         self._list(self._seen)
+
+    def _open(self) -> tuple[tuple[Gpu, ...], Mapping[str, int]]:
+        from dockless.sandbox.gpus import gpu
+
+        # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
+        self._stack.enter_context(gpu.session())
+        return _there()
+
+    async def opened(self) -> bool:
+        """Wait until the driver has answered for the first time; false where it had before."""
+        if self._opened.done():
+            return False
+        await asyncio.gather(asyncio.wrap_future(self._opened), return_exceptions=True)
+        return True
 
     def _list(self, gpus: tuple[Gpu, ...]) -> None:
         self.gpus = gpus
@@ -106,7 +120,7 @@ class HostGpus:
             self.error = str(error)
             return
         if not answers:
-            self.error = "the NVIDIA driver does not answer: nvidia-smi and the kernel's log say why"
+            self.error = _HANGS
             say(f"the GPUs are not listed again: {self.error}")
             return
         (now, self._capacity), self.error = answers[""], ""
@@ -341,7 +355,7 @@ class HostGpus:
 
     def close(self) -> None:
         self.asker.close()
-        if self.asker.idle:  # else the end of the session might wait for the driver, too
+        if self.asker.idle and self._opened.done():  # else the end of the session might wait for the driver, too
             self._stack.close()
 
 

@@ -127,10 +127,9 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         spec = await sharing.with_service(engine, job, spec, how["owner"], how.get("user"))
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         kept, patience = (engine.logs, ending.SOON if engine.end_soon else 0.0) if gang is None else (None, 0.0)
+        pool = engine.launching_on_gpus if lease.gpus else engine.launching
         first, again = (
-            partial(
-                engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, labels=labels, **how), kept, patience
-            )
+            partial(engine.in_thread, pool, attempts.started, partial(begin, spec, id=name, labels=labels, **how), kept, patience)
             for begin in (
                 begin if gang is None else partial(gang.start, begin)
                 for begin in (launcher.start, partial(attempts.launch_again, launcher))

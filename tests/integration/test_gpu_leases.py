@@ -365,6 +365,32 @@ def test_one_whose_driver_hangs(home, capfd):
     daemon.end()  # which waits for no driver
 
 
+def test_a_daemon_that_starts_while_the_driver_hangs(home):
+    """It serves, without GPUs; they are there as soon as the driver answers, and a failure of one is heard."""
+    daemon = DaemonProcess(home, gpus=f"2x80G,host=t{os.getpid()}")
+    state = home / "gpus-now"
+    state.touch()
+    daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
+    daemon.start()
+    with daemon.client() as queue:
+        waits = queue.submit(JobSpec(Spec(argv=("true",)), gpus="2", hold=True))
+    daemon.stop()
+    state.write_text("hang 1 600\n")
+    daemon.start()
+    with daemon.client() as queue:
+        queue.release(waits)
+        assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)))), timeout=5).state is State.COMPLETED
+        info = queue.info()
+        assert info.gpus == () and info.gpu_error.startswith("the NVIDIA driver does not answer")
+        assert queue.job(waits).state is State.PENDING
+        state.write_text("")
+        assert queue.wait(waits, timeout=5).state is State.COMPLETED
+        assert len(queue.info().gpus) == 2 and queue.info().gpu_error == ""
+        state.write_text("xid 0 79\n")
+        until(lambda: queue.info().gpus[0].trouble.startswith("Xid 79"), "its failure was heard")
+    daemon.end()
+
+
 def test_never_two_have_one(four, home, tmp_path):
     """Two daemons, each with a state of its own, and programs that start sandboxes; all of them are killed at random."""
     rng = random.Random(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -119,6 +120,30 @@ def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
             (number,) = await running.submit(Caller(0, "root", frozenset(), True), [job], None)
             await until(lambda: running.entries[number].job.state is State.RUNNING)
             assert sorted(running.entries[number].job.devices) == sorted(running.gpus.uuids)
+
+    asyncio.run(play())
+
+
+def test_starts_that_wait_for_a_driver_keep_none_without_gpus_from_starting(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "4x80G")
+    answers = threading.Event()
+
+    class Waits(StandIn):
+        def start(self, spec, **how):
+            if spec.gpus:
+                answers.wait(20)
+            return super().start(spec, **how)
+
+    async def play():
+        async with engine(tmp_path, Waits(tmp_path / "boxes")) as running:
+            try:
+                root = Caller(0, "root", frozenset(), True)
+                jobs = [differences(JobSpec(Spec(argv=("true",)), gpus=gpus)) for gpus in (*"1111", "")]
+                *_, number = await running.submit(root, jobs, None)
+                await until(lambda: running.entries[number].job.state is State.RUNNING)
+                assert [entry.job.state for entry in running.entries.values()].count(State.STARTING) == 4
+            finally:
+                answers.set()
 
     asyncio.run(play())
 
