@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 
 from dockless.base.typing import Any, TypeVar
@@ -42,9 +43,11 @@ class Asker:
         self._changed = changed
         self._threads: dict[str, _Thread] = {}
 
-    async def ask(self, questions: Mapping[str, Callable[[], T]], patience: float = PATIENCE) -> dict[str, T]:
-        """The answers that come in so many seconds. ``questions``: by what they are about, such as a GPU; about what hangs nothing more
-        is asked. Raises what a question raises."""
+    async def ask(
+        self, questions: Mapping[str, Callable[[], T]], patience: float = PATIENCE, late: Callable[[str, T], None] | None = None
+    ) -> dict[str, T]:
+        """The answers that come in so many seconds; ``late`` is called with each that comes later. ``questions``: by what they are about,
+        such as a GPU; about what hangs nothing more is asked. Raises what a question raises."""
         futures: dict[str, asyncio.Future[T]] = {}
         for name, question in questions.items():
             thread = self._threads.get(name)
@@ -57,6 +60,8 @@ class Asker:
         for name, future in futures.items():
             if not future.done():
                 self._threads[name].is_late()
+                if late is not None:
+                    future.add_done_callback(partial(_tell, name, late))
         return {name: future.result() for name, future in futures.items() if future.done()}
 
     def hangs(self, name: str) -> bool:
@@ -76,6 +81,11 @@ class Asker:
         """Ask nothing more."""
         for thread in self._threads.values():
             thread.wanted.put(None)
+
+
+def _tell(name: str, late: Callable[[str, T], None], future: asyncio.Future[T]) -> None:
+    if future.exception() is None:
+        late(name, future.result())
 
 
 class _Thread:
@@ -128,4 +138,4 @@ class _Thread:
             future.set_result(answer)
         if self.hangs:
             self.hangs = self.silent = False
-            self._changed()
+            future.get_loop().call_soon(self._changed)  # after who waits for the answer

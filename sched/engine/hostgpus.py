@@ -62,10 +62,10 @@ class HostGpus:
             self.error = _HANGS
         except DocklessError as error:
             self.error = str(error)
-        self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
         self._list(self._seen)
+        self._read = dict.fromkeys(self.whole, time.monotonic())
 
     def _open(self) -> tuple[tuple[Gpu, ...], Mapping[str, int]]:
         from dockless.sandbox.gpus import gpu
@@ -113,7 +113,6 @@ class HostGpus:
     async def list_again(self) -> None:
         """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
         driver does not answer."""
-        began = time.monotonic()
         try:
             answers = await self.asker.ask({"": _there}, NO_ANSWER)
         except DocklessError as error:
@@ -128,7 +127,8 @@ class HostGpus:
         for uuid in sorted(before.keys() ^ {unit.uuid for unit in now}):
             say(f"GPU {uuid} is gone" if uuid in before else f"GPU {uuid} is new")
         self._list(tuple(replace(unit, trouble=before.get(unit.uuid, "")) for unit in now))
-        self._seen, self._read = now, began
+        self._seen = now
+        self._read = dict.fromkeys(self.whole, time.monotonic())
         self._show()
 
     @property
@@ -231,8 +231,12 @@ class HostGpus:
 
     @property
     def is_old(self) -> bool:
-        """Whether the last look is too old for GPUs to be given to anybody by it."""
-        return bool(self.gpus) and time.monotonic() - self._read > FRESH
+        """Whether the last look that has come is too old for GPUs to be given to anybody by it."""
+        return self._looking is not None or any(self._is_old(whole) for whole in self.whole)
+
+    def _is_old(self, whole: str) -> bool:
+        """Whether it is to be asked again. Nothing is asked about what hangs, and nobody gets it."""
+        return not self.asker.hangs(whole) and time.monotonic() - self._read.get(whole, -math.inf) > FRESH
 
     @property
     def by_whole(self) -> dict[str, tuple[Gpu, ...]]:
@@ -254,21 +258,28 @@ class HostGpus:
     async def _look(self) -> None:
         from dockless.sandbox.gpus import gpu
 
-        self._read = time.monotonic()
+        asked = {whole: partial(gpu.refresh, units) for whole, units in self.by_whole.items() if self._is_old(whole)}
+        self._read |= dict.fromkeys(asked, time.monotonic())
         try:
-            answers = await self.asker.ask({whole: partial(gpu.refresh, units) for whole, units in self.by_whole.items()})
-            self.error = ""
+            answers, self.error = await self.asker.ask(asked, late=self._came_late), ""
         except DocklessError as error:
-            self.error, answers = str(error), {}
+            answers, self.error = {}, str(error)
         finally:
             self._looking = None
-        found = {unit.uuid: unit for units in answers.values() for unit in units}
-        self._seen = tuple(found.get(unit.uuid, unit) for unit in self._seen)
+        self._see(unit for units in answers.values() for unit in units)
         self._show()
+
+    def _came_late(self, whole: str, units: tuple[Gpu, ...]) -> None:
+        """It is as good as one in time: a driver that is always slow keeps nobody from its GPUs."""
+        self._read[whole] = time.monotonic()
+        self._see(units)
+
+    def _see(self, units: Iterable[Gpu]) -> None:
+        found = {unit.uuid: unit for unit in units}
+        self._seen = tuple(found.get(unit.uuid, unit) for unit in self._seen)
 
     def _changed(self) -> None:
         """A GPU has been out of reach for too long, or is in reach again."""
-        self._read = -math.inf
         self._show()
         self.changed()
 
@@ -276,7 +287,7 @@ class HostGpus:
         """The driver has reported a failure of a GPU, or (``""``) of one that it does not name: until the daemon is started again nobody
         gets the GPU, nor a slice of it."""
         if not uuid:
-            self._read = -math.inf
+            self._read = {}
             if self.gpus and self._looking is None:
                 self._looking = asyncio.ensure_future(self._look())
             return

@@ -228,6 +228,50 @@ def test_how_often_their_processes_are_read(host):
         assert host.looks == looks
 
 
+def test_a_look_counts_when_it_has_come(host, monkeypatch):
+    """Whoever decides meanwhile waits for it, too."""
+    gpus, answers, refresh = HostGpus(), threading.Event(), gpu.refresh
+    monkeypatch.setattr(gpu, "refresh", lambda units: answers.wait(20) and refresh(units))
+    host.there = (replace(A, processes=BUSY), B, C)
+    host.now += 3.0
+
+    async def play():
+        first = asyncio.ensure_future(gpus.look())
+        await asyncio.sleep(0)
+        assert gpus.is_old and gpus.unusable(()) == frozenset()
+        second = asyncio.ensure_future(gpus.look())
+        await asyncio.sleep(0)
+        answers.set()
+        await second
+        assert not gpus.is_old and gpus.unusable(()) == {"GPU-a"} and host.looks == 1
+        await first
+
+    asyncio.run(play())
+
+
+def test_one_whose_driver_is_slow_can_be_had_all_the_same(host, monkeypatch):
+    """For as long as a look is believed, from when it has come; meanwhile nobody gets it, and the others are looked at."""
+    gpus, answers, refresh, told = HostGpus(), threading.Event(), gpu.refresh, []
+    monkeypatch.setattr(gpu, "refresh", lambda units: (units[0].uuid != "GPU-a" or answers.wait(20)) and refresh(units))
+    gpus.changed = lambda: told.append(gpus.unusable(()))
+    host.there = (A, replace(B, processes=BUSY), C)
+    host.now += 3.0
+
+    async def play():
+        await gpus.look()
+        assert gpus.unusable(()) == {"GPU-a", "GPU-b"} and not gpus.is_old
+        host.there, host.now = (A, B, C), host.now + 3.0
+        await gpus.look()
+        assert gpus.unusable(()) == {"GPU-a"}
+        answers.set()
+        await until(lambda: told == [frozenset()])
+        assert not gpus.is_old, "it was read just now"
+        host.now += 3.0
+        assert gpus.is_old
+
+    asyncio.run(play())
+
+
 def test_one_that_goes_out_of_service(host, capfd):
     """It is given to nobody while it is, and the log is told once."""
     gpus = HostGpus()
