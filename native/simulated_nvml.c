@@ -28,6 +28,7 @@
  *     slice 4 2 20480            the fifth MIG slice of the last GPU, of two sevenths and 20 GiB: such lines are added when slices are made
  *     gone 4 0                   … and such when they are removed
  *     limit 0 10737418240 PATH   such a limit; these lines are added when it is set, and the last of a control group holds
+ *     hang 0 30                  each question about GPU 0 takes 30 s, or until there is no such line
  *     xid 0 79                   an event: GPU 0 has met the error 79; each such line is told once to who waits, in their order
  *     xid 3 31 2                 … in its MIG GPU instance 2
  *
@@ -119,8 +120,12 @@ int ready(void) {
     return yes;
 }
 
+/* Of a device that hangs the answer comes late. */
 int good(const struct device *d) {
-    return (d >= gpus && d < gpus + count) || (d >= parts && d < parts + slices && !d->gone);
+    int known = (d >= gpus && d < gpus + count) || (d >= parts && d < parts + slices && !d->gone);
+
+    if (known) hang(d->index);
+    return known;
 }
 
 static result put(char *buffer, unsigned length, const char *text) {
@@ -203,6 +208,7 @@ result nvmlDeviceGetCount_v2(unsigned *n) {
 
 result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
     CHECK(d && index < (unsigned)count, INVALID_ARGUMENT);
+    hang(index);
     if ((int)index == lost) return GPU_IS_LOST;
     *d = &gpus[index];
     return OK;
@@ -211,7 +217,7 @@ result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
 result nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
     CHECK(uuid && d, INVALID_ARGUMENT);
     for (int i = 0; i < count; i++)
-        if (!strcasecmp(gpus[i].uuid, uuid)) return *d = &gpus[i], i == lost ? GPU_IS_LOST : OK;
+        if (!strcasecmp(gpus[i].uuid, uuid)) return hang(i), *d = &gpus[i], i == lost ? GPU_IS_LOST : OK;
     for (int i = 0; i < slices; i++)
         if (good(&parts[i]) && parts[i].ci >= 0 && !strcasecmp(parts[i].uuid, uuid)) return *d = &parts[i], OK;
     return NOT_FOUND;

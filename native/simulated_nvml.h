@@ -41,6 +41,7 @@ extern struct device gpus[MAX_GPUS], parts[MAX_PARTS];
 extern char state[4096];
 
 int ready(void);
+void hang(int gpu);
 int good(const struct device *d);
 int divided(const struct device *d);
 void add_part(int sevenths, unsigned long long memory, int ci);

@@ -6,6 +6,7 @@
 
 #include "simulated_nvml.h"
 
+enum { POLL_MS = 20 };
 typedef struct { unsigned long long total, free, used; } memory_v1;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process_info;
@@ -27,6 +28,19 @@ FILE *open_state(const char *mode) { return *state ? fopen(state, mode) : NULL; 
 
 void close_state(FILE *file) {
     if (file) fclose(file);
+}
+
+/* For as long as the state says that this GPU hangs, and not longer than it says. */
+void hang(int gpu) {
+    long long n[4];
+
+    for (long waited = 0;; waited += POLL_MS) {
+        FILE *file = open_state("re");
+        int hangs = next_line(file, "hang", gpu, n) && waited < n[1] * 1000;
+        close_state(file);
+        if (!hangs) return;
+        nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
+    }
 }
 
 static int inside(const struct device *d, const long long numbers[4]) { return !d->parent || numbers[3] < 0 || numbers[3] == d->gi; }
@@ -226,7 +240,7 @@ result nvmlDeviceGetMemoryLimits_v1(struct device *d, memory_limits *found) {
 
 /* ---- what happens to it ---- */
 
-enum { XID = 8, POLL_MS = 20 };
+enum { XID = 8 };
 
 struct event_set {
     unsigned long long wanted[MAX_GPUS];

@@ -344,7 +344,7 @@ def _gpus(
     from dockless.sandbox.gpus import gpu, injection
 
     with gpu.session():
-        leased = gpu.find(uuids, gpu.inventory(processes=False, links=False))
+        leased = gpu.find(uuids, gpu.inventory(processes=False, links=False, only=uuids))
         nodes = gpu_nodes.given(gpu.device_nodes(leased), idmap, account, rootful=rootful)
         driver = injection.inject(image, dict((*image.config.env, *spec.env)), leased)
     return nodes, environment(leased, devices), driver

@@ -12,7 +12,7 @@ import pwd
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from dockless.base.dataclass import dataclass, replace
 from dockless.base.idmaps import subordinate_owner
@@ -54,7 +54,7 @@ class Callers:
     def __init__(self, config: Config) -> None:
         self.config = config
         self._owner = os.geteuid()
-        self._known: dict[int, tuple[float, str, frozenset[str], bool]] = {}
+        self._known: dict[int, tuple[float, str, Mapping[str, int], bool]] = {}
         with open("/proc/sys/kernel/overflowuid") as file:
             self._overflow = int(file.read())
 
@@ -76,8 +76,13 @@ class Callers:
         if not account and uid not in (0, self._owner):
             # Each user has thousands of subordinate ids, subuid(5): limits that hold for each id would not hold for her.
             raise NotPermitted(f"uid {uid} has no account on this host", subject=f"uid {uid}", hint="see `getent passwd`")
-        found = Caller(uid, user, groups, uid in (0, self._owner) or user in self.config.admins, account)
+        found = Caller(uid, user, frozenset(groups), uid in (0, self._owner) or user in self.config.admins, account)
         return replace(found, admin=found.admin or any(self.member(found, group) for group in self.config.admin_groups))
+
+    def groups(self, uid: int) -> Mapping[str, int]:
+        """The groups of the host that ``caller(uid)`` is in, with their numbers, 0 for one without a name. ``NotPermitted``"""
+        self.caller(uid)
+        return self._look_up(uid)[1]
 
     def quota_groups(self, caller: Caller) -> tuple[str, ...]:
         """The groups with a quota that the caller is in: her jobs count against all of them, whichever she names."""
@@ -86,7 +91,7 @@ class Callers:
     def quota_of(self, uid: int) -> tuple[str, tuple[str, ...]]:
         """The name of a user, who need not be one that this daemon serves, and the groups with a quota that she is in."""
         user, groups, account = self._whose(uid)
-        return user, self.quota_groups(Caller(uid, user, groups, False, account))
+        return user, self.quota_groups(Caller(uid, user, frozenset(groups), False, account))
 
     def members(self, groups: Collection[str], uids: Iterable[int]) -> frozenset[str]:
         """Who is in one of the groups now: all that the settings list, and of the system's groups those with one of these ids, who need not
@@ -95,7 +100,7 @@ class Callers:
         system = frozenset(groups).difference(self.config.groups)
         return found.union(user for user, of, _ in map(self._whose, uids) if not system.isdisjoint(of)) if system else found
 
-    def _whose(self, uid: int) -> tuple[str, frozenset[str], bool]:
+    def _whose(self, uid: int) -> tuple[str, Mapping[str, int], bool]:
         """What holds an id of a user's sandboxes is hers."""
         found = self._look_up(uid)
         if not found[2] and (owner := subordinate_owner(uid)) is not None:
@@ -106,26 +111,27 @@ class Callers:
         listed = self.config.groups.get(group)
         return caller.user in listed if listed is not None else group in caller.groups
 
-    def _look_up(self, uid: int) -> tuple[str, frozenset[str], bool]:
+    def _look_up(self, uid: int) -> tuple[str, Mapping[str, int], bool]:
         now = time.monotonic()
         known = self._known.get(uid)
         if known is not None and now - known[0] < _REMEMBER:
             return known[1:]
+        groups: dict[str, int] = {}
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
-            user, groups, account = f"uid-{uid}", frozenset[str](), False
+            user, account = f"uid-{uid}", False
         else:
             user, account = entry.pw_name, True
-            groups = frozenset(_group_name(gid) for gid in os.getgrouplist(user, entry.pw_gid))
+            groups.update(map(_named, os.getgrouplist(user, entry.pw_gid)))
         if len(self._known) > 10_000:
             self._known.clear()
         self._known[uid] = (now, user, groups, account)
         return user, groups, account
 
 
-def _group_name(gid: int) -> str:
+def _named(gid: int) -> tuple[str, int]:
     try:
-        return grp.getgrgid(gid).gr_name
+        return grp.getgrgid(gid).gr_name, gid
     except KeyError:
-        return f"gid-{gid}"
+        return f"gid-{gid}", 0

@@ -81,13 +81,13 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
     end = asyncio.Event()
     server = Server(engine, path, __version__, end.set)
 
-    def reload() -> None:
+    async def reload() -> None:
         with contextlib.suppress(DocklessError):  # it is in the log
-            reading.reload(engine)
+            await reading.reload(engine)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, lambda: engine.spawn(reload()))
     try:
         await engine.recover()
         await server.open()
@@ -96,7 +96,7 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         _notify("READY=1")
         if ready is not None:
             ready()
-        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), listen(gpus.whole, partial(reported, engine)))
+        works = (let_removed_layers_go(LET_GO_EVERY), keep_house(engine), hear(engine))
         chores = [asyncio.create_task(work) for work in (*works, idle.watch(engine), disk.watch(engine), sharing.watch(engine))]
         await end.wait()
         for chore in chores:
@@ -113,6 +113,14 @@ async def serve(state: Path, path: Path, launcher: Launcher, *, ready: Callable[
         await server.close()
         await server.hang_up()
         await engine.close()
+
+
+async def hear(engine: Engine) -> None:
+    """Failures of GPUs, until cancelled; from when the driver answers, which may be long after the daemon's start."""
+    if await engine.gpus.opened():
+        with contextlib.suppress(DocklessError):  # it is in the log
+            await reading.reload(engine)
+    await listen(engine.gpus.whole, partial(reported, engine))
 
 
 async def let_removed_layers_go(every: float) -> None:

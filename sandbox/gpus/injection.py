@@ -86,7 +86,7 @@ def _version(root: str, simulated: bool) -> str:
     if not simulated:
         with contextlib.suppress(OSError):
             return _MODULE_VERSION.read_text().strip()
-        return nvml.driver().version
+        return nvml.driver_version()
     if root == "/":
         return ""
     version = driver_files.installed_version(root)

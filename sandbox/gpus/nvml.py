@@ -22,7 +22,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -146,16 +146,17 @@ def session() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def inventory(*, processes: bool = True, links: bool = True) -> tuple[Gpu, ...]:
+def inventory(*, processes: bool = True, links: bool = True, only: Collection[str] = ()) -> tuple[Gpu, ...]:
     """Every GPU of this host that answers, by index. ``links=False`` leaves that field empty, ``processes=False`` that and ``trouble``
-    (cheaper).
+    (cheaper). ``only``: the GPUs that have these UUIDs, or slices with them; where they are there nothing is asked about others, one of
+    which may hang.
 
     Errors: as ``session``.
     """
     with session() as nvml:
         simulated = is_simulated(nvml)
         caps = _mig_caps(simulated)
-        handles = [(index, handle) for index, handle in _handles(nvml) if handle is not None]
+        handles = [(index, handle) for index, handle in _those(nvml, only) or _handles(nvml) if handle is not None]
         read = [(_read(nvml, index, handle, simulated, caps, processes), handle) for index, handle in handles]
         read = [(gpu, handle) for gpu, handle in read if gpu.uuid]  # without a name it cannot be leased: lost while being read
         joined = read_links(nvml, attempt, [(g.uuid, g.pci_bus_id, h) for g, h in read]) if links else {}
@@ -196,14 +197,24 @@ def driver() -> Driver:
     """Version and state of the driver. Errors: as ``session``."""
     with session() as nvml:
         handles = _handles(nvml)
-        cuda = attempt(0, nvml.nvmlSystemGetCudaDriverVersion)
         return Driver(
-            version=attempt("", nvml.nvmlSystemGetDriverVersion),
-            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+            version=driver_version(),
+            cuda=_cuda(nvml),
             count=len(handles),
             lost=tuple(index for index, handle in handles if handle is None),
             simulated=is_simulated(nvml),
         )
+
+
+def driver_version() -> str:
+    """Without a question to any GPU. Errors: as ``session``."""
+    with session() as nvml:
+        return str(attempt("", nvml.nvmlSystemGetDriverVersion))
+
+
+def _cuda(nvml: Any) -> str:
+    cuda = attempt(0, nvml.nvmlSystemGetCudaDriverVersion)
+    return f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
 
 
 def facts(gpus: Iterable[Gpu]) -> dict[str, str]:
@@ -214,7 +225,7 @@ def facts(gpus: Iterable[Gpu]) -> dict[str, str]:
         arches = [attempt(None, nvml.nvmlDeviceGetCudaComputeCapability, handle) for handle in handles if handle is not None]
         brands = {attempt(None, nvml.nvmlDeviceGetBrand, handle) for handle in handles if handle is not None}
         return {
-            "cuda": driver().cuda,
+            "cuda": _cuda(nvml),
             "arch": "{}.{}".format(*min(arches)) if arches and None not in arches else "",
             "brand": brand_names(nvml).get(next(iter(brands)), "") if len(brands) == 1 else "",
         }
@@ -250,6 +261,20 @@ def is_simulated(nvml: Any) -> bool:
 def _handles(nvml: Any) -> list[tuple[int, Any]]:
     """(index, handle); handle None for a GPU that fell off the bus or that this user may not open."""
     return [(i, attempt(None, nvml.nvmlDeviceGetHandleByIndex, i)) for i in range(attempt(0, nvml.nvmlDeviceGetCount))]
+
+
+def _those(nvml: Any, uuids: Iterable[str]) -> list[tuple[int, Any]]:
+    """Of the GPUs with these UUIDs, or with slices that have them; none where one of them is not there."""
+    found = {}
+    for uuid in uuids:
+        handle = attempt(None, nvml.nvmlDeviceGetHandleByUUID, uuid)
+        if handle is not None and uuid.upper().startswith("MIG-"):
+            handle = attempt(None, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+        index = None if handle is None else attempt(None, nvml.nvmlDeviceGetIndex, handle)
+        if index is None:
+            return []
+        found[index] = handle
+    return sorted(found.items())
 
 
 def _read(nvml: Any, index: int, handle: Any, simulated: bool, caps: dict[str, int] | None, processes: bool) -> Gpu:

@@ -218,7 +218,7 @@ def _let_go(engine: Engine, entry: LiveJob) -> None:
     failed = job.state in (State.FAILED, State.TIMEOUT, State.OOM, State.LOST) or entry.verdict
     engine.tell(entry, "fail" if failed and "fail" in job.options.notify else "end")
     engine.active.pop(job.id, None)
-    weights.weigh(engine, job.uid)
+    weights.ended(engine, job.uid)
     engine.entries.pop(job.id, None)
     if entry.overdue is not None:
         entry.overdue.cancel()

@@ -73,6 +73,7 @@ from dockless.sched.store.writer import Change, QueueWriter
 from dockless.sched.used import By, Used
 
 LAUNCHERS = 4
+LAUNCHERS_ON_GPUS = 16
 AT_A_TIME = 50
 """Jobs of one request that are looked at before somebody else's turn."""
 MOST_NAMED = 1_000_000
@@ -92,6 +93,7 @@ class Engine:
         database = directory / "jobs.db"
         writing = queue.open_queue(database)
         self.queue_id = queue.queue_id(writing)
+        gpus.changed = self.kick
         gpus.hand_out(config.devices)
         usage.know(writing, {unit.uuid: unit.model for unit in gpus.everything})
         self.database = database
@@ -101,6 +103,8 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.outage = Outage(directory, self.write, self.kick)
         self.launching = ThreadPoolExecutor(LAUNCHERS, "dockless-launch")
+        # Apart, so that starts that wait for a driver that hangs keep none from starting that wants no GPU.
+        self.launching_on_gpus = ThreadPoolExecutor(LAUNCHERS_ON_GPUS, "dockless-launch-gpu")
         # Apart, so that removing a user's million files delays neither another job's end nor its signals.
         self.looking = ThreadPoolExecutor(16, "dockless-end")
         self.removing = ThreadPoolExecutor(8, "dockless-remove")
@@ -116,6 +120,7 @@ class Engine:
         self.drained: dict[str, str] = {}
         self.active: dict[int, LiveJob] = {}
         self.per_user = PerUser()
+        self.weights: dict[int, int] = {}  # what the group of each user weighs, while jobs of hers run
         self.kept = Kept(self.logs)
         self.watch = Watch(self)
         self.xids: Counter[tuple[str, int]] = Counter()  # how often each Xid error was heard, by GPU or slice
@@ -139,7 +144,7 @@ class Engine:
         self.settles_again: asyncio.TimerHandle | None = None
         self._settled = False
         self.closing = False
-        gpus.changed = partial(kept_out.settle, self)
+        gpus.settle = partial(kept_out.settle, self)
         self._check_image = check_image
         self.configure(config)
 
@@ -239,7 +244,7 @@ class Engine:
         await self.write_surely(change)
         await self.take_down(entry)
         self.active.pop(entry.job.id, None)
-        weights.weigh(self, entry.job.uid)
+        weights.ended(self, entry.job.uid)
         if entry.cancelled:
             await ending.end(self, entry, State.CANCELLED, "cancelled before it ran", None, None)
             return
@@ -360,7 +365,10 @@ class Engine:
             self._kicked = True
             self.loop.call_later(self._took, self._pass)
 
-    def _pass(self) -> None:
+    def _pass(self, looked: bool = False) -> None:
+        if not looked and self.waiting.wants_gpus and self.gpus.is_old and not self.closing:
+            self.spawn(self._look_and_pass())
+            return
         self._kicked = False
         wake(self._undecided)
         if self.closing or self.outage.text or HOST in self.drained:  # the end of either kicks again
@@ -379,6 +387,12 @@ class Engine:
             self._time_comes = self.loop.call_later(max(0.0, decision.again - now), self.kick)
         if self.waiting and decision.others_have_gpus and self._look_again is None:
             self._look_again = self.loop.call_later(LOOK_AGAIN, self._looked)
+
+    async def _look_and_pass(self) -> None:
+        try:
+            await self.gpus.look()
+        finally:
+            self._pass(looked=True)
 
     async def decided(self) -> None:
         """Until what has changed so far is known to the reasons for which jobs wait."""
@@ -577,8 +591,7 @@ class Engine:
         self.notices.close()
         self.outage.close()
         await self.loop.run_in_executor(None, self._writer.close)
-        self.launching.shutdown(wait=False)
-        for pool in (self.looking, self.removing, self.serving, self.signalling, self._reporting):
+        for pool in (self.launching, self.launching_on_gpus, self.looking, self.removing, self.serving, self.signalling, self._reporting):
             pool.shutdown(wait=False)
         self.reader.close()
         self.gpus.close()

@@ -1,4 +1,4 @@
-"""What the GPUs do and for which jobs: read through NVML in a thread, at most once a second however many ask.
+"""What the GPUs do and for which jobs: read through NVML by threads (``asking``), at most once a second however many ask.
 
 A process on a GPU is a job's if the job's keeper is above it: all that runs in a sandbox descends from its keeper. NVML knows processes by
 the host's numbers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dockless.base.dataclass import dataclass
@@ -45,7 +45,7 @@ class Figures:
 
 
 class Watch:
-    """``figures``: what was read last, by UUID; empty where the driver does not answer."""
+    """``figures``: what was read last, by UUID, of those whose driver answers."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -58,14 +58,15 @@ class Watch:
         if not self.engine.gpus.gpus or time.monotonic() - self._read < FRESH:
             return
         if self._reading is None:
-            handles = {entry.job.id: entry.handle for entry in self.engine.active.values() if entry.job.devices and entry.handle}
-            work = partial(read, self.engine.gpus.gpus, handles)
-            self._reading = asyncio.ensure_future(self._take(work))
+            self._reading = asyncio.ensure_future(self._take())
         await asyncio.shield(self._reading)  # who asked may go away, and others wait for it, too
 
-    async def _take(self, work: Callable[[], Mapping[str, Figures]]) -> None:
+    async def _take(self) -> None:
+        gpus, active = self.engine.gpus, self.engine.active.values()
+        handles = {entry.job.id: entry.handle for entry in active if entry.job.devices and entry.handle}
         try:
-            self.figures = await asyncio.get_running_loop().run_in_executor(None, work)
+            answers = await gpus.asker.ask({whole: partial(read, units, handles) for whole, units in gpus.by_whole.items()})
+            self.figures = {uuid: one for found in answers.values() for uuid, one in found.items()}
         except DocklessError:
             self.figures = {}
         finally:

@@ -138,7 +138,7 @@ async def _back(engine: Engine, gang: Gang, reason: str, options: JobOptions) ->
         member.silent = False
     for member in gang.members:
         engine.active.pop(member.job.id, None)
-    weights.weigh(engine, first.job.uid)
+    weights.ended(engine, first.job.uid)
     first.show(options=options)
     gang.over.clear()
     gang.told.clear()

@@ -1,21 +1,24 @@
-"""The host's GPUs as the daemon keeps them in mind: read once, their processes read again when that matters.
+"""The host's GPUs as the daemon keeps them in mind: read once, their processes read again when that matters, by threads (``asking``).
+Whoever only wants to know has what was read last.
 
 A host without GPUs, or without a driver, is no error here: it runs jobs that ask for none, and says why there are none to others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import DocklessError, NotEnoughGpus
+from dockless.sched.engine.asking import NO_ANSWER, Asker, begun
 from dockless.sched.engine.faults import say
 from dockless.sched.engine.kept_out import KeptOut
 from dockless.sched.policy import classes
@@ -30,6 +33,8 @@ MOST_HOLDERS = 64
 """Users of one GPU that are told apart among those who share it without the queue."""
 HOST = "host"
 """What is drained where nothing at all is started."""
+SILENT = "its driver does not answer"
+_HANGS = "the NVIDIA driver does not answer: nvidia-smi and the kernel's log say why"
 MOST_CLASSES = 100_000
 """Classes whose GPUs are remembered: users name any number of them, ``memory=`` with each number of bytes."""
 
@@ -37,9 +42,13 @@ MOST_CLASSES = 100_000
 class HostGpus:
     """``uuids`` in index order, ``distances`` between them, and which are in use by something else. ``devices``: those of other ``kinds``,
     which are leased as GPUs are, by their names. ``not_whole``: UUIDs of slices and names of devices, which nobody gets who asks for
-    some number of GPUs. ``reasons``: why this daemon has those out of service that it has; ``changed`` is called when they change."""
+    some number of GPUs. ``changed``: called when more or fewer may be usable than at the last look. ``reasons``: why this daemon has
+    those out of service that it has; ``settle`` is called when they change."""
 
     def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None
+        self.asker = Asker(self._changed)
+        self._looking: asyncio.Future[None] | None = None
         self._stack = ExitStack()
         self.error = ""
         self.gpus: tuple[Gpu, ...] = ()
@@ -48,23 +57,37 @@ class HostGpus:
         self.unleased: Mapping[str, str] = {}
         self._nodes: dict[str, list[str]] = {}
         self.kept = 0
+        self._seen: tuple[Gpu, ...] = ()  # as the driver says, without what else keeps them out of service
+        self._capacity: Mapping[str, int] = {}
+        self._opened = begun(self._open)
         try:
-            from dockless.sandbox.gpus import gpu
-
-            # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
-            self._stack.enter_context(gpu.session())
-            self.gpus = _inventory()
+            self._seen, self._capacity = self._opened.result(NO_ANSWER)
+        except TimeoutError:
+            self.error = _HANGS
         except DocklessError as error:
             self.error = str(error)
-        self._read = time.monotonic()
         self._failed: dict[str, str] = {}
         self._drained: Mapping[str, str] = {}
         self._theirs: Mapping[str, str] = {}
-        self._seen = self.gpus
-        self.reasons: Mapping[str, str] = {unit.uuid: unit.trouble for unit in self.gpus if unit.trouble}
+        self.reasons: Mapping[str, str] = {unit.uuid: unit.trouble for unit in self._seen if unit.trouble}
         self.kept_out = KeptOut()
-        self.changed: Callable[[], None] = lambda: None
-        self._list(self.gpus)
+        self.settle: Callable[[], None] = lambda: None
+        self._list(self._seen)
+        self._read = dict.fromkeys(self.whole, time.monotonic())
+
+    def _open(self) -> tuple[tuple[Gpu, ...], Mapping[str, int]]:
+        from dockless.sandbox.gpus import gpu
+
+        # One session for the daemon's life: opening the driver anew for each look can take tens of milliseconds.
+        self._stack.enter_context(gpu.session())
+        return _there()
+
+    async def opened(self) -> bool:
+        """Wait until the driver has answered for the first time; false where it had before."""
+        if self._opened.done():
+            return False
+        await asyncio.gather(asyncio.wrap_future(self._opened), return_exceptions=True)
+        return True
 
     def _list(self, gpus: tuple[Gpu, ...]) -> None:
         self.gpus = gpus
@@ -93,22 +116,28 @@ class HostGpus:
             say(line)
         self._nodes = lease.names_of_nodes([unit.uuid for unit in self.devices])
         self._list(self.gpus)
-        self._show(self._seen)
+        self._show()
 
-    def list_again(self) -> None:
+    async def list_again(self) -> None:
         """Which GPUs and slices there are now. What is known of their failures and of maintenance stays; all stays as it was where the
         driver does not answer."""
         try:
-            now, self.error = _inventory(), ""
+            answers = await self.asker.ask({"": _there}, NO_ANSWER)
         except DocklessError as error:
             self.error = str(error)
             return
+        if not answers:
+            self.error = _HANGS
+            say(f"the GPUs are not listed again: {self.error}")
+            return
+        (now, self._capacity), self.error = answers[""], ""
         before = {unit.uuid: unit.trouble for unit in self.gpus}
         for uuid in sorted(before.keys() ^ {unit.uuid for unit in now}):
             say(f"GPU {uuid} is gone" if uuid in before else f"GPU {uuid} is new")
         self._list(tuple(replace(unit, trouble=before.get(unit.uuid, "")) for unit in now))
-        self._read = time.monotonic()
-        self._show(now)
+        self._seen = now
+        self._read = dict.fromkeys(self.whole, time.monotonic())
+        self._show()
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -184,14 +213,7 @@ class HostGpus:
     @cached_property
     def shareable(self) -> Mapping[str, int]:
         """The MiB of each GPU that several jobs can have together; of none where the driver does not tell what a process has."""
-        from dockless.sandbox.gpus import gpu
-
-        try:
-            found = gpu.shareable(self.gpus) if self.gpus else {}
-            return {uuid: max(0, memory - self.kept) for uuid, memory in found.items()}
-        except DocklessError as error:
-            self.error = str(error)
-            return {}
+        return {uuid: max(0, memory - self.kept) for uuid, memory in self._capacity.items()}
 
     def keep_back(self, memory: int) -> None:
         """So many MiB of each GPU that jobs share are not theirs."""
@@ -215,30 +237,70 @@ class HostGpus:
 
         return gpu.parse_request(text).memory if text else 0
 
-    def look(self) -> None:
-        """Read again what their processes are, and whether they are fit for use, where the last look is too old. The log is told of each
-        that goes out of service or comes back."""
-        if not self.everything or time.monotonic() - self._read <= FRESH:
-            return
+    @property
+    def is_old(self) -> bool:
+        """Whether the last look that has come is too old for GPUs to be given to anybody by it."""
+        return self._looking is not None or any(self._is_old(whole) for whole in self.whole)
+
+    def _is_old(self, whole: str) -> bool:
+        """Whether it is to be asked again. Nothing is asked about what hangs, and nobody gets it."""
+        return not self.asker.hangs(whole) and time.monotonic() - self._read.get(whole, -math.inf) > FRESH
+
+    @property
+    def by_whole(self) -> dict[str, tuple[Gpu, ...]]:
+        """GPUs and slices by the UUID of the whole GPU."""
+        found: dict[str, tuple[Gpu, ...]] = {}
+        for unit in self.gpus:
+            whole = unit.parent or unit.uuid
+            found[whole] = (*found.get(whole, ()), unit)
+        return found
+
+    async def look(self) -> None:
+        """Read again what their processes are, and whether they are fit for use, where the last look is too old. Returns within a second or
+        so: what does not answer meanwhile is not usable. The log is told of each that goes out of service or comes back."""
+        if self._looking is None and self.is_old:
+            self._looking = asyncio.ensure_future(self._look())
+        if self._looking is not None:
+            await asyncio.shield(self._looking)  # who asked may go away, and others wait for it, too
+
+    async def _look(self) -> None:
         from dockless.sandbox.gpus import gpu
 
-        before, now = self._seen, self._seen
+        asked = {whole: partial(gpu.refresh, units) for whole, units in self.by_whole.items() if self._is_old(whole)}
+        self._read |= dict.fromkeys(asked, time.monotonic())
         try:
-            now, self.error = (gpu.refresh(before), "") if before else ((), self.error)
+            answers, self.error = await self.asker.ask(asked, late=self._came_late), ""
         except DocklessError as error:
-            self.error = str(error)
-        self._read = time.monotonic()
-        self._show(now)
+            answers, self.error = {}, str(error)
+        finally:
+            self._looking = None
+        self._see(unit for units in answers.values() for unit in units)
+        self._show()
+
+    def _came_late(self, whole: str, units: tuple[Gpu, ...]) -> None:
+        """It is as good as one in time: a driver that is always slow keeps nobody from its GPUs."""
+        self._read[whole] = time.monotonic()
+        self._see(units)
+
+    def _see(self, units: Iterable[Gpu]) -> None:
+        found = {unit.uuid: unit for unit in units}
+        self._seen = tuple(found.get(unit.uuid, unit) for unit in self._seen)
+
+    def _changed(self) -> None:
+        """A GPU has been out of reach for too long, or is in reach again."""
+        self._show()
+        self.changed()
 
     def failed(self, uuid: str, why: str) -> None:
         """The driver has reported a failure of a GPU, or (``""``) of one that it does not name: until the daemon is started again nobody
         gets the GPU, nor a slice of it."""
         if not uuid:
-            self._read = -math.inf
-            self.look()
+            self._read = {}
+            if self.gpus and self._looking is None:
+                self._looking = asyncio.ensure_future(self._look())
             return
         self._failed.setdefault(uuid, f"{why} ({time.strftime('%Y-%m-%d %H:%M')})")
-        self._show(self._seen)
+        self._show()
 
     def met(self, uuid: str, gi: int | None) -> tuple[Gpu, ...]:
         """What can be leased of a whole GPU that has met something: itself, or its slices in that MIG GPU instance, all for None."""
@@ -248,21 +310,19 @@ class HostGpus:
     def drain(self, drained: Mapping[str, str]) -> None:
         """These are out of service, by their UUIDs, and why; all others are not, as far as that goes."""
         self._drained = drained
-        self._read = -math.inf
-        self.look()
+        self._show()
 
-    def _show(self, gpus: tuple[Gpu, ...]) -> None:
+    def _show(self) -> None:
         before, reasons = self.everything, self.reasons
         devices = tuple(replace(unit, trouble="") for unit in self.devices)
-        ours = {unit.uuid: why for unit in (*gpus, *devices) if (why := self._why(unit))}
-        self._seen = gpus
+        ours = {unit.uuid: why for unit in (*self._seen, *devices) if (why := self._why(unit))}
         self.gpus, self.devices = (
             tuple(replace(unit, trouble=ours.get(unit.uuid) or self._theirs.get(unit.uuid, "")) for unit in units)
-            for units in (gpus, devices)
+            for units in (self._seen, devices)
         )
         self.reasons = dict.fromkeys(self.uuids, self._drained[HOST]) | ours if HOST in self._drained else ours
         if self.reasons != reasons:
-            self.changed()
+            self.settle()
         for old, new in zip(before, self.everything, strict=True):
             if old.trouble != new.trouble:
                 name = f"device {new.uuid}" if "=" in new.uuid else f"GPU {new.uuid}"
@@ -270,7 +330,8 @@ class HostGpus:
 
     def _why(self, unit: Gpu) -> str:
         names = (unit.uuid, unit.parent or unit.uuid)
-        return next((all[name] for all in (self._failed, self._drained) for name in names if name in all), unit.trouble)
+        own = SILENT if self.asker.silent(names[1]) else unit.trouble
+        return next((all[name] for all in (self._failed, self._drained) for name in names if name in all), own)
 
     @property
     def out_of_service(self) -> frozenset[str]:
@@ -278,9 +339,11 @@ class HostGpus:
         return frozenset(unit.uuid for unit in self.everything if unit.trouble)
 
     def unusable(self, leased: Collection[str]) -> frozenset[str]:
-        """GPUs that nobody has leased, and on which something computes all the same, or that are out of service."""
-        self.look()
-        return frozenset(unit.uuid for unit in self.everything if unit.used_by or unit.trouble) - frozenset(leased)
+        """GPUs that nobody has leased, and on which something computes all the same, or that are out of service or do not answer; as of the
+        last look."""
+        found = {unit.uuid for unit in self.everything if unit.used_by or unit.trouble}
+        found |= {unit.uuid for unit in self.gpus if self.asker.hangs(unit.parent or unit.uuid)}
+        return frozenset(found.difference(leased))
 
     def leased_by_others(self, leased: Collection[str]) -> dict[str, int]:
         """The GPUs that a `dockless run` or another daemon has, and the user ids of those. None where that cannot be seen: a start that
@@ -300,7 +363,7 @@ class HostGpus:
         theirs = {nodes.get(name, name): why for name, why in out.items()}
         if theirs != self._theirs:
             self._theirs = theirs
-            self._show(self._seen)
+            self._show()
         return {nodes.get(name, name): uid for name, uid in having.items()}
 
     def shares_of_others(self, ours: Collection[tuple[str, int, str]]) -> Sequence[Share]:
@@ -322,7 +385,20 @@ class HostGpus:
 
     def close(self) -> None:
         self.kept_out.close()
-        self._stack.close()
+        self.asker.close()
+        if self.asker.idle and self._opened.done():  # else the end of the session might wait for the driver, too
+            self._stack.close()
+
+
+def _there() -> tuple[tuple[Gpu, ...], Mapping[str, int]]:
+    """The GPUs and slices, and the MiB of each GPU that can be shared. Blocking. ``GpuError`` where others lease them in another network
+    namespace."""
+    from dockless.sandbox.gpus import gpu, lease
+
+    found = gpu.units(gpu.inventory())
+    if found:
+        lease.check_table([unit.uuid for unit in found])
+    return found, gpu.shareable(found) if found else {}
 
 
 def together(shares: Iterable[Share], nobody: int) -> list[Share]:
@@ -338,16 +414,6 @@ def together(shares: Iterable[Share], nobody: int) -> list[Share]:
         key = share.uuid, share.uid
         found[key] = replace(share, memory=found[key].memory + share.memory) if key in found else share
     return [*found.values()]
-
-
-def _inventory() -> tuple[Gpu, ...]:
-    """What can be leased here. ``GpuError`` where others lease it in another network namespace."""
-    from dockless.sandbox.gpus import gpu, lease
-
-    units = gpu.units(gpu.inventory())
-    if units:
-        lease.check_table([unit.uuid for unit in units])
-    return units
 
 
 def in_order_of_class(name: str, units: Iterable[Gpu]) -> tuple[str, ...]:

@@ -24,9 +24,9 @@ def settings() -> config.Config:
     return found
 
 
-def reload(engine: Engine) -> None:
+async def reload(engine: Engine) -> None:
     """The engine goes on with what the file says now, and with the GPUs that there are. ``BadInput``: with the settings that it had."""
-    engine.gpus.list_again()
+    await engine.gpus.list_again()
     try:
         found = settings()
         engine.gpus.hand_out(found.devices)

@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dockless.base import exit_codes
@@ -71,11 +71,11 @@ def _spec(engine: Engine, entry: LiveJob, attempt: int, gpus: tuple[str, ...]) -
     return spec
 
 
-def _groups(engine: Engine, entry: LiveJob) -> frozenset[str]:
+def _groups(engine: Engine, entry: LiveJob) -> Mapping[str, int]:
     """Those of the host that its user is in, where something depends on it; of root's own jobs none, which may mount what they want."""
     if entry.job.uid == os.geteuid() or not any(GROUP in source for source in engine.config.volumes.values()):
-        return frozenset()
-    return engine.callers.caller(entry.job.uid).groups
+        return {}
+    return engine.callers.groups(entry.job.uid)
 
 
 def asked_for(engine: Engine, job: Job) -> Spec:
@@ -127,10 +127,9 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
         spec = await sharing.with_service(engine, job, spec, how["owner"], how.get("user"))
         labels = {"queue": engine.queue_id, "job": str(job.id), "attempt": str(lease.attempt), "user": job.user}
         kept, patience = (engine.logs, ending.SOON if engine.end_soon else 0.0) if gang is None else (None, 0.0)
+        pool = engine.launching_on_gpus if lease.gpus else engine.launching
         first, again = (
-            partial(
-                engine.in_thread, engine.launching, attempts.started, partial(begin, spec, id=name, labels=labels, **how), kept, patience
-            )
+            partial(engine.in_thread, pool, attempts.started, partial(begin, spec, id=name, labels=labels, **how), kept, patience)
             for begin in (
                 begin if gang is None else partial(gang.start, begin)
                 for begin in (launcher.start, partial(attempts.launch_again, launcher))
@@ -179,7 +178,7 @@ async def launch(engine: Engine, entry: LiveJob, lease: Lease) -> None:
             os.close(started.pidfd)
         raise
     sharing.runs(entry, enforced_by)
-    weights.weigh(engine, job.uid)
+    weights.started(engine, job.uid)
     engine.tell(entry, "start")
     wake(entry.up)
     if started.over is not None:
@@ -204,6 +203,7 @@ async def take_up(engine: Engine, entry: LiveJob) -> None:
             enforced_by = await engine.looked_at(sharing.taken_over, engine, job, found.handle)
             await engine.write_surely(lambda db: queue.set_running(db, job.id, job.attempt, now, "adopted", enforced_by))
             sharing.runs(entry, enforced_by)
+        weights.started(engine, job.uid)
         await ending.watch(engine, entry)
     elif found.what == "exited":
         record = None

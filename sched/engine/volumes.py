@@ -8,23 +8,24 @@ those are left out that are not there; the job is in the groups of the others, s
 from __future__ import annotations
 
 import errno
-import grp
 import os
 import posixpath
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from dockless.base.dataclass import replace
 from dockless.base.settings import GROUP, USER
 from dockless.errors import BadInput, LaunchFailed
 from dockless.sandbox.spec import Bind, Mount, Spec
 
+_NONE: Mapping[str, int] = MappingProxyType({})
 _LACKING = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 
 
-def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str, groups: Collection[str] = ()) -> Spec:
-    """``spec`` with the volumes of a job of ``user``, who is in these groups of the host. What it mounts at the same place itself stays;
-    what nobody trusts gets none. ``BadInput`` for a name that is no part of a path."""
+def with_volumes(spec: Spec, volumes: Mapping[str, str], user: str, groups: Mapping[str, int] = _NONE) -> Spec:
+    """``spec`` with the volumes of a job of ``user``, who is in these ``groups`` of the host (see ``Callers``). What it mounts at the same
+    place itself stays; what nobody trusts gets none. ``BadInput`` for a name that is no part of a path."""
     of_groups = _of_groups(volumes, groups)
     if spec.host_groups or of_groups:  # what the user says there does not count
         spec = replace(spec, host_groups=tuple(of_groups.values()))
@@ -54,15 +55,13 @@ def explained(error: Exception, volumes: Mapping[str, str], user: str) -> str:
     return ""
 
 
-def _of_groups(volumes: Mapping[str, str], names: Collection[str]) -> dict[str, int]:
-    """The groups of which a directory is there, with their numbers."""
+def _of_groups(volumes: Mapping[str, str], groups: Mapping[str, int]) -> dict[str, int]:
+    """The groups of which a directory is there, with their numbers; not root's, nor one without a name: none that a job could be in."""
     found = {}
     for source in volumes.values():
-        for name in sorted(names) if GROUP in source else ():
-            if _is_part(name) and name not in found and _is_there(source, name):
-                number = _number(name)
-                if number:
-                    found[name] = number
+        for name, number in sorted(groups.items()) if GROUP in source else ():
+            if number and _is_part(name) and name not in found and _is_there(source, name):
+                found[name] = number
     return found
 
 
@@ -74,11 +73,3 @@ def _is_there(source: str, group: str) -> bool:
     """Whether the part of the path that the group's name ends is there: the administrator's own, and nothing that a user could change."""
     before, _, after = source.partition(GROUP)
     return os.path.lexists(before + group + after.partition("/")[0])
-
-
-def _number(group: str) -> int:
-    """0 for one that this host does not know, and for root's: none that a job could be in."""
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        return 0

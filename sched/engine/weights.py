@@ -21,10 +21,31 @@ REST = users.WEIGHT // 10
 """Little beside a core: where processors are few, the kernel's balance between them is too coarse for cores that have to be kept free."""
 
 
-def weigh(engine: Engine, uid: int) -> None:
-    """After one of her jobs has started or ended."""
+def started(engine: Engine, uid: int) -> None:
+    """One of her jobs runs: perhaps in a group that was made for it."""
     if os.geteuid() == 0:
-        users.weigh(uid, weight(had(engine, entry.job, CORES) for entry in engine.active.values() if entry.job.uid == uid))
+        _set(engine, uid, _now(engine, uid))
+
+
+def ended(engine: Engine, uid: int) -> None:
+    """One of her jobs does not run any more, or never did. Her group weighs the same as before more often than not, and is gone with her
+    last job, or soon will be."""
+    if uid not in engine.weights:
+        return
+    wanted = _now(engine, uid)
+    if wanted != engine.weights[uid]:
+        _set(engine, uid, wanted)
+    if all(entry.job.uid != uid for entry in engine.active.values()):
+        del engine.weights[uid]
+
+
+def _now(engine: Engine, uid: int) -> int:
+    return weight(had(engine, entry.job, CORES) for entry in engine.active.values() if entry.job.uid == uid)
+
+
+def _set(engine: Engine, uid: int, wanted: int) -> None:
+    users.weigh(uid, wanted)
+    engine.weights[uid] = wanted
 
 
 def weight(cores: Iterable[int]) -> int:

@@ -200,7 +200,7 @@ class Answers:
         return future
 
     def info(self) -> HostInfo:
-        """The host and who holds what of it."""
+        """The host and who holds what of it, as of the last look at its GPUs."""
         holder: dict[str, LiveJob] = {}
         shares: dict[str, list[GpuShare]] = {}
         for one in sorted(self.engine.active.values(), key=lambda one: one.job.id):
@@ -214,7 +214,6 @@ class Answers:
             for uuid in job.gpus if job.share else ():
                 shares.setdefault(uuid, []).append(GpuShare(job.user, job.share << 20))
         user_of = {gpu: job.user for job in others for gpu in job.gpus}
-        self.engine.gpus.look()
         rows = []
         for gpu in self.engine.gpus.everything:
             row = GpuInfo(

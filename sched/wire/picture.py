@@ -43,6 +43,7 @@ class Picture:
 
     async def seen_by(self, caller: Caller) -> Top:
         """Names of jobs are their owners' and the administrators' to see."""
+        await self.engine.gpus.look()
         await self.engine.watch.look()
         if time.monotonic() - self._made >= FRESH:
             self._top, self._made = self._whole(), time.monotonic()

@@ -210,7 +210,8 @@ class Server:
         if line.split()[1:2] == [b"/metrics"]:
             caller = self.engine.callers.caller(uid)
             status, kind = "200 OK", metrics.KIND
-            body = metrics.text(self.answers.info(), await self._short(self.picture.seen_by(caller)))
+            top = await self._short(self.picture.seen_by(caller))
+            body = metrics.text(self.answers.info(), top)
         data = body.encode()
         head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + data)

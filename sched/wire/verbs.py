@@ -179,6 +179,7 @@ class Verbs:
         return {"timeout": True, "left": left} if left else {"jobs": _in_parts(self._answers.all_of(caller, numbers))}
 
     async def _info(self, caller: Caller, request: Request) -> Answer:
+        await self._engine.gpus.look()
         return {"info": self._answers.info().as_dict()}
 
     async def _quotas(self, caller: Caller, request: Request) -> Answer:
@@ -198,7 +199,7 @@ class Verbs:
     async def _reload(self, caller: Caller, request: Request) -> Answer:
         if not caller.admin:
             raise NotPermitted("only an administrator may have the settings read again", subject=caller.user, hint="ask one")
-        reading.reload(self._engine)
+        await reading.reload(self._engine)
         return {"file": os.fspath(paths.config_file())}
 
     async def _shutdown(self, caller: Caller, request: Request) -> Answer:

@@ -31,6 +31,7 @@ from dockless.sandbox.run import box as run_box
 from dockless.sandbox.run import detached, restarting, seen
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State
+from dockless.sched.engine import asking, hostgpus
 
 pytestmark = requires("userns")
 
@@ -306,6 +307,90 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
         assert main(["queue", str(runs)]) == 0 and "GPU 0: Xid 31, " in capfd.readouterr().out
         state.write_text("")
         assert queue.wait(waits, timeout=30).state is State.COMPLETED  # on GPU 1
+    daemon.end()
+
+
+def test_one_whose_driver_hangs(home, capfd):
+    """Nothing waits for it but who wants it: the daemon answers, and starts and ends jobs without GPUs and those on the other one. It is
+    out of service after ten seconds, until its driver answers."""
+    daemon = DaemonProcess(home, gpus=f"2x80G,host=t{os.getpid()}")
+    state = home / "gpus-now"
+    state.touch()
+    daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
+    daemon.start()
+    took = []
+
+    def timed(call):
+        began = time.monotonic()
+        answer = call()
+        took.append(time.monotonic() - began)
+        return answer
+
+    with daemon.client() as queue:
+        runs = queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="device=0"))
+        until(lambda: queue.job(runs).state is State.RUNNING, "it runs")
+        state.write_text("hang 0 600\n")
+        time.sleep(hostgpus.FRESH + 0.1)  # so that the next decision looks again
+        began = time.monotonic()
+        waits = queue.submit(JobSpec(Spec(argv=("true",)), gpus="device=0"))
+        others = [queue.submit(JobSpec(Spec(argv=("true",)), gpus=wanted)) for wanted in ("", "device=1", "1")]
+        while time.monotonic() < began + asking.NO_ANSWER + 3:
+            timed(lambda: queue.queue())
+            timed(lambda: queue.info())
+            timed(lambda: queue.top())
+            time.sleep(0.1)
+            if all(queue.job(one).state is State.COMPLETED for one in others):
+                break
+        assert [queue.job(one).state for one in others] == [State.COMPLETED] * 3 and time.monotonic() < began + asking.NO_ANSWER
+        timed(lambda: queue.cancel(runs, grace=0))
+        assert queue.wait(runs, timeout=5).state is State.CANCELLED
+        silent = "its driver does not answer"
+        until(lambda: [one.trouble for one in timed(queue.info).gpus] == [silent, ""], "it is out of service")
+        assert time.monotonic() > began + asking.NO_ANSWER
+        job = queue.job(waits)
+        assert job.state is State.PENDING and f"GPU 0 is out of service: {silent}" in job.reason
+        assert main(["info"]) == 0 and f"GPU 0 is out of service: {silent}." in capfd.readouterr().out
+        more = [queue.submit(JobSpec(Spec(argv=("true",)), gpus=wanted)) for wanted in ("", "1")]
+        assert [queue.wait(one, timeout=5).state for one in more] == [State.COMPLETED] * 2
+        assert max(took) < 3 * asking.PATIENCE, took
+        began = time.monotonic()
+        queue.reload()  # all stays as it was
+        assert "the GPUs are not listed again: the NVIDIA driver does not answer" in daemon.errors() and len(queue.info().gpus) == 2
+        assert asking.NO_ANSWER <= time.monotonic() - began < 2 * asking.NO_ANSWER
+        state.write_text("")
+        assert queue.wait(waits, timeout=5).state is State.COMPLETED
+        assert [one.trouble for one in queue.info().gpus] == ["", ""] and queue.info().gpu_error == ""
+        hung = "GPU-51d01a7e-d000-4000-8000-000000000000 is"
+        assert f"{hung} out of service: {silent}" in daemon.errors() and f"{hung} in service again" in daemon.errors()
+        state.write_text("hang 0 600\n")
+        time.sleep(hostgpus.FRESH + 0.1)
+        queue.info()
+    daemon.end()  # which waits for no driver
+
+
+def test_a_daemon_that_starts_while_the_driver_hangs(home):
+    """It serves, without GPUs; they are there as soon as the driver answers, and a failure of one is heard."""
+    daemon = DaemonProcess(home, gpus=f"2x80G,host=t{os.getpid()}")
+    state = home / "gpus-now"
+    state.touch()
+    daemon.environment["DOCKLESS_SIMULATED_STATE"] = str(state)
+    daemon.start()
+    with daemon.client() as queue:
+        waits = queue.submit(JobSpec(Spec(argv=("true",)), gpus="2", hold=True))
+    daemon.stop()
+    state.write_text("hang 1 600\n")
+    daemon.start()
+    with daemon.client() as queue:
+        queue.release(waits)
+        assert queue.wait(queue.submit(JobSpec(Spec(argv=("true",)))), timeout=5).state is State.COMPLETED
+        info = queue.info()
+        assert info.gpus == () and info.gpu_error.startswith("the NVIDIA driver does not answer")
+        assert queue.job(waits).state is State.PENDING
+        state.write_text("")
+        assert queue.wait(waits, timeout=5).state is State.COMPLETED
+        assert len(queue.info().gpus) == 2 and queue.info().gpu_error == ""
+        state.write_text("xid 0 79\n")
+        until(lambda: queue.info().gpus[0].trouble.startswith("Xid 79"), "its failure was heard")
     daemon.end()
 
 

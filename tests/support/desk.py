@@ -36,7 +36,7 @@ class Desk:
         """To be said again when the settings have been read."""
         callers = self.engine.callers
         callers.peer_uid = lambda connection: self.who
-        callers._look_up = lambda uid: (PEOPLE[uid].user, PEOPLE[uid].groups, True)
+        callers._look_up = lambda uid: (PEOPLE[uid].user, dict.fromkeys(PEOPLE[uid].groups, 0), True)
         callers._owner, callers._overflow = 0, -1
 
     async def __call__(self, who: int, work):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dockless import sched
 from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec, State, connect
 
@@ -39,6 +40,23 @@ def test_what_is_not_of_the_array_is_not_what_comes_after_it(daemon, say):
     assert [state(number) for number in (1, 2, 3)] == [State.PENDING] * 3
     assert say("cancel", "1_1")[0] == 0
     assert [state(number) for number in (1, 2, 3)] == [State.PENDING, State.CANCELLED, State.PENDING]
+
+
+def test_several_names_are_looked_up_once_by_one_connection(daemon, say, monkeypatch):
+    assert say("submit", "-q", "--hold", "--array", "3", "--", "true")[1] == ["1", "2", "3"]
+    connections, asked = [], []
+    monkeypatch.setattr(sched, "connect", lambda: connections.append(connect()) or connections[-1])
+    monkeypatch.setattr(sched.Client, "job", lambda self, number, job=sched.Client.job: asked.append(number) or job(self, number))
+    for words, connects, jobs in (
+        (("wait", "--timeout", "0", "1_0", "1_1", "1_2"), 2, [1, 2, 3]),
+        (("wait", "--timeout", "0", "1", "2"), 1, []),
+        (("queue", "-q", "1_1", "1_2"), 2, [2, 3, 2, 3]),
+        (("cancel", "1_1", "1_2"), 2, [2, 3]),
+    ):
+        say(*words)
+        assert (len(connections), asked) == (connects, jobs), words
+        connections.clear()
+        asked.clear()
 
 
 def test_what_is_done_to_jobs_that_start_together_is_said_of_all(daemon, say):

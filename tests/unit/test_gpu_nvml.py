@@ -9,6 +9,8 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -363,6 +365,31 @@ def test_a_driver_that_does_not_tell_of_those_that_draw(simulate, monkeypatch, t
         for version in ("_v2", "_v3"):
             monkeypatch.setattr(nvml, f"nvmlDeviceGetGraphicsRunningProcesses{version}", unknown)
         assert [p.pid for p in inventory()[0].processes] == [12]
+
+
+def test_one_that_hangs(simulate, monkeypatch, tmp_path):
+    """Whoever wants the others is not kept waiting, and it answers when the hang is over."""
+    simulate("2x80G,mig=2")
+    state = state_of(monkeypatch, tmp_path)
+    with session():
+        everything = inventory()
+        whole, *slices = units(everything)
+        assert inventory(only=[unit.uuid for unit in (whole, *slices)]) == everything
+        state.write_text("hang 0 600\n")
+        (divided,) = inventory(only=[slices[1].uuid])
+        assert divided.index == 1 and find([slices[0].uuid, slices[1].uuid], [divided])
+        assert set(gpu_nvml.facts([divided])) == {"cuda", "arch", "brand"} and gpu_nvml.driver_version() == "0.0-simulated"
+        hung = threading.Thread(target=refresh, args=((whole,),))
+        hung.start()
+        hung.join(0.2)
+        assert hung.is_alive()
+        state.write_text("")
+        hung.join(10)
+        assert not hung.is_alive()
+        state.write_text("hang 0 1\n")
+        began = time.monotonic()
+        assert len(inventory(processes=False, links=False, only=["GPU-of-another-host"])) == 2, "so that the error says which there are"
+        assert time.monotonic() - began >= 1
 
 
 def test_what_the_driver_reports_by_itself(simulate, monkeypatch, tmp_path):

@@ -62,6 +62,16 @@ def test_the_members_of_a_group_are_administrators():
     assert listed.caller(1002).admin and not listed.caller(1001).admin
 
 
+def test_the_numbers_of_groups_are_remembered_with_their_names(asked):
+    """A start asks nothing more. A group without a name has none that a job could be in."""
+    daemon = served_by(0)
+    ann = daemon.caller(1001)
+    assert daemon.groups(1001) == {"vision": 50, "students": 51} and daemon.groups(1001).keys() == ann.groups and asked == [1001]
+    assert daemon.groups(1002) == {"gid-99": 0, "students": 51}
+    with pytest.raises(NotPermitted, match="has no account"):
+        daemon.groups(1003)
+
+
 def test_a_users_daemon_serves_her_and_root():
     """Also where the system has no name for her: then she has no account, and it is hers all the same."""
     assert served_by(1001).caller(1001) == Caller(1001, "ann", frozenset({"vision", "students"}), True)
@@ -107,7 +117,7 @@ def test_groups_are_looked_up_again_after_a_minute(monkeypatch, asked):
 
 def test_what_is_remembered_is_bounded():
     daemon = served_by(0)
-    daemon._known = {uid: (0.0, "", frozenset(), True) for uid in range(5000, 15_000)}
+    daemon._known = {uid: (0.0, "", {}, True) for uid in range(5000, 15_000)}
     daemon.caller(1001)
     assert len(daemon._known) == 10_001
     daemon.caller(1002)

@@ -644,7 +644,7 @@ def test_what_the_end_of_the_daemon_leaves(tmp_path, launcher, monkeypatch):
             waits.clear()
         assert waits == [{"timeout": 10.0}]
         assert entry.pidfd == -1 and entry.overdue.cancelled() and not running._tasks and closed == [running.gpus]
-        pools = {running.launching: 4, running.looking: 16, running.removing: 8, running.signalling: 4}
+        pools = {running.launching: 4, running.launching_on_gpus: 16, running.looking: 16, running.removing: 8, running.signalling: 4}
         for pool, threads in pools.items():
             assert pool._max_workers == threads
             with pytest.raises(RuntimeError, match="after shutdown"):

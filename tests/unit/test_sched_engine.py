@@ -51,7 +51,7 @@ def test_nothing_is_launched_before_its_lease_is_on_disk(tmp_path, launcher):
                 await until(lambda: running.entries[number].job.state is State.STARTING)
                 for _ in range(20):  # whatever was to be launched is with the launching threads now, and ahead of this
                     await asyncio.sleep(0)
-                    await running.in_thread(running.launching, lambda: None)
+                    await running.in_thread(running.launching_on_gpus, lambda: None)
                 assert launcher.boxes == {}
             finally:
                 gate.set()

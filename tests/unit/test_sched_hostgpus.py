@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -48,12 +49,14 @@ def host(monkeypatch):
         host.open -= 1
 
     def refresh(units):
-        host.looks += 1
-        return gpu.units(shown())
+        host.looks += units[0].uuid == "GPU-a"
+        wanted = {unit.uuid for unit in units}
+        return tuple(unit for unit in gpu.units(shown()) if unit.uuid in wanted)
 
     monkeypatch.setattr(gpu, "session", session)
     monkeypatch.setattr(gpu, "inventory", shown)
     monkeypatch.setattr(gpu, "refresh", refresh)
+    monkeypatch.setattr(gpu, "shareable", lambda units: {})
     monkeypatch.setattr(hostgpus, "time", SimpleNamespace(monotonic=lambda: host.now, strftime=time.strftime))
 
     def standing(uuids):
@@ -63,6 +66,12 @@ def host(monkeypatch):
 
     monkeypatch.setattr(gpu_lease, "standing", standing)
     return host
+
+
+def unusable(gpus: HostGpus, leased=()) -> frozenset[str]:
+    """After a look, if the last one is too old."""
+    asyncio.run(gpus.look())
+    return gpus.unusable(leased)
 
 
 def test_what_there_is(host):
@@ -115,6 +124,30 @@ def test_all_of_them_can_be_had(tmp_path, monkeypatch, simulated):
     asyncio.run(play())
 
 
+def test_starts_that_wait_for_a_driver_keep_none_without_gpus_from_starting(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "4x80G")
+    answers = threading.Event()
+
+    class Waits(StandIn):
+        def start(self, spec, **how):
+            if spec.gpus:
+                answers.wait(20)
+            return super().start(spec, **how)
+
+    async def play():
+        async with engine(tmp_path, Waits(tmp_path / "boxes")) as running:
+            try:
+                root = Caller(0, "root", frozenset(), True)
+                jobs = [differences(JobSpec(Spec(argv=("true",)), gpus=gpus)) for gpus in (*"1111", "")]
+                *_, number = await running.submit(root, jobs, None)
+                await until(lambda: running.entries[number].job.state is State.RUNNING)
+                assert [entry.job.state for entry in running.entries.values()].count(State.STARTING) == 4
+            finally:
+                answers.set()
+
+    asyncio.run(play())
+
+
 def test_listed_again(host, capfd):
     """What is new can be had, what is gone cannot; failures and maintenance are remembered. Without an answer all stays."""
     gpus = HostGpus()
@@ -122,13 +155,13 @@ def test_listed_again(host, capfd):
     assert gpus.of_classes(["whole"]) == {"whole": ("GPU-a", "GPU-b")}
     whole = replace(C, mig=(), mig_enabled=False)
     host.there = (A, whole)
-    gpus.list_again()
+    asyncio.run(gpus.list_again())
     assert (gpus.uuids, gpus.not_whole, gpus.resolve("2")) == (("GPU-a", "GPU-c"), frozenset(), (2, ()))
     assert gpus.of_classes(["whole"]) == {"whole": ("GPU-a", "GPU-c")} and gpus.out_of_service == {"GPU-a"}
     said = capfd.readouterr().err
     assert "GPU GPU-b is gone" in said and "GPU GPU-c is new" in said and said.count("Xid 79") == 1
     host.there = GpuError("it does not answer")
-    gpus.list_again()
+    asyncio.run(gpus.list_again())
     assert gpus.uuids == ("GPU-a", "GPU-c") and gpus.error == "it does not answer"
 
 
@@ -142,7 +175,7 @@ def test_listed_again(host, capfd):
 def test_a_host_without_gpus(host, there, error, said):
     host.there = there
     gpus = HostGpus()
-    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), gpus.unusable(())) == (error, (), (), (0, ()), frozenset())
+    assert (gpus.error, gpus.gpus, gpus.uuids, gpus.resolve(""), unusable(gpus)) == (error, (), (), (0, ()), frozenset())
     assert host.looks == 0 and gpus.leased_by_others(()) == {}
     with pytest.raises(NotEnoughGpus) as caught:
         gpus.resolve("2")
@@ -153,13 +186,13 @@ def test_a_host_without_gpus(host, there, error, said):
 def test_what_is_in_use_outside(host):
     """Leased by others, or computed on, and not leased by the queue."""
     gpus = HostGpus()
-    assert gpus.unusable(()) == frozenset() and gpus.leased_by_others(()) == {}
+    assert unusable(gpus) == frozenset() and gpus.leased_by_others(()) == {}
     host.holders = {"GPU-b": 0, MIG_1: 1000}
     assert gpus.leased_by_others(()) == {"GPU-b": 0, MIG_1: 1000}
     assert gpus.leased_by_others(["GPU-b"]) == {MIG_1: 1000} and gpus.leased_by_others([MIG_1, "GPU-a", "GPU-b"]) == {}
     host.there = (replace(A, processes=BUSY), B, C)
     host.now += 3.0
-    assert gpus.unusable(()) == {"GPU-a"} and gpus.unusable({"GPU-a"}) == frozenset()
+    assert unusable(gpus) == {"GPU-a"} and unusable(gpus, {"GPU-a"}) == frozenset()
 
 
 def test_names_of_no_gpu_of_this_host(host):
@@ -204,8 +237,52 @@ def test_how_often_their_processes_are_read(host):
     gpus = HostGpus()
     for later, looks in ((1.9, 0), (0.3, 1), (1.9, 1), (0.3, 2)):
         host.now += later
-        gpus.unusable(())
+        unusable(gpus)
         assert host.looks == looks
+
+
+def test_a_look_counts_when_it_has_come(host, monkeypatch):
+    """Whoever decides meanwhile waits for it, too."""
+    gpus, answers, refresh = HostGpus(), threading.Event(), gpu.refresh
+    monkeypatch.setattr(gpu, "refresh", lambda units: answers.wait(20) and refresh(units))
+    host.there = (replace(A, processes=BUSY), B, C)
+    host.now += 3.0
+
+    async def play():
+        first = asyncio.ensure_future(gpus.look())
+        await asyncio.sleep(0)
+        assert gpus.is_old and gpus.unusable(()) == frozenset()
+        second = asyncio.ensure_future(gpus.look())
+        await asyncio.sleep(0)
+        answers.set()
+        await second
+        assert not gpus.is_old and gpus.unusable(()) == {"GPU-a"} and host.looks == 1
+        await first
+
+    asyncio.run(play())
+
+
+def test_one_whose_driver_is_slow_can_be_had_all_the_same(host, monkeypatch):
+    """For as long as a look is believed, from when it has come; meanwhile nobody gets it, and the others are looked at."""
+    gpus, answers, refresh, told = HostGpus(), threading.Event(), gpu.refresh, []
+    monkeypatch.setattr(gpu, "refresh", lambda units: (units[0].uuid != "GPU-a" or answers.wait(20)) and refresh(units))
+    gpus.changed = lambda: told.append(gpus.unusable(()))
+    host.there = (A, replace(B, processes=BUSY), C)
+    host.now += 3.0
+
+    async def play():
+        await gpus.look()
+        assert gpus.unusable(()) == {"GPU-a", "GPU-b"} and not gpus.is_old
+        host.there, host.now = (A, B, C), host.now + 3.0
+        await gpus.look()
+        assert gpus.unusable(()) == {"GPU-a"}
+        answers.set()
+        await until(lambda: told == [frozenset()])
+        assert not gpus.is_old, "it was read just now"
+        host.now += 3.0
+        assert gpus.is_old
+
+    asyncio.run(play())
 
 
 def test_one_that_goes_out_of_service(host, capfd):
@@ -214,7 +291,7 @@ def test_one_that_goes_out_of_service(host, capfd):
     for trouble, said in (("broken", "GPU GPU-a is out of service: broken"), ("broken", ""), ("", "GPU GPU-a is in service again")):
         host.there = (replace(A, trouble=trouble), B, C)
         host.now += 3.0
-        assert gpus.unusable(()) == ({"GPU-a"} if trouble else set()) and gpus.unusable({"GPU-a"}) == set()
+        assert unusable(gpus) == ({"GPU-a"} if trouble else set()) and unusable(gpus, {"GPU-a"}) == set()
         assert said in (err := capfd.readouterr().err) and bool(said) == bool(err)
 
 
@@ -229,15 +306,20 @@ def test_a_failure_that_the_driver_reports(host, capfd):
     assert list(shown) == ["GPU-a", MIG_1, MIG_2] and shown["GPU-a"].startswith("Xid 79 (20")
     assert capfd.readouterr().err.count("is out of service: Xid") == 3
     host.now += 3.0
-    assert gpus.unusable(()) == {"GPU-a", MIG_1, MIG_2} and capfd.readouterr().err == ""
+    assert unusable(gpus) == {"GPU-a", MIG_1, MIG_2} and capfd.readouterr().err == ""
 
 
 def test_one_of_unknown_name_has_failed(host):
     """All are asked at once, however short a time ago they were asked."""
     gpus = HostGpus()
     host.there = (A, replace(B, trouble="broken"), C)
-    gpus.failed("", "it does not answer")
-    assert gpus.unusable(()) == {"GPU-b"}
+
+    async def heard():
+        gpus.failed("", "it does not answer")
+        await gpus.look()
+
+    asyncio.run(heard())
+    assert unusable(gpus) == {"GPU-b"}
 
 
 def test_a_driver_that_fails_meanwhile(host):
@@ -246,9 +328,9 @@ def test_a_driver_that_fails_meanwhile(host):
     gpus = HostGpus()
     host.there = GpuDriverMissing("it is being updated")
     host.now += 3.0
-    assert gpus.unusable(()) == {"GPU-a"} and gpus.error == "it is being updated"
-    gpus.unusable(())
+    assert unusable(gpus) == {"GPU-a"} and gpus.error == "it is being updated"
+    unusable(gpus)
     assert host.looks == 1
     host.there = (A, B)
     host.now += 3.0
-    assert gpus.unusable(()) == frozenset() and gpus.error == ""
+    assert unusable(gpus) == frozenset() and gpus.error == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dockless.base.typing import TYPE_CHECKING
 from dockless.errors import BadInput, NotPermitted, UnknownJob
 from dockless.sandbox.names import job_of
@@ -10,24 +12,37 @@ if TYPE_CHECKING:
     from dockless.sched import Client, Job
 
 
-def find_job(name: str) -> int | None:
-    """The number of the job of that name, None for a sandbox's. ``UnknownJob``, ``NotPermitted`` for ``7_2`` where there is none."""
-    number = job_of(name)
-    if number is not None and "_" in name:
+def find_jobs(names: Sequence[str]) -> list[int | None]:
+    """The numbers of the jobs of these names, None for a sandbox's. ``UnknownJob``, ``NotPermitted`` for ``7_2`` where there is none. The
+    daemon is asked about such names alone."""
+    numbers = [job_of(name) for name in names]
+    places = [(name, number) for name, number in zip(names, numbers, strict=True) if number is not None and "_" in name]
+    if places:
         from dockless.sched import connect
 
         with connect() as client:
-            _check_place(client, name, number)
-    return number
+            for name, number in places:
+                _check_place(client, name, number)
+    return numbers
+
+
+def find_job(name: str) -> int | None:
+    """The same of one."""
+    return find_jobs([name])[0]
+
+
+def job_numbers(names: Sequence[str]) -> list[int]:
+    """The same of names that are jobs'. ``BadInput``"""
+    for name in names:
+        if job_of(name) is None:
+            hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
+            raise BadInput(f"{name[:60]!r} is not the number of a job", subject=name[:80], hint=hint)
+    return [number for number in find_jobs(names) if number is not None]
 
 
 def job_number(name: str) -> int:
-    """The same of a name that is a job's. ``BadInput``"""
-    number = find_job(name)
-    if number is None:
-        hint = "dockless queue lists the jobs; sandboxes have names: dockless ps, dockless stop NAME"
-        raise BadInput(f"{name[:60]!r} is not the number of a job", subject=name[:80], hint=hint)
-    return number
+    """The same of one."""
+    return job_numbers([name])[0]
 
 
 def spoken_of(job: Job) -> str:

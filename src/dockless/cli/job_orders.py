@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dockless.base.typing import TYPE_CHECKING
 from dockless.base.units import parse_duration
-from dockless.cli.job_names import job_number, spoken_of
+from dockless.cli.job_names import job_numbers, spoken_of
 from dockless.cli.output import out, print_json
 from dockless.cli.parser import Namespace, Parser
 
@@ -46,7 +46,7 @@ def requeue(options: Namespace) -> int:
 def _each(options: Namespace, order: Callable[[Client, list[int]], list[Job]]) -> int:
     from dockless.sched import connect
 
-    numbers = [*map(job_number, options.ids)]
+    numbers = job_numbers(options.ids)
     with connect() as queue:
         jobs = order(queue, numbers)
     if options.json:

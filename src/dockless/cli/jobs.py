@@ -10,7 +10,7 @@ from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.base.units import format_duration, parse_duration, parse_time
 from dockless.cli.host import warn_of_outage
 from dockless.cli.job_files import file_of, file_options, submit_file, submit_list
-from dockless.cli.job_names import find_job, job_number, spoken_of, together
+from dockless.cli.job_names import find_jobs, job_numbers, spoken_of, together
 from dockless.cli.output import age, cut, out, print_csv, print_json, span, table, warn
 from dockless.cli.parser import Namespace, Parser, whole
 from dockless.cli.sandbox_options import fetched, image_and_command, image_options, keywords, pull_option, sandbox_options
@@ -176,12 +176,13 @@ def queue_options(parser: Parser) -> None:
 def queue(options: Namespace) -> int:
     from dockless.sched import connect
 
-    numbers = [*map(job_number, options.ids)]
+    numbers = job_numbers(options.ids)
     if options.csv and (options.json or options.quiet):
         raise BadInput("--csv with --json or -q", subject="--csv", hint="give one of them")
     with connect() as client:
         if numbers:
-            found, more = [job for name in options.ids for job in _named(client, name)], 0
+            named = zip(options.ids, numbers, strict=True)
+            found, more = [job for name, number in named for job in _named(client, number, gang="_" not in name)], 0
         else:
             found, more = _listed(client, options)
         daemon = client.ping()
@@ -252,10 +253,10 @@ def _cells(job: Job) -> list[object]:
     return [("" if name in ("started", "ended") and not value else value) for name, value in shown.items()]
 
 
-def _named(client: Client, name: str) -> list[Job]:
-    """The job, or all that start together where the first of them is named."""
-    job = client.job(job_number(name))
-    if job.gang != job.id or "_" in name:
+def _named(client: Client, number: int, *, gang: bool) -> list[Job]:
+    """The job; with ``gang`` all that start together where it is the first of them."""
+    job = client.job(number)
+    if job.gang != job.id or not gang:
         return [job]
     return [job, *(client.job(job.id + index) for index in range(1, job.options.members))]
 
@@ -356,8 +357,9 @@ def wait_options(parser: Parser) -> None:
 
 def wait(options: Namespace) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "timeout")
-    numbers = [number for name in options.ids if (number := find_job(name)) is not None]
-    names = [name for name in options.ids if find_job(name) is None]
+    found = find_jobs(options.ids)
+    numbers = [number for number in found if number is not None]
+    names = [name for name, number in zip(options.ids, found, strict=True) if number is None]
     if numbers and names:
         raise BadInput("jobs and sandboxes together", subject=names[0], hint="wait for them one after the other")
     if numbers and options.condition == "healthy":
@@ -442,7 +444,7 @@ def cancel(options: Namespace) -> int:
 
     if bool(options.ids) == options.mine:
         raise BadInput("which jobs?", hint="dockless cancel ID …, or --mine")
-    numbers = [*map(job_number, options.ids)]
+    numbers = job_numbers(options.ids)
     grace = None if options.grace is None else parse_duration(options.grace, "grace")
     with connect() as queue:
         ids = numbers or [job.id for job in queue.queue(user=queue.ping().user, limit=0)]
