@@ -28,7 +28,8 @@ class Reason:
 @dataclass(slots=True)
 class Decision:
     """``starts``, ``preempts``, and with ``reason`` the answer to every waiting job's question. ``again``: when the same state would be
-    decided otherwise, only because time has passed; None for never."""
+    decided otherwise, only because time has passed; None for never. ``one_queue``: cores or memory are short, so that jobs with and without
+    GPUs wait for each other."""
 
     starts: list[StartJob]
     preempts: list[PreemptJob]
@@ -39,6 +40,7 @@ class Decision:
     _held: dict[Kind, dict[float, Hold]]
     _resting: dict[Kind, int]  # the kinds that were not looked at, as a pool was used up, and the priority of the first of each
     _promised: dict[int, Hold]
+    one_queue: bool = False
     _closed: int | None = None  # no GPU is left for jobs of this priority or less that come later
     _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
 
@@ -109,7 +111,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         if window.starts > decision.now:
             parts.append("a time limit that ends before then would let this one start")
     if hold is None:
-        return Reason("order", "; ".join([*parts, "other jobs come first"]))
+        return Reason("order", "; ".join([*parts, _first(decision, job)]))
     reservation = hold.reservation
     if reservation is None:
         return Reason(hold.code, "; ".join(parts))
@@ -130,6 +132,16 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     if hold.code == "reserved" and reservation.at is not None and window is None:
         parts.append("a time limit that ends before then would let this one start")
     return Reason(hold.code, "; ".join(parts))
+
+
+def _first(decision: Decision, job: WaitingJob) -> str:
+    """Who comes first where what ``job`` needs comes from."""
+    room = decision._room
+    first = room.reserved.get(room.place(job) if job.gpus else JOBS) or room.reserved.get(HOST)
+    if first is None or not first.user or first.job == job.id:
+        return "other jobs come first"
+    gpus = f", which needs {first.gpus} GPU{'' if first.gpus == 1 else 's'}" if first.gpus else ""
+    return f"job {first.job} of {first.user}{gpus}{',' if gpus else ''} comes first"
 
 
 def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:
