@@ -123,9 +123,9 @@ class Picture:
             waiting[job.user] += len(line)
             first[job.user] = min(first.get(job.user, job), job, key=order)
         next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
-        ranks = self.answers.ranks()
+        standing = self.answers.outlook.places()
         most = min(PLACES, LOOKS // max(1, len(self.engine.waiting.lines)))
-        places = {user: ranks.before(self.engine.waiting.lines.values(), job) + 1 for user, job in list(next_ones.items())[:most]}
+        places = {user: standing.place(job)[0] for user, job in list(next_ones.items())[:most]}
         now, decision = queue.ticks(), self.engine.decision
         found = []
         for user in {*running, *held, *waiting}:
