@@ -18,11 +18,14 @@ from dockless.sched.policy.waiting import Kind, WaitingJob, longest
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a job waits. ``code``: ``quota``, ``resources``, ``guarantee``, ``reserved``, ``jobs`` or ``order``; ``text``: with the numbers;
-    ``starts_at``: when it starts at the latest, where that can be said."""
+    ``starts_at``: when there is what it waits for, where that can be said; ``latest``: and if it has the first place then it starts at the
+    latest, however early others end. Who waits for a quota, for certain GPUs or for a turn may find others before it then, and so may who
+    is not the first: those whom their quota held."""
 
     code: str
     text: str
     starts_at: float | None = None
+    latest: bool = False
 
 
 @dataclass(slots=True)
@@ -119,7 +122,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     if hold.code == "guarantee":
         when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
-        return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
+        latest = reservation.at is not None and hold.code in ("resources", "guarantee") and not job.devices
+        return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at, latest)
     jobs, supply = counts_jobs(hold.pool) or hold.pool == JOBS, decision._room.supply_of.get(hold.pool, "")
     place = f" among the {hold.pool}" if jobs else f" in the quota of {hold.pool}"
     if window is not None:

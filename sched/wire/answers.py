@@ -20,7 +20,7 @@ from dockless.sched.engine.engine import Engine
 from dockless.sched.engine.entry import LiveJob
 from dockless.sched.engine.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
-from dockless.sched.policy.decision import duration
+from dockless.sched.policy.decision import Reason, duration
 from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
@@ -100,8 +100,8 @@ class Answers:
         if engine.decision is None or not self._held(waiting):
             return found
         reason, now = engine.decision.reason(waiting), queue.ticks()
-        latest = reason.starts_at is not None
-        starts_at = reason.starts_at if latest else seen.starts
+        latest = reason.latest and seen.place == 1
+        starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
         return replace(
             found,
             starts_in=None if starts_at is None else max(0.0, starts_at - now),
@@ -125,8 +125,8 @@ class Answers:
         for number, job in seen.items():
             if decision is None or job not in self.engine.waiting:
                 continue  # the settings are new; it may not start yet, or does meanwhile
-            at = decision.reason(job).starts_at
-            if (at := found.starts.get(job.id) if at is None else at) is not None:
+            at = _starts_at(decision.reason(job), found.starts.get(job.id), found.whole)
+            if at is not None:
                 starts[number] = max(0.0, at - now)
         return starts
 
@@ -310,6 +310,11 @@ class Answers:
                 said: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
                 found.append(QuotaInfo(kind, name, **said))
         return found
+
+
+def _starts_at(reason: Reason, foretold: float | None, whole: bool) -> float | None:
+    """What is foretold, or, where that did not look so far, the moment for which the policy keeps a place."""
+    return reason.starts_at if foretold is None and not whole else foretold
 
 
 def _words(found: Sooner, job: Job) -> Iterator[str]:

@@ -39,7 +39,7 @@ Turn = Callable[[], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Of one job. ``starts``: when, on the policy's clock, None where nobody can say; ``endless``: because of these jobs without a time
-    limit, which run now or would run then with what it could have."""
+    limit, which run now or would run then with what it could have. ``whole``: as in ``Forecast``."""
 
     place: int
     waiting: int
@@ -47,6 +47,7 @@ class Seen:
     sooner: Sooner
     starts: float | None
     endless: tuple[int, ...]
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def _seen(moment: _Moment, job: WaitingJob, instead: bool, known: Forecast | Non
     if starts is None and future.whole:
         near = (run for run in future.endless if moment.one_queue or (not run.gpus.isdisjoint(gpus) if job.gpus else not run.gpus))
         endless = sorted(run.id for run in near)
-    return Seen(place, waiting, ahead, found, starts, tuple(endless[:AHEAD])), future
+    return Seen(place, waiting, ahead, found, starts, tuple(endless[:AHEAD]), future.whole), future
 
 
 def _forecast(moment: _Moment) -> Forecast:

@@ -130,7 +130,8 @@ class Picture:
         found = []
         for user in {*running, *held, *waiting}:
             head = first.get(user)
-            starts = None if head is None or user not in places or decision is None else decision.reason(head).starts_at
+            reason = None if head is None or decision is None or places.get(user) != 1 else decision.reason(head)
+            starts = reason.starts_at if reason is not None and reason.latest else None
             found.append(
                 UserUse(
                     user,

@@ -7,9 +7,11 @@ from heapq import heappop, heappush
 
 import pytest
 
+from dockless.base.dataclass import replace
 from dockless.sched.policy import forecast as module
 from dockless.sched.policy.forecast import forecast
 from dockless.sched.policy.past_usage import PastUsage
+from dockless.sched.policy.places import Places
 from dockless.sched.policy.policy import decide
 from dockless.sched.policy.quotas import Quota, Quotas
 from dockless.sched.policy.replay import TraceJob, replay
@@ -95,14 +97,15 @@ def test_it_is_what_a_replay_does(seed):
 def test_the_first_starts_no_later_than_is_said(seed):
     """However early the others end, where nobody else comes."""
     dice = random.Random(seed)
-    jobs = random_jobs(dice)
+    jobs = [replace(job, devices=frozenset(EIGHT[: job.gpus])) if dice.random() < 0.2 else job for job in random_jobs(dice)]
+    quotas = Quotas({user: Quota(limit=8, jobs=dice.randint(1, 4)) for user in "ab"}) if dice.random() < 0.5 else Quotas()
     runs = {job.id: job.time_limit * dice.choice((0.01, 0.3, 0.9, 1.0)) for job in jobs}
     waiting, by_id = WaitingList(jobs), {job.id: job for job in jobs}
     running: dict[int, RunningJob] = {}
     ends: list[tuple[float, int]] = []
     now, latest, began = 0.0, dict[int, float](), dict[int, float]()
     while waiting:
-        state = QueueState(EIGHT, waiting, [*running.values()])
+        state = QueueState(EIGHT, waiting, [*running.values()], quotas)
         decision = decide(state, now)
         for start in decision.starts:
             job = by_id[start.job]
@@ -111,9 +114,9 @@ def test_the_first_starts_no_later_than_is_said(seed):
             running[job.id] = RunningJob(job.id, job.user, frozenset(start.gpus), ends=now + job.time_limit, since=now)
             heappush(ends, (now + runs[job.id], job.id))
         for job in waiting:
-            said = decision.reason(job).starts_at
-            if said is not None:
-                latest.setdefault(job.id, said)
+            reason = decision.reason(job)
+            if reason.latest and Places(state, one_queue=False).place(job)[0] == 1:
+                latest.setdefault(job.id, reason.starts_at)
         if waiting:
             now, ended = heappop(ends)
             del running[ended]
