@@ -10,7 +10,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from heapq import merge
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, groupby, islice, repeat
+from operator import itemgetter
 
 from dockless.sched.policy.ranks import Ranks
 from dockless.sched.policy.state import CLASS, JOBS, QueueState
@@ -129,6 +130,14 @@ class Places:
         return before
 
 
+_Pairs = Iterable[tuple[int, int]]
+"""Numbers of jobs, each with its place."""
+
+
+def _pairs(of_priority: tuple[int, Iterable[tuple[int, _Pairs]]]) -> Iterator[tuple[int, int]]:
+    return chain.from_iterable(pairs for _, pairs in of_priority[1])
+
+
 class InOrder:
     """All that wait, put in the order in which they are looked at. They are added by their numbers, the least first. Jobs that start
     together are several numbers of one job, and have one place."""
@@ -160,15 +169,25 @@ class InOrder:
         return self._ranked[borrows, -job.priority, shares][self._places.queues.of(job.kind)].append
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The numbers, each with its place. Those with and those without GPUs stand in two queues: of their first ones the one of higher
-        priority is first, and then the older one."""
-        ranked, turns = self._by_rank(), self._by_turn()
-        if not self._ranked or not self._turns:
-            return chain.from_iterable(pairs for _, pairs in (ranked if self._ranked else turns))
-        both = (((priority, *pair) for priority, pairs in part for pair in pairs) for part in (ranked, turns))
-        return ((number, place) for _, number, place in merge(*both))
+        """The numbers, each with its place. Those with and those without GPUs stand in two queues: of equal priority the older one of the
+        first of each is first."""
+        ranked, turns = (groupby(part, key=itemgetter(0)) for part in (self._by_rank(), self._by_turn()))
+        one, other = next(ranked, None), next(turns, None)
+        while one and other:
+            if one[0] == other[0]:
+                yield from merge(_pairs(one), _pairs(other))
+                one, other = next(ranked, None), next(turns, None)
+            elif one[0] < other[0]:
+                yield from _pairs(one)
+                one = next(ranked, None)
+            else:
+                yield from _pairs(other)
+                other = next(turns, None)
+        for rest, more in ((one, ranked), (other, turns)):
+            for of_priority in chain(filter(None, (rest,)), more):
+                yield from _pairs(of_priority)
 
-    def _by_rank(self) -> Iterator[tuple[int, Iterable[tuple[int, int]]]]:
+    def _by_rank(self) -> Iterator[tuple[int, _Pairs]]:
         places: Counter[str] = Counter()
         for key in sorted(self._ranked):
             queues = self._ranked[key]
@@ -184,7 +203,7 @@ class InOrder:
             places[queue] += self._widths.get(number, 1) > 0
             yield number, places[queue]
 
-    def _by_turn(self) -> Iterator[tuple[int, Iterable[tuple[int, int]]]]:
+    def _by_turn(self) -> Iterator[tuple[int, _Pairs]]:
         running, place = self._places.running.copy(), count(1)
         for priority in sorted(self._turns):
             users = self._turns[priority]

@@ -111,3 +111,10 @@ def test_those_that_start_together_have_one_place():
         line.add(number, gang)
     line.add(4, other)
     assert list(line) == [(1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+def test_two_queues_in_one_listing():
+    """Higher priority first, then the older of the first of each."""
+    jobs = [WaitingJob(1, "ann", 1), WaitingJob(2, "ann", priority=1), WaitingJob(3, "ann", 1, priority=1), WaitingJob(4, "ann")]
+    jobs += [WaitingJob(5, "ann", 1, priority=-1), WaitingJob(6, "ann", 1)]
+    assert listed(standing(QueueState(FOUR, jobs)), jobs) == [(2, 1), (3, 1), (1, 2), (4, 2), (6, 3), (5, 4)]
