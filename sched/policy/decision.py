@@ -18,17 +18,21 @@ from dockless.sched.policy.waiting import Kind, WaitingJob, longest
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a job waits. ``code``: ``quota``, ``resources``, ``guarantee``, ``reserved``, ``jobs`` or ``order``; ``text``: with the numbers;
-    ``starts_at``: when it starts at the latest, where that can be said."""
+    ``starts_at``: when there is what it waits for, where that can be said; ``latest``: and if it has the first place then it starts at the
+    latest, however early others end. Who waits for a quota, for certain GPUs or for a turn may find others before it then, and so may who
+    is not the first: those whom their quota held."""
 
     code: str
     text: str
     starts_at: float | None = None
+    latest: bool = False
 
 
 @dataclass(slots=True)
 class Decision:
     """``starts``, ``preempts``, and with ``reason`` the answer to every waiting job's question. ``again``: when the same state would be
-    decided otherwise, only because time has passed; None for never."""
+    decided otherwise, only because time has passed; None for never. ``one_queue``: cores or memory are short, so that jobs with and without
+    GPUs wait for each other."""
 
     starts: list[StartJob]
     preempts: list[PreemptJob]
@@ -39,6 +43,7 @@ class Decision:
     _held: dict[Kind, dict[float, Hold]]
     _resting: dict[Kind, int]  # the kinds that were not looked at, as a pool was used up, and the priority of the first of each
     _promised: dict[int, Hold]
+    one_queue: bool = False
     _closed: int | None = None  # no GPU is left for jobs of this priority or less that come later
     _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
 
@@ -109,7 +114,7 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
         if window.starts > decision.now:
             parts.append("a time limit that ends before then would let this one start")
     if hold is None:
-        return Reason("order", "; ".join([*parts, "other jobs come first"]))
+        return Reason("order", "; ".join([*parts, _first(decision, job)]))
     reservation = hold.reservation
     if reservation is None:
         return Reason(hold.code, "; ".join(parts))
@@ -117,7 +122,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     if hold.code == "guarantee":
         when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
-        return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at)
+        latest = reservation.at is not None and hold.code in ("resources", "guarantee") and not job.devices
+        return Reason(hold.code, "; ".join([*parts, when] if when else parts), reservation.at, latest)
     jobs, supply = counts_jobs(hold.pool) or hold.pool == JOBS, decision._room.supply_of.get(hold.pool, "")
     place = f" among the {hold.pool}" if jobs else f" in the quota of {hold.pool}"
     if window is not None:
@@ -130,6 +136,16 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     if hold.code == "reserved" and reservation.at is not None and window is None:
         parts.append("a time limit that ends before then would let this one start")
     return Reason(hold.code, "; ".join(parts))
+
+
+def _first(decision: Decision, job: WaitingJob) -> str:
+    """Who comes first where what ``job`` needs comes from."""
+    room = decision._room
+    first = room.reserved.get(room.place(job) if job.gpus else JOBS) or room.reserved.get(HOST)
+    if first is None or not first.user or first.job == job.id:
+        return "other jobs come first"
+    gpus = f", which needs {first.gpus} GPU{'' if first.gpus == 1 else 's'}" if first.gpus else ""
+    return f"job {first.job} of {first.user}{gpus}{',' if gpus else ''} comes first"
 
 
 def _full(decision: Decision, job: WaitingJob, pool: str, limit: int) -> str:

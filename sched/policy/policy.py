@@ -196,6 +196,7 @@ class _Pass(Room):
             _held=self.held,
             _resting=self.resting,
             _promised=self.promised,
+            one_queue=self.one_queue,
             _closed=self.closed,
         )
 

@@ -14,7 +14,8 @@ SUMS = 1 << 18
 @dataclass(slots=True)
 class Reservation:
     """What is kept in one pool for ``job``. ``at``: when it can start at the latest, None if nobody can say; ``extra``: how much of
-    the pool is over even then; ``after``: the running job whose end makes room."""
+    the pool is over even then; ``after``: the running job whose end makes room. ``user``, ``gpus``: of ``job``, where it is the first
+    for GPUs, cores, memory or places."""
 
     pool: str
     job: int
@@ -23,6 +24,8 @@ class Reservation:
     extra: int
     after: int
     devices: frozenset[str] = frozenset()
+    user: str = ""
+    gpus: int = 0
 
 
 @dataclass(slots=True)

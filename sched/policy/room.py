@@ -263,7 +263,7 @@ class Room(Pools):
             at = self.after_hours(job, at)
         for pool, (need, free, ends) in zip(together, rows, strict=True):
             wanted = job.devices if pool in self.places else frozenset()
-            kept = Reservation(pool, job.id, need, at, left_over(free, need, ends, at, self.now), after, wanted)
+            kept = Reservation(pool, job.id, need, at, left_over(free, need, ends, at, self.now), after, wanted, job.user, job.gpus)
             if pool == short:
                 main = kept
             if not wanted:

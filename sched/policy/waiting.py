@@ -151,6 +151,10 @@ class Row:
         elif index == len(part):
             self._places[at] = order(part[-1])
 
+    def has(self, job: WaitingJob) -> bool:
+        at, index = self._find(order(job))
+        return at < len(self._parts) and index < len(self._parts[at]) and self._parts[at][index] is job
+
     def behind(self, place: tuple[int, int]) -> Iterator[WaitingJob]:
         first, index = self._find(place, behind=True)
         for part in islice(self._parts, first, None):
@@ -175,6 +179,12 @@ class Row:
         """How many stand before that place of the queue's order."""
         at, index = self._find(place)
         return sum(map(len, self._parts[:at])) + index
+
+    def copy(self) -> Row:
+        found = Row()
+        found._parts = [part[:] for part in self._parts]
+        found._places, found._least = self._places[:], self._least[:]
+        return found
 
     def _find(self, place: tuple[int, float], behind: bool = False) -> tuple[int, int]:
         """The part and the index of the first at that place or behind it."""
@@ -254,6 +264,13 @@ class Line:
         """How many stand before that place of the queue's order."""
         return sum(row.before(place) for row in self.rows.values())
 
+    def copy(self) -> Line:
+        found = Line()
+        found._first = self._first
+        found.limits = Counter(self.limits)
+        found.rows = {about: row.copy() for about, row in self.rows.items()}
+        return found
+
 
 class Reckoned:
     """What jobs of each kind need on one ``host``, from pass to pass. ``drawn``: of its supplies; ``asked``: of all pools, in the order in
@@ -269,10 +286,11 @@ class Reckoned:
 
 class WaitingList:
     """All that wait; iterated, in the queue's order. ``whose``: how many kinds there are of a user with these groups, with or without
-    GPUs."""
+    GPUs. ``changes``: how often jobs have come or gone."""
 
     def __init__(self, jobs: Iterable[WaitingJob] = ()) -> None:
         self.lines: dict[Kind, Line] = {}
+        self.changes = 0
         self._count = 0
         self._kinds: Counter[str] = Counter()
         self.whose: Counter[tuple[str, tuple[str, ...], bool]] = Counter()
@@ -284,6 +302,11 @@ class WaitingList:
 
     def __iter__(self) -> Iterator[WaitingJob]:
         return iter(self.of())
+
+    def __contains__(self, job: WaitingJob) -> bool:
+        line = self.lines.get(job.kind)
+        row = None if line is None else line.rows.get(length(job))
+        return row is not None and row.has(job)
 
     def of(self, user: str = "") -> list[WaitingJob]:
         """A user's, or all, in the queue's order."""
@@ -318,6 +341,14 @@ class WaitingList:
     def add(self, job: WaitingJob) -> None:
         self._line(job.kind).add(job)
         self._count += 1
+        self.changes += 1
+
+    def add_copies(self, lines: Iterable[tuple[Kind, Line]]) -> None:
+        """The jobs of another list's lines, of kinds that nobody here is of. What becomes of one list is nothing to the other."""
+        for kind, line in lines:
+            if line.rows:
+                self._line(kind, line.copy())
+                self._count += len(line)
 
     def add_all(self, jobs: Sequence[WaitingJob]) -> None:
         """As ``add`` of each, in a fraction of the time where there are many."""
@@ -327,11 +358,12 @@ class WaitingList:
         for kind, of_kind in kinds.items():
             self._line(kind).add_all(of_kind)
         self._count += len(jobs)
+        self.changes += 1
 
-    def _line(self, kind: Kind) -> Line:
+    def _line(self, kind: Kind, new: Line | None = None) -> Line:
         line = self.lines.get(kind)
         if line is None:
-            line = self.lines[kind] = Line()
+            line = self.lines[kind] = Line() if new is None else new
             self._kinds[kind.user] += 1
             self.whose[kind.user, kind.groups, bool(kind.gpus)] += 1
         return line
@@ -340,6 +372,7 @@ class WaitingList:
         line = self.lines[job.kind]
         line.remove(job)
         self._count -= 1
+        self.changes += 1
         if not line.limits:
             del self.lines[job.kind]
             if self._reckoned is not None:

@@ -20,20 +20,17 @@ from dockless.sched.engine.entry import LiveJob
 from dockless.sched.engine.hostgpus import HOST
 from dockless.sched.engine.windows import said
 from dockless.sched.jobs import NO_OPTIONS, Job, State
-from dockless.sched.policy.decision import duration
-from dockless.sched.policy.ranks import Ranks
+from dockless.sched.policy.decision import Reason, duration
+from dockless.sched.policy.forecast import Forecast
 from dockless.sched.policy.supplies import CORES, MEMORY, amount, bare
 from dockless.sched.policy.waiting import WaitingJob
-from dockless.sched.policy.whatif import Sooner, sooner
+from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queue
-from dockless.sched.wire.listing import page
-from dockless.sched.wire.protocol import ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.listing import Part, page
+from dockless.sched.wire.outlook import Outlook
+from dockless.sched.wire.protocol import Ahead, ClassInfo, GpuInfo, HostInfo, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
-KINDS = 2000
-"""Kinds of waiting jobs beyond which nobody is told what would start sooner: that takes several decisions, and others wait meanwhile."""
-LINES = 500
-"""Lines of waiting jobs that are looked at before somebody else's turn."""
 _AT_ONCE = 500
 """Job ids looked up together."""
 
@@ -43,6 +40,7 @@ class Answers:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.outlook = Outlook(engine)
         self._shown = lru_cache(1000)(self._by_index)
 
     def own(self, caller: Caller, number: int) -> Job:
@@ -84,39 +82,54 @@ class Answers:
         """``turn``: awaited between pieces of work. Raises UnknownJob, NotPermitted."""
         engine = self.engine
         job = self.own(caller, number)
-        entry, place = engine.entries.get(number), 0
+        entry, seen = engine.entries.get(number), None
         if entry is not None and job.state is State.PENDING and entry.first.job.id not in engine.aside.kept:
-            place = await self._place(entry.first.waiting, turn)
+            waiting = entry.first.waiting
+            asks = waiting.gpus or waiting.cores or waiting.memory
+            seen = await self.outlook.of(waiting, bool(asks and entry.gang is None and self._held(waiting)), turn)
             job = self.own(caller, number)  # it may have started meanwhile
         if job.state is not State.PENDING or entry is None or entry.cancelled:
             errors = queue.gpu_errors(engine.reader, number).get(job.attempt, ())
             return Why(number, str(job.state), "; ".join(filter(None, (job.reason, *errors))))
-        entry, now, decision = entry.first, queue.ticks(), engine.decision
-        if entry.job.id in engine.aside.kept:
+        waiting = entry.first.waiting
+        if entry.first.job.id in engine.aside.kept or seen is None:
             return Why(number, str(job.state), job.reason, 0, len(engine.waiting))
-        if engine.outage.text or HOST in engine.drained or decision is None or not decision.held(entry.waiting):
-            return Why(number, str(job.state), job.reason, place, len(engine.waiting))
-        starts_at = decision.reason(entry.waiting).starts_at
-        starts_in = None if starts_at is None else max(0.0, starts_at - now)
-        asks = entry.waiting.gpus or entry.waiting.cores or entry.waiting.memory
-        asked = asks and entry.gang is None and len(engine.waiting.lines) <= KINDS
-        found = sooner(engine.state(), entry.waiting, now) if asked else Sooner()
-        return Why(number, str(job.state), job.reason, place, len(engine.waiting), starts_in, tuple(_words(found, job)))
+        found = Why(
+            *(number, str(job.state), job.reason, seen.place, seen.waiting),
+            ahead=tuple(Ahead(other.id, other.user, other.gpus) for other in seen.ahead),
+        )
+        if engine.decision is None or not self._held(waiting):
+            return found
+        reason, now = engine.decision.reason(waiting), queue.ticks()
+        latest = reason.latest and seen.place == 1
+        starts_at = reason.starts_at if latest else _starts_at(reason, seen.starts, seen.whole)
+        return replace(
+            found,
+            starts_in=None if starts_at is None else max(0.0, starts_at - now),
+            sooner=tuple(_words(seen.sooner, job)),
+            rule=reason.code,
+            at_latest=latest,
+            endless=seen.endless if starts_at is None else (),
+        )
 
-    async def _place(self, job: WaitingJob, turn: Callable[[], Awaitable[None]]) -> int:
-        """1 for the first in line. Of many kinds, each as it is when it is looked at."""
-        ranks, place = self.ranks(), 1
-        lines = [*self.engine.waiting.lines.values()]
-        for start in range(0, len(lines), LINES):
-            if start:
-                await turn()
-            place += ranks.before((line for line in lines[start : start + LINES] if line.rows), job)
-        return place
+    def _held(self, job: WaitingJob) -> bool:
+        """The last pass has left it waiting, by the rules of the policy."""
+        engine = self.engine
+        return not engine.outage.text and HOST not in engine.drained and engine.decision is not None and engine.decision.held(job)
 
-    def ranks(self) -> Ranks:
-        """The order in which jobs are looked at now."""
-        state = self.engine.state()
-        return Ranks(state.quotas, state.running, state.usage)
+    async def starts(self, numbers: Sequence[int], turn: Callable[[], Awaitable[None]]) -> dict[int, float]:
+        """In how many seconds some of those that wait start, as ``why`` says it; those of which nobody can say are left out. ``turn``:
+        awaited between pieces of work."""
+        seen = {number: job for number in numbers if (job := self.engine.entries.seen(number)) is not None and self._held(job)}
+        found = await self.outlook.starts(turn) if seen and not self.engine.closing else Forecast()
+        starts, now, decision = dict[int, float](), queue.ticks(), self.engine.decision
+        for number, job in seen.items():
+            if decision is None or job not in self.engine.waiting:
+                continue  # the settings are new; it may not start yet, or does meanwhile
+            at = _starts_at(decision.reason(job), found.starts.get(job.id), found.whole)
+            if at is not None:
+                starts[number] = max(0.0, at - now)
+        return starts
 
     def _why(self, number: int, job: Job | None = None) -> str:
         """``job``: the same, where it is there already."""
@@ -141,9 +154,9 @@ class Answers:
                 text = text.replace(gpu.uuid, gpu.uuid if gpu.parent else f"GPU {gpu.index}")
         return text
 
-    def page(self, caller: Caller, jobs: Sequence[Job]) -> dict[str, Any]:
-        """The same as ``view`` shows them."""
-        return page(jobs, lambda job: self._why(job.id, job), lambda job: not caller.may_manage(job.uid))
+    def page(self, caller: Caller, part: Part) -> dict[str, Any]:
+        """The same as ``view`` shows them, with their places and when they start."""
+        return page(part, lambda job: self._why(job.id, job), lambda job: not caller.may_manage(job.uid))
 
     async def wait(self, caller: Caller, numbers: Sequence[int], timeout: float | None, turn: Callable[[], Awaitable[None]]) -> int:
         """Until all have ended: 0, or (timeout) how many have not. ``turn``: awaited between pieces of work. Raises UnknownJob,
@@ -297,6 +310,11 @@ class Answers:
                 said: dict[str, Any] = {**counts[kind, name], **plain(quota), "classes": classes}
                 found.append(QuotaInfo(kind, name, **said))
         return found
+
+
+def _starts_at(reason: Reason, foretold: float | None, whole: bool) -> float | None:
+    """What is foretold, or, where that did not look so far, the moment for which the policy keeps a place."""
+    return reason.starts_at if foretold is None and not whole else foretold
 
 
 def _words(found: Sooner, job: Job) -> Iterator[str]:

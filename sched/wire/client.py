@@ -27,7 +27,7 @@ from dockless.errors import BadInput, DaemonUnavailable, SchedError, UnknownJob
 from dockless.sched.jobs import Job, JobSpec
 from dockless.sched.wire import protocol
 from dockless.sched.wire.listing import Listing, read_page
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
+from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo, LogLine, QuotaInfo, ReservationInfo, Why
 from dockless.sched.wire.top import GpuShare
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ class Client:
     def why(self, job: int) -> Why:
         """Why a job waits, when it starts, and what would let it start now. Raises UnknownJob, NotPermitted."""
         found = self._call("why", job=job)["why"]
-        return Why(**found | {"sooner": tuple(found["sooner"])})
+        ahead = tuple(Ahead(**{k: v for k, v in one.items() if k in Ahead.__slots__}) for one in found.get("ahead", ()))
+        lists = {"sooner": tuple(found["sooner"]), "ahead": ahead, "endless": tuple(found.get("endless", ()))}
+        return Why(**{k: v for k, v in found.items() if k in Why.__slots__} | lists)
 
     @checked
     def cancel(self, job: int, *, grace: float | None = None) -> Job:

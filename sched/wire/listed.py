@@ -9,74 +9,96 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence, Set
+from itertools import islice
 
-from dockless.base.typing import TYPE_CHECKING
+from dockless.base.typing import TYPE_CHECKING, TypeVar
 from dockless.sched.jobs import Filter, Job, State
+from dockless.sched.policy.places import InOrder
 from dockless.sched.store import queue
+from dockless.sched.wire.listing import Part
 
 if TYPE_CHECKING:
-    from dockless.sched.engine.engine import Engine
+    from dockless.sched.wire.answers import Answers
+
+T = TypeVar("T")
 
 PART = 250
 """Jobs of a part."""
 LOOKS = 2_000
 """Numbers that are put in order before somebody else's turn."""
+FORETOLD = 50
+"""Jobs that wait of which it is said when they start."""
 
 
 class Listed:
     """Running jobs, waiting ones in their order, those that may not start yet, and (``ended``) the newest of those that have ended.
     ``limit``: of waiting and of ended ones, 0 for none. ``more``: how many more wait or have ended, when the last part has come. ``turn``:
-    awaited between pieces of work."""
+    awaited between pieces of work. Of the first of those that wait it is said when they start."""
 
-    def __init__(self, engine: Engine, wanted: Filter, ended: bool, limit: int, turn: Callable[[], Awaitable[None]]) -> None:
-        self.engine = engine
+    def __init__(self, answers: Answers, wanted: Filter, ended: bool, limit: int, turn: Callable[[], Awaitable[None]]) -> None:
+        self.answers = answers
+        self.engine = answers.engine
         self.wanted = wanted
         self.ended = ended
         self.limit = limit or sys.maxsize
         self.turn = turn
         self.more = 0
 
-    async def parts(self) -> AsyncGenerator[list[Job], None]:
+    async def parts(self) -> AsyncGenerator[Part, None]:
         running = sorted(self.engine.active)
         numbers = list(self.engine.entries)
         for part in _parts(running):
-            yield self._shown(part)
+            yield Part(self._shown(part))
             await self.turn()
         if not self.wanted.states or State.PENDING in self.wanted.states:
             async with contextlib.aclosing(self._waiting(numbers, frozenset(running))) as parts:
-                async for jobs in parts:
-                    yield jobs
+                async for found in parts:
+                    yield found
         if self.ended:
-            async with contextlib.aclosing(self._past()) as parts:
-                async for jobs in parts:
-                    yield jobs
+            async with contextlib.aclosing(self._past()) as past:
+                async for jobs in past:
+                    yield Part(jobs)
 
-    async def _waiting(self, numbers: list[int], running: frozenset[int]) -> AsyncGenerator[list[Job], None]:
-        if self.wanted.group or self.wanted.until is not None:
-            among = await self.engine.reported(self._among)
-            numbers = [number for number in numbers if number in among]
-        order = await self._in_order(numbers, running)
-        self.more = max(0, len(order) - self.limit)
-        for part in _parts(order[: self.limit]):
-            yield self._shown(part)
+    async def _waiting(self, numbers: list[int], running: frozenset[int]) -> AsyncGenerator[Part, None]:
+        among = await self.engine.reported(self._among) if self.wanted.group or self.wanted.until is not None else None
+        order = await self._in_order(numbers, running, among)
+        starts = await self.answers.starts([number for number, _ in order[:FORETOLD]], self.turn)
+        for part in _parts(order):
+            yield Part(self._shown([number for number, _ in part]), {number: place for number, place in part if place}, starts)
+            starts = {}
             await self.turn()
 
-    async def _in_order(self, numbers: list[int], running: frozenset[int]) -> list[int]:
-        """Those of the user that wait, as they are shown."""
+    async def _in_order(self, numbers: list[int], running: frozenset[int], among: Set[int] | None) -> list[tuple[int, int]]:
+        """Those that are wanted and wait, as they are shown, each with its place; 0 of those that may not start yet."""
         numbers.sort()
         entries, kept, user = self.engine.entries, self.engine.aside.kept, self.wanted.user
-        line: defaultdict[int, list[int]] = defaultdict(list)
-        aside: list[int] = []
+        line = InOrder(self.answers.outlook.places())
+        add = line.add
+        aside: list[tuple[int, int]] = []
+        others, count = set[int](), 0
         for start in range(0, len(numbers), LOOKS):
             for number in numbers[start : start + LOOKS]:
-                if number in running or (job := entries.seen(number)) is None or (user and job.user != user):
+                if number in running or (job := entries.seen(number)) is None:
                     continue
-                (aside if job.id in kept else line[-job.priority]).append(number)
+                wanted = (not user or job.user == user) and (among is None or number in among)
+                if job.id not in kept:
+                    add(number, job)
+                    if wanted:
+                        count += 1
+                    else:
+                        others.add(number)
+                elif wanted:
+                    aside.append((number, 0))
             await self.turn()
-        return [*chain.from_iterable(line[priority] for priority in sorted(line)), *aside]
+        every, found = iter(line), list[tuple[int, int]]()
+        if others:
+            every = (pair for pair in line if pair[0] not in others)
+        while len(found) < self.limit and (part := [*islice(every, min(LOOKS, self.limit - len(found)))]):
+            found += part
+            await self.turn()
+        self.more = max(0, count + len(aside) - self.limit)
+        return [*found, *aside[: self.limit - len(found)]]
 
     def _shown(self, numbers: Sequence[int]) -> list[Job]:
         """Those of them that are wanted and have not ended."""
@@ -109,5 +131,5 @@ class Listed:
             return queue.count_ended(db, self.wanted)
 
 
-def _parts(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+def _parts(numbers: Sequence[T]) -> Iterator[Sequence[T]]:
     return (numbers[start : start + PART] for start in range(0, len(numbers), PART))

@@ -5,11 +5,11 @@ A page is ``{"count": 500, "same": {"user": "ann", â€¦}, "each": {"id": [1, 2, â
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
 
-from dockless.base.dataclass import many
+from dockless.base.dataclass import dataclass, field, many
 from dockless.base.records import differences
 from dockless.base.typing import Any
 from dockless.sched.jobs import NO_OPTIONS, Job, State, read_options
@@ -19,14 +19,24 @@ _VALUES: Callable[[Job], tuple[Any, ...]] = attrgetter(*_FIELDS)
 _READ: dict[str, Callable[[Any], Any]] = {"state": State, "devices": tuple, "options": read_options}
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Jobs of a listing. ``places``, ``starts``: by their numbers, as in ``Job``; of those that are not there nothing is said."""
+
+    jobs: Sequence[Job]
+    places: Mapping[int, int] = field(default_factory=dict)
+    starts: Mapping[int, float] = field(default_factory=dict)
+
+
 class Listing(list[Job]):
     """Jobs; ``more``: how many there are beyond the limit that was given."""
 
     more: int = 0
 
 
-def page(jobs: Sequence[Job], reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> dict[str, Any]:
+def page(part: Part, reason: Callable[[Job], str], hidden: Callable[[Job], bool]) -> dict[str, Any]:
     """``reason``: why a job waits; ``hidden``: whether its words are not the caller's to see."""
+    jobs = part.jobs
     state, why, options = map(_FIELDS.index, ("state", "reason", "options"))
     words = [_FIELDS.index(name) for name in ("name", "image", "command")]
     columns = [list(column) for column in zip(*map(_VALUES, jobs), strict=True)]
@@ -37,6 +47,10 @@ def page(jobs: Sequence[Job], reason: Callable[[Job], str], hidden: Callable[[Jo
             for column in words if columns[state][place] == State.PENDING else (*words, why):
                 columns[column][place] = ""
             columns[options][place] = NO_OPTIONS
+    for name, said_of in (("place", part.places), ("starts_in", part.starts)):
+        if said_of:
+            column = _FIELDS.index(name)
+            columns[column] = [said_of.get(job.id, nothing) for job, nothing in zip(jobs, columns[column], strict=True)]
     asked = {id(found): found for found in columns[options]}  # most share theirs
     said = {key: {} if found is NO_OPTIONS else differences(found) for key, found in asked.items()}
     columns[options] = [said[id(found)] for found in columns[options]]

@@ -127,14 +127,15 @@ class Picture:
             waiting[job.user] += len(line)
             first[job.user] = min(first.get(job.user, job), job, key=order)
         next_ones = dict(sorted(first.items(), key=lambda item: order(item[1])))
-        ranks = self.answers.ranks()
+        standing = self.answers.outlook.places()
         most = min(PLACES, LOOKS // max(1, len(self.engine.waiting.lines)))
-        places = {user: ranks.before(self.engine.waiting.lines.values(), job) + 1 for user, job in list(next_ones.items())[:most]}
+        places = {user: standing.place(job)[0] for user, job in list(next_ones.items())[:most]}
         now, decision = queue.ticks(), self.engine.decision
         found = []
         for user in {*running, *held, *waiting}:
             head = first.get(user)
-            starts = None if head is None or user not in places or decision is None else decision.reason(head).starts_at
+            reason = None if head is None or decision is None or places.get(user) != 1 else decision.reason(head)
+            starts = reason.starts_at if reason is not None and reason.latest else None
             found.append(
                 UserUse(
                     user,

@@ -92,11 +92,23 @@ class GpuInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead(Record):
+    """A job that stands before another."""
+
+    job: int
+    user: str
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Why(Record):
-    """Why a job waits. ``reason``: the one that holds it, with its numbers; of a job that does not wait what became of it. ``place``: in
-    the queue, 1 for the first, 0 for one that does not wait; ``waiting``: how many wait. ``starts_in``: seconds until it starts if all that
-    runs takes its whole time limit and nothing with a higher priority comes; None where nobody can say. ``sooner``: what it could ask for
-    instead and start now."""
+    """Why a job waits. ``reason``: the one that holds it, with its numbers; of a job that does not wait what became of it. ``rule``: its
+    code, see ``policy.decision.Reason``. ``place``: among those that wait for the same, 1 for the first, 0 for one that does not wait;
+    ``waiting``: how many those are. ``ahead``: up to five that stand before it, the first of all first.
+
+    ``starts_in``: seconds until it starts if no other job comes before it and every job takes its whole time limit; ``at_latest``: so late
+    at most, also if others end early. None where nobody can say; ``endless``: because these jobs have no time limit. ``sooner``: what it
+    could ask for instead and start now."""
 
     job: int
     state: str
@@ -105,6 +117,10 @@ class Why(Record):
     waiting: int = 0
     starts_in: float | None = None
     sooner: tuple[str, ...] = ()
+    rule: str = ""
+    ahead: tuple[Ahead, ...] = ()
+    at_latest: bool = False
+    endless: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

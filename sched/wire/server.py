@@ -295,7 +295,7 @@ class Server:
         try:
             async with contextlib.aclosing(listed.parts()) as parts:
                 async for part in parts:
-                    if part:
+                    if part.jobs:
                         writer.write(encode({"ok": True, **self.answers.page(caller, part)}))
                         await _taken(writer)
         except DocklessError as error:

@@ -91,13 +91,13 @@ class Verbs:
 
     async def _queue(self, caller: Caller, request: Request) -> Answer:
         limit = integer(request, "limit", 0, MAX_LISTED) or 0
-        listed = Listed(self._engine, job_filter(request), bool(request.get("ended")), limit, partial(self._pacing.turn, caller.uid))
+        listed = Listed(self._answers, job_filter(request), bool(request.get("ended")), limit, partial(self._pacing.turn, caller.uid))
         if request.get("pages"):
             return {"listed": listed}
 
         async def viewed() -> AsyncIterator[list[Job]]:
             async for part in listed.parts():
-                yield [self._answers.view(caller, job) for job in part]
+                yield [self._answers.view(caller, job) for job in part.jobs]
 
         return {"jobs": viewed()}
 

@@ -206,9 +206,10 @@ def test_why_a_job_waits(daemon, capfd):
     assert lines[2].startswith(("starts   in 1h59m", "starts   in 2h")) and lines[2].endswith(
         "if what runs takes its whole time limit and nothing comes before it"
     )
-    assert lines[3:] == ["now      with 1 GPU instead of 2", "GPUs are simulated."]
+    assert lines[3:] == ["rule     resources: too little is free", "now      with 1 GPU instead of 2", "GPUs are simulated."]
     found = json.loads(why(late.id, "--json"))
     assert (found["job"], found["state"], found["place"], found["waiting"], found["simulated"]) == (late.id, "PENDING", 2, 2, True)
+    assert [one["job"] for one in found["ahead"]] == [wide.id] and found["rule"] == "resources" and found["endless"] == [wide.id]
     assert why(long.id) == f"job {long.id} does not wait: it is RUNNING\n"
     with connect() as queue:
         assert queue.why(wide.id).sooner == ("with 1 GPU instead of 2",)

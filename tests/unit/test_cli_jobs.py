@@ -18,10 +18,11 @@ from dockless import _pulling as pulling
 from dockless import sched
 from dockless.base.records import differences
 from dockless.cli import jobs as cli_jobs
+from dockless.cli import main
 from dockless.errors import BadInput
 from dockless.sandbox.run.process import Exit
 from dockless.sandbox.spec import Spec
-from dockless.sched import Client, Job, JobSpec, State, connect
+from dockless.sched import Ahead, Client, Job, JobSpec, State, Why, connect
 from dockless.sched.callers import Caller
 from dockless.sched.jobs import Attempt, AttemptState
 from dockless.sched.wire import listed
@@ -289,10 +290,10 @@ def test_listings(daemon, say):
     code, out, err = say("queue")
     assert (code, err, out[-1]) == (0, [], "GPUs are simulated.")
     rows = [line.split() for line in out[:-1]]
-    assert rows[0] == ["ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"]
+    assert rows[0] == ["ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "PLACE", "STARTS", "JOB", "REASON"]
     assert [(row[:5], row[6]) for row in rows[1:2]] == [(["1", ME, "RUNNING", "2", "3"], "wide")]
-    assert rows[2][:4] == ["2", ME, "PENDING", "1"] and rows[2][5:7] == ["sleep", "x" * 21 + "…"]
-    assert " ".join(rows[2][7:]) == "needs 1 GPU, 0 free; waits for job 1, which has no time limit"
+    assert rows[2][:4] == ["2", ME, "PENDING", "1"] and rows[2][5:8] == ["1", "sleep", "x" * 21 + "…"]
+    assert " ".join(rows[2][8:]) == "needs 1 GPU, 0 free; waits for job 1, which has no time limit"
     assert say("queue", "-q") == (0, ["1", "2"], [])
     assert say("queue", "-q", "-a") == (0, ["1", "2", "3"], [])
     assert say("queue", "-q", "-a", "--limit", "1") == (0, ["1", "2", "3"], [])
@@ -380,6 +381,35 @@ def test_what_the_disk_says_is_said_with_the_queue(daemon, say):
     assert say("queue", "-q") == (0, [], [])
 
 
+def test_why_in_lines(monkeypatch, capfd):
+    """A fact a line; what nobody can say is said."""
+    ahead = (Ahead(1, "ann", 8), Ahead(2, "ben", 1), Ahead(3, "ben"))
+
+    def told(**fields) -> list[str]:
+        found = Why(**{"job": 7, "state": "PENDING", "reason": "needs 4 GPUs, 0 free", "place": 9, "waiting": 11, **fields})
+        client = SimpleNamespace(why=lambda number: found, ping=lambda: SimpleNamespace(simulated=False))
+        monkeypatch.setattr("dockless.sched.connect", lambda: contextlib.nullcontext(client))
+        assert main(["why", "7"]) == 0
+        return capfd.readouterr().out.splitlines()
+
+    first = ["job 7 waits: needs 4 GPUs, 0 free", "place    9 of 11"]
+    assert told(starts_in=7200.0, rule="resources", ahead=ahead, sooner=("with 1 GPU instead of 4",)) == [
+        *first,
+        "starts   in about 2h, if every job takes its whole time limit and no other comes before it",
+        "rule     resources: too little is free",
+        "ahead    job 1 of ann (8 GPUs), job 2 of ben (1 GPU), job 3 of ben and 5 more",
+        "now      with 1 GPU instead of 4",
+    ]
+    assert told(starts_in=60.0, at_latest=True)[2:] == [
+        "starts   in 1m at the latest, if what runs takes its whole time limit and nothing comes before it"
+    ]
+    assert told(endless=(3,))[2:] == ["starts   nobody can say: job 3 has no time limit"]
+    assert told(endless=(3, 4), rule="new")[2:] == [
+        "starts   nobody can say: jobs 3, 4 have no time limit", "rule     new: a rule of a newer daemon",
+    ]  # fmt: skip
+    assert told() == [*first, "starts   nobody can say yet"]
+
+
 def row(**fields) -> Job:
     return Job(**{"id": 7, "uid": 5, "user": "ann", "state": State.PENDING, "submitted": 100.0, **fields})
 
@@ -395,6 +425,7 @@ def _at_1000(monkeypatch):
     [
         (row(image="img"), ["7", "ann", "PENDING", "15m", "img"]),
         (row(reason="why", command="sleep 1", image="img"), ["7", "ann", "PENDING", "15m", "sleep 1", "why"]),
+        (row(name="n", place=12, starts_in=7261.0), ["7", "ann", "PENDING", "15m", "12", "2h1m", "n"]),
         (row(state=State.RUNNING, started=940.0, name="n", command="c", gpu_count=2), ["7", "ann", "RUNNING", "2", "1m", "n"]),
         (row(state=State.FAILED, started=200.0, ended=205.0, exit_code=3, name="n"), ["7", "ann", "FAILED", "5s", "n", "exit 3"]),
         (row(state=State.FAILED, started=200.0, ended=205.0, exit_code=3, name="n", reason="r"), ["7", "ann", "FAILED", "5s", "n", "r"]),
@@ -409,7 +440,7 @@ def test_a_row(capfd, job, cells):
     cli_jobs.print_queue([job], False)
     head, line = capfd.readouterr().out.splitlines()
     assert [cell.strip() for cell in line.split("  ") if cell.strip()] == cells
-    assert head.split() == ["ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"]
+    assert head.split() == ["ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "PLACE", "STARTS", "JOB", "REASON"]
 
 
 @pytest.mark.usefixtures("_at_1000")

@@ -32,6 +32,14 @@ def test_starts_in_order_while_there_is_room():
     assert decision.reason(waiting[2]).text == "needs 1 GPU, 0 free; waits for job 1, which has no time limit"
 
 
+def test_who_comes_first_is_named():
+    """Also to whom nobody looked at, as nothing is left."""
+    waiting = [WaitingJob(1, "anna", 8), WaitingJob(2, "bob", 1), WaitingJob(3, "carl", 3)]
+    decision = decide(QueueState(EIGHT, waiting), now=0)
+    reason = decision.reason(waiting[2])
+    assert (reason.code, reason.text) == ("order", "needs 3 GPUs, 0 free; job 2 of bob, which needs 1 GPU, comes first")
+
+
 def test_reason_with_numbers_quota_and_estimate():
     running = [RunningJob(17, "anna", on(0, 1, 2, 3), ends=4800.0), RunningJob(16, "anna", on(4, 5), ends=9000.0)]
     job = WaitingJob(20, "anna", 4)
@@ -39,7 +47,7 @@ def test_reason_with_numbers_quota_and_estimate():
     reason = decision.reason(job)
     assert reason.code == "quota"
     assert reason.text == "needs 4 GPUs, 2 free; user anna uses 6 of 6; starts in about 1 h 20 min when job 17 ends"
-    assert reason.starts_at == 4800.0
+    assert reason.starts_at == 4800.0 and not reason.latest, "its GPUs may be in use then"
 
 
 def test_own_quota_does_not_hold_up_others():

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,11 @@ from dockless.sandbox.spec import Bind, Namespaces, Spec
 from dockless.sched import Job, JobSpec, State
 from dockless.sched.config import Config
 from dockless.sched.jobs import Filter
+from dockless.sched.policy.forecast import forecast
+from dockless.sched.policy.whatif import Sooner
 from dockless.sched.store import queue as queue_store
-from dockless.sched.wire import answers, client, listed, protocol, server, verbs
-from dockless.sched.wire.protocol import DaemonInfo, GpuInfo, HostInfo
+from dockless.sched.wire import client, listed, outlook, protocol, server, verbs
+from dockless.sched.wire.protocol import Ahead, DaemonInfo, GpuInfo, HostInfo
 from dockless.sched.wire.server import EVERYBODY, IN_ALL, KEPT_BACK, OWN, PER_USER, Server
 
 
@@ -145,10 +148,12 @@ def test_why_a_job_waits_at_length(tmp_path, monkeypatch):
         found = await desk(ANN, lambda queue: queue.why(wide))
         assert (found.job, found.state, found.place, found.waiting, found.sooner) == (wide, "PENDING", 1, 2, ("with 1 GPU instead of 2",))
         assert found.reason.startswith("needs 2 GPUs, 1 free; starts in about 1 h") and 3500 < found.starts_in <= 3600
+        assert (found.rule, found.ahead, found.at_latest) == ("resources", (), True)
         found = await desk(0, lambda queue: queue.why(other))
         assert (found.place, found.sooner) == (2, ("with a time limit of 59 min or less",))
+        assert (found.rule, found.ahead, found.starts_in, found.endless) == ("reserved", (Ahead(wide, "ann", 2),), None, (wide,))
         with monkeypatch.context() as patched:  # among too many kinds of jobs
-            patched.setattr(answers, "KINDS", 1)
+            patched.setattr(outlook, "KINDS", 1)
             found = await desk(0, lambda queue: queue.why(other))
         assert (found.place, found.sooner) == (2, ())
         await desk.refused(NotPermitted, BEN, lambda queue: queue.why(wide))
@@ -164,6 +169,61 @@ def test_why_a_job_waits_at_length(tmp_path, monkeypatch):
         desk.engine.waiting.add(entry.waiting)
 
     play(tmp_path, story)
+
+
+def test_when_each_of_a_queue_starts(tmp_path, monkeypatch):
+    """One behind the other, in ``why`` and in a listing; whoever holds up the answers does not hold up the daemon."""
+    threads = set()
+    monkeypatch.setattr(outlook, "sooner", lambda *args: threads.add(threading.get_ident()) or Sooner())
+    monkeypatch.setattr(outlook, "forecast", lambda *args: threads.add(threading.get_ident()) or forecast(*args))
+
+    async def story(desk):
+        numbers = await desk.submit(ANN, *[job(gpus="2", time_limit=3600.0 * hours) for hours in (1, 2, 3)], job(gpus="1", time_limit=9e5))
+        numbers += await desk.submit(BEN, job(gpus="1", time_limit=60.0), job())
+        await desk.runs(numbers[0])
+        await desk.engine.decided()
+        found = [await desk(0, lambda queue, one=one: queue.why(one)) for one in numbers[1:5]]
+        assert [(one.place, one.waiting, one.at_latest) for one in found] == [(1, 4, True), (2, 4, False), (3, 4, False), (4, 4, False)]
+        assert [round(one.starts_in / 3600, 1) for one in found] == [1.0, 3.0, 6.0, 6.0]
+        assert [ahead.job for ahead in found[3].ahead] == numbers[1:4] and found[3].ahead[0] == Ahead(numbers[1], "ann", 2)
+        rows = await desk(BEN, lambda queue: queue.queue())
+        assert [(row.place, row.starts_in and round(row.starts_in / 3600, 1)) for row in rows if row.id in numbers[:5]] == [
+            (0, None), (1, 1.0), (2, 3.0), (3, 6.0), (4, 6.0),
+        ]  # fmt: skip
+        (mine,) = await desk(BEN, lambda queue: queue.queue(user="ben", states=["PENDING"]))
+        assert (mine.id, mine.place, round(mine.starts_in / 3600, 1)) == (numbers[4], 4, 6.0), "others are counted all the same"
+        assert threads and threading.get_ident() not in threads
+
+    play(tmp_path, story)
+
+
+def test_places_in_a_listing_of_some(tmp_path):
+    """Jobs without GPUs have places of their own, those that are held none."""
+
+    async def story(desk):
+        first, *waiting = await desk.submit(ANN, *[job() for _ in range(3)], job(gpus="2"), job(gpus="2", group="vision"), job(hold=True))
+        (other,) = await desk.submit(BEN, job())
+        await desk.engine.decided()
+        rows = {row.id: row.place for row in await desk(0, lambda queue: queue.queue())}
+        ran = waiting[2]
+        assert rows == {first: 0, ran: 0, other: 1, waiting[0]: 2, waiting[1]: 3, waiting[3]: 1, waiting[4]: 0}
+        found = await desk(0, lambda queue: queue.queue(group="vision"))
+        assert [(row.id, row.place) for row in found] == [(waiting[3], 1)]
+        found = await desk(0, lambda queue: queue.queue(states=["PENDING"], limit=2))
+        assert [(row.id, row.place) for row in found] == [(waiting[3], 1), (other, 1)] and found.more == 3
+
+    play(tmp_path, story, Config(cpu_jobs=1))
+
+
+def test_a_listing_is_in_the_order_in_which_they_start(tmp_path):
+    async def story(desk):
+        (first,) = await desk.submit(ANN, job(gpus="2"))
+        await desk.runs(first)
+        hers, his = [*await desk.submit(ANN, job(gpus="1")), *await desk.submit(BEN, job(gpus="1"))]
+        assert [row.id for row in await desk(0, lambda queue: queue.queue())] == [first, his, hers]
+        assert (await desk(0, lambda queue: queue.why(his))).place == 1
+
+    play(tmp_path, story, Config(order="fair"))
 
 
 def test_a_listing(tmp_path):
@@ -212,7 +272,9 @@ def test_a_long_listing_comes_in_pages(tmp_path, monkeypatch):
 
         desk.server.pacing.turn = counted
         await desk(ANN, lambda queue: queue.queue())
-        assert len(turns) == 1 + 1 + 1 + 2  # for the request, after the one that runs, after putting the others in order, after each page
+        assert (
+            len(turns) == 1 + 1 + 2 + 2
+        )  # for the request, after the one that runs, twice after putting the others in order, after each page
 
     play(tmp_path, story)
 
@@ -268,7 +330,8 @@ def test_a_page_shows_what_one_job_shows(tmp_path):
             entries = desk.engine.entries
             past = {row.id: row for row in queue_store.ended(desk.engine.reader, Filter(), 10)}
             for row in found:
-                assert row == desk.server.answers.view(caller, entries[row.id].job if row.id in entries else past[row.id])
+                alone = desk.server.answers.view(caller, entries[row.id].job if row.id in entries else past[row.id])
+                assert replace(row, place=0, starts_in=None) == alone
                 assert Job.from_dict(row.as_dict()) == row
             assert sorted(row.id for row in found) == numbers
 

@@ -232,8 +232,8 @@ def test_jobs_that_wait_are_made_whole_when_somebody_asks_and_are_what_they_were
             return [[job.id for job in running.waiting], aside.kept, aside._named, arrays, counts, aside._waited_for]
 
         async def listing(running):
-            parts = Listed(running, Filter(until=5e9), False, 0, lambda: asyncio.sleep(0)).parts()
-            return [(job, Answers(running)._why(job.id, job)) async for part in parts for job in part]
+            parts = Listed(Answers(running), Filter(until=5e9), False, 0, lambda: asyncio.sleep(0)).parts()
+            return [(job, Answers(running)._why(job.id, job)) async for part in parts for job in part.jobs]
 
         async with engine(tmp_path, launcher, Config(share="user")) as running:
             running.admission._rights = lambda caller, job: None

@@ -17,6 +17,7 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.wire import answers, server
 from dockless.sched.wire.listed import Listed
+from dockless.sched.wire.listing import Part
 from dockless.sched.wire.protocol import MAX_REQUEST
 
 WIDE = JobSpec(Spec(argv=("true",)), gpus="2")
@@ -95,10 +96,10 @@ def test_who_takes_nothing_of_an_answer_is_dropped(monkeypatch, tmp_path):
                 nonlocal parts
                 while parts < 1000:
                     parts += 1
-                    yield [parts]
+                    yield Part([parts])
 
         async def queue(caller, request):
-            return {"listed": Long(running.engine, None, False, 0, None)}
+            return {"listed": Long(running.answers, None, False, 0, None)}
 
         running._verbs["queue"] = queue
         running.answers.page = lambda caller, part: {"jobs": "x" * server.PIECE}

@@ -16,8 +16,8 @@ from dockless.sandbox.spec import Spec
 from dockless.sched import JobSpec
 from dockless.sched.config import Config
 from dockless.sched.engine import figures
+from dockless.sched.policy.places import Places
 from dockless.sched.policy.quotas import Quotas
-from dockless.sched.policy.ranks import Ranks
 from dockless.sched.wire import picture
 from dockless.sched.wire.top import GpuProgram, GpuUse, JobUse, Top, UserUse
 
@@ -97,8 +97,8 @@ def test_it_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(picture, "USERS", 1)
     monkeypatch.setattr(picture, "PLACES", 1)
     asked = []
-    before = Ranks.before
-    monkeypatch.setattr(Ranks, "before", lambda self, waiting, job: asked.append(job) or before(self, waiting, job))
+    place = Places.place
+    monkeypatch.setattr(Places, "place", lambda self, job: asked.append(job) or place(self, job))
 
     async def story(desk):
         first, second, *_ = await desk.submit(ANN, job(), job(), job(gpus="1"), job(gpus="2", time_limit=5.0), job())

@@ -271,12 +271,14 @@ def print_queue(jobs: list[Job], simulated: bool) -> None:
             job.gpu_count or "",
             job.priority or "",
             _time(job),
+            job.place or "",
+            "" if job.starts_in is None else span(job.starts_in),
             cut(_role(job) + (job.name or job.command or job.image), 28),
             _why(job),
         )
         for job in jobs
     ]
-    table(("ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "JOB", "REASON"), rows)
+    table(("ID", "USER", "STATE", "GPUS", "PRIO", "TIME", "PLACE", "STARTS", "JOB", "REASON"), rows)
     if simulated:
         out("GPUs are simulated.")
 

@@ -1,0 +1,130 @@
+"""What is ahead of the jobs that wait: their places, who stands before them, when they start, and what would let one start now.
+
+All of it takes decisions of the policy, up to some hundred milliseconds together. So it is done in a thread, on a copy of what waits, for
+one caller after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from dockless.base.dataclass import dataclass, replace
+from dockless.base.typing import TYPE_CHECKING
+from dockless.sched.policy.forecast import Forecast, forecast
+from dockless.sched.policy.past_usage import PastUsage
+from dockless.sched.policy.places import Places
+from dockless.sched.policy.state import QueueState
+from dockless.sched.policy.waiting import WaitingJob, WaitingList
+from dockless.sched.policy.whatif import Sooner, sooner
+from dockless.sched.store import queue
+
+if TYPE_CHECKING:
+    from dockless.sched.engine.engine import Engine
+
+KINDS = 2000
+"""Kinds of waiting jobs beyond which nobody is told what would start sooner, nor when a job starts."""
+LINES = 250
+"""Lines of waiting jobs that are copied before somebody else's turn."""
+LONGEST = 0.05
+"""Seconds of processor time that a forecast takes."""
+AHEAD = 5
+"""Jobs before another that are named."""
+
+Turn = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of one job. ``starts``: when, on the policy's clock, None where nobody can say; ``endless``: because of these jobs without a time
+    limit, which run now or would run then with what it could have. ``whole``: as in ``Forecast``."""
+
+    place: int
+    waiting: int
+    ahead: Sequence[WaitingJob]
+    sooner: Sooner
+    starts: float | None
+    endless: tuple[int, ...]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What there is to look at, as it was."""
+
+    state: QueueState
+    waiting: WaitingList
+    now: float
+    past: PastUsage | None
+    one_queue: bool
+
+
+class Outlook:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._one = asyncio.Lock()
+        self._known: tuple[tuple[object, int], Forecast] | None = None
+
+    async def of(self, job: WaitingJob, instead: bool, turn: Turn) -> Seen | None:
+        """None where it waits no more. ``instead``: what it could ask for instead is wanted, too. ``turn``: awaited between pieces of
+        work."""
+        async with self._one:
+            moment = await self._moment(turn)
+            if job not in moment.waiting:
+                return None
+            key = self._key()
+            known = self._known[1] if self._known is not None and self._known[0] == key else None
+            looked: tuple[Seen, Forecast] = await self.engine.reported(_seen, moment, job, instead, known)
+            self._known = key, looked[1]
+            return looked[0]
+
+    async def starts(self, turn: Turn) -> Forecast:
+        """Of all that wait."""
+        async with self._one:
+            key = self._key()
+            if self._known is None or self._known[0] != key:
+                moment = await self._moment(turn)
+                self._known = key, await self.engine.reported(_forecast, moment)
+            return self._known[1]
+
+    def places(self) -> Places:
+        """Of those that wait, for as long as none of them comes or goes."""
+        decision = self.engine.decision
+        return Places(self.engine.state(), decision is not None and decision.one_queue)
+
+    def _key(self) -> tuple[object, int]:
+        """As long as it is the same a forecast holds."""
+        return self.engine.decision, self.engine.waiting.changes
+
+    async def _moment(self, turn: Turn) -> _Moment:
+        engine, waiting = self.engine, WaitingList()
+        state, now, decision = engine.state(), queue.ticks(), engine.decision
+        past = copy.copy(engine.past) if state.usage is not None else None
+        lines = [*engine.waiting.lines.items()]
+        for start in range(0, len(lines), LINES):
+            if start:
+                await turn()
+            waiting.add_copies(lines[start : start + LINES])
+        return _Moment(replace(state, waiting=waiting), waiting, now, past, decision is not None and decision.one_queue)
+
+
+def _seen(moment: _Moment, job: WaitingJob, instead: bool, known: Forecast | None) -> tuple[Seen, Forecast]:
+    places = Places(moment.state, moment.one_queue)
+    place, waiting = places.place(job)
+    ahead = places.ahead(job, AHEAD)
+    found = sooner(moment.state, job, moment.now) if instead and len(moment.waiting.lines) <= KINDS else Sooner()
+    future = known or _forecast(moment)
+    starts, gpus, endless = future.starts.get(job.id), places.queues.gpus(job.kind), []
+    if starts is None and future.whole:
+        near = (run for run in future.endless if moment.one_queue or (not run.gpus.isdisjoint(gpus) if job.gpus else not run.gpus))
+        endless = sorted(run.id for run in near)
+    return Seen(place, waiting, ahead, found, starts, tuple(endless[:AHEAD]), future.whole), future
+
+
+def _forecast(moment: _Moment) -> Forecast:
+    if len(moment.waiting.lines) > KINDS:
+        return Forecast()
+    until = time.thread_time() + LONGEST
+    return forecast(moment.state, moment.now, moment.past, lambda: time.thread_time() < until)
