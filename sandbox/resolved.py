@@ -130,6 +130,12 @@ class Resolved:
         return self.rootful and self.idmap is None and bool(self.host_entries)
 
     @property
+    def sees_others(self) -> bool:
+        """Whether it may find other sandboxes of whoever starts it: among the host's processes, or in a procfs that lies in what is bound.
+        What a path leads to may change until it is bound, so any bind counts."""
+        return self.spec.namespaces.pid == "host" or any(mount.kind == "bind" for mount in self.mounts)
+
+    @property
     def setgroups_denied(self) -> bool:
         """A user who maps her own id alone has to give up setgroups(2). user_namespaces(7)"""
         return self.idmap is not None and self.idmap.single and not self.rootful
