@@ -130,10 +130,12 @@ class Resolved:
         return self.rootful and self.idmap is None and bool(self.host_entries)
 
     @property
-    def sees_others(self) -> bool:
-        """Whether it may find other sandboxes of whoever starts it: among the host's processes, or in a procfs that lies in what is bound.
-        What a path leads to may change until it is bound, so any bind counts."""
-        return self.spec.namespaces.pid == "host" or any(mount.kind == "bind" for mount in self.mounts)
+    def reaches_others(self) -> bool:
+        """Whether it could reach others of the same ids that are in its user namespace: among the host's processes; in a procfs that lies
+        in what is bound, and what a path leads to may change until it is bound, so any bind counts; by the keyring of a user, which
+        dockless's own filter keeps from it. ptrace(2), user-keyring(7)"""
+        finds = self.spec.namespaces.pid == "host" or any(mount.kind == "bind" for mount in self.mounts)
+        return finds or bool(self.spec.seccomp) or self.seccomp is None
 
     @property
     def setgroups_denied(self) -> bool:

@@ -90,7 +90,7 @@ class Prepared:
             assert self.resolved.idmap is not None
             if network is not None:
                 fds[self._userns] = network.user
-            elif self.resolved.sees_others:
+            elif self.resolved.reaches_others:
                 fds[self._userns] = own_namespace(self.resolved.idmap)
                 opened.callback(os.close, fds[self._userns])
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,28 @@ def test_two_that_see_the_hosts_processes_do_not_reach_each_other() -> None:
     how: Any = {"namespaces": Namespaces(pid="host")}
     with with_a_secret(**how) as known:
         assert spied("/proc", known, **how) == ["seen 1"]
+
+
+KEYS = r"""
+import ctypes, platform, sys
+add_key, keyctl = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
+libc = ctypes.CDLL(None)
+if sys.argv[1] == "put":
+    assert libc.syscall(add_key, b"user", b"canary", b"secret", 6, -4) > 0
+    print("put")
+libc.syscall(keyctl, 8, -4, -3)  # KEYCTL_LINK: the user's keyring into the session's, so that it may be read
+key = libc.syscall(keyctl, 10, -4, b"user", b"canary", 0)  # KEYCTL_SEARCH
+text = ctypes.create_string_buffer(20)
+libc.syscall(keyctl, 11, key, text, 20)  # KEYCTL_READ
+print("READ", text.value.decode())
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the numbers of its system calls are not known here")
+def test_the_keyring_of_a_user_is_one_sandboxs_alone() -> None:
+    """Without dockless's filter, which has no keyrings."""
+    put, read = (boxes.run(Spec(("python3", "-c", KEYS, what), seccomp="unconfined")).lines for what in ("put", "read"))
+    assert put == ["put", "READ secret"] and read == ["READ "]
 
 
 def test_what_sees_the_hosts_processes_shares_no_network() -> None:
