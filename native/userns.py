@@ -1,6 +1,8 @@
-"""User namespaces that have a given id map, each made once per process. user_namespaces(7), newuidmap(1)
+"""User namespaces that have a given id map. user_namespaces(7), newuidmap(1)
 
-``namespace_fd`` makes a namespace, fills its maps and keeps a descriptor of it, so that each start is one setns(2).
+``namespace_fd`` makes a namespace, fills its maps and keeps a descriptor of it, so that each start is one setns(2). Who has the same ids
+and is in the same user namespace may trace each other, and has the same keyring: so those who could reach others get one of
+``own_namespace`` (attack A78).
 
 newuidmap and newgidmap are set-user-id programs that we run while an attacker may own the environment: ``idmaps.find_tool`` takes those
 of fixed places that belong to root, and they run here with an empty environment in ``/`` (attacks A33, A34).
@@ -64,6 +66,12 @@ def namespace_fd(idmap: IdMap) -> int:
         assert identity is not None
         _kept[idmap] = fd, identity
         return fd
+
+
+def own_namespace(idmap: IdMap) -> int:
+    """The same of a new user namespace, which nothing else is in: the caller's to close. Some 0.3 ms as root. Errors: ``IdMapError``."""
+    (fd,) = _make(idmap, "ns/user")
+    return fd
 
 
 def _identity(fd: int) -> tuple[int, int] | None:

@@ -107,7 +107,9 @@ def _other_root(write: bool) -> Iterator[Op]:
     clones = {path: SLOT_ROOT + number for number, path in enumerate(_CLONES, 1)}
     for path, tree in clones.items():
         yield Op("OPEN_TREE", slot_out=tree, a=path, x=TREE_CLONE | RECURSIVE)
-    yield Op("MOUNT_ATTR", clones["/"], a="", x=NOSUID | NODEV | (0 if write else RDONLY), c=RECURSIVE)
+        # A clone of a shared mount, which the sandbox may have, is its peer: what is mounted below one would appear below the other.
+        attributes = NOSUID | NODEV | (0 if write else RDONLY) if path == "/" else 0
+        yield Op("MOUNT_ATTR", tree, a="", b=PRIVATE, x=attributes, c=RECURSIVE)
     yield Op("UNSHARE", x=NEW_NS["mount"])
     yield Op("MOUNT_ATTR", a="/", b=PRIVATE, c=RECURSIVE)
     yield Op("MOVE_MOUNT", SLOT_ROOT, a="/")

@@ -131,6 +131,17 @@ def _layers(image: Image, features: Features, rootful: bool) -> tuple[Layer, ...
     return image.layers if merged is None else (merged,)
 
 
+def check_shared_network(spec: Spec) -> None:
+    """``Unsupported`` for one that cannot enter a network that several share: that belongs to the user namespace that they share as well,
+    and who sees the host's processes has one of its own."""
+    if spec.namespaces.pid == "host" and spec.namespaces.user != "host" and spec.profile != "privileged" and spec.network != "host":
+        raise Unsupported(
+            "what sees the host's processes cannot share a network with others",
+            subject="pid namespace",
+            hint="leave the PID namespace new, or ask for the host's network as well",
+        )
+
+
 def _refuse(spec: Spec, features: Features, rootful: bool, owner: int | None) -> None:
     if spec.profile == "privileged" and (not rootful or owner):
         raise Unsupported("the privileged profile is for root only", subject="privileged", hint="use the default profile, or run as root")

@@ -130,6 +130,14 @@ class Resolved:
         return self.rootful and self.idmap is None and bool(self.host_entries)
 
     @property
+    def reaches_others(self) -> bool:
+        """Whether it could reach others of the same ids that are in its user namespace: among the host's processes; in a procfs that lies
+        in what is bound, and what a path leads to may change until it is bound, so any bind counts; by the keyring of a user, which
+        dockless's own filter keeps from it. ptrace(2), user-keyring(7)"""
+        finds = self.spec.namespaces.pid == "host" or any(mount.kind == "bind" for mount in self.mounts)
+        return finds or bool(self.spec.seccomp) or self.seccomp is None
+
+    @property
     def setgroups_denied(self) -> bool:
         """A user who maps her own id alone has to give up setgroups(2). user_namespaces(7)"""
         return self.idmap is not None and self.idmap.single and not self.rootful

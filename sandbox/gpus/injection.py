@@ -5,6 +5,7 @@
     image's and caller's variables ─► what kind of access      NVIDIA_DRIVER_CAPABILITIES, _VISIBLE_DEVICES, _REQUIRE_*; never which GPUs
     collected                      ─► files of the host        read-only binds, made by the plan
     the image's layout             ─► one more layer           empty files to mount on, links, /etc/ld.so.cache with our libraries in it
+    the image `host`               ─► nothing: the driver is there; or, where it is installed apart, a directory of its own
 
 The layer, and what is kept of it between starts: ``extra_layer``.
 """
@@ -30,6 +31,8 @@ from dockless.sandbox.gpus.extra_layer import ExtraLayer, kept
 from dockless.sandbox.gpus.nvml import Gpu
 from dockless.sandbox.resolved import HostFile
 
+HOST_PLACE = "/run/nvidia-driver"
+"""Where a driver that is installed apart is in the image ``host``."""
 _COMPAT = "usr/local/cuda/compat"
 _LINKER = "etc/ld.so.conf"
 _LINKER_MAX = 1 << 16
@@ -68,10 +71,20 @@ def inject(image: Image, variables: Mapping[str, str], gpus: Sequence[Gpu]) -> I
         requirements.check(wanted, nvml.facts(gpus) | {"driver": version}, note=" (simulated)" if simulated else "")
     proc, proc_files = _proc(root if simulated else "/", gpus) if version else ((), ())
     capabilities = driver_files.parse_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""))
-    if image.is_host or not version or "void" in map(str.strip, variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
+    if not version or "void" in map(str.strip, variables.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
         return Injection(proc=proc, proc_files=proc_files)
+    if image.is_host:
+        files = _beside_the_host(root, version, capabilities) if root != "/" else ()
+        return Injection(files=files, proc=proc, proc_files=proc_files)
     layer, files, warnings = _kept(image, root, version, capabilities, gpus)
     return Injection(layer, files, proc, proc_files, warnings)
+
+
+def _beside_the_host(root: str, version: str, capabilities: frozenset[str]) -> tuple[HostFile, ...]:
+    """In the image ``host``, whose own directories cannot be added to: programs, and libraries by the names that they are opened by."""
+    found = driver_files.needed(collected(root, version), capabilities)
+    files = (file for file in found if file.place in ("lib", "bin"))
+    return tuple(HostFile(file.source, f"{HOST_PLACE}/{os.path.basename(file.soname or file.name)}") for file in files)
 
 
 def installed(*, simulated: bool) -> tuple[str, str]:

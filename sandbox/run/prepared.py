@@ -16,11 +16,11 @@ from operator import attrgetter
 from dockless.base.dataclass import replace
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import STANDARD_DEVICES, Cgroup, DeviceRule
-from dockless.native.userns import namespace_fd
+from dockless.native.userns import namespace_fd, own_namespace
 from dockless.sandbox import binds, features
 from dockless.sandbox.compile import NETWORK_LABEL, OWNER_LABEL, USERNS_LABEL, compile_plan
 from dockless.sandbox.plan.plan import SLOT_CGROUP, Plan, Rows, encode, rows_of
-from dockless.sandbox.resolve import on_behalf, resolve, with_command
+from dockless.sandbox.resolve import check_shared_network, on_behalf, resolve, with_command
 from dockless.sandbox.resolved import Resolved
 from dockless.sandbox.spec import Spec
 
@@ -88,7 +88,13 @@ class Prepared:
                 cgroup.allow_devices(self.rules)
         if self._userns >= 0:
             assert self.resolved.idmap is not None
-            fds[self._userns] = namespace_fd(self.resolved.idmap) if network is None else network.user
+            if network is not None:
+                fds[self._userns] = network.user
+            elif self.resolved.reaches_others:
+                fds[self._userns] = own_namespace(self.resolved.idmap)
+                opened.callback(os.close, fds[self._userns])
+            else:
+                fds[self._userns] = namespace_fd(self.resolved.idmap)
         if self._network >= 0:
             assert network is not None
             fds[self._network] = network.network
@@ -108,6 +114,8 @@ _lock = _thread.allocate_lock()
 def prepared(spec: Spec, image: Image, *, owner: int | None = None, has_cgroup: bool = False, shared_network: bool = False) -> Prepared:
     """The plan of a spec, from the cache where it can be. ``shared_network``: it enters one instead of having its own. Errors:
     ``resolve``'s and ``compile_plan``'s."""
+    if shared_network:
+        check_shared_network(spec)
     if shared_network or not _keepable(spec):
         resolved = resolve(spec, image, features.probe(), owner=owner, has_cgroup=has_cgroup)
         return Prepared(replace(resolved, shared_network=shared_network))

@@ -1,13 +1,16 @@
 """NVIDIA's Multi-Process Service for jobs of one user that share a GPU: an allocation beyond a job's share fails, as on a smaller GPU.
 
-One control daemon (``nvidia-cuda-mps-control``) for each user and GPU, in a sandbox like a job's: its user's, of the image of the job that
-came first, with that GPU and nothing else of the host. It holds a share of the GPU itself, so nobody has the GPU whole before it is gone.
-Its jobs find it by a directory that they have in common with it, and share its /dev/shm. Whether one is wanted is read off the jobs that
-run, so a daemon that comes back ends those whose jobs have ended, and keeps the others.
+One control daemon (``nvidia-cuda-mps-control``) for each user and GPU, in a sandbox like a job's: its user's, with that GPU. It holds a
+share of the GPU itself, so nobody has the GPU whole before it is gone. Its jobs find it by a directory that they have in common with it,
+and share its /dev/shm. Whether one is wanted is read off the jobs that run, so a daemon that comes back ends those whose jobs have ended,
+and keeps the others.
 
 A limit for those who want one: a program that leaves the variables of MPS out has all of the GPU, until the watchdog ends it.
 
-It sees the host's processes: it looks its clients up by their numbers, and itself. It can signal its user's, and do nothing else to them.
+It sees the host's processes: it looks its clients up by their numbers, and itself. It can signal those that have its user's ids, which for
+root are those of all of root's sandboxes, and neither read nor trace any: its user namespace is its own. So nothing of a job's image runs
+in it: its image is ``host``, its programs are the host's and its driver's (attack A79). Its root is read-only, and what it can write to is
+bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dockless.base.path import Path
 from dockless.base.typing import TYPE_CHECKING, Any
 from dockless.cgroups import Limits
 from dockless.errors import CommandNotFound, DocklessError, GpuError, Unsupported
-from dockless.sandbox.spec import Bind, Mount, Namespaces, Spec
+from dockless.sandbox.spec import Bind, Mount, Namespaces, Spec, Tmpfs
 from dockless.sandbox.state import RUNNING
 from dockless.sched.engine import mps_places
 from dockless.sched.engine.faults import describe, say
@@ -43,13 +46,15 @@ _ENDS = 2.0
 _PAUSE = 300.0
 """Seconds in which nothing is tried again for a user for whom it did not start: who waits for it keeps others from starting."""
 _WORDS = {
-    CommandNotFound: "nvidia-cuda-mps-control cannot be run: it comes with NVIDIA's driver (gpus.driver_root), and its image needs glibc",
+    CommandNotFound: "nvidia-cuda-mps-control cannot be run: it comes with NVIDIA's driver (gpus.driver_root), and needs glibc on the host",
     Unsupported: "it needs a cgroup, in which it is ended with all that it started",
     GpuError: "nvidia-cuda-mps-control does not listen, or the directory that it shares with its jobs cannot be made",
 }
-"""For the log: the errors' own may have words of an image."""
+"""For the log, which does not have the words of errors."""
 _LIMITS = Limits(memory_max=4 << 30, pids_max=512)
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LOGS = "/tmp"
+_LOGS_SIZE = 16 << 20
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # not /usr/local, where a group may write
 _PREFIX = "mps-g"
 
 
@@ -66,15 +71,16 @@ class ControlDaemons:
     def name(self, uid: int, uuid: str) -> str:
         return f"{_PREFIX}{hashlib.sha256(uuid.encode()).hexdigest()[:12]}-{uid}-{self._queue[:8]}"
 
-    def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, owner: int | None, user: int | None) -> Spec:
+    def join(self, spec: Spec, uid: int, uuid: str, memory: int, capacity: int, room: int, owner: int | None, user: int | None) -> Spec:
         """``spec`` with the limit of ``memory`` MiB, after the user's control daemon of that GPU is up. ``capacity``: MiB of the GPU for
-        all who share it. ``owner``, ``user``: as in ``Launcher.start``. The same ``spec`` where it cannot be had, and the log says why."""
+        all who share it. ``room``: bytes of what the service and its jobs have in common. ``owner``, ``user``: as in ``Launcher.start``.
+        The same ``spec`` where it cannot be had, and the log says why."""
         if not _can(spec):
             return spec
         if time.monotonic() < self._failed.get(uid, 0.0):
             return spec
         try:
-            place = self._up(self.name(uid, uuid), spec, uuid, capacity, owner, user)
+            place = self._up(self.name(uid, uuid), uuid, capacity, room, owner, user)
         except (DocklessError, OSError) as error:
             self._failed[uid] = time.monotonic() + _PAUSE
             why = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), None) or describe(error)
@@ -85,29 +91,30 @@ class ControlDaemons:
         env = tuple(pair for pair in spec.env if not pair[0].startswith("CUDA_MPS_")) + tuple(own.items())
         return replace(spec, env=env, mounts=(*spec.mounts, *_mounts(place)))
 
-    def _up(self, name: str, spec: Spec, uuid: str, capacity: int, owner: int | None, user: int | None) -> Path:
-        from dockless.sandbox.gpus import lease
+    def _up(self, name: str, uuid: str, capacity: int, room: int, owner: int | None, user: int | None) -> Path:
+        from dockless.sandbox.gpus import injection, lease
 
-        handle = self._launcher.find(name)
-        if handle is not None and handle.state() in RUNNING:
-            return mps_places.place(name)
-        if handle is not None:
-            handle.remove()
-        place = mps_places.make(name, owner)
+        known = mps_places.place(name)
+        if known is not None and self._runs(name):
+            return known
+        self.end(name)
+        place = mps_places.make(name, owner, room)
         env = {
-            "PATH": _PATH,
+            "PATH": f"{injection.HOST_PLACE}:{_PATH}",
+            "LD_LIBRARY_PATH": injection.HOST_PLACE,
             "CUDA_MPS_PIPE_DIRECTORY": PIPES,
-            "CUDA_MPS_LOG_DIRECTORY": "/tmp",
+            "CUDA_MPS_LOG_DIRECTORY": _LOGS,
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
         }
         asked = Spec(
             ("nvidia-cuda-mps-control", "-f"),
-            spec.image,
+            "host",
             (),
             tuple(env.items()),
             workdir="/",
             user="0:0",
-            mounts=_mounts(place),
+            root="readonly",
+            mounts=(*_mounts(place), Tmpfs(_LOGS, size=_LOGS_SIZE)),
             namespaces=Namespaces(pid="host"),
             limits=_LIMITS,
             best_effort=True,
@@ -136,11 +143,16 @@ class ControlDaemons:
         self.known.update(name for name in left if name.startswith(_PREFIX) and name.endswith(f"-{self._queue[:8]}"))
 
     def lost(self, name: str) -> bool:
-        """Whether one has ended before its jobs; told once."""
-        if name in self._lost or name not in self.known or self._runs(name):
+        """Whether one has ended before its jobs, or has to be ended, since its directories are not its own any more; told once."""
+        if name in self._lost or name not in self.known:
             return False
-        self._lost.add(name)
-        return True
+        if not self._runs(name):
+            self._lost.add(name)
+            return True
+        if mps_places.place(name) is None:
+            self.end(name)
+            return True
+        return False
 
     def _runs(self, name: str) -> bool:
         handle = self._launcher.find(name)

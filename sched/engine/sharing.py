@@ -24,6 +24,7 @@ from dockless.sched.engine.attempts import Handle, Launcher
 from dockless.sched.engine.faults import describe, say
 from dockless.sched.engine.mps import OWN, has_limit
 from dockless.sched.jobs import Job, State
+from dockless.sched.policy.supplies import MEMORY
 from dockless.sched.store import queue
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ def _capacity(engine: Engine, job: Job) -> int:
     return engine.gpus.shareable.get(job.devices[0], 0) + engine.gpus.kept
 
 
+def _room(engine: Engine) -> int:
+    """Bytes that a Multi-Process Service and its jobs may have in common: together those of all GPUs have half of the jobs' memory."""
+    return max(1 << 20, engine.supplies[MEMORY].total // 2 // (len(engine.gpus.whole) or 1))
+
+
 async def with_service(engine: Engine, job: Job, spec: Spec, owner: int | None, user: int | None) -> Spec:
     """``spec``, of a job that starts, with the Multi-Process Service where it can have that. ``owner``, ``user``: as in
     ``Launcher.start``. One that hangs keeps its own jobs alone: each has a turn of its own, and its start none of the threads that start
@@ -106,7 +112,7 @@ async def with_service(engine: Engine, job: Job, spec: Spec, owner: int | None, 
     if not memory or not engine.config.has_mps:
         return spec
     async with _turn(engine, engine.mps.name(job.uid, job.devices[0])):
-        what = job.uid, job.devices[0], memory, _capacity(engine, job), owner, user
+        what = job.uid, job.devices[0], memory, _capacity(engine, job), _room(engine), owner, user
         joined: Spec = await engine.in_thread(engine.serving, engine.mps.join, spec, *what)
         return joined
 

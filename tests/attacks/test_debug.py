@@ -38,8 +38,8 @@ def opened(pid):
             pass
     for name in ("root", "cwd", "map_files", "fdinfo"):
         try:
-            os.listdir(f"/proc/{pid}/{name}")
-            yield name
+            if os.listdir(f"/proc/{pid}/{name}"):  # that of a process that is just ending opens, and is empty
+                yield name
         except OSError:
             pass
     for name in ("exe", "root", "cwd", "fd/0", "fd/1", "fd/25", "ns/mnt"):
@@ -120,17 +120,21 @@ def test_an_image_of_tools_with_a_link_in_the_place_of_target(tmp_path: Path):
 
 
 @requires("root")
-def test_what_is_mounted_inside_later_does_not_show(tmp_path: Path):
-    """With CAP_SYS_ADMIN inside: nothing of it comes into the mount namespace of what looks, and it sees none of its mounts."""
+@pytest.mark.parametrize("before", ["true", "mount --make-rshared /", "mount --make-rslave /"])
+def test_what_is_mounted_inside_later_does_not_show(before: str, tmp_path: Path):
+    """With CAP_SYS_ADMIN inside: nothing of it comes into the mount namespace of what looks, and it sees none of its mounts. Whatever it
+    has done to its own mounts before."""
     tools = load(tmp_path, [file("etc/mark", "tools\n")], name="tools:latest")
     target = load(tmp_path, name="target:latest")
     options = {"cap_add": ["SYS_ADMIN"], "seccomp": "unconfined", "stdin": DEVNULL}
-    with (
-        Sandbox(target, ["sleep", "1000"], **options) as box,
-        box.spawn_debug(tools, "sh", "-c", "echo; read line; cat /proc/self/mountinfo", stdin=PIPE, stdout=PIPE, text=True) as looking,
-    ):
-        looking.stdout.readline()
-        box.shell("mkdir -p /later && mount -t tmpfs later /later && mount --make-shared /later", check=True)
-        out, _ = looking.communicate("\n", timeout=20)
-        assert "/target" in out and "later" not in out
-        assert " /target " not in box.shell("cat /proc/self/mountinfo", text=True).stdout
+    look = "echo; read line; cat /proc/self/mountinfo; cat /proc/sys/kernel/ostype; touch /target/later/written"
+    with Sandbox(target, ["sleep", "1000"], **options) as box:
+        box.shell(f"mkdir -p /later && {before}", check=True)
+        with box.spawn_debug(tools, "sh", "-c", look, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True) as looking:
+            looking.stdout.readline()
+            box.shell("mount -t tmpfs later /later && chmod 777 /later && mount --make-shared /later", check=True)
+            box.shell("echo LIES > /tmp/lies && mount --bind /tmp/lies /proc/sys/kernel/ostype", check=True)
+            out, _ = looking.communicate("\n", timeout=20)
+        assert "/target" in out and "later" not in out and "LIES" not in out and out.endswith("\nLinux\n")
+        seen = box.shell("cat /proc/self/mountinfo; ls /later", text=True).stdout
+        assert " /target" not in seen and "written" not in seen

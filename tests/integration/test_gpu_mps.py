@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support import driver_roots, glibc_images
-from support.boxes import until
+from support.boxes import load, until
 from support.requires import requires
 from support.scheduling import DaemonProcess, as_user
 
@@ -127,9 +127,33 @@ def test_who_cannot_have_it_is_watched(daemon, image):
         other = running(queue, submit(queue, image, user="1000"))
         own = running(queue, submit(queue, image, mounts=(Tmpfs("/dev/shm"),)))
         assert other.options.enforced_by == own.options.enforced_by == "watchdog" and not services()
-        without = running(queue, queue.submit(JobSpec(Spec(("sleep", "1000")), gpus="memory=20G")))
-        assert without.options.enforced_by == "watchdog" and not services()
-        assert re.search("no MPS for user .* nvidia-cuda-mps-control cannot be run: it comes with NVIDIA's driver", daemon.errors())
+
+
+def test_its_programs_are_the_drivers_and_the_hosts(daemon, image, tmp_path):
+    """Whatever the images of the jobs have: Alpine has none that it could run."""
+    musl = load(tmp_path, name="musl:latest")
+    with daemon.client() as queue:
+        jobs = [running(queue, submit(queue, name, memory="10G")) for name in (musl, image, "host")]
+        assert {job.options.enforced_by for job in jobs} == {"mps"}, daemon.errors()
+        (service,) = services()
+        (program,) = seen.processes(service)
+        root = f"/proc/{program.pid}/root"
+        assert os.path.samefile(f"{root}/usr", "/usr") and not os.access(f"{root}/var/tmp/x", os.F_OK)
+        assert os.readlink(f"/proc/{program.pid}/exe") == "/run/nvidia-driver/nvidia-cuda-mps-control"
+        assert {"libcuda.so.1", "nvidia-cuda-mps-server"} <= {*os.listdir(f"{root}/run/nvidia-driver")}
+        said = queue.wait(submit(queue, "host", ASK, memory="10G"))
+        assert "answered 127" in [line.text for line in queue.logs(said.id)]  # its own PATH, which does not name that directory
+
+
+def test_a_driver_that_lacks_it(image, simulation, home):
+    process = DaemonProcess(home, gpus=simulation, settings='[gpus]\nshare = "user"\nmps = "yes"\n')
+    process.start()
+    try:
+        with process.client() as queue:
+            assert running(queue, submit(queue, image)).options.enforced_by == "watchdog" and not services()
+        assert re.search("no MPS for user .* nvidia-cuda-mps-control cannot be run: it comes with NVIDIA's driver", process.errors())
+    finally:
+        process.end()
 
 
 @requires("root")

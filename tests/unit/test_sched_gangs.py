@@ -17,7 +17,7 @@ from dockless.base.records import differences
 from dockless.cgroups import Delegation, Limits, users
 from dockless.errors import BadInput, CommandNotFound, DocklessError, NotEnoughGpus, Refused, SchedError
 from dockless.sandbox.run.process import Exit
-from dockless.sandbox.spec import Spec
+from dockless.sandbox.spec import Namespaces, Spec
 from dockless.sched import roles
 from dockless.sched.callers import Caller
 from dockless.sched.config import Config
@@ -158,6 +158,7 @@ async def ended(running, numbers):
         ([plain(gpus="3"), plain(gpus="2")], "need 5 GPUs, and this host has"),
         ([plain(gpus="device=0"), plain(gpus="device=0")], "two of the jobs that start together want GPU"),
         ([plain(gpus="device=0"), plain(gpus="1")], "some of the jobs that start together name their GPUs, others do not"),
+        ([plain(), plain(spec=Spec(("true",), namespaces=Namespaces(pid="host")))], "host's processes cannot share a network"),
         ([plain()] * 257, "257 jobs cannot start together"),
         ([plain(), plain("")], "a job that starts together with others needs a role"),
         ([plain(ports=("http:500",)), plain(ports=("http:501",))], "the ports of all roles are too many"),

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import threading
+import traceback
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from support.boxes import load
 from support.desk import ANN, BEN, play
+from support.requires import requires
 from support.stand_in import until
 
 from dockless.errors import GpuError
@@ -25,6 +27,8 @@ from dockless.sched.config import Config
 from dockless.sched.engine import engine, mps, mps_places, sharing
 
 QUEUE = "0123456789abcdef"
+ROOM = 1 << 20
+NOBODY = 65534
 
 
 class Launcher:
@@ -61,25 +65,114 @@ def test_whatever_others_have_made_in_dev_shm_the_directories_are_ours(shared):
     try:
         taken.symlink_to("/nowhere")
         for _ in range(2):
-            place = mps_places.make(name, None)
+            place = mps_places.make(name, None, ROOM)
             assert place == mps_places.place(name) and taken not in place.parents
             modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()}
             assert modes == {"pipe": 0o700, "shm": 0o1777} and not any((place / "shm").iterdir())
             (place / "shm/left").touch()
             assert stat.S_IMODE(shared.stat().st_mode) == 0o711 and place.stat().st_mode & 0o077 == 0
         if os.geteuid() == 0:
-            assert place.is_mount() and place.parent == shared and mps_places.make(name, 1001).stat().st_uid == 1001
+            assert place.is_mount() and place.parent == shared and mps_places.make(name, 1001, ROOM).stat().st_uid == 1001
         mps_places.clear(name)
         assert not place.exists() and not shared.exists()
     finally:
         taken.unlink()
 
 
+def test_a_directory_that_took_its_place_is_not_believed(shared):
+    """A79: logind removes a user's from /dev/shm, where everybody may make one of that name."""
+    name = f"mps-g{'0' * 12}-1-01234567"
+    place = mps_places.make(name, None, ROOM)
+    place.chmod(0o755)
+    assert mps_places.place(name) is None
+    place.chmod(0o700)
+    assert mps_places.place(name) == place
+    os.unlink(shared / f".{name}")
+    assert mps_places.place(name) is None
+
+
+@requires("root")
+def test_a_user_who_is_no_root_believes_her_own_alone(tmp_path, monkeypatch):
+    """A79. Nor does she remove another's."""
+    name = f"mps-g{'0' * 12}-1-01234567"
+    home = tmp_path / "u"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    for above in (tmp_path, *tmp_path.parents[:3]):
+        above.chmod(0o711)
+    monkeypatch.setenv("DOCKLESS_HOME", str(home))
+    pid = os.fork()
+    if not pid:
+        with os.fdopen(os.dup(2), "w") as said:
+            try:
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                place = mps_places.make(name, None, ROOM)
+                assert place.parent == Path("/dev/shm") and mps_places.place(name) == place
+                for part in ("pipe", "shm"):
+                    (place / part).rmdir()
+                place.rmdir()
+                assert mps_places.place(name) is None
+                place.mkdir(0o700)
+                os.symlink("elsewhere", place / "pipe")
+                assert mps_places.place(name) is None
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc(file=said)
+            finally:
+                os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    above = mps_places.above()
+    taken = Path(os.readlink(above / name))
+    try:
+        os.chown(taken, 0, 0)  # as another user's
+        pid = os.fork()
+        if not pid:
+            try:
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                mps_places.clear(name)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert not above.exists() and (taken / "pipe").is_symlink()
+    finally:
+        (taken / "pipe").unlink()
+        taken.rmdir()
+
+
+def test_a_service_without_its_directory_is_ended(shared):
+    """Its jobs are told to be watched, once; the next one starts another."""
+
+    class Running:
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def state(self) -> str:
+            return "exited" if "stop" in self.said else "running"
+
+        def send_stop(self) -> None:
+            self.said.append("stop")
+
+        def remove(self) -> None:
+            self.said.append("remove")
+
+    name = f"mps-g{'0' * 12}-1-01234567"
+    service = Running()
+    launcher: Any = Launcher(service)
+    daemons = mps.ControlDaemons(launcher, QUEUE)
+    daemons.known.add(name)
+    mps_places.make(name, None, ROOM)
+    assert not daemons.lost(name) and not service.said
+    os.unlink(shared / f".{name}")
+    assert daemons.lost(name) and service.said == ["stop", "remove"]
+    assert not daemons.lost(name) and not daemons.known and mps_places.names() == []
+
+
 def test_a_daemon_that_comes_back_knows_what_an_earlier_one_left(shared):
     """And takes nothing else for that."""
     ours, others = f"mps-g{'0' * 12}-1-01234567", f"mps-g{'0' * 12}-1-76543210"
     for name in (ours, others):
-        mps_places.make(name, None)
+        mps_places.make(name, None, ROOM)
     launcher: Any = Launcher()
     daemons = mps.ControlDaemons(launcher, QUEUE)
     daemons.take_up()
@@ -95,9 +188,9 @@ def test_a_user_for_whom_it_does_not_start_waits_for_it_once(shared):
     spec = Spec(("true",))
     gpus = [f"GPU-{uuid.uuid4()}" for _ in range(2)]
     for gpu in (*gpus, gpus[0]):
-        assert daemons.join(spec, 1001, gpu, 4096, 81920, None, None) is spec
+        assert daemons.join(spec, 1001, gpu, 4096, 81920, ROOM, None, None) is spec
     assert launcher.said.count("start") == 1
-    daemons.join(spec, 1002, gpus[0], 4096, 81920, None, None)
+    daemons.join(spec, 1002, gpus[0], 4096, 81920, ROOM, None, None)
     assert launcher.said.count("start") == 2
 
 
@@ -140,7 +233,7 @@ def test_each_that_ends_before_its_jobs_is_told_once(shared):
     gpu = f"GPU-{uuid.uuid4()}"
     name = daemons.name(1001, gpu)
     for _ in range(2):
-        assert mps.has_limit(daemons.join(Spec(("true",)), 1001, gpu, 4096, 81920, None, None))
+        assert mps.has_limit(daemons.join(Spec(("true",)), 1001, gpu, 4096, 81920, ROOM, None, None))
         assert not daemons.lost(name)
         launcher.found.now = "exited"
         assert [daemons.lost(name) for _ in range(2)] == [True, False]
@@ -152,7 +245,7 @@ def test_one_that_has_ended_does_not_listen(shared, capfd):
     launcher: Any = Starter("exited")
     spec = Spec(("true",))
     daemons = mps.ControlDaemons(launcher, QUEUE)
-    assert daemons.join(spec, 1001, f"GPU-{uuid.uuid4()}", 4096, 81920, None, None) is spec
+    assert daemons.join(spec, 1001, f"GPU-{uuid.uuid4()}", 4096, 81920, ROOM, None, None) is spec
     assert "does not listen" in capfd.readouterr().err and not daemons.known
 
 
@@ -169,14 +262,14 @@ def test_one_that_has_ended_does_not_listen(shared, capfd):
 def test_for_whom_it_is_not_none_is_started(shared, spec):
     """It is for programs that run as the user, in a user namespace and with a /dev/shm that she shares with it."""
     launcher: Any = Launcher()
-    assert mps.ControlDaemons(launcher, QUEUE).join(spec, 1001, "GPU-0", 4096, 81920, None, None) is spec
+    assert mps.ControlDaemons(launcher, QUEUE).join(spec, 1001, "GPU-0", 4096, 81920, ROOM, None, None) is spec
     assert launcher.said == []
 
 
 def test_an_image_that_names_another_user_has_none(shared, tmp_path):
     launcher: Any = Launcher()
     spec = Spec(("true",), image=load(tmp_path, user="1000"))
-    assert mps.ControlDaemons(launcher, QUEUE).join(spec, 1001, "GPU-0", 4096, 81920, None, None) is spec
+    assert mps.ControlDaemons(launcher, QUEUE).join(spec, 1001, "GPU-0", 4096, 81920, ROOM, None, None) is spec
     assert launcher.said == []
 
 
