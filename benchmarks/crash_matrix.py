@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from support.kill_matrix import COUNTS, FULL, WHOM, matrix
+from support.kill_matrix import COUNTS, FULL, ORDERS, WHOM, matrix
 from support.scheduling import crash_matrix
 
 import dockless.sandbox.run.detached  # once here instead of in every child
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=(*WHOM, *FULL, "moments"))
+    parser.add_argument("--only", choices=(*WHOM, ORDERS, *FULL, "moments"))
     parser.add_argument("--most", type=int, default=0, help="calls of each, spread over all; 0: every one")
     parser.add_argument("--kills", type=int, default=200, help="at random moments")
     parser.add_argument("--seed", type=int, default=1)
@@ -39,7 +39,7 @@ def main() -> int:
     options = parser.parse_args()
     document: dict[str, Any] = {}
     clean = True
-    for whom in (*WHOM, *FULL):
+    for whom in (*WHOM, ORDERS, *FULL):
         if options.only in (None, whom):
             rows, right = points(whom, options.most)
             document[whom], clean = rows, clean and right

@@ -119,7 +119,7 @@ def _devices(name: str) -> tuple[str, ...]:
     kind, _, device = name.partition("=")
     found = read(kind)
     if device not in found.names:
-        hint = f"its devices are {', '.join(found.names) or 'none'}"
+        hint = f"its devices are {', '.join(found.names) or 'none'}; 'dockless doctor' says what is wrong with others"
         raise UnknownGpu(f"there is no device {name} on this host", subject=name, hint=hint)
     if not found.names[device]:
         hint = "ask for one by another name, or for a number of them: " + f"{kind}:1"

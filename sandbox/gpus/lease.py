@@ -43,6 +43,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from dockless.base import paths
 from dockless.base.dataclass import dataclass, replace
+from dockless.base.descriptors import received
 from dockless.base.idmaps import user_name
 from dockless.base.path import Path
 from dockless.base.typing import Literal
@@ -193,11 +194,9 @@ def copied(keeper: int, uuid: str) -> list[socket.socket]:
     if fd < 0:
         return []
     fds = [fd]
-    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # which socket.recv_fds does not pass on
     # Of several it holds a message that nobody takes away: ``start.held_open``.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
-        for _, _, data in held.recvmsg(16, socket.CMSG_LEN(4 * _MOST_HELD), flags)[1]:
-            fds += struct.unpack(f"={len(data) // 4}i", data)
+        fds += received(held, 16, _MOST_HELD, socket.MSG_PEEK | socket.MSG_DONTWAIT)[1]
     wanted = {_name(name) for name in (uuid, *names_of_nodes([uuid]).get(uuid, ()))}
     found = {}
     for fd in fds:

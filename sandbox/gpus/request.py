@@ -314,6 +314,11 @@ def _in_full(name: str, inventory: Collection[Gpu]) -> str:
 
 
 def _unknown(name: str, inventory: Collection[Gpu]) -> UnknownGpu:
+    kind, is_device, _ = name.partition("=")
+    if is_device:
+        have = ", ".join(unit.uuid for unit in inventory if unit.model == kind) or "none"
+        hint = f"of that kind there are: {have}; 'dockless doctor' says what is wrong with others"
+        return UnknownGpu(f"there is no device {name} on this host", subject=name, hint=hint)
     have = ", ".join(str(gpu.index) for gpu in inventory) or "none"
     return UnknownGpu(
         f"no GPU {name} on this host{_simulated(inventory)}",

@@ -45,7 +45,7 @@ class Decision:
     _promised: dict[int, Hold]
     one_queue: bool = False
     _closed: int | None = None  # no GPU is left for jobs of this priority or less that come later
-    _reasons: dict[tuple[Kind, float], Reason] = field(default_factory=dict)
+    _reasons: dict[int, dict[tuple[Kind, float], Reason]] = field(default_factory=dict)  # as of so many seconds later
 
     @property
     def others_have_gpus(self) -> bool:
@@ -60,14 +60,20 @@ class Decision:
         hold = self._hold(job)
         return hold is not None and job.priority <= hold.priority
 
-    def reason(self, job: WaitingJob) -> Reason:
-        """Why ``job``, one of the waiting, does not start now."""
+    def reason(self, job: WaitingJob, now: float | None = None) -> Reason:
+        """Why ``job``, one of the waiting, does not start. ``now``: the moment at which that is asked, on the clock of ``decide``."""
+        now = self.now if now is None else now
         hold = self._promised.get(job.id) or self._hold(job)
         if hold is not None and hold.reservation is not None and hold.reservation.job == job.id:
-            return _reason(self, job, hold)
-        found = self._reasons.get((job.kind, job.time_limit))
+            return _reason(self, job, hold, now)
+        seconds = int(now - self.now)
+        if seconds not in self._reasons:
+            self._reasons.clear()
+            self._reasons[seconds] = {}
+        reasons = self._reasons[seconds]
+        found = reasons.get((job.kind, job.time_limit))
         if found is None:
-            found = self._reasons[job.kind, job.time_limit] = _reason(self, job, hold)
+            found = reasons[job.kind, job.time_limit] = _reason(self, job, hold, now)
         return found
 
     def _hold(self, job: WaitingJob) -> Hold | None:
@@ -81,7 +87,7 @@ class Decision:
         return found
 
 
-def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
+def _reason(decision: Decision, job: WaitingJob, hold: Hold | None, now: float) -> Reason:
     state = decision._room.state
     quotas = [_full(decision, job, *pool) for pool in state.quotas.pools(job.user, job.groups, gpus=bool(job.gpus)).items()]
     quotas += [_full_of(decision, job, pool, *of) for pool, of in state.quotas.of_classes(job.user, job.groups).items() if job.gpus]
@@ -111,14 +117,14 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
     if window is not None:
         what = kept if of == HOST else amount(of, kept)
         parts.append(f"{what} are kept for {window.name} {window.text}".rstrip())
-        if window.starts > decision.now:
+        if window.starts > now:
             parts.append("a time limit that ends before then would let this one start")
     if hold is None:
         return Reason("order", "; ".join([*parts, _first(decision, job)]))
     reservation = hold.reservation
     if reservation is None:
         return Reason(hold.code, "; ".join(parts))
-    when = _when(reservation, decision.now)
+    when = _when(reservation, now)
     if hold.code == "guarantee":
         when = f"gets them back within the guarantee of {hold.pool}; {when}"
     if reservation.job == job.id:
@@ -141,7 +147,8 @@ def _reason(decision: Decision, job: WaitingJob, hold: Hold | None) -> Reason:
 def _first(decision: Decision, job: WaitingJob) -> str:
     """Who comes first where what ``job`` needs comes from."""
     room = decision._room
-    first = room.reserved.get(room.place(job) if job.gpus else JOBS) or room.reserved.get(HOST)
+    place = room.pool_of_class.get(job.gpu_class, HOST) if job.gpus else JOBS  # a class may be younger than the pass
+    first = room.reserved.get(place) or room.reserved.get(HOST)
     if first is None or not first.user or first.job == job.id:
         return "other jobs come first"
     gpus = f", which needs {first.gpus} GPU{'' if first.gpus == 1 else 's'}" if first.gpus else ""
@@ -195,7 +202,7 @@ def _gpus(job: WaitingJob) -> str:
 
 def _when(reservation: Reservation, now: float) -> str:
     if reservation.at is not None:
-        return f"starts in about {duration(reservation.at - now)} when job {reservation.after} ends"
+        return f"starts in about {duration(max(0.0, reservation.at - now))} when job {reservation.after} ends"
     if reservation.after:
         return f"waits for job {reservation.after}, which has no time limit"
     return ""

@@ -143,7 +143,7 @@ class Answers:
             return self.engine.aside.why(first)
         if waiting is None or self.engine.decision is None:
             return "just submitted"
-        text = self.engine.decision.reason(waiting).text
+        text = self.engine.decision.reason(waiting, queue.ticks()).text
         if waiting.gpus:
             text += "".join(f"; {gpu.uuid} is out of service: {gpu.trouble}" for gpu in self.engine.gpus.everything if gpu.trouble)
         return self._shown(text)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from support.boxes import until
@@ -271,6 +272,13 @@ def test_one_that_is_out_of_service(home, own_host, capfd):
     daemon.end()
 
 
+def said(state: Path, text: str) -> None:
+    """What the driver says from now on, at once: a file that is just being written has told nothing yet."""
+    new = state.with_name("gpus-new")
+    new.write_text(text)
+    new.replace(state)
+
+
 def test_what_fails_or_is_used_meanwhile(home, capfd):
     """A GPU whose driver reports an error, and one on which a program computes that has no lease, are given to nobody from then on. A job
     that is there goes on."""
@@ -282,11 +290,11 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
     with daemon.client() as queue:
         runs = queue.submit(JobSpec(Spec(argv=("sleep", "1000")), gpus="device=0"))
         until(lambda: queue.job(runs).state is State.RUNNING, "it runs")
-        state.write_text(f"process 0 {os.getpid()} 1048576\nprocess 1 {os.getpid()} 1048576\nxid 0 31\nxid 0 79\nxid 2 13\nxid 2 119\n")
+        said(state, f"process 0 {os.getpid()} 1048576\nprocess 1 {os.getpid()} 1048576\nxid 0 31\nxid 0 79\nxid 2 13\nxid 2 119\n")
         until(lambda: [bool(one.trouble) for one in queue.info().gpus] == [True, False, True], "the driver was heard")
         until(lambda: [one.outside for one in queue.info().gpus] == [False, True, False], "the program was seen")
         (inside,) = seen.processes(run_box.get(sandbox := queue.job(runs).attempts[0].sandbox))
-        state.write_text(f"{state.read_text()}busy 0 40\nprocess 0 {inside.pid} 4096\n")
+        said(state, f"{state.read_text()}busy 0 40\nprocess 0 {inside.pid} 4096\n")
         until(lambda: [(one.job, one.busy, one.used) for one in queue.top().jobs] == [(runs, 0.4, 4096)], f"{sandbox} has a process there")
         assert {(one.pid, one.job) for one in queue.top().gpus[0].programs} == {(os.getpid(), 0), (inside.pid, runs)}
         assert main(["top"]) == 0
@@ -294,7 +302,7 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
         assert f"GPU 1 is used by process {os.getpid()} of " in shown and f"job {runs}" in shown and "is out of service: Xid 119" in shown
         with Screen("top", "--interval", "1s", size=(40, 160)) as screen:
             screen.expect("40 %")
-            state.write_text(state.read_text().replace("busy 0 40", "busy 0 70"))
+            said(state, state.read_text().replace("busy 0 40", "busy 0 70"))
             screen.expect("70 %")
             screen.type("\x03")
             assert screen.code() == 0
@@ -305,7 +313,7 @@ def test_what_fails_or_is_used_meanwhile(home, capfd):
         assert [error.partition(",")[0] for error in queue.job(runs).attempts[0].gpu_errors] == ["GPU 0: Xid 31", "GPU 0: Xid 79"]
         assert [one.xids for one in queue.top().gpus] == [((31, 1), (79, 1)), (), ((13, 1), (119, 1))]
         assert main(["queue", str(runs)]) == 0 and "GPU 0: Xid 31, " in capfd.readouterr().out
-        state.write_text("")
+        said(state, "")
         assert queue.wait(waits, timeout=30).state is State.COMPLETED  # on GPU 1
     daemon.end()
 

@@ -46,6 +46,7 @@ def test_beside_a_daemon(daemon):
     assert "dockless submit" in apart.stderr
 
 
+@requires("root")  # a user maps no ids there
 def test_while_the_first_process_s_namespace_has_leases(one):
     with lease.lease(gpu.parse_request("1")):
         apart = ran(*ALONE)
@@ -54,6 +55,7 @@ def test_while_the_first_process_s_namespace_has_leases(one):
     assert ran(*ALONE).returncode == 0, "nobody else leases GPUs: as in a container that has all of dockless"
 
 
+@requires("root")  # a user maps no ids there
 def test_all_of_it_in_one_of_its_own(one, home):
     """A daemon, and what is started beside it."""
     code = (

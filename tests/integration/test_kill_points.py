@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.kill_matrix import FULL, WHOM, matrix
+from support.kill_matrix import FULL, ORDERS, WHOM, matrix
 from support.requires import requires
 
 pytestmark = requires("root", "userns")
@@ -23,6 +23,12 @@ def test_killed_at_its_calls(tmp_path: Path, whom: str):
     assert all(cell.clean for cell in cells), "\n".join(line for cell in cells for line in cell.details)
     assert sum(cell.killed for cell in cells) >= (MOST or 1) // 2, "hardly any life came to its call"
     assert {"write", "fsync", "clone3"} <= {cell.call for cell in cells if cell.points}
+
+
+def test_killed_while_jobs_are_held_requeued_and_start_together(tmp_path: Path):
+    cells = matrix(tmp_path, ORDERS, MOST // 2)
+    assert all(cell.clean for cell in cells), "\n".join(line for cell in cells for line in cell.details)
+    assert sum(cell.killed for cell in cells) >= (MOST or 1) // 4, "hardly any life came to its call"
 
 
 def test_a_disk_that_is_full_at_their_changes(tmp_path: Path):

@@ -25,6 +25,8 @@ from dockless.sandbox.spec import Bind, Spec
 from dockless.sched import Client, Job, JobSpec, State
 
 WHOM = ("daemon", "keeper")
+ORDERS = "orders"
+"""The daemon again, in a life with what is asked of jobs: ``OrderedLife``."""
 FULL = ("full", "enospc")
 COUNTS = ("lost", "double", "orphan", "wrong_exit", "unclear")
 
@@ -64,7 +66,7 @@ class Wanted:
 
 def matrix(place: Path, whom: str, most: int = 0, said: Callable[[str], None] = lambda line: None) -> list[Cell]:
     """A row for each kind of call: all calls of an undisturbed run, or ``most`` of them spread over all."""
-    life = FullLife if whom in FULL else Life
+    life = FullLife if whom in FULL else OrderedLife if whom == ORDERS else Life
     points = life(place, whom, 0).run()
     cells = {name: Cell(whom, name) for name in sorted({point.split()[0] for point in points})}
     for point in points:
@@ -106,7 +108,7 @@ class Life:
 
     def run(self) -> list[str]:
         """The calls that were counted."""
-        faulty = Faulty(self.home, Fault("kill", self.at, self.whom))
+        faulty = Faulty(self.home, Fault("kill", self.at, "daemon" if self.whom == ORDERS else self.whom))
         faulty.start(self._serve)
         story = threading.Thread(target=self._story, args=(faulty.pidfd,))
         story.start()
@@ -224,6 +226,7 @@ class Life:
             for number, wanted in self.wanted.items():
                 if wanted.kind == "cancelled" and not self.cancelled:
                     queue.cancel(number, grace=0)
+                self._ask_again(queue, number, wanted)
             for number, wanted in self.wanted.items():
                 try:
                     job = queue.wait(number, timeout=DEADLINE / 2)
@@ -244,8 +247,11 @@ class Life:
             if queue.wait(again, timeout=DEADLINE / 2).state is not State.COMPLETED:
                 wrong["lost"].append("the next job with a GPU")
         for mark in self.marks.glob("*-*"):
-            if len(mark.read_text().split()) > 1:
+            if len(mark.read_text().split()) > (2 if mark.name.startswith("again-") else 1):
                 wrong["double"].append(f"{mark.name} ran in attempts {mark.read_text().split()}")
+
+    def _ask_again(self, queue: Client, number: int, wanted: Wanted) -> None:
+        """Of the daemon that came after, what the one before has not acknowledged."""
 
     def _judge_end(self, job: Job, wanted: Wanted) -> None:
         what = f"{wanted.kind} {job.id}: {job.state} {job.reason!r} exit {job.exit_code}"
@@ -265,6 +271,47 @@ class Life:
             self.wrong["wrong_exit"].append(what)
         elif wanted.kind == "gpu" and not (self.marks / f"done-{job.id}").exists():
             self.wrong["wrong_exit"].append(f"{what}, which did not run to its end")
+
+
+class OrderedLife(Life):
+    """A job that is held and released, one that is requeued while it runs, and two that start together and end together."""
+
+    def _story(self, daemon: int) -> None:
+        self.released = self.requeued = False
+        with contextlib.suppress(DaemonUnavailable), self._client(daemon) as queue:
+            held = self._submit(queue, self._job("held", "exit 3", hold=True))
+            self.wanted[held] = Wanted("held", (State.FAILED, 3))
+            script = "[ -e /marks/tried ] && exit 6; echo > /marks/tried; exec sleep 1000"
+            again = self._submit(queue, self._job("again", script))
+            self.wanted[again] = Wanted("again", (State.FAILED, 6))
+            gang = [self._job("together", "exit 0", role="one", gpus="1"), self._job("together", "exit 0", role="other")]
+            together = self._ask(lambda: queue.submit_gang(gang))
+            self.wanted |= {number: Wanted("together", (State.COMPLETED, 0)) for number in together}
+            queue.release(held)
+            self.released = True
+            while not (self.marks / "tried").exists():
+                queue.ping()
+                time.sleep(0.01)
+            queue.requeue(again, grace=0)
+            self.requeued = True
+            queue.wait_many(list(self.wanted), timeout=DEADLINE)
+
+    def _ask_again(self, queue: Client, number: int, wanted: Wanted) -> None:
+        """What the daemon that died has not acknowledged; it may have come to it all the same."""
+        job = queue.job(number)
+        if wanted.kind == "held" and not self.released and job.state is State.PENDING:
+            queue.release(number)
+        if wanted.kind == "again" and not self.requeued:
+            while not (self.marks / "tried").exists():
+                time.sleep(0.01)
+            if not job.state.ended and queue.job(number).attempt == 1:
+                queue.requeue(number, grace=0)
+
+    def _wait_for_all(self) -> None:
+        """Those of whom all is asked: of the others ``_judge`` asks."""
+        with Client(self.home / "run" / "daemon.sock", patience=0.0) as queue:
+            asked = [n for n, one in self.wanted.items() if {"held": self.released, "again": self.requeued}.get(one.kind, True)]
+            queue.wait_many(asked, timeout=DEADLINE)
 
 
 def _groups(home: Path) -> list[str]:

@@ -85,6 +85,8 @@ def test_wide_job_is_not_starved():
     decision = decide(QueueState(EIGHT, [wide, limitless, late, quick], running), 0)
     assert list(started(decision)) == [5]
     assert decision.reason(wide).text == "needs 8 GPUs, 1 free; starts in about 1 h when job 1 ends"
+    assert decision.reason(wide, 1800.0).text.endswith("starts in about 30 min when job 1 ends")
+    assert "it needs 8 and starts in about 30 min when job 1 ends" in decision.reason(limitless, 1800.0).text
     assert "job 2 comes first: it needs 8" in decision.reason(limitless).text
     assert decision.reason(late).code == "reserved"
 

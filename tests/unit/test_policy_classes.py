@@ -35,6 +35,10 @@ def test_each_class_has_its_own_gpus():
     assert decision.reason(waiting[4]).text == "needs 1 GPU of class none, 0 free"
 
 
+def test_a_class_that_is_younger_than_the_pass():
+    assert given(job(1, 2, "H100")).reason(job(2, 1, "3g.40gb")).text.endswith("other jobs come first")
+
+
 def test_jobs_of_another_class_are_not_held_up():
     """The wide job of slices waits for hours, and so does that of H100; the others start, and behind the first of a class its like wait."""
     running = [has(9, "s0", ends=3600.0), has(8, "g0", ends=7200.0)]
