@@ -236,7 +236,7 @@ class Life:
                 self._judge_end(job, wanted)
             while queue.queue():  # those whose acknowledgement was lost
                 for job in queue.queue():
-                    if job.name == "cancelled":
+                    if job.name in ("cancelled", "held", "again"):  # they do not end by themselves
                         queue.cancel(job.id, grace=0)
                 queue.wait_many([job.id for job in queue.queue()], timeout=DEADLINE / 2)
             if holder := queue.info().gpus[0].job:
@@ -304,7 +304,8 @@ class OrderedLife(Life):
         if wanted.kind == "again" and not self.requeued:
             while not (self.marks / "tried").exists():
                 time.sleep(0.01)
-            if not job.state.ended and queue.job(number).attempt == 1:
+            job, ran = queue.job(number), (self.marks / f"again-{number}").read_text().split()
+            if not job.state.ended and not job.options.requeue and len(ran) == 1:
                 queue.requeue(number, grace=0)
 
     def _wait_for_all(self) -> None:
