@@ -335,8 +335,8 @@ def test_private_files_stay_when_it_is_started_again(start, tmp_path):
     assert [change.path for change in dockless.diff(box.id)] == ["/count"]
 
 
-def test_gpus_are_the_same_when_it_is_started_again(start, monkeypatch):
-    monkeypatch.setenv("DOCKLESS_SIMULATED_GPUS", "2x80G")
+def test_gpus_are_the_same_when_it_is_started_again(start, own_host):
+    own_host("2x80G")
     box = start("sleep 1000", id="one", gpus=1)
     held = box.gpus
     other = start("sleep 1000", id="two", gpus=1)
